@@ -1,0 +1,1 @@
+"""WHAT we study: maps on sequences of tokens, with their Jacobians."""

@@ -1,0 +1,376 @@
+"""Attention: heads, grouped queries, biases, token weights; its forward pass."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.maps.derivative import AttentionJacobian, project_heads
+from howsmooth.maps.norms import Norm, NormJacobian
+from howsmooth.maps.pattern import Pattern, Scores, attend
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.projections import Layout, Projections
+from howsmooth.maps.values import Value
+from howsmooth.validation import (
+    require_agreement,
+    require_finite,
+    require_floating,
+    require_shape,
+    require_tokens,
+)
+
+GIBIBYTE = 2**30
+T = TypeVar("T", Tensor, Tensor | None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Attention(Value):
+    r"""Self-attention as a frozen value: a map on sequences of tokens.
+
+    .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
+              P^h_{ij} \propto a_j \exp\bigl(s\,\langle Q_h x_i + b_q,\; K_h x_j + b_k\rangle\bigr)
+
+    Heads come first: ``query[h]`` is :math:`Q_h`, ``output[h]`` is :math:`W_h`. Keys and values may be shared: head
+    ``h`` uses group ``h // (heads / groups)``. Leading axes of the weights are batch axes: they broadcast against
+    those of the tokens. The soft cap acts on the scaled scores, before masks, biases and token weights are added.
+
+    Attributes:
+        query: :math:`Q`, ``(heads, k, d)``.
+        key: :math:`K`, ``(groups, k, d)``.
+        value: :math:`V`, ``(groups, v, d)``.
+        output: :math:`W`, ``(heads, out, v)``; ``None`` concatenates the heads instead of mixing them.
+        query_bias: ``(heads, k)``.
+        key_bias: ``(groups, k)``.
+        value_bias: ``(groups, v)``.
+        output_bias: ``(out,)``.
+        scale: :math:`s`; ``None`` means :math:`1/\sqrt k`.
+        softcap: ``c`` in :math:`c\tanh(S/c)`.
+        query_norm: A norm of dimension ``k`` applied to every query, before the rotary embedding.
+        key_norm: The same for keys.
+        positions: Masks, rotary embedding, relative bias.
+        weights: :math:`a`, the mass of each token, ``(*batch, n)``; ``None`` means equal masses.
+
+    Example:
+        >>> identity = torch.eye(2)
+        >>> Attention.single_head(A=0 * identity, V=identity)(torch.tensor([[1.0, 0.0], [3.0, 2.0]]))
+        tensor([[2., 1.],
+                [2., 1.]])
+    """
+
+    query: Float[Tensor, "*w heads k d"]
+    key: Float[Tensor, "*w groups k d"]
+    value: Float[Tensor, "*w groups v d"]
+    output: Float[Tensor, "*w heads out v"] | None = None
+    query_bias: Float[Tensor, "*w heads k"] | None = None
+    key_bias: Float[Tensor, "*w groups k"] | None = None
+    value_bias: Float[Tensor, "*w groups v"] | None = None
+    output_bias: Float[Tensor, "*w out"] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    positions: Positions = field(default_factory=Positions)
+    weights: Float[Tensor, "*batch n"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the weights once, so that no product has to."""
+        _check_projections(self)
+        _check_biases(self)
+        _check_options(self)
+
+    @classmethod
+    def single_head(
+        cls,
+        *,
+        A: Float[Tensor, "d d"],
+        V: Float[Tensor, "v d"],
+        causal: bool = False,
+        positions: Positions | None = None,
+        weights: Float[Tensor, "*batch n"] | None = None,
+    ) -> Self:
+        r"""Build the map of the theory.
+
+        .. math:: f(X)_i = V\sum_j P_{ij}x_j,\qquad P_{ij}\propto a_j\,e^{\langle Ax_i,x_j\rangle}
+
+        Args:
+            A: The bilinear form of the scores; any scale is inside.
+            V: The value matrix; rectangular is fine.
+            causal: Whether a token sees only itself and the past.
+            positions: Any other mask; not together with ``causal``.
+            weights: The mass of each token.
+        """
+        require_floating(A, "A")
+        if A.ndim != 2 or A.shape[0] != A.shape[1]:
+            raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.")
+        if positions is not None and causal:
+            raise AssumptionError("give either causal=True or positions=…, not both; Positions has a causal field.")
+        identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+        return cls(
+            query=A[None],
+            key=identity[None],
+            value=V[None],
+            scale=1.0,
+            positions=positions or Positions(causal=causal),
+            weights=weights,
+        )
+
+    @classmethod
+    def random(
+        cls,
+        *,
+        heads: int,
+        d: int,
+        k: int | None = None,
+        causal: bool = False,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Build a layer with Gaussian weights of variance ``1/d`` (a control, as in the paper).
+
+        Args:
+            heads: How many heads.
+            d: The dimension of tokens and outputs.
+            k: The dimension of a head; ``d / heads`` by default.
+            causal: Whether a token sees only itself and the past.
+            dtype: The numbers; torch's default by default.
+            generator: The source of randomness.
+        """
+        if k is None and d % heads:
+            raise ShapeError(f"d must be a multiple of heads, or k be given; got d = {d} and heads = {heads}.")
+        k = d // heads if k is None else k
+
+        def gaussian(*shape: int) -> Tensor:
+            return torch.randn(shape, dtype=dtype, generator=generator) / math.sqrt(d)
+
+        return cls(
+            query=gaussian(heads, k, d),
+            key=gaussian(heads, k, d),
+            value=gaussian(heads, k, d),
+            output=gaussian(heads, d, k),
+            positions=Positions(causal=causal),
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """The numbers of heads and groups and their widths."""
+        return Layout(self.query.shape[-3], self.key.shape[-3], self.key.shape[-2], self.value.shape[-2])
+
+    @property
+    def score_scale(self) -> float:
+        r"""What the scores are multiplied by: ``scale``, or :math:`1/\sqrt k` where none is given."""
+        return 1 / math.sqrt(self.layout.k) if self.scale is None else self.scale
+
+    @property
+    def d(self) -> int:
+        """The dimension of a token."""
+        return self.query.shape[-1]
+
+    @property
+    def out(self) -> int:
+        """The dimension of an output token."""
+        return self.layout.heads * self.layout.v if self.output is None else self.output.shape[-2]
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n out"]:
+        """Apply attention to every sequence of the batch."""
+        X = self._admit(X)
+        pattern, _projections = self._attend(X, memory=None)
+        Y = project_heads(pattern.o, self._joined_output(), tuple(X.shape[:-2]))
+        return Y if self.output_bias is None else Y + self.output_bias.unsqueeze(-2)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> AttentionJacobian:
+        """Differentiate at ``X``.
+
+        Args:
+            X: The tokens.
+            memory: How many bytes the attention weights may take. When they need more, only their row-wise
+                log-sum-exp is kept, and every product rebuilds them tile by tile (about 1.3 times the work).
+        """
+        X = self._admit(X)
+        pattern, projections = self._attend(X, memory=memory)
+        require_finite(pattern.o, "the output of attention")
+        return AttentionJacobian(
+            projections=projections,
+            pattern=pattern,
+            scaled_k=pattern.k * self.score_scale,
+            output=self._joined_output(),
+            batch=tuple(X.shape[:-2]),
+            domain=tuple(X.shape[-2:]),
+        )
+
+    def head(self, h: int) -> Self:
+        """Return head ``h`` alone, with its slice of the output projection and without the output bias."""
+        heads, groups = self.layout.heads, self.layout.groups
+        if not 0 <= h < heads:
+            raise AssumptionError(f"h must name one of the {heads} heads, 0 to {heads - 1}, got {h}.")
+        g = h // (heads // groups)
+
+        def pick(x: T, axis: int, index: int) -> T:
+            return None if x is None else x.narrow(axis, index, 1)
+
+        return dataclasses.replace(
+            self,
+            query=pick(self.query, -3, h),
+            key=pick(self.key, -3, g),
+            value=pick(self.value, -3, g),
+            output=pick(self.output, -3, h),
+            query_bias=pick(self.query_bias, -2, h),
+            key_bias=pick(self.key_bias, -2, g),
+            value_bias=pick(self.value_bias, -2, g),
+            output_bias=None,
+            positions=self.positions.head(h),
+        )
+
+    def per_head(self) -> Self:
+        """Return all heads as a batch of single-head maps: ``f.per_head()(X)[h] == f.head(h)(X)``.
+
+        The heads become the last batch axis, so a batch of sequences needs one more: ``f.per_head()(X[:, None])``.
+        With an output projection the heads add up to the layer, less the output bias.
+        """
+        shared = self.layout.shared
+
+        def spread(x: T, axis: int, repeats: int) -> T:
+            return None if x is None else x.repeat_interleave(repeats, dim=axis).unsqueeze(axis)
+
+        return dataclasses.replace(
+            self,
+            query=spread(self.query, -3, 1),
+            key=spread(self.key, -3, shared),
+            value=spread(self.value, -3, shared),
+            output=spread(self.output, -3, 1),
+            query_bias=spread(self.query_bias, -2, 1),
+            key_bias=spread(self.key_bias, -2, shared),
+            value_bias=spread(self.value_bias, -2, shared),
+            output_bias=None,
+            positions=self.positions.per_head(),
+            weights=None if self.weights is None else self.weights.unsqueeze(-2),
+        )
+
+    def __repr__(self) -> str:
+        """Say what kind of attention this is, without its numbers."""
+        layout = self.layout
+        parts = [f"heads={layout.heads}", f"d={self.d}", f"k={layout.k}", f"v={layout.v}", f"out={self.out}"]
+        if layout.groups != layout.heads:
+            parts.insert(1, f"groups={layout.groups}")
+        if self.positions.causal:
+            parts.append("causal")
+        return f"Attention({', '.join(parts)}, {self.query.dtype})"
+
+    def _admit(self, X: Tensor) -> Tensor:
+        """Check the tokens and give them every batch axis that weights and masks bring along."""
+        require_tokens(X, self.d)
+        require_agreement(X, self.query, "tokens", "weights")
+        n = X.shape[-2]
+        self.positions.check(n)
+        if self.weights is not None and self.weights.shape[-1] != n:
+            raise ShapeError(f"weights must have one entry for each of {n} tokens, got {self.weights.shape[-1]}.")
+        mass = () if self.weights is None else self.weights.shape[:-1]
+        parts = (X.shape[:-2], self.query.shape[:-3], self.positions.batch, mass)
+        try:
+            batch = torch.broadcast_shapes(*parts)
+        except RuntimeError as error:
+            raise ShapeError(
+                "the batch axes of tokens, weights, masks and token weights must broadcast, "
+                f"got {', '.join(str(tuple(part)) for part in parts)}."
+            ) from error
+        return X.expand(*batch, *X.shape[-2:])
+
+    def _attend(self, X: Tensor, *, memory: int | None) -> tuple[Pattern, Projections]:
+        """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
+        layout, n = self.layout, X.shape[-2]
+        weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, self.value)], dim=-2)
+        q, k, v = layout.split(X @ weight.mT)
+        q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, self.value_bias)
+        q, query_norm = _normalise(q, self.query_norm)
+        k, key_norm = _normalise(k, self.key_norm)
+        rotary = self.positions.rotary
+        rotation = None if rotary is None else rotary.rotation(n, layout.k, X)
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
+        projections = Projections(
+            weight=weight, layout=layout, query_norm=query_norm, key_norm=key_norm, rotation=rotation
+        )
+        pattern = attend(
+            (q * self.score_scale).reshape(-1, layout.shared, n, layout.k),
+            k.reshape(-1, n, layout.k),
+            v.reshape(-1, n, layout.v),
+            scores=Scores(
+                batch=tuple(X.shape[:-2]),
+                positions=self.positions,
+                softcap=self.softcap,
+                log_weights=None if self.weights is None else self.weights.log(),
+            ),
+            memory=memory,
+        )
+        return pattern, projections
+
+    def _joined_output(self) -> Tensor | None:
+        """Return the output projection of all heads side by side, ``(out, heads · v)``."""
+        return None if self.output is None else self.output.movedim(-3, -2).flatten(-2)
+
+
+def _shift(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias.unsqueeze(-2)
+
+
+def _normalise(x: Tensor, norm: Norm | None) -> tuple[Tensor, NormJacobian | None]:
+    return (x, None) if norm is None else (norm(x), norm.linearise(x))
+
+
+def _check_projections(f: Attention) -> None:
+    named = {"query": f.query, "key": f.key, "value": f.value, "output": f.output}
+    for name, x in named.items():
+        if x is None:
+            continue
+        require_floating(x, name)
+        if x.ndim < 3:
+            raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.")
+        require_agreement(x, f.query, name, "query")
+        require_finite(x, name)
+    w, (heads, k, d), groups = f.query.shape[:-3], f.query.shape[-3:], f.key.shape[-3]
+    if groups == 0 or heads % groups:
+        raise ShapeError(f"the number of heads must be a multiple of the key/value groups, got {heads} and {groups}.")
+    require_shape(f.key, (*w, groups, k, d), "key")
+    require_shape(f.value, (*w, groups, f.value.shape[-2], d), "value")
+    if f.output is not None:
+        require_shape(f.output, (*w, heads, f.output.shape[-2], f.value.shape[-2]), "output")
+
+
+def _check_biases(f: Attention) -> None:
+    w = tuple(f.query.shape[:-3])
+    needed = {
+        "query_bias": (f.query_bias, (*w, f.layout.heads, f.layout.k)),
+        "key_bias": (f.key_bias, (*w, f.layout.groups, f.layout.k)),
+        "value_bias": (f.value_bias, (*w, f.layout.groups, f.layout.v)),
+        "output_bias": (f.output_bias, (*w, f.out)),
+    }
+    for name, (x, shape) in needed.items():
+        if x is not None:
+            require_shape(x, shape, name)
+            require_agreement(x, f.query, name, "query")
+            require_finite(x, name)
+
+
+def _check_options(f: Attention) -> None:
+    if f.scale is not None and not math.isfinite(f.scale):
+        raise AssumptionError(f"scale must be finite, got {f.scale}.")
+    if f.softcap is not None and not f.softcap > 0:
+        raise AssumptionError(f"softcap must be positive, got {f.softcap}.")
+    for name, norm in (("query_norm", f.query_norm), ("key_norm", f.key_norm)):
+        if norm is not None:
+            require_shape(norm.gain, (f.layout.k,), f"the gain of {name}")
+            require_agreement(norm.gain, f.query, name, "query")
+    if f.positions.rotary is not None:
+        f.positions.rotary.check_width(f.layout.k)
+    if f.positions.heads not in (1, f.layout.heads):
+        raise ShapeError(f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.")
+    if f.weights is not None:
+        require_floating(f.weights, "weights")
+        require_agreement(f.weights, f.query, "weights", "query")
+        require_finite(f.weights, "weights")
+        if bool((f.weights < 0).any()):
+            raise AssumptionError("token weights are masses and must not be negative.")

@@ -1,0 +1,126 @@
+"""Maps made of maps: one after another, and around a residual connection."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.maps.values import Jacobian, Map
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Chain:
+    """The maps one after another, the first one first: ``Chain(norm, attention)(X) == attention(norm(X))``."""
+
+    maps: tuple[Map, ...]
+
+    def __init__(self, *maps: Map) -> None:
+        """Compose ``maps`` in the order in which they are applied."""
+        if not maps:
+            raise ShapeError("a Chain needs at least one map, got none.")
+        for f in maps:
+            _require_map(f)
+        object.__setattr__(self, "maps", maps)
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n out"]:
+        """Apply one map after another."""
+        for f in self.maps:
+            X = f(X)
+        return X
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "ChainJacobian":
+        """Differentiate by the chain rule."""
+        links = []
+        for f in self.maps:
+            links.append(f.jacobian(X))
+            X = f(X)
+        return ChainJacobian(tuple(links))
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """Return the same chain in another dtype or on another device."""
+        return type(self)(*(f.to(dtype, device) for f in self.maps))
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """``X + f(X)``."""
+
+    map: Map
+
+    def __post_init__(self) -> None:
+        """Check that there is something to add."""
+        _require_map(self.map)
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n d"]:
+        """Add the tokens to the map's output."""
+        return X + self.map(X)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "ResidualJacobian":
+        """Differentiate: the identity plus the map's Jacobian."""
+        inner = self.map.jacobian(X)
+        if inner.domain != inner.codomain:
+            raise ShapeError(
+                f"a residual adds input and output, so they must agree: got {inner.domain} and {inner.codomain}."
+            )
+        return ResidualJacobian(inner)
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """Return the same map in another dtype or on another device."""
+        return type(self)(self.map.to(dtype, device))
+
+
+class ChainJacobian:
+    """The product of the Jacobians of a chain, the first map's applied first."""
+
+    def __init__(self, links: tuple[Jacobian, ...]) -> None:
+        """Keep the links; the last one has every batch axis that the maps brought in."""
+        first, last = links[0], links[-1]
+        if any(link.batch != last.batch for link in links):
+            raise ShapeError(
+                "the maps of a chain must share their batch axes: give the tokens the batch shape "
+                f"{last.batch} from the start (X.expand), got {first.batch}."
+            )
+        self.links = links
+        self.batch, self.domain, self.codomain = last.batch, first.domain, last.codomain
+        self.dtype, self.device = last.dtype, last.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Push a perturbation through every link."""
+        for link in self.links:
+            E = link.jvp(E)
+        return E
+
+    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
+        """Pull a cotangent back through every link."""
+        for link in reversed(self.links):
+            G = link.vjp(G)
+        return G
+
+
+class ResidualJacobian:
+    """The identity plus a Jacobian."""
+
+    def __init__(self, inner: Jacobian) -> None:
+        """Wrap the Jacobian of the map inside the residual."""
+        self.inner = inner
+        self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain
+        self.dtype, self.device = inner.dtype, inner.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Push a perturbation forward."""
+        return E + self.inner.jvp(E)
+
+    def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Pull a cotangent back."""
+        return G + self.inner.vjp(G)
+
+
+def _require_map(f: object) -> None:
+    if not isinstance(f, Map):
+        raise DtypeError(
+            f"a composition takes maps with a `jacobian`, got {type(f).__name__}; "
+            "for other callables measure a function that composes them: hs.local_lipschitz(lambda X: g(f(X)), X)."
+        )

@@ -1,0 +1,158 @@
+"""The closed-form Jacobian of attention: products with J and Jᵀ, tile by tile, no autograd."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.pattern import Pattern, Room, rows_of, unstack
+from howsmooth.maps.projections import Projections
+from howsmooth.validation import require_shape
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionJacobian:
+    r"""The derivative of multi-head attention at one input (or a batch of inputs).
+
+    With ``P = softmax(s q kᵀ)`` and ``o = P v`` for each head (``s`` rides on ``q`` and ``k``),
+
+    .. math::
+        \mathrm{JVP}:&\quad T = P\circ(dq\,k^\top + q\,dk^\top),\qquad do = T v + P\,dv - \mathrm{rowsum}(T)\,o \\
+        \mathrm{VJP}:&\quad dS = P\circ(g\,v^\top - \langle g, o\rangle),\qquad
+                      dq = dS\,k,\quad dk = dS^\top q,\quad dv = P^\top g
+
+    The row sum of :math:`P\circ(g v^\top)` is :math:`\langle g, o\rangle`, so the VJP needs no pass over the scores for
+    it, and :math:`dq\,k^\top + q\,dk^\top` is one product :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
+    Both products can be differentiated by autograd with respect to the tokens and the weights.
+
+    Attributes:
+        projections: The derivative of tokens ↦ queries, keys, values.
+        pattern: The attention weights, kept or rebuilt.
+        scaled_k: The keys times the scale of the scores (the pattern's queries are scaled, its keys are not).
+        output: The output projection of all heads side by side, or ``None`` for the concatenated heads.
+        batch: The batch axes.
+        domain: The shape ``(n, d)`` of one perturbation.
+    """
+
+    projections: Projections
+    pattern: Pattern
+    scaled_k: Float[Tensor, "stack n k"]
+    output: Float[Tensor, "*batch out hv"] | None
+    batch: tuple[int, ...]
+    domain: tuple[int, ...]
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        """The shape ``(n, out)`` of one response."""
+        layout = self.projections.layout
+        out = layout.heads * layout.v if self.output is None else self.output.shape[-2]
+        return (self.domain[0], out)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.pattern.o.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.pattern.o.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Push the perturbation ``E`` of the tokens forward: J E."""
+        require_shape(E, (*self.batch, *self.domain), "the perturbation")
+        dq, dk, dv = self.projections.jvp(E)
+        return project_heads(self._moved_means(dq, dk, dv), self.output, self.batch)
+
+    def _moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        pattern = self.pattern
+        dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
+        left = torch.cat((dq, pattern.q), dim=-1)
+        right = torch.cat((self.scaled_k, dk), dim=-1)
+        room, moved = Room(left, right), []
+        for tile, P, M in pattern.weights():
+            T = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile)).mul_(M)
+            do = torch.bmm(T, pattern.v[:, tile.columns]).baddbmm_(P, dv[:, tile.columns])
+            do.addcmul_(T.sum(-1, keepdim=True), rows_of(pattern.o, tile), value=-1)
+            moved.append(unstack(do, tile))
+        return stitch(moved)
+
+    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
+        """Pull the cotangent ``G`` of the output back: Jᵀ G."""
+        require_shape(G, (*self.batch, *self.codomain), "the cotangent")
+        layout, pattern = self.projections.layout, self.pattern
+        g = G if self.output is None else G @ self.output
+        g = g.unflatten(-1, (layout.heads, layout.v)).transpose(-2, -3).contiguous().view(pattern.o.shape)
+        dq, dk, dv = self._pulled_back(g)
+        shape = (*self.batch, -1, self.domain[0])
+        return self.projections.vjp(dq.view(*shape, layout.k), dk.view(*shape, layout.k), dv.view(*shape, layout.v))
+
+    def _pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+        pattern = self.pattern
+        mean = (g * pattern.o).sum(-1, keepdim=True)
+        room, moved = Room(g, pattern.v), []
+        dk, dv = Columns(pattern.k), Columns(pattern.v)
+        for tile, P, M in pattern.weights():
+            columns, g_rows = tile.columns, rows_of(g, tile)
+            dS = torch.bmm(g_rows, pattern.v[:, columns].mT, out=room(tile))
+            dS.sub_(rows_of(mean, tile)).mul_(M)
+            moved.append(unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile))
+            dk.add(columns, dS.mT, rows_of(pattern.q, tile))
+            dv.add(columns, P.mT, g_rows)
+        return stitch(moved), dk.total, dv.total
+
+    def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
+        r"""Return an operator with the same singular values on a smaller space, and the isometry back to tokens.
+
+        Heads see the tokens through :math:`[Q^\top K^\top V^\top]` only. When those columns are fewer than ``d``, a QR
+        factorisation restricts perturbations to their span; the output is restricted likewise. When that saves
+        nothing, the operator itself comes back with the identity.
+        """
+        p, d = self.projections.weight.shape[-2:]
+        if p >= d:
+            return self, lambda E: E
+        projections, basis = self.projections.restricted()
+        output = self.output
+        if output is not None and output.shape[-1] < output.shape[-2]:
+            _isometry, output = torch.linalg.qr(output)
+        n = self.domain[0]
+        small = dataclasses.replace(self, projections=projections, output=output, domain=(n, p))
+        return small, lambda E: E @ basis.mT
+
+
+class Columns:
+    """A sum over tiles of matrix products, each added to the tokens that its tile sees."""
+
+    def __init__(self, like: Float[Tensor, "stack n k"]) -> None:
+        self._like = like
+        self._total: Tensor | None = None
+
+    @property
+    def total(self) -> Float[Tensor, "stack n k"]:
+        """The sum so far."""
+        return torch.zeros_like(self._like) if self._total is None else self._total
+
+    def add(self, columns: slice, a: Tensor, b: Tensor) -> None:
+        """Add the product of ``a`` and ``b`` to the tokens ``columns``."""
+        if self._total is None and columns.stop - columns.start == self._like.shape[1]:
+            self._total = torch.bmm(a, b)  # the first tile sees everything: nothing to add to
+            return
+        self._total = self.total
+        self._total[:, columns].baddbmm_(a, b)
+
+
+def stitch(tiles: list[Tensor]) -> Float[Tensor, "stack shared n v"]:
+    """Put the rows of all tiles together."""
+    return torch.cat(tiles, dim=-2) if len(tiles) > 1 else tiles[0]
+
+
+def project_heads(
+    o: Float[Tensor, "stack shared n v"], output: Float[Tensor, "*batch out hv"] | None, batch: tuple[int, ...]
+) -> Float[Tensor, "*batch n out"]:
+    """Concatenate the heads and apply the output projection."""
+    n, v = o.shape[-2:]
+    joined = o.reshape(*batch, -1, n, v).transpose(-2, -3).flatten(-2)
+    return joined if output is None else joined @ output.mT

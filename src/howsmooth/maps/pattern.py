@@ -1,0 +1,196 @@
+"""The attention weights P of all heads, tile by tile: kept where they fit, rebuilt where they do not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.positions import Positions
+
+# One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
+TILE_BYTES = 16 * 2**20
+LEAST_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some rows of the attention matrix and the columns that they may see."""
+
+    rows: slice
+    columns: slice
+
+    @property
+    def height(self) -> int:
+        """How many rows there are."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self.columns.stop - self.columns.start
+
+
+def row_tiles(n: int, stack: int, itemsize: int, positions: Positions) -> list[Tile]:
+    """Cut ``n`` rows into tiles; ``stack`` counts the matrices (batch × heads) that are worked on together."""
+    fitting = TILE_BYTES // (stack * n * itemsize)
+    rows = max(LEAST_ROWS, 2 ** (fitting.bit_length() - 1) if fitting else 0)  # matrix kernels like powers of two
+    cuts = [slice(start, min(n, start + rows)) for start in range(0, n, rows)]
+    return [Tile(cut, positions.columns(cut, n)) for cut in cuts]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    r"""The rule from queries and keys to scores: :math:`\mathrm{cap}(q k^\top)` + biases + log token weights.
+
+    Attributes:
+        batch: The batch axes that masks and token weights refer to.
+        positions: Masks and biases.
+        softcap: ``c`` in :math:`c\tanh(S/c)`, or ``None``.
+        log_weights: The logarithm of the token weights, or ``None``.
+    """
+
+    batch: tuple[int, ...]
+    positions: Positions
+    softcap: float | None
+    log_weights: Float[Tensor, "*batch n"] | None
+
+    def tile(self, q: Tensor, k: Tensor, tile: Tile, room: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""
+        S = torch.bmm(rows_of(q, tile), k[:, tile.columns].mT, out=room)
+        slope = None
+        if self.softcap is not None:
+            T = torch.tanh(S / self.softcap)
+            S, slope = self.softcap * T, 1 - T.square()
+        by_head = S.view(*self.batch, -1, tile.height, tile.width)
+        self.positions.apply(by_head, tile.rows, tile.columns)
+        if self.log_weights is not None:
+            by_head.add_(self.log_weights[..., None, None, tile.columns])
+        return S, slope
+
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether some row could be left with nothing to see."""
+        return self.positions.may_hide_all or self.log_weights is not None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pattern:
+    r"""The weights :math:`P = \mathrm{softmax}(q k^\top)` and the attention means :math:`o = P v`.
+
+    Batch axes and key/value groups are one axis, ``stack``. Queries that share a key/value head are stacked along the
+    rows, so that one matrix product serves them all and no key is copied.
+
+    Attributes:
+        scores: The rule from queries and keys to scores.
+        tiles: The tiles, from the first row to the last.
+        q: Scaled queries ``(stack, shared, n, k)``.
+        k: Keys ``(stack, n, k)``.
+        v: Values ``(stack, n, v)``.
+        o: Means ``(stack, shared, n, v)``.
+        kept: For each tile P and M = P∘slope, or ``None`` when they are rebuilt.
+        lse: For each tile the row-wise log-sum-exp of the scores, or ``None`` when the weights are kept.
+    """
+
+    scores: Scores
+    tiles: list[Tile]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    kept: list[tuple[Tensor, Tensor]] | None
+    lse: list[Tensor] | None
+
+    def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
+        """Yield each tile with P and M = P∘slope, what the derivative of the scores is multiplied by."""
+        if self.kept is not None:
+            for tile, (P, M) in zip(self.tiles, self.kept, strict=True):
+                yield tile, P, M
+        elif self.lse is not None:
+            room = Room(self.q, self.k)
+            for tile, lse in zip(self.tiles, self.lse, strict=True):
+                S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
+                P = S.sub_(lse).exp_()
+                yield tile, P, P if slope is None else P * slope
+
+
+class Room:
+    """One tile's worth of memory, used again and again; autograd gets fresh memory every time."""
+
+    def __init__(self, *operands: Tensor) -> None:
+        """Prepare for products of ``operands`` (the first one: the queries)."""
+        self._recorded = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+        self._like = operands[0]
+        self._memory: Tensor | None = None
+
+    def __call__(self, tile: Tile) -> Tensor | None:
+        """Return memory for the scores of ``tile``, or ``None`` when autograd needs its own."""
+        if self._recorded or torch._C._functorch.maybe_current_level() is not None:
+            return None
+        shape = (self._like.shape[0], self._like.shape[1] * tile.height, tile.width)
+        size = shape[0] * shape[1] * shape[2]
+        if self._memory is None or self._memory.numel() < size:
+            self._memory = self._like.new_empty(size)
+        return self._memory[:size].view(shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | None) -> Pattern:
+    """Compute the attention means and keep what derivatives need.
+
+    Args:
+        q: Scaled queries ``(stack, shared, n, k)``.
+        k: Keys ``(stack, n, k)``.
+        v: Values ``(stack, n, v)``.
+        scores: The rule from queries and keys to scores.
+        memory: How many bytes of weights may be kept; ``None`` keeps nothing at all, not even the log-sum-exp.
+    """
+    n, heads = q.shape[-2], q.shape[0] * q.shape[1]
+    tiles = row_tiles(n, heads, q.element_size(), scores.positions)
+    keep = memory is not None and _bytes(tiles, heads, q.element_size(), scores) <= memory
+    kept, lse, means = [], [], []
+    for tile in tiles:
+        S, slope = scores.tile(q, k, tile)
+        if scores.may_hide_all:
+            _require_something_visible(S, tile)
+        P = torch.softmax(S, dim=-1)
+        means.append(unstack(torch.bmm(P, v[:, tile.columns]), tile))
+        if keep:
+            kept.append((P, P if slope is None else P * slope))
+        elif memory is not None:
+            lse.append(S.logsumexp(-1, keepdim=True))
+    return Pattern(
+        scores=scores,
+        tiles=tiles,
+        q=q,
+        k=k,
+        v=v,
+        o=torch.cat(means, dim=-2),
+        kept=kept if keep else None,
+        lse=lse if lse else None,
+    )
+
+
+def rows_of(x: Float[Tensor, "stack shared n k"], tile: Tile) -> Float[Tensor, "stack rows k"]:
+    """Return the rows of a tile, the heads of a group stacked."""
+    return x[:, :, tile.rows].flatten(1, 2)
+
+
+def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stack shared n k"]:
+    """Undo the stacking of :func:`rows_of`."""
+    return x.unflatten(1, (-1, tile.height))
+
+
+def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores) -> int:
+    pairs = sum(tile.height * tile.width for tile in tiles)
+    return pairs * heads * itemsize * (1 if scores.softcap is None else 2)
+
+
+def _require_something_visible(S: Tensor, tile: Tile) -> None:
+    blind = (S.amax(-1) == -torch.inf).unflatten(-1, (-1, tile.height))
+    if bool(blind.any()):
+        row = tile.rows.start + int(blind.nonzero()[0, -1])
+        raise AssumptionError(
+            f"token {row} may attend to nothing: its row of the mask hides every token. Let it see at least itself."
+        )

@@ -1,0 +1,161 @@
+"""How position enters the scores: which token may see which, rotary embeddings, relative bias."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.values import Value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Positions(Value):
+    r"""Who sees whom, and with which additive score.
+
+    Token ``i`` may see token ``j`` when all of the conditions given hold:
+    ``causal`` (:math:`j \le i`), ``window`` (:math:`|i-j| <` window), ``padding[j]`` and a boolean ``mask[i, j]``.
+    A floating-point ``mask`` and ``relative_bias[j - i + L - 1]`` are added to the scores.
+
+    Attributes:
+        causal: Whether a token sees only itself and the past.
+        window: How many tokens it sees on either side, itself included.
+        padding: True for real tokens, which alone are seen. Padded tokens still have a (meaningless) output row.
+        mask: ``(n, n)``, or ``(*batch, heads or 1, n, n)``; boolean (True: may see) or additive.
+        relative_bias: ``(heads or 1, 2L - 1)``; entry ``L - 1 + j - i`` is added to the score of ``(i, j)``.
+        rotary: Rotary embedding of queries and keys.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    padding: Bool[Tensor, "*batch n"] | None = None
+    mask: Shaped[Tensor, "*batch n n"] | None = None
+    relative_bias: Float[Tensor, "*batch heads span"] | None = None
+    rotary: Rotary | None = None
+
+    def __post_init__(self) -> None:
+        """Check each part on its own; what depends on ``n`` is checked when tokens arrive."""
+        if self.window is not None and self.window < 1:
+            raise AssumptionError(f"window must be at least 1 (the token itself), got {self.window}.")
+        _check_mask(self.padding, self.mask)
+        _check_relative_bias(self.relative_bias)
+
+    def columns(self, rows: slice, n: int) -> slice:
+        """Return the smallest range of tokens that contains all that ``rows`` may see."""
+        reach = n if self.window is None else self.window - 1
+        last = rows.stop if self.causal else min(n, rows.stop + reach)
+        return slice(max(0, rows.start - reach), last)
+
+    def apply(self, S: Float[Tensor, "*batch heads rows columns"], rows: slice, columns: slice) -> None:
+        """Add the biases to one tile of scores and write ``-inf`` where a token may not be seen, in place."""
+        if self.causal:
+            # left of the diagonal block everything is visible
+            block = S[..., rows.start - columns.start :]
+            block.masked_fill_(_offsets(rows, slice(rows.start, columns.stop), S) > 0, -torch.inf)
+        if self.window is not None:
+            S.masked_fill_(_offsets(rows, columns, S).abs() >= self.window, -torch.inf)
+        if self.relative_bias is not None:
+            reach = (self.relative_bias.shape[-1] + 1) // 2
+            S.add_(self.relative_bias[..., _offsets(rows, columns, S) + reach - 1])
+        if self.padding is not None:
+            S.masked_fill_(~self.padding[..., None, None, columns], -torch.inf)
+        if self.mask is not None:
+            part = _with_heads(self.mask)[..., rows, columns]
+            S.masked_fill_(~part, -torch.inf) if part.dtype == torch.bool else S.add_(part)
+
+    def check(self, n: int) -> None:
+        """Refuse a sequence of ``n`` tokens that a mask, a table or a list of positions does not fit."""
+        if self.padding is not None and self.padding.shape[-1] != n:
+            raise ShapeError(f"padding must have one entry for each of {n} tokens, got {self.padding.shape[-1]}.")
+        if self.mask is not None and self.mask.shape[-2:] != (n, n):
+            raise ShapeError(f"mask must end in ({n}, {n}) for {n} tokens, got {tuple(self.mask.shape)}.")
+        if self.relative_bias is not None and self.relative_bias.shape[-1] < 2 * n - 1:
+            span = self.relative_bias.shape[-1]
+            raise ShapeError(f"relative_bias must reach {n} tokens: {2 * n - 1} entries or more, got {span}.")
+        if self.rotary is not None:
+            self.rotary.check(n)
+
+    @property
+    def may_hide_all(self) -> bool:
+        """Whether some row could be left with nothing to see; causal and window masks always show the token itself."""
+        return self.padding is not None or self.mask is not None
+
+    @property
+    def batch(self) -> torch.Size:
+        """The batch axes that masks and explicit positions bring along."""
+        shapes = [
+            self.padding.shape[:-1] if self.padding is not None else (),
+            self.mask.shape[:-3] if self.mask is not None else (),
+            self.relative_bias.shape[:-2] if self.relative_bias is not None else (),
+            self.rotary.positions.shape[:-1] if self.rotary is not None and self.rotary.positions is not None else (),
+        ]
+        return torch.broadcast_shapes(*shapes)
+
+    @property
+    def heads(self) -> int:
+        """How many heads the mask and the bias distinguish (1: all alike)."""
+        mask = 1 if self.mask is None or self.mask.ndim == 2 else self.mask.shape[-3]
+        bias = 1 if self.relative_bias is None else self.relative_bias.shape[-2]
+        return max(mask, bias)
+
+    def head(self, h: int) -> "Positions":
+        """Return what head ``h`` alone sees."""
+        return dataclasses.replace(
+            self,
+            mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),
+            relative_bias=None if self.relative_bias is None else _pick(self.relative_bias, -2, h),
+        )
+
+    def per_head(self) -> "Positions":
+        """Turn the head axis into the last batch axis."""
+        rotary = self.rotary
+        if rotary is not None and rotary.positions is not None:
+            rotary = dataclasses.replace(rotary, positions=rotary.positions.unsqueeze(-2))
+        return dataclasses.replace(
+            self,
+            padding=None if self.padding is None else self.padding.unsqueeze(-2),
+            mask=None if self.mask is None else _with_heads(self.mask).unsqueeze(-3),
+            relative_bias=None if self.relative_bias is None else self.relative_bias.unsqueeze(-2),
+            rotary=rotary,
+        )
+
+
+def _offsets(rows: slice, columns: slice, like: Tensor) -> Tensor:
+    """Return j − i for every pair of a tile."""
+    i = torch.arange(rows.start, rows.stop, device=like.device)
+    j = torch.arange(columns.start, columns.stop, device=like.device)
+    return j - i[:, None]
+
+
+def _with_heads(mask: Tensor) -> Tensor:
+    return mask.unsqueeze(0) if mask.ndim == 2 else mask
+
+
+def _pick(x: Tensor, axis: int, h: int) -> Tensor:
+    """Keep head ``h``; an axis of size one serves every head."""
+    return x if x.shape[axis] == 1 else x.narrow(axis, h, 1)
+
+
+def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
+    if padding is not None and padding.dtype != torch.bool:
+        raise DtypeError(f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().")
+    if mask is None:
+        return
+    if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
+        raise ShapeError(f"mask must be (n, n) or (*batch, heads or 1, n, n), got {tuple(mask.shape)}.")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise DtypeError(f"mask must be boolean (True: may see) or floating point (added to scores), got {mask.dtype}.")
+    if mask.is_floating_point() and bool((mask.isnan() | (mask == torch.inf)).any()):
+        raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.")
+
+
+def _check_relative_bias(bias: Tensor | None) -> None:
+    if bias is None:
+        return
+    if bias.ndim < 2 or bias.shape[-1] % 2 == 0:
+        raise ShapeError(f"relative_bias must be (heads or 1, 2L - 1), one entry per offset, got {tuple(bias.shape)}.")
+    if not bool(torch.isfinite(bias).all()):
+        raise NonFiniteError("relative_bias must be finite; hide tokens with a mask instead.")

@@ -1,0 +1,104 @@
+"""From tokens to the queries, keys and values of every head, and back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.norms import NormJacobian
+from howsmooth.maps.rotary import Rotation
+
+
+class Layout(NamedTuple):
+    """How many heads share how many key/value groups, and the widths of keys and values."""
+
+    heads: int
+    groups: int
+    k: int
+    v: int
+
+    @property
+    def shared(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.heads // self.groups
+
+    def split(self, Y: Float[Tensor, "*batch n p"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Cut stacked projections into queries, keys and values ``(*batch, heads or groups, n, width)``."""
+        queries, keys, values = self._views(Y)
+        return queries, keys, values
+
+    def join(self, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "*batch n p"]:
+        """Undo :meth:`split`."""
+        p = self.heads * self.k + self.groups * (self.k + self.v)
+        Y = queries.new_empty(*queries.shape[:-3], queries.shape[-2], p)
+        for view, part in zip(self._views(Y), (queries, keys, values), strict=True):
+            view.copy_(part)
+        return Y
+
+    def _views(self, Y: Tensor) -> Iterator[Tensor]:
+        """Yield the three blocks, each as one strided view: at small n the dispatch of views is what costs."""
+        *batch, token, _one = Y.stride()
+        offset = Y.storage_offset()
+        for count, width in ((self.heads, self.k), (self.groups, self.k), (self.groups, self.v)):
+            yield Y.as_strided((*Y.shape[:-2], count, Y.shape[-2], width), (*batch, width, token, 1), offset)
+            offset += count * width
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Projections:
+    """The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
+
+    It is linear but for the query and key norms.
+
+    Attributes:
+        weight: The stacked projections: queries of all heads, then keys, then values.
+        layout: How to cut them.
+        query_norm: The derivative of the query norm, if there is one.
+        key_norm: The derivative of the key norm, if there is one.
+        rotation: The rotary embedding, if there is one.
+    """
+
+    weight: Float[Tensor, "*batch p d"]
+    layout: Layout
+    query_norm: NormJacobian | None
+    key_norm: NormJacobian | None
+    rotation: Rotation | None
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Push a perturbation of the tokens to queries, keys and values."""
+        dq, dk, dv = self.layout.split(E @ self.weight.mT)
+        if self.query_norm is not None:
+            dq = self.query_norm.jvp(dq)
+        if self.key_norm is not None:
+            dk = self.key_norm.jvp(dk)
+        if self.rotation is not None:
+            dq, dk = self.rotation(dq), self.rotation(dk)
+        return dq, dk, dv
+
+    def vjp(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "*batch n d"]:
+        """Pull cotangents of queries, keys and values back to the tokens."""
+        if self.rotation is not None:
+            dq, dk = self.rotation.T(dq), self.rotation.T(dk)
+        if self.query_norm is not None:
+            dq = self.query_norm.vjp(dq)
+        if self.key_norm is not None:
+            dk = self.key_norm.vjp(dk)
+        return self.layout.join(dq, dk, dv) @ self.weight
+
+    def restricted(self) -> tuple[Self, Float[Tensor, "*batch d p"]]:
+        r"""Restrict the tokens to the span of the projections, :math:`W^\top = B R`, :math:`B^\top B = I`.
+
+        Perturbations orthogonal to the columns of ``B`` move nothing, so no singular value but zero is lost.
+        """
+        basis, triangle = torch.linalg.qr(self.weight.mT)
+        restricted = type(self)(
+            weight=triangle.mT,
+            layout=self.layout,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            rotation=self.rotation,
+        )
+        return restricted, basis

@@ -1,0 +1,60 @@
+"""Frozen values made of tensors: what every map has in common."""
+
+import dataclasses
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Value:
+    """A frozen dataclass of tensors that can change dtype and device."""
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """Return the same value in another dtype or on another device."""
+        changes = {
+            field.name: _moved(getattr(self, field.name), dtype, device)
+            for field in dataclasses.fields(cast(Any, self))
+            if field.init
+        }
+        return dataclasses.replace(cast(Any, self), **changes)
+
+
+def _moved(part: Any, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
+    if isinstance(part, Tensor):
+        return part.to(device=device, dtype=dtype if part.is_floating_point() else None)
+    if isinstance(part, Value):
+        return part.to(dtype, device)
+    return part
+
+
+@runtime_checkable
+class Jacobian(Protocol):
+    """The derivative of a map at one input: a linear operator on ``(*batch, *domain)``."""
+
+    batch: tuple[int, ...]
+    domain: tuple[int, ...]
+    codomain: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Push the perturbation ``E`` of the tokens forward: J E."""
+
+    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
+        """Pull the cotangent ``G`` of the output back: Jᵀ G."""
+
+
+@runtime_checkable
+class Map(Protocol):
+    """A map on sequences of tokens that knows its derivative."""
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Apply the map to every sequence of the batch."""
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> Jacobian:
+        """Differentiate the map at ``X``."""
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """Return the same map in another dtype or on another device."""

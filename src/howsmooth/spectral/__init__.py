@@ -1,0 +1,1 @@
+"""HOW we measure: operator norms without matrices, with error bars."""

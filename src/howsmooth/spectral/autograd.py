@@ -1,0 +1,192 @@
+"""The Jacobian of any callable by autograd, for what has no closed form."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.spectral.operators import LinearOperator
+from howsmooth.validation import require_finite, require_floating, require_shape
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def linearise(f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
+    """Return the derivative of ``f`` at ``X`` as a linear operator; half precision becomes float32.
+
+    Args:
+        f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
+        X: The tokens.
+    """
+    require_floating(X, "tokens")
+    half = X.dtype in HALF
+    X = X.detach().float() if half else X.detach()
+    if hasattr(f, "jacobian"):
+        g: Any = f
+        with torch.no_grad():
+            return (g.to(torch.float32) if half else g).jacobian(X)
+    if not callable(f):
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.")
+    return JacobianOperator.or_operator(f, X)
+
+
+class JacobianOperator:
+    """The Jacobian of a callable on tensors, without its matrix.
+
+    The pullback is recorded once. The push-forward uses forward-mode differentiation where the callable supports it,
+    otherwise the derivative of the pullback with respect to its cotangent, recorded once too. Fused attention, which
+    supports neither on CPU, is replaced by its mathematical form. Modules are measured in eval mode and left as they
+    were; half-precision parameters of a module are measured in float32.
+
+    All axes of ``X`` but the last two are batch axes, which the callable must treat independently.
+    """
+
+    def __init__(self, f: Callable[[Tensor], Any], X: Tensor, *, batch_axes: int | None = None) -> None:
+        """Record ``f`` at ``X``.
+
+        Args:
+            f: A callable or module that maps one tensor to one tensor.
+            X: Where to differentiate.
+            batch_axes: How many leading axes of ``X`` are batch axes; all but the last two by default.
+        """
+        require_floating(X, "tokens")
+        X = X.detach().float() if X.dtype in HALF else X.detach()
+        require_finite(X, "tokens")
+        self._record(f, X, _evaluate(f, X), batch_axes)
+
+    @classmethod
+    def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
+        """Differentiate ``f`` at ``X``, unless ``f(X)`` is an operator already."""
+        require_finite(X, "tokens")
+        inputs, value = _evaluate(f, X)
+        if isinstance(value, LinearOperator):
+            with torch.no_grad():
+                return f(X)  # once more, without the graph
+        made = cls.__new__(cls)
+        made._record(f, X, (inputs, value), None)
+        return made
+
+    def _record(
+        self, f: Callable[[Tensor], Any], X: Tensor, recorded: tuple[Tensor, Any], batch_axes: int | None
+    ) -> None:
+        inputs, value = recorded
+        axes = max(X.ndim - 2, 0) if batch_axes is None else batch_axes
+        _check_value(value, X, axes)
+        self.batch = tuple(X.shape[:axes])
+        self.domain, self.codomain = tuple(X.shape[axes:]), tuple(value.shape[axes:])
+        self.dtype, self.device = X.dtype, X.device
+        self._f, self._X = f, X
+        self._inputs, self._value = inputs, value
+        self._require_independent_batch()
+        self._push_forward = self._forward_mode if self._supports_forward_mode() else self._double_backward()
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Push the perturbation ``E`` forward: J E."""
+        require_shape(E, (*self.batch, *self.domain), "the perturbation")
+        return self._push_forward(E)
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Pull the cotangent ``G`` back: Jᵀ G."""
+        require_shape(G, (*self.batch, *self.codomain), "the cotangent")
+        if not self._value.requires_grad:
+            return torch.zeros_like(self._X)  # a constant map
+        (pulled,) = torch.autograd.grad(self._value, self._inputs, G, retain_graph=True, materialize_grads=True)
+        return pulled
+
+    def _forward_mode(self, E: Tensor) -> Tensor:
+        with torch.no_grad(), _measuring(self._f) as f:
+            _value, tangent = torch.func.jvp(f, (self._X,), (E,))  # type: ignore[misc]
+        return tangent
+
+    def _supports_forward_mode(self) -> bool:
+        try:
+            tangent = self._forward_mode(torch.zeros_like(self._X))
+        except (RuntimeError, NotImplementedError):
+            return False
+        return tangent.shape == self._value.shape
+
+    def _double_backward(self) -> Callable[[Tensor], Tensor]:
+        cotangent = torch.zeros_like(self._value, requires_grad=True)
+        with torch.enable_grad():
+            (pulled,) = torch.autograd.grad(
+                self._value, self._inputs, cotangent, create_graph=True, materialize_grads=True
+            )
+
+        def push_forward(E: Tensor) -> Tensor:
+            (tangent,) = torch.autograd.grad(pulled, cotangent, E, retain_graph=True, materialize_grads=True)
+            return tangent
+
+        return push_forward
+
+    def _require_independent_batch(self) -> None:
+        """Pull back a cotangent on the first batch element: it must not reach the others."""
+        count = self._X[..., 0].numel() if not self.domain else int(torch.Size(self.batch).numel())
+        if count < 2:
+            return
+        G = torch.zeros_like(self._value).reshape(count, -1)
+        G[0] = torch.linspace(1, 2, G.shape[1], dtype=G.dtype, device=G.device)
+        spill = self.vjp(G.reshape(self._value.shape)).reshape(count, -1)[1:]
+        if bool(spill.any()):
+            raise AssumptionError(
+                "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
+                "use hs.JacobianOperator(f, X, batch_axes=0)."
+            )
+
+
+def _evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
+    """Apply ``f`` to a copy of ``X`` that autograd watches."""
+    inputs = X.clone().requires_grad_()
+    with torch.enable_grad(), _measuring(f) as g:
+        return inputs, g(inputs)
+
+
+def _check_value(value: Any, X: Tensor, axes: int) -> None:
+    if not isinstance(value, Tensor):
+        raise DtypeError(
+            f"the callable must return one tensor, got {type(value).__name__}; wrap it, e.g. lambda X: f(X)[0]."
+        )
+    require_floating(value, "the output of the callable")
+    if value.shape[:axes] != X.shape[:axes]:
+        raise ShapeError(
+            f"the output must keep the batch axes {tuple(X.shape[:axes])} of the input, got {tuple(value.shape)}; "
+            "if X is one input, use hs.JacobianOperator(f, X, batch_axes=0)."
+        )
+    require_finite(value.detach(), "the output of the callable")
+
+
+@contextmanager
+def _measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
+    """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
+    modules = [] if (root := _module_of(f)) is None else list(root.modules())
+    training = [module.training for module in modules]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module in modules:
+            module.training = False
+        with sdpa_kernel(SDPBackend.MATH):
+            yield _in_float32(f) if isinstance(f, nn.Module) else f
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, was_training in zip(modules, training, strict=True):
+            module.training = was_training
+
+
+def _module_of(f: object) -> nn.Module | None:
+    """Return the module that is called: the callable itself, or the owner of a method, inside any partial."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    owner = getattr(f, "__self__", f)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _in_float32(module: nn.Module) -> Callable[[Tensor], Any]:
+    """Call the module with float32 copies of its half-precision parameters and buffers, if it has any."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    halves = {name: x.float() for name, x in tensors.items() if x.dtype in HALF}
+    return module if not halves else lambda X: torch.func.functional_call(module, halves, (X,))

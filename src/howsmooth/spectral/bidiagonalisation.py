@@ -1,0 +1,158 @@
+"""Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, for a batch of operators in lockstep."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.spectral.operators import LinearOperator
+
+Array = np.ndarray
+
+
+class Bidiagonalisation:
+    r"""Orthonormal bases U, V with :math:`U_k^\top J V_{k+1} = [\,B_k\;\;\beta_k e_k\,]`, grown one step at a time.
+
+    A step costs one product with the operator and one with its transpose. Rounding errors act like a perturbation of
+    the operator of relative size ``eps``; a breakdown (the next vector vanishes to rounding) is repaired by a random
+    orthogonal direction with a coupling of that size, which is such a perturbation too.
+
+    Attributes:
+        alphas: The diagonal of B, ``(batch, k)``.
+        betas: What stands beside it, ``(batch, k)``.
+        zero: Which operators of the batch are zero.
+    """
+
+    def __init__(self, op: LinearOperator, start: Float[Tensor, "batch N"], generator: torch.Generator | None) -> None:
+        """Start at the unit vectors ``start``."""
+        self.op = op
+        self.generator = generator
+        self.alphas: Array = np.empty((start.shape[0], 0))
+        self.betas: Array = np.empty((start.shape[0], 0))
+        self.zero: Array = np.zeros(start.shape[0], dtype=bool)
+        self._scale = torch.zeros(start.shape[0], dtype=torch.float64, device=start.device)
+        self._right = _Basis(start)
+        self._left = _Basis(start.new_empty(start.shape[0], 0, math.prod(op.codomain)))
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self.alphas.shape[1]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to explore."""
+        return self.steps == min(math.prod(self.op.domain), math.prod(self.op.codomain))
+
+    def advance(self) -> None:
+        """Take one step."""
+        op, size = self.op, self.zero.shape[0]
+        moved = op.jvp(self._right.last.reshape(*op.batch, *op.domain)).reshape(size, -1)
+        alpha = self._extend(self._left, moved)
+        if self.steps == 0:
+            self.zero = (alpha == 0).cpu().numpy()
+        pulled = op.vjp(self._left.last.reshape(*op.batch, *op.codomain)).reshape(size, -1)
+        beta = self._extend(self._right, pulled)
+        self.alphas = np.column_stack((self.alphas, alpha.cpu().numpy()))
+        self.betas = np.column_stack((self.betas, beta.cpu().numpy()))
+
+    def _extend(self, basis: "_Basis", w: Tensor) -> Float[Tensor, " batch"]:
+        """Orthogonalise ``w`` against the basis, append it, and return its length."""
+        length = basis.orthogonalise(w)
+        self._scale = torch.maximum(self._scale, length)
+        least = torch.finfo(w.dtype).eps * self._scale
+        if basis.full:
+            basis.append(torch.zeros_like(w))
+            return torch.zeros_like(length)
+        broken = (length <= least) & (self._scale > 0)
+        if bool(broken.any()):
+            fresh = torch.randn(w.shape, dtype=w.dtype, device=w.device, generator=self.generator)
+            fresh /= basis.orthogonalise(fresh)[:, None].to(w.dtype)
+            w = torch.where(broken[:, None], fresh * least[:, None].to(w.dtype), w)
+            length = torch.where(broken, least, length)
+        safe = torch.where(length > 0, length, 1.0)
+        basis.append(w / safe[:, None].to(w.dtype))
+        return length
+
+    def matrix(self) -> Array:
+        r"""Return :math:`[B_k\;\;\beta_k e_k]`, ``(batch, k, k + 1)``."""
+        size, k = self.alphas.shape
+        B = np.zeros((size, k, k + 1))
+        rows = np.arange(k)
+        B[:, rows, rows] = self.alphas
+        B[:, rows, rows + 1] = self.betas
+        return B
+
+    def ritz(self) -> Array:
+        """Return the largest Ritz value of each operator."""
+        B = self.matrix()
+        return np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
+
+    def residual(self) -> Array:
+        r"""Return :math:`|J^\top u - \theta v| = \beta_k|x_k|` of the top Ritz triplet of :math:`B_k`."""
+        left, _values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
+        return self.betas[:, -1] * np.abs(left[:, -1, 0])
+
+    def right_vectors(self, coefficients: Array) -> Float[Tensor, "batch r N"]:
+        """Combine the right basis: ``(batch, r, k + 1)`` coefficients give ``r`` vectors."""
+        return self._right.combine(coefficients)
+
+    def left_vectors(self, coefficients: Array) -> Float[Tensor, "batch r M"]:
+        """Combine the left basis: ``(batch, r, k)`` coefficients give ``r`` vectors."""
+        return self._left.combine(coefficients)
+
+
+class _Basis:
+    """Orthonormal vectors, stored row by row in memory that grows."""
+
+    def __init__(self, first: Tensor) -> None:
+        """Start with one vector ``(batch, N)``, or with none ``(batch, 0, N)``."""
+        rows = first if first.ndim == 3 else first.unsqueeze(1)
+        self._count = rows.shape[1]
+        self._memory = rows
+
+    @property
+    def vectors(self) -> Float[Tensor, "batch k N"]:
+        return self._memory[:, : self._count]
+
+    @property
+    def last(self) -> Float[Tensor, "batch N"]:
+        return self._memory[:, self._count - 1]
+
+    @property
+    def full(self) -> bool:
+        return self._count >= self._memory.shape[2]
+
+    def append(self, vector: Tensor) -> None:
+        batch, capacity, N = self._memory.shape
+        if self._count == capacity:
+            grown = self._memory.new_empty(batch, capacity + max(8, capacity // 2), N)
+            grown[:, : self._count] = self.vectors
+            self._memory = grown
+        self._memory[:, self._count] = vector
+        self._count += 1
+
+    def orthogonalise(self, w: Float[Tensor, "batch N"]) -> Float[Tensor, " batch"]:
+        """Subtract from ``w``, in place, its projection on the basis; return the length of what is left."""
+        length = _length(w)
+        # Gram–Schmidt; what loses more than half its length is done again: twice is enough
+        for _pass in range(3):
+            if not self._count:
+                break
+            before = length
+            overlap = torch.bmm(self.vectors, w.unsqueeze(-1))
+            w -= torch.bmm(overlap.mT, self.vectors).squeeze(1)
+            length = _length(w)
+            if bool((length >= 0.5 * before).all()):
+                break
+        return length
+
+    def combine(self, coefficients: Array) -> Tensor:
+        weights = torch.as_tensor(coefficients, dtype=self._memory.dtype, device=self._memory.device)
+        return torch.bmm(weights, self.vectors[:, : weights.shape[-1]])
+
+
+def _length(w: Tensor) -> Float[Tensor, " batch"]:
+    return torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64)

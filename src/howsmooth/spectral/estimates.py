@@ -1,0 +1,203 @@
+"""What a spectral solver returns: the value, its error bar, and the evidence for both."""
+
+import enum
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Status(enum.StrEnum):
+    """Why a solver stopped, from the best news to the worst; the value is the sentence shown to the user."""
+
+    ZERO = "The operator is zero."
+    INVARIANT = "The Krylov space fills the whole space: the value is exact."
+    CONVERGED = "The tolerance was met."
+    MAX_STEPS = "`max_steps` was reached first. Raise it, or loosen `rtol`."
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class NormEstimate:
+    r"""The largest singular value of one operator, or of a batch of them, between two bounds.
+
+    Attributes:
+        lower: Attained: :math:`|J v|` for the stored unit ``direction`` v.
+        upper: Holds with probability ``confidence`` over the random start, for each batch element.
+        confidence: See ``upper``.
+        direction: The unit perturbation that moves the output most.
+        response: The unit direction in which the output moves.
+        residual: :math:`|J v - \theta u|` for the Ritz triplet that ``direction`` comes from, while
+            :math:`J^\top u = \theta v` holds: some singular value is that near, not necessarily the largest.
+        steps: How many Krylov (or power) steps were taken.
+        products: How many products with the operator or its transpose were taken.
+        statuses: Why the solver stopped, for each batch element in turn.
+    """
+
+    lower: Float[Tensor, "*batch"]
+    upper: Float[Tensor, "*batch"]
+    confidence: float
+    direction: Float[Tensor, "..."]
+    response: Float[Tensor, "..."]
+    residual: Float[Tensor, "*batch"]
+    steps: int
+    products: int
+    statuses: tuple[Status, ...]
+
+    @property
+    def status(self) -> Status:
+        """Why the solver stopped; for a batch, the gravest of the reasons."""
+        return gravest(self.statuses)
+
+    @property
+    def token_sensitivity(self) -> Float[Tensor, "*batch n"]:
+        """The share of the direction that each token holds: which tokens to move."""
+        return _shares(self.direction, self.lower.ndim)
+
+    @property
+    def token_response(self) -> Float[Tensor, "*batch n"]:
+        """The share of the response that each token holds: which tokens move."""
+        return _shares(self.response, self.lower.ndim)
+
+    def __len__(self) -> int:
+        """Return the length of the first batch axis."""
+        if not self.lower.ndim:
+            raise TypeError("an estimate of a single operator has no length.")
+        return self.lower.shape[0]
+
+    def __getitem__(self, index: int) -> "NormEstimate":
+        """Return the estimate of one entry along the first batch axis."""
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of range for a batch of {size}.")
+        stride = len(self.statuses) // size
+        start = index % size * stride
+        return NormEstimate(
+            lower=self.lower[index],
+            upper=self.upper[index],
+            confidence=self.confidence,
+            direction=self.direction[index],
+            response=self.response[index],
+            residual=self.residual[index],
+            steps=self.steps,
+            products=self.products,
+            statuses=self.statuses[start : start + stride],
+        )
+
+    def __iter__(self) -> Iterator["NormEstimate"]:
+        """Go through the first batch axis."""
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        """Show the bracket, rounded outwards."""
+        return f"NormEstimate: {self._summary()}"
+
+    def _summary(self) -> str:
+        count = "" if not self.lower.ndim else f" over {self.lower.numel()} inputs"
+        lower, upper = float(self.lower.min()), float(self.upper.max())
+        low, high = bracket_digits(lower, upper)
+        steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
+        text = f"{low} ≤ Lip ≤ {high}{count} ({100 * self.confidence:.10g} %), {steps}"
+        return text if self.status == Status.CONVERGED else f"{text}. {self.status}"
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary()
+
+    def _repr_html_(self) -> str:
+        rows = list(self._flat())
+        cells = "".join(
+            "<tr><td>{}</td><td>{}</td><td>{}</td></tr>".format(
+                *bracket_digits(float(row.lower), float(row.upper)), row.status
+            )
+            for row in rows
+        )
+        head = f"<tr><th>Lip ≥</th><th>Lip ≤ ({100 * self.confidence:.10g} %)</th><th>status</th></tr>"
+        return f"<table>{head}{cells}</table><p>{self.steps} steps, {self.products} products</p>"
+
+    def _flat(self) -> Iterator["NormEstimate"]:
+        if self.lower.ndim:
+            for part in self:
+                yield from part._flat()
+        else:
+            yield self
+
+    def to_json(self) -> str:
+        """Return everything but the vectors as one JSON object; of these, the share of each token."""
+        return json.dumps(
+            {
+                "lower": self.lower.tolist(),
+                "upper": self.upper.tolist(),
+                "confidence": self.confidence,
+                "residual": self.residual.tolist(),
+                "steps": self.steps,
+                "products": self.products,
+                "status": self.status.name.lower(),
+                "token_sensitivity": self.token_sensitivity.tolist(),
+                "token_response": self.token_response.tolist(),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SingularValues:
+    r"""The largest singular values of an operator, each between two bounds, with their vectors.
+
+    Attributes:
+        values: The singular values of the operator on the span of ``right``, the largest first: lower bounds.
+        upper: Upper bounds, each holding with probability ``confidence``.
+        right: Orthonormal vectors :math:`v_i`, stacked after the batch axes.
+        left: Orthonormal vectors :math:`u_i` with :math:`J v_i = \sigma_i u_i`, likewise.
+        confidence: See ``upper``.
+        products: How many products with the operator or its transpose were taken.
+        statuses: Why the solver stopped, for each batch element in turn.
+    """
+
+    values: Float[Tensor, "*batch k"]
+    upper: Float[Tensor, "*batch k"]
+    right: Float[Tensor, "..."]
+    left: Float[Tensor, "..."]
+    confidence: float
+    products: int
+    statuses: tuple[Status, ...]
+
+    @property
+    def status(self) -> Status:
+        """Why the solver stopped; for a batch, the gravest of the reasons."""
+        return gravest(self.statuses)
+
+    def __repr__(self) -> str:
+        """Show the values."""
+        values = self.values.tolist() if self.values.ndim > 1 else [float(f"{x:.6g}") for x in self.values]
+        return f"SingularValues: {values} ({100 * self.confidence:.10g} %), {self.products} products"
+
+
+def gravest(statuses: Iterable[Status]) -> Status:
+    """Return the status that the reader should worry most about."""
+    return max(statuses, key=list(Status).index)
+
+
+def _shares(vectors: Tensor, batch_axes: int) -> Tensor:
+    squares = vectors.square()
+    return squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+
+
+def bracket_digits(lower: float, upper: float) -> tuple[str, str]:
+    """Write a bracket with just the digits that tell its ends apart, rounded outwards.
+
+    Example:
+        >>> bracket_digits(5.31274, 5.31671)
+        ('5.3127', '5.3168')
+    """
+    if not (0 < lower < math.inf and upper < math.inf):
+        return f"{lower:.5g}", f"{upper:.5g}"
+    width = (upper - lower) / upper
+    digits = 5 if width <= 0 else min(12, max(5, 2 - math.floor(math.log10(width))))
+    places = digits - 1 - math.floor(math.log10(upper))
+    unit = 10.0**-places
+    shown = max(places, 0)
+    # a hair of slack: a value that is a multiple of the unit must not move by a whole one
+    low, high = math.floor(lower / unit + 1e-6) * unit, math.ceil(upper / unit - 1e-6) * unit
+    return f"{low:.{shown}f}", f"{high:.{shown}f}"

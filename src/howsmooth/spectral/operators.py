@@ -1,0 +1,83 @@
+"""Linear operators without matrices: the protocol, and dense matrices dressed as one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.validation import require_finite, require_floating
+
+
+@runtime_checkable
+class LinearOperator(Protocol):
+    """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
+
+    An operator may also have ``compress() -> (smaller, isometry)``: an operator with the same singular values on a
+    smaller space, and the isometry from that space into its own.
+    """
+
+    batch: tuple[int, ...]
+    domain: tuple[int, ...]
+    codomain: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def jvp(self, E: Float[Tensor, "*shape"]) -> Float[Tensor, "*other"]:
+        """Apply the operator to ``(*batch, *domain)``."""
+
+    def vjp(self, G: Float[Tensor, "*other"]) -> Float[Tensor, "*shape"]:
+        """Apply the transpose to ``(*batch, *codomain)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A matrix, or a batch of matrices, as an operator."""
+
+    matrix: Float[Tensor, "*batch m n"]
+
+    def __post_init__(self) -> None:
+        """Check the numbers once."""
+        require_floating(self.matrix, "matrix")
+        require_finite(self.matrix, "matrix")
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch axes."""
+        return tuple(self.matrix.shape[:-2])
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """The number of columns."""
+        return (self.matrix.shape[-1],)
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        """The number of rows."""
+        return (self.matrix.shape[-2],)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.matrix.device
+
+    def jvp(self, E: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
+        """Multiply by the matrix."""
+        return (self.matrix @ E.unsqueeze(-1)).squeeze(-1)
+
+    def vjp(self, G: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n"]:
+        """Multiply by the transpose."""
+        return (self.matrix.mT @ G.unsqueeze(-1)).squeeze(-1)
+
+
+def compressed(op: LinearOperator) -> tuple[LinearOperator, Callable[[Tensor], Tensor]]:
+    """Return an operator with the same singular values, the smallest it knows of, and the isometry back."""
+    compress = getattr(op, "compress", None)
+    return (op, lambda E: E) if compress is None else compress()

@@ -1,0 +1,38 @@
+"""Batches of vectors of any shape: lengths, unit vectors, random starts."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.spectral.operators import LinearOperator
+
+
+def lengths(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
+    """Return the Euclidean length of each vector of the batch, in float64."""
+    return torch.linalg.vector_norm(x.reshape(*batch, -1), dim=-1, dtype=torch.float64)
+
+
+def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Scale every vector of the batch to length one; zero stays zero."""
+    length = lengths(x, batch)
+    return divide(x, torch.where(length > 0, length, 1.0))
+
+
+def divide(x: Tensor, by: Float[Tensor, "*batch"]) -> Tensor:
+    """Divide every vector of the batch by its own number."""
+    return x / by.reshape(*by.shape, *(1 for _ in range(x.ndim - by.ndim))).to(x.dtype)
+
+
+def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float[Tensor, "..."]:
+    """Draw a unit vector of the domain for each operator of the batch, uniform on the sphere."""
+    shape = (*op.batch, *op.domain)
+    device = op.device if generator is None else generator.device
+    start = torch.randn(shape, dtype=op.dtype, device=device, generator=generator).to(op.device)
+    return unit(start, op.batch)
+
+
+def flat(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "count N"]:
+    """Flatten the batch axes into one and the rest into another."""
+    return x.reshape(math.prod(batch), -1)

@@ -1,0 +1,61 @@
+"""What howsmooth accepts as tokens and as weights; every refusal says what to do."""
+
+import torch
+from torch import Tensor
+
+from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, ShapeError
+
+
+def require_floating(x: object, name: str) -> None:
+    """Refuse anything but a tensor of real floating-point numbers."""
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert with torch.as_tensor.")
+    if not x.is_floating_point():
+        raise DtypeError(f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double().")
+
+
+def require_finite(x: Tensor, name: str) -> None:
+    """Refuse NaN and infinity."""
+    if torch._C._functorch.is_batchedtensor(x):
+        return  # inside torch.vmap the values cannot steer Python
+    if not torch.isfinite(x).all():
+        bad = int((~torch.isfinite(x)).sum())
+        raise NonFiniteError(f"{name} must be finite, but {bad} of its {x.numel()} entries are NaN or infinite.")
+
+
+def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
+    """Refuse two tensors of different dtype or device."""
+    if x.dtype != other.dtype:
+        raise DtypeError(
+            f"{name} and {other_name} must have one dtype, got {x.dtype} and {other.dtype}; convert one with .to()."
+        )
+    if x.device != other.device:
+        raise DeviceError(
+            f"{name} and {other_name} must be on one device, got {x.device} and {other.device}; move one with .to()."
+        )
+
+
+def require_tokens(X: object, d: int | None = None) -> None:
+    """Refuse anything but finite tokens of shape ``(*batch, n, d)`` with ``n >= 1``."""
+    require_floating(X, "tokens")
+    assert isinstance(X, Tensor)
+    if X.ndim < 2 or X.shape[-2] == 0 or (d is not None and X.shape[-1] != d):
+        need = f"(*batch, n, {'d' if d is None else d}) with n >= 1"
+        raise ShapeError(f"tokens must have the shape {need}, got {tuple(X.shape)}.")
+    require_finite(X, "tokens")
+
+
+def require_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a tensor of any other shape."""
+    if tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}.")
+
+
+def require_broadcast(x: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a tensor that does not broadcast to ``shape``."""
+    try:
+        fits = torch.broadcast_shapes(x.shape, shape) == torch.Size(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"{name} must broadcast to {tuple(shape)}, got {tuple(x.shape)}.")
