@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -75,7 +75,7 @@ class Attention(Value):
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     positions: Positions = field(default_factory=Positions)
-    weights: Float[Tensor, "*batch n"] | None = None
+    weights: Float[Tensor, "... n"] | None = None
 
     def __post_init__(self) -> None:
         """Check the weights once, so that no product has to."""
@@ -91,8 +91,8 @@ class Attention(Value):
         V: Float[Tensor, "v d"],
         causal: bool = False,
         positions: Positions | None = None,
-        weights: Float[Tensor, "*batch n"] | None = None,
-    ) -> Self:
+        weights: Float[Tensor, "... n"] | None = None,
+    ) -> "Attention":
         r"""Build the map of the theory.
 
         .. math:: f(X)_i = V\sum_j P_{ij}x_j,\qquad P_{ij}\propto a_j\,e^{\langle Ax_i,x_j\rangle}
@@ -129,7 +129,7 @@ class Attention(Value):
         causal: bool = False,
         dtype: torch.dtype | None = None,
         generator: torch.Generator | None = None,
-    ) -> Self:
+    ) -> "Attention":
         """Build a layer with Gaussian weights of variance ``1/d`` (a control, as in the paper).
 
         Args:
@@ -202,7 +202,7 @@ class Attention(Value):
             domain=tuple(X.shape[-2:]),
         )
 
-    def head(self, h: int) -> Self:
+    def head(self, h: int) -> "Attention":
         """Return head ``h`` alone, with its slice of the output projection and without the output bias."""
         heads, groups = self.layout.heads, self.layout.groups
         if not 0 <= h < heads:
@@ -225,7 +225,7 @@ class Attention(Value):
             positions=self.positions.head(h),
         )
 
-    def per_head(self) -> Self:
+    def per_head(self) -> "Attention":
         """Return all heads as a batch of single-head maps: ``f.per_head()(X)[h] == f.head(h)(X)``.
 
         The heads become the last batch axis, so a batch of sequences needs one more: ``f.per_head()(X[:, None])``.

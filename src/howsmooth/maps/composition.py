@@ -1,7 +1,6 @@
 """Maps made of maps: one after another, and around a residual connection."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -39,9 +38,9 @@ class Chain:
             X = f(X)
         return ChainJacobian(tuple(links))
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Chain":
         """Return the same chain in another dtype or on another device."""
-        return type(self)(*(f.to(dtype, device) for f in self.maps))
+        return Chain(*(f.to(dtype, device) for f in self.maps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +66,9 @@ class Residual:
             )
         return ResidualJacobian(inner)
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Residual":
         """Return the same map in another dtype or on another device."""
-        return type(self)(self.map.to(dtype, device))
+        return Residual(self.map.to(dtype, device))
 
 
 class ChainJacobian:

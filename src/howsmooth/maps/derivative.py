@@ -40,7 +40,7 @@ class AttentionJacobian:
     projections: Projections
     pattern: Pattern
     scaled_k: Float[Tensor, "stack n k"]
-    output: Float[Tensor, "*batch out hv"] | None
+    output: Float[Tensor, "... out hv"] | None
     batch: tuple[int, ...]
     domain: tuple[int, ...]
 
@@ -150,7 +150,7 @@ def stitch(tiles: list[Tensor]) -> Float[Tensor, "stack shared n v"]:
 
 
 def project_heads(
-    o: Float[Tensor, "stack shared n v"], output: Float[Tensor, "*batch out hv"] | None, batch: tuple[int, ...]
+    o: Float[Tensor, "stack shared n v"], output: Float[Tensor, "... out hv"] | None, batch: tuple[int, ...]
 ) -> Float[Tensor, "*batch n out"]:
     """Concatenate the heads and apply the output projection."""
     n, v = o.shape[-2:]

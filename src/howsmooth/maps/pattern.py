@@ -55,7 +55,7 @@ class Scores:
     batch: tuple[int, ...]
     positions: Positions
     softcap: float | None
-    log_weights: Float[Tensor, "*batch n"] | None
+    log_weights: Float[Tensor, "... n"] | None
 
     def tile(self, q: Tensor, k: Tensor, tile: Tile, room: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""

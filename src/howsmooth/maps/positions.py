@@ -31,9 +31,9 @@ class Positions(Value):
 
     causal: bool = False
     window: int | None = None
-    padding: Bool[Tensor, "*batch n"] | None = None
-    mask: Shaped[Tensor, "*batch n n"] | None = None
-    relative_bias: Float[Tensor, "*batch heads span"] | None = None
+    padding: Bool[Tensor, "... n"] | None = None
+    mask: Shaped[Tensor, "... n n"] | None = None
+    relative_bias: Float[Tensor, "... heads span"] | None = None
     rotary: Rotary | None = None
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -88,13 +88,13 @@ class Projections:
             dk = self.key_norm.vjp(dk)
         return self.layout.join(dq, dk, dv) @ self.weight
 
-    def restricted(self) -> tuple[Self, Float[Tensor, "*batch d p"]]:
+    def restricted(self) -> tuple["Projections", Float[Tensor, "*batch d p"]]:
         r"""Restrict the tokens to the span of the projections, :math:`W^\top = B R`, :math:`B^\top B = I`.
 
         Perturbations orthogonal to the columns of ``B`` move nothing, so no singular value but zero is lost.
         """
         basis, triangle = torch.linalg.qr(self.weight.mT)
-        restricted = type(self)(
+        restricted = Projections(
             weight=triangle.mT,
             layout=self.layout,
             query_norm=self.query_norm,

@@ -1,17 +1,20 @@
 """Frozen values made of tensors: what every map has in common."""
 
 import dataclasses
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 
+V = TypeVar("V", bound="Value")
+
+
 class Value:
     """A frozen dataclass of tensors that can change dtype and device."""
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+    def to(self: V, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> V:
         """Return the same value in another dtype or on another device."""
         changes = {
             field.name: _moved(getattr(self, field.name), dtype, device)
@@ -56,5 +59,5 @@ class Map(Protocol):
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> Jacobian:
         """Differentiate the map at ``X``."""
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Map":
         """Return the same map in another dtype or on another device."""

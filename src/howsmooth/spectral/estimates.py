@@ -194,7 +194,7 @@ def bracket_digits(lower: float, upper: float) -> tuple[str, str]:
     if not (0 < lower < math.inf and upper < math.inf):
         return f"{lower:.5g}", f"{upper:.5g}"
     width = (upper - lower) / upper
-    digits = 5 if width <= 0 else min(12, max(5, 2 - math.floor(math.log10(width))))
+    digits = 5 if width <= 0 else min(12, max(5, 1 - math.floor(math.log10(width))))
     places = digits - 1 - math.floor(math.log10(upper))
     unit = 10.0**-places
     shown = max(places, 0)

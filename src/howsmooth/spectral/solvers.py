@@ -84,10 +84,13 @@ def spectral_norm(
     slack = 1 + ROUNDING_UNITS * torch.finfo(op.dtype).eps
     space = Bidiagonalisation(core, flat(random_start(core, generator), core.batch), generator)
     closed = np.zeros(math.prod(core.batch), dtype=bool)
-    while not closed.all() and not space.complete and space.steps < max_steps:
+    while not closed.all() and space.steps < max_steps:
         space.advance()
         _require_finite(space)
-        closed = _bracket_closed(space, rtol, slack, delta) if certify else _residual_small(space, rtol)
+        if space.complete:
+            closed[:] = True
+        else:
+            closed = _bracket_closed(space, rtol, slack, delta) if certify else _residual_small(space, rtol)
     return _estimate(op, core, embed, space, closed, delta=delta, slack=slack, confidence=confidence)
 
 
@@ -124,7 +127,7 @@ def _estimate(
     response = moved if core is op else op.jvp(direction)
     lower = lengths(response, op.batch)
     upper = torch.as_tensor(_upper(space, values[:, 0], delta) * slack, device=op.device).reshape(op.batch)
-    statuses = tuple(_status(space, *flags) for flags in zip(space.zero, closed, strict=True))
+    statuses = tuple(_status(space, *flags) for flags in zip(space.zero.tolist(), closed.tolist(), strict=True))
     if Status.MAX_STEPS in statuses:
         sentence = f"the bracket did not close in {space.steps} steps. {Status.MAX_STEPS.value}"
         warnings.warn(sentence, ConvergenceWarning, stacklevel=4)

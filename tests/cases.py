@@ -1,0 +1,162 @@
+"""One list of maps that every operator meets, each with its input; all parameters random, all numbers float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import howsmooth as hs
+
+N, D = 7, 6  # tokens and their dimension
+
+
+@dataclass(frozen=True)
+class Case:
+    """A map with a name."""
+
+    name: str
+    make: Callable[[Callable[..., Tensor]], Callable[[Tensor], Tensor]]
+    batch: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def build(self, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        def gauss(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=torch.float64, generator=rng)
+
+        return self.make(gauss), gauss(*self.batch, N, D)
+
+
+def layer(gauss, *, heads=3, groups=None, k=4, v=3, out=5, biases=True, **options) -> hs.Attention:
+    """Multi-head attention with every parameter random and no two widths alike."""
+    groups = heads if groups is None else groups
+    bias = dict(
+        query_bias=gauss(heads, k),
+        key_bias=gauss(groups, k),
+        value_bias=gauss(groups, v),
+        output_bias=gauss(out),
+    )
+    return hs.Attention(
+        query=gauss(heads, k, D),
+        key=gauss(groups, k, D),
+        value=gauss(groups, v, D),
+        output=gauss(heads, out, v),
+        **(bias if biases else {}),
+        **options,
+    )
+
+
+def layer_norm(gauss, d=D) -> hs.LayerNorm:
+    return hs.LayerNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
+
+
+def rms_norm(gauss, d=D) -> hs.RMSNorm:
+    return hs.RMSNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
+
+
+def boolean_mask(gauss, *lead: int) -> Tensor:
+    return (gauss(*lead, N, N) > 0) | torch.eye(N, dtype=torch.bool)
+
+
+def _additive(gauss) -> Tensor:
+    mask = gauss(3, N, N)
+    mask[:, 2, 5] = -torch.inf
+    return mask
+
+
+PADDING = torch.tensor([True, True, False, True, True, False, True])
+
+POSITIONS: dict[str, Callable[..., hs.Positions]] = {
+    "unmasked": lambda g: hs.Positions(),
+    "causal": lambda g: hs.Positions(causal=True),
+    "window": lambda g: hs.Positions(window=3),
+    "causal window": lambda g: hs.Positions(causal=True, window=2),
+    "padding": lambda g: hs.Positions(padding=PADDING),
+    "causal padding": lambda g: hs.Positions(causal=True, padding=PADDING),
+    "boolean mask": lambda g: hs.Positions(mask=boolean_mask(g)),
+    "mask per head": lambda g: hs.Positions(mask=boolean_mask(g, 3)),
+    "additive mask": lambda g: hs.Positions(mask=_additive(g)),
+    "relative bias": lambda g: hs.Positions(relative_bias=g(3, 2 * N + 3)),
+    "rotary": lambda g: hs.Positions(rotary=hs.Rotary()),
+    "interleaved rotary": lambda g: hs.Positions(causal=True, rotary=hs.Rotary(interleaved=True, base=100.0)),
+    "partial rotary": lambda g: hs.Positions(rotary=hs.Rotary(dim=2, positions=torch.arange(N) * 3 + 1)),
+    "given frequencies": lambda g: hs.Positions(rotary=hs.Rotary(frequencies=g(2).abs())),
+    "everything": lambda g: hs.Positions(
+        causal=True,
+        window=5,
+        padding=torch.tensor([True] * 6 + [False]),
+        mask=_additive(g),
+        relative_bias=g(1, 2 * N - 1),
+        rotary=hs.Rotary(dim=2, interleaved=True),
+    ),
+}
+
+SINGLE = [
+    Case("bilinear form", lambda g: hs.Attention.single_head(A=g(D, D), V=g(D, D))),
+    Case("causal form, rectangular V", lambda g: hs.Attention.single_head(A=g(D, D), V=g(2, D), causal=True)),
+    *(Case(name, lambda g, p=p: layer(g, positions=p(g))) for name, p in POSITIONS.items()),
+    *(
+        Case(f"{name}, grouped queries", lambda g, p=p: layer(g, heads=6, groups=2, positions=p(g)))
+        for name, p in POSITIONS.items()
+        if "per head" not in name and name not in ("additive mask", "relative bias", "everything")
+    ),
+    Case("no biases", lambda g: layer(g, biases=False)),
+    Case("concatenated heads", lambda g: hs.Attention(query=g(2, 3, D), key=g(2, 3, D), value=g(2, 4, D))),
+    Case("one narrow head", lambda g: layer(g, heads=1, k=1, v=2)),
+    Case("wide keys, scale", lambda g: layer(g, k=9, scale=0.3)),
+    Case("soft cap", lambda g: layer(g, softcap=1.5, positions=hs.Positions(causal=True))),
+    Case("query and key norms", lambda g: layer(g, query_norm=rms_norm(g, 4), key_norm=layer_norm(g, 4))),
+    Case(
+        "query norm, rotary, soft cap",
+        lambda g: layer(
+            g,
+            heads=4,
+            groups=2,
+            softcap=2.0,
+            query_norm=rms_norm(g, 4),
+            key_norm=rms_norm(g, 4),
+            positions=hs.Positions(causal=True, rotary=hs.Rotary()),
+        ),
+    ),
+    Case("token weights", lambda g: layer(g, weights=g(N).exp())),
+    Case("token weights, one zero", lambda g: layer(g, weights=torch.cat((g(N - 1).exp(), torch.zeros(1).double())))),
+    Case("head of a layer", lambda g: layer(g, heads=4, groups=2).head(3)),
+]
+
+NORMS = [
+    Case("layer norm", layer_norm),
+    Case("rms norm", rms_norm),
+    Case("plain rms norm", lambda g: hs.RMSNorm(gain=g(D), eps=0.0)),
+]
+
+COMPOSED = [
+    Case("norm, then attention", lambda g: hs.Chain(layer_norm(g), layer(g))),
+    Case("attention, then norm", lambda g: hs.Chain(layer(g), rms_norm(g, 5))),
+    Case("residual", lambda g: hs.Residual(layer(g, out=D))),
+    Case("pre-norm residual", lambda g: hs.Residual(hs.Chain(rms_norm(g), layer(g, out=D)))),
+    Case("post-norm residual", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g))),
+    Case("two layers", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g), hs.Residual(layer(g, out=D)))),
+]
+
+BATCHED = [
+    Case("batch", lambda g: layer(g, positions=hs.Positions(causal=True)), batch=(3,)),
+    Case("batch of batches, grouped", lambda g: layer(g, heads=4, groups=2), batch=(2, 3)),
+    Case("padding per sequence", lambda g: layer(g, positions=hs.Positions(padding=_paddings())), batch=(3,)),
+    Case("weights per sequence", lambda g: layer(g, weights=g(3, N).exp()), batch=(3,)),
+    Case("mask per sequence", lambda g: layer(g, positions=hs.Positions(mask=boolean_mask(g, 3, 3))), batch=(3,)),
+    Case("positions per sequence", lambda g: layer(g, positions=_rotary_batch()), batch=(3,)),
+    Case("batched chain", lambda g: hs.Chain(layer_norm(g), hs.Residual(layer(g, out=D))), batch=(2,)),
+]
+
+
+def _paddings() -> Tensor:
+    return torch.arange(N) < torch.tensor([[N], [4], [2]])
+
+
+def _rotary_batch() -> hs.Positions:
+    return hs.Positions(rotary=hs.Rotary(positions=torch.arange(3 * N).reshape(3, N)))
+
+
+CASES = SINGLE + NORMS + COMPOSED

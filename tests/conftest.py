@@ -1,0 +1,24 @@
+"""What every test may use: one seeded generator, float64, doctests that know torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+# These feed the library what its annotations forbid, to see the library's own refusals.
+UNTYPED = {"bad_input", "spec"}
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(20240214)
+
+
+@pytest.fixture(autouse=True)
+def _reproducible(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.manual_seed(0)
+    jaxtyping.config.update("jaxtyping_disable", bool(UNTYPED & set(Path(request.path).parts)))
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,113 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from oracles import Diagonal, worst_case_ratio
+from scipy.stats import binom
+
+import howsmooth as hs
+from howsmooth.spectral.certificate import exceeds, least_overlap, upper_bound
+
+N = 120
+
+SPECTRA = {
+    "clustered": torch.cat((1 - 1e-4 * torch.linspace(0, 1, 20).double(), torch.linspace(0, 0.9, N - 20).double())),
+    "flat": torch.ones(N, dtype=torch.float64),
+    "geometric": 0.8 ** torch.arange(N).double(),
+    "one outlier far above a crowd": torch.cat((torch.ones(1).double(), 0.01 * torch.ones(N - 1).double())),
+    "tiny gaps": 1 - 1e-9 * torch.arange(N).double(),
+    "uniform": torch.linspace(0, 1, N).double(),
+    "hidden top": torch.cat((torch.ones(1).double(), torch.linspace(0, 0.95, N - 1).double())),
+}
+STARTS = 4000
+
+
+def uppers(spectrum, steps, dtype, confidence):
+    op = Diagonal(SPECTRA[spectrum].to(dtype), count=STARTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hs.errors.ConvergenceWarning)
+        return hs.spectral_norm(
+            op, rtol=1e-5, confidence=confidence, max_steps=steps, generator=torch.Generator().manual_seed(steps)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("steps", [1, 3, 8, 20])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_the_upper_bound_fails_no_more_often_than_it_says(spectrum, steps, dtype):
+    estimate = uppers(spectrum, steps, dtype, confidence=0.9)
+    top = float(SPECTRA[spectrum].to(dtype).max())
+    failures = int((estimate.upper.double() < top).sum())
+    # a fair bound exceeds this count once in a hundred thousand tests
+    assert failures <= binom.ppf(1 - 1e-5, STARTS, 0.1)
+
+
+def test_the_confidence_is_not_wasted():
+    """With one product the start alone decides: a bound at 90 % must fail nearly one time in ten."""
+    estimate = uppers("one outlier far above a crowd", 1, torch.float64, confidence=0.9)
+    rate = float((estimate.upper < 1).double().mean())
+    assert 0.07 < rate < 0.117
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_the_lower_bound_never_fails(spectrum, dtype):
+    estimate = uppers(spectrum, 8, dtype, confidence=0.9)
+    top = float(SPECTRA[spectrum].to(dtype).max())
+    assert float(estimate.lower.max()) <= top * (1 + 8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("spectrum", ["clustered", "geometric", "uniform", "hidden top"])
+@pytest.mark.parametrize("steps", [8, 20])
+def test_the_bound_is_sharper_than_worst_case_theory(spectrum, steps):
+    estimate = uppers(spectrum, steps, torch.float64, confidence=0.999)
+    ratio = float((estimate.upper / estimate.lower).quantile(0.99))
+    assert ratio < worst_case_ratio(steps, N, 0.999)
+
+
+def test_worst_case_theory_is_quoted_right():
+    assert worst_case_ratio(10, 98_000, 0.999) == pytest.approx(1.39, abs=0.01)
+    assert worst_case_ratio(30, 98_000, 0.999) == pytest.approx(1.026, abs=0.001)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 10, 1000])
+def test_the_least_overlap_is_a_quantile_of_a_random_unit_vector(dimension, rng):
+    v = torch.randn(200_000, min(dimension, 10), dtype=torch.float64, generator=rng)
+    if dimension > 10:  # the rest of the vector enters through its squared length alone
+        rest = torch.distributions.Chi2(torch.tensor(dimension - 10.0).double()).sample((200_000,))
+        squared = v.square().sum(-1) + rest
+    else:
+        squared = v.square().sum(-1)
+    overlap = v[:, 0].abs() / squared.sqrt()
+    misses = float((overlap < least_overlap(dimension, 0.9)).double().mean())
+    assert misses == pytest.approx(0.1 if dimension > 1 else 0.0, abs=0.003)
+
+
+def test_a_large_space_has_the_overlap_of_a_gaussian():
+    N, eps = 98_304, 1e-3
+    assert least_overlap(N, 1 - eps) == pytest.approx(eps * np.sqrt(np.pi / (2 * N)), rel=1e-4)
+
+
+def test_the_sum_of_squares_is_that_of_the_eigenvector():
+    """At a Ritz value the recurrence gives the singular vector of B itself."""
+    rng = np.random.default_rng(0)
+    alphas, betas = rng.uniform(0.5, 1, (1, 6)), rng.uniform(0.1, 0.5, (1, 6))
+    B = np.zeros((6, 7))
+    B[range(6), range(6)], B[range(6), range(1, 7)] = alphas, betas
+    _left, values, right = np.linalg.svd(B)
+    # the components on v_1 … v_{k+1}, scaled to start at one, have length 1/|first component|
+    exact = right[0, 0] ** -2
+    sigma = values[:1]
+    assert exceeds(sigma, alphas, betas, exact * (1 - 1e-6))[0]
+    assert not exceeds(sigma, alphas, betas, exact * (1 + 1e-6))[0]
+
+
+def test_the_bound_is_the_smallest_point_that_is_excluded():
+    rng = np.random.default_rng(1)
+    alphas, betas = rng.uniform(0.5, 1, (3, 9)), rng.uniform(0.1, 0.5, (3, 9))
+    ritz = np.ones(3)
+    upper = upper_bound(ritz, alphas, betas, 1e-5)
+    assert exceeds(upper, alphas, betas, 1e10).all()
+    below = ritz + (upper - ritz) * (1 - 1e-9)
+    assert not exceeds(below, alphas, betas, 1e10).any()

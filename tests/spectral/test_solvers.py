@@ -1,0 +1,328 @@
+import functools
+import math
+
+import pytest
+import torch
+from cases import BATCHED, CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import Diagonal, constant
+from torch.testing import assert_close
+
+import howsmooth as hs
+
+
+def assert_brackets(estimate, value):
+    """The value lies inside the bracket, up to the rounding of the lower end."""
+    eps = 100 * torch.finfo(estimate.lower.dtype).eps
+    assert float(estimate.lower) <= float(value) * (1 + eps) + eps
+    assert float(value) <= float(estimate.upper) * (1 + eps) + eps
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_norm_is_that_of_the_dense_jacobian(case, rng):
+    f, X = case.build(rng)
+    exact = constant(f, X)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    assert_close(estimate.lower, exact)
+    assert_brackets(estimate, exact)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_default_bracket_holds_and_is_closed(case, rng):
+    f, X = case.build(rng)
+    estimate = hs.local_lipschitz(f, X, generator=rng)
+    assert_brackets(estimate, constant(f, X))
+    assert estimate.status in (hs.Status.CONVERGED, hs.Status.INVARIANT)
+    assert float(estimate.upper) <= float(estimate.lower) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=str)
+def test_a_batch_gives_what_its_members_give(case, rng):
+    f, X = case.build(rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    assert estimate.lower.shape == case.batch
+    assert estimate.direction.shape == X.shape
+    assert estimate.token_sensitivity.shape == X.shape[:-1]
+    dense = torch.func.jacrev(f)(X)
+    count = torch.Size(case.batch).numel()
+    rows, columns = dense[0].numel() // X.numel() if count == 0 else dense.numel() // X.numel(), X.numel()
+    blocks = dense.reshape(count, rows // count, count, columns // count)
+    exact = torch.stack([torch.linalg.matrix_norm(blocks[b, :, b], 2) for b in range(count)])
+    assert_close(estimate.lower.flatten(), exact)
+
+
+@pytest.mark.parametrize("certify", [True, False])
+def test_the_lower_bound_is_attained_by_the_direction(certify, rng):
+    f = hs.Attention.random(heads=3, d=12, causal=True, dtype=torch.float64, generator=rng)
+    X = torch.randn(20, 12, dtype=torch.float64, generator=rng)
+    estimate = hs.local_lipschitz(f, X, certify=certify, generator=rng)
+    moved = f.jacobian(X).jvp(estimate.direction)
+    assert_close(estimate.direction.norm(), torch.ones((), dtype=torch.float64))
+    assert_close(moved.norm(), estimate.lower)
+    assert_close(moved / moved.norm(), estimate.response)
+    assert_close(estimate.token_sensitivity.sum(), torch.ones((), dtype=torch.float64))
+    assert_close(estimate.token_response, estimate.response.square().sum(-1))
+
+
+def test_a_single_head_is_measured_in_the_span_of_its_projections(rng):
+    f = hs.Attention.random(heads=12, d=96, dtype=torch.float64, generator=rng).head(5)
+    X = torch.randn(10, 96, dtype=torch.float64, generator=rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    assert estimate.direction.shape == (10, 96)
+    assert_close(estimate.lower, constant(f, X))
+    assert_close(f.jacobian(X).jvp(estimate.direction).norm(), estimate.lower)
+
+
+def test_products_are_counted(rng):
+    class Counted(Diagonal):
+        calls = 0
+
+        def jvp(self, E):
+            Counted.calls += 1
+            return super().jvp(E)
+
+        def vjp(self, G):
+            Counted.calls += 1
+            return super().jvp(G)
+
+    op = Counted(torch.linspace(0, 1, 500).double())
+    estimate = hs.spectral_norm(op, generator=rng)
+    assert estimate.products == Counted.calls == 2 * estimate.steps + 1
+    Counted.calls = 0
+    powers = hs.power_iteration(op, generator=rng)
+    assert powers.products == Counted.calls == 2 * powers.steps
+
+
+def test_stopping_on_the_residual_takes_fewer_steps(rng):
+    op = Diagonal(0.9 ** torch.arange(2000).double())
+    certified = hs.spectral_norm(op, generator=rng)
+    quick = hs.spectral_norm(op, certify=False, generator=rng)
+    assert quick.steps < certified.steps
+    assert float(quick.residual) <= 1e-3
+    assert 1.0 <= float(quick.upper)
+
+
+def test_the_residual_is_the_distance_to_a_singular_value(rng):
+    op = Diagonal(torch.linspace(0, 1, 400).double() ** 0.5)
+    estimate = hs.spectral_norm(op, certify=False, rtol=1e-2, generator=rng)
+    nearest = (op.entries - estimate.lower).abs().min()
+    assert float(nearest) <= float(estimate.residual) * (1 + 1e-9)
+
+
+def test_the_same_generator_gives_the_same_digits():
+    f = hs.Attention.random(heads=2, d=16, generator=torch.Generator().manual_seed(1))
+    X = torch.randn(30, 16, generator=torch.Generator().manual_seed(2))
+    first, second = (hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first.lower, second.lower)
+    assert torch.equal(first.upper, second.upper)
+    assert torch.equal(first.direction, second.direction)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_measured_in_single(dtype, rng):
+    f = hs.Chain(hs.LayerNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng)).to(dtype)
+    X = torch.randn(9, 8, generator=rng).to(dtype)
+    estimate = hs.local_lipschitz(f, X, generator=rng)
+    assert estimate.lower.dtype == torch.float32
+    exact = constant(f.to(torch.float64), X.double())
+    assert float(estimate.lower) == pytest.approx(float(exact), rel=1e-3)
+
+
+def test_every_kind_of_map_gives_the_same_number(rng):
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    X = torch.randn(6, 8, dtype=torch.float64, generator=rng)
+    kinds = {
+        "map": f,
+        "operator factory": lambda X: f.jacobian(X, memory=0),
+        "operator class": functools.partial(hs.JacobianOperator, f),
+        "callable": lambda X: f(X),
+    }
+    values = [hs.local_lipschitz(kind, X, rtol=1e-9, generator=rng).lower for kind in kinds.values()]
+    for value in values[1:]:
+        assert_close(value, values[0])
+
+
+def test_tokens_that_require_gradients_are_measured_without_them(rng):
+    f = hs.Attention.random(heads=2, d=8, generator=rng)
+    X = torch.randn(6, 8, generator=rng).requires_grad_()
+    estimate = hs.local_lipschitz(f, X, generator=rng)
+    assert not estimate.lower.requires_grad
+    assert not estimate.direction.requires_grad
+
+
+# Extremes
+
+
+def test_one_token_gives_the_value_matrix(rng):
+    V = torch.randn(5, 4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.single_head(A=torch.randn(4, 4, dtype=torch.float64, generator=rng), V=V)
+    estimate = hs.local_lipschitz(f, torch.randn(1, 4, dtype=torch.float64, generator=rng), rtol=1e-9, generator=rng)
+    assert_close(estimate.lower, torch.linalg.matrix_norm(V, 2))
+    assert estimate.status is hs.Status.INVARIANT
+    assert_close(estimate.upper, estimate.lower)
+
+
+def test_a_scalar_map_is_measured_exactly():
+    f = hs.Attention.single_head(A=torch.ones(1, 1), V=torch.full((1, 1), -3.0))
+    estimate = hs.local_lipschitz(f, torch.ones(1, 1))
+    assert float(estimate.lower) == 3.0
+    assert float(estimate.upper) == pytest.approx(3.0)
+
+
+def test_zero_weights_give_norm_zero():
+    f = hs.Attention.single_head(A=torch.eye(3), V=torch.zeros(3, 3))
+    estimate = hs.local_lipschitz(f, torch.randn(5, 3))
+    assert float(estimate.lower) == float(estimate.upper) == 0
+    assert estimate.status is hs.Status.ZERO
+    assert "The operator is zero." in repr(estimate)
+
+
+def test_a_zero_operator_in_a_batch_does_not_disturb_the_others(rng):
+    matrices = torch.randn(3, 6, 5, dtype=torch.float64, generator=rng)
+    matrices[1] = 0
+    estimate = hs.spectral_norm(hs.Dense(matrices), rtol=1e-9, generator=rng)
+    assert_close(estimate.lower, torch.linalg.matrix_norm(matrices, 2))
+    assert [part.status for part in estimate] == [hs.Status.INVARIANT, hs.Status.ZERO, hs.Status.INVARIANT]
+    assert estimate.status is hs.Status.INVARIANT
+
+
+def test_saturated_scores_are_measured_right(rng):
+    A = 1e4 * torch.randn(3, 3, dtype=torch.float64, generator=rng)
+    f = hs.Attention.single_head(A=A, V=torch.eye(3, dtype=torch.float64))
+    X = torch.randn(6, 3, dtype=torch.float64, generator=rng)
+    assert_close(hs.local_lipschitz(f, X, rtol=1e-9, generator=rng).lower, constant(f, X))
+
+
+def test_tied_scores_are_measured_right():
+    X = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 0.0]], dtype=torch.float64)
+    f = hs.Attention.single_head(A=5 * torch.eye(2, dtype=torch.float64), V=torch.eye(2, dtype=torch.float64))
+    assert_close(hs.local_lipschitz(f, X, rtol=1e-9).lower, constant(f, X))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_clustered_tops_of_large_operators_stay_inside_the_error_bar(dtype, rng):
+    entries = torch.linspace(0, 0.999, 10_000, dtype=torch.float64)
+    entries[-50:] = 1 - 1e-6 * torch.rand(50, dtype=torch.float64, generator=rng)
+    op = Diagonal(entries.to(dtype), count=10)
+    estimate = hs.spectral_norm(op, generator=rng)
+    top = float(entries.to(dtype).max())
+    assert bool((estimate.upper >= top).all())
+    assert bool((estimate.lower <= top * (1 + 4 * torch.finfo(dtype).eps)).all())
+    assert estimate.status is hs.Status.CONVERGED
+
+
+def test_a_space_that_is_invariant_at_once_is_no_trouble():
+    for dtype in (torch.float32, torch.float64):
+        estimate = hs.spectral_norm(Diagonal(torch.ones(50_000, dtype=dtype)))
+        assert float(estimate.lower) == pytest.approx(1, rel=1e-6)
+        assert 1 <= float(estimate.upper) <= 1.001
+
+
+def test_rank_one_is_found_whatever_the_shape(rng):
+    for shape in ((1, 30), (30, 1), (40, 20), (20, 40)):
+        u, v = (torch.randn(size, dtype=torch.float64, generator=rng) for size in shape)
+        estimate = hs.spectral_norm(hs.Dense(torch.outer(u, v)), rtol=1e-9, generator=rng)
+        assert_close(estimate.lower, u.norm() * v.norm())
+        assert_brackets(estimate, u.norm() * v.norm())
+
+
+def test_giving_up_is_data_and_one_warning(rng):
+    op = Diagonal(torch.linspace(0, 1, 1000).double())
+    with pytest.warns(hs.errors.ConvergenceWarning, match="max_steps"):
+        estimate = hs.spectral_norm(op, max_steps=3, generator=rng)
+    assert estimate.status is hs.Status.MAX_STEPS
+    assert estimate.steps == 3
+    assert float(estimate.lower) <= 1 <= float(estimate.upper)
+
+
+# Closed forms
+
+
+@st.composite
+def matrices_with_known_norm(draw):
+    """A matrix U diag(s) Vᵀ together with max(s)."""
+    m, n = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    s = draw(st.lists(st.floats(0, 100), min_size=min(m, n), max_size=min(m, n)))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    U, _ = torch.linalg.qr(torch.randn(m, m, dtype=torch.float64, generator=rng))
+    V, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=rng))
+    k = min(m, n)
+    return U[:, :k] @ torch.diag(torch.tensor(s, dtype=torch.float64)) @ V[:, :k].mT, max(s)
+
+
+@given(problem=matrices_with_known_norm())
+@settings(deadline=None)
+def test_matrices_with_known_singular_values_are_bracketed(problem):
+    matrix, norm = problem
+    estimate = hs.spectral_norm(hs.Dense(matrix), confidence=1 - 1e-9, rtol=1e-6)
+    assert float(estimate.lower) <= norm * (1 + 1e-12) + 1e-12
+    assert norm <= float(estimate.upper) * (1 + 1e-12) + 1e-12
+
+
+@given(n=st.integers(1, 12), d=st.integers(1, 6), seed=st.integers(0, 2**32), causal=st.booleans())
+@settings(deadline=None)
+def test_equal_tokens_have_the_constant_of_averaging(n, d, seed, causal):
+    """All tokens equal: J = P⊗V with uniform weights, or with the Cesàro operator when masked."""
+    rng = torch.Generator().manual_seed(seed)
+    A, V, x = (torch.randn(*s, dtype=torch.float64, generator=rng) for s in ((d, d), (d, d), (d,)))
+    f = hs.Attention.single_head(A=A, V=V, causal=causal)
+    P = torch.ones(n, n, dtype=torch.float64)
+    P = (P.tril() if causal else P) / (torch.arange(1, n + 1) if causal else torch.full((n,), n))[:, None]
+    exact = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(V, 2)
+    assert_close(hs.local_lipschitz(f, x.expand(n, d), rtol=1e-9, confidence=1 - 1e-9).lower, exact)
+
+
+@given(scales=st.lists(st.floats(0.1, 10), min_size=1, max_size=6), seed=st.integers(0, 2**32))
+@settings(deadline=None)
+def test_a_norm_is_as_steep_as_its_smallest_token(scales, seed):
+    X = torch.randn(len(scales), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    X = X / X.square().mean(-1, keepdim=True).sqrt() * torch.tensor(scales, dtype=torch.float64)[:, None]
+    f = hs.RMSNorm(gain=torch.ones(5, dtype=torch.float64), eps=0.0)
+    exact = torch.tensor(1 / min(scales), dtype=torch.float64)
+    assert_close(hs.local_lipschitz(f, X, rtol=1e-9, confidence=1 - 1e-9).lower, exact)
+
+
+# Values of the theory
+
+
+def test_the_cesaro_operator_of_ten_tokens():
+    f = hs.Attention.single_head(A=torch.eye(2).double(), V=torch.eye(2).double(), causal=True)
+    assert float(hs.local_lipschitz(f, torch.ones(10, 2).double(), rtol=1e-9).lower) == pytest.approx(1.4101, abs=5e-5)
+
+
+def test_the_sharp_points_of_minus_identity():
+    """n = 200, R = 4, θ = π/2, r = R: w = −e, so x_1, x_2 = ±R z and the rest R e."""
+    X = torch.zeros(200, 2, dtype=torch.float64)
+    X[0, 1], X[1, 1], X[2:, 0] = 4.0, -4.0, 4.0
+    f = hs.Attention.single_head(A=-torch.eye(2).double(), V=torch.eye(2).double())
+    assert float(hs.local_lipschitz(f, X, rtol=1e-9).lower) == pytest.approx(160.310, abs=5e-4)
+
+
+@pytest.mark.parametrize(("copies", "expected"), [(1, 136.6), (3, 165.5)])
+def test_two_unbalanced_diracs(copies, expected):
+    """A = −1, R = 2: n − 1 copies of R and one −R, with n − 1 = copies · e^{2γR²}."""
+    n = round(copies * math.exp(8)) + 1
+    X = torch.full((n, 1), 2.0, dtype=torch.float64)
+    X[0] = -2.0
+    f = hs.Attention.single_head(A=-torch.ones(1, 1).double(), V=torch.ones(1, 1).double())
+    assert float(hs.local_lipschitz(f, X, rtol=1e-6).lower) == pytest.approx(expected, abs=0.05)
+
+
+# Power iteration
+
+
+def test_power_iteration_agrees_and_brackets(rng):
+    op = Diagonal(0.9 ** torch.arange(300).double())
+    estimate = hs.power_iteration(op, rtol=1e-10, generator=rng)
+    assert float(estimate.lower) == pytest.approx(1, abs=1e-8)
+    assert float(estimate.upper) >= 1
+    assert float(estimate.residual) < 1e-3
+
+
+def test_power_iteration_stops_early_where_the_bracket_does_not(rng):
+    op = Diagonal(torch.linspace(0, 1, 3000).double())
+    powers = hs.power_iteration(op, rtol=1e-3, generator=rng)
+    lanczos = hs.spectral_norm(op, rtol=1e-3, generator=rng)
+    assert float(powers.lower) < 0.999  # its own tolerance, missed
+    assert float(lanczos.lower) > 0.999
