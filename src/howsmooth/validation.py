@@ -35,13 +35,13 @@ def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> N
         )
 
 
-def require_tokens(X: object, d: int | None = None) -> None:
-    """Refuse anything but finite tokens of shape ``(*batch, n, d)`` with ``n >= 1``."""
+def require_tokens(X: Tensor, weights: Tensor) -> None:
+    """Refuse anything but finite tokens ``(*batch, n, d)``, ``n >= 1``, on which ``weights`` with ``d`` columns act."""
     require_floating(X, "tokens")
-    assert isinstance(X, Tensor)
-    if X.ndim < 2 or X.shape[-2] == 0 or (d is not None and X.shape[-1] != d):
-        need = f"(*batch, n, {'d' if d is None else d}) with n >= 1"
-        raise ShapeError(f"tokens must have the shape {need}, got {tuple(X.shape)}.")
+    d = weights.shape[-1]
+    if X.ndim < 2 or X.shape[-2] == 0 or X.shape[-1] != d:
+        raise ShapeError(f"tokens must have the shape (*batch, n, {d}) with n >= 1, got {tuple(X.shape)}.")
+    require_agreement(X, weights, "tokens", "weights")
     require_finite(X, "tokens")
 
 
@@ -49,13 +49,3 @@ def require_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:
     """Refuse a tensor of any other shape."""
     if tuple(x.shape) != tuple(shape):
         raise ShapeError(f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}.")
-
-
-def require_broadcast(x: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Refuse a tensor that does not broadcast to ``shape``."""
-    try:
-        fits = torch.broadcast_shapes(x.shape, shape) == torch.Size(shape)
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ShapeError(f"{name} must broadcast to {tuple(shape)}, got {tuple(x.shape)}.")

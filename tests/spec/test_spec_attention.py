@@ -1,5 +1,6 @@
 """Attention against loops written from the definition: values, Jacobian products, gradients, lengths across tiles."""
 
+import functools
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 
 MEMORIES = [2**30, 0]
+BUDGETS = [2**30, 2 * 300 * 300 * 8, 300 * 300 * 8, 10_000, 1, 0]
 
 
 @pytest.fixture
@@ -111,8 +113,8 @@ def naive_sequence(X, p, index=()):
                 scores.append(s)
                 values.append(v[j])
             rows.append(torch.softmax(torch.stack(scores), 0) @ torch.stack(values))
-        O = torch.stack(rows)
-        outputs.append(O if p.get("output") is None else O @ p["output"][h].mT)
+        mean = torch.stack(rows)
+        outputs.append(mean if p.get("output") is None else mean @ p["output"][h].mT)
     if p.get("output") is None:
         return torch.cat(outputs, -1)
     total = sum(outputs)
@@ -280,7 +282,10 @@ def draw_parameters(rng, heads, groups, n, d, k, v, out, batch, features):
 
 
 SEARCH = settings(
-    max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -300,7 +305,10 @@ def test_products_equal_the_dense_jacobian_for_any_mix_of_features(problem, memo
     operator = build(p).jacobian(X, memory=memory)
     J = dense(lambda Z: naive(Z, p), X)
     Y = naive(X, p)
-    E, G = torch.cos(torch.arange(X.numel()).double()).view_as(X), torch.sin(torch.arange(Y.numel()).double()).view_as(Y)
+    E, G = (
+        torch.cos(torch.arange(X.numel()).double()).view_as(X),
+        torch.sin(torch.arange(Y.numel()).double()).view_as(Y),
+    )
     assert_close(operator.jvp(E), (J @ E.flatten()).view_as(Y))
     assert_close(operator.vjp(G), (J.mT @ G.flatten()).view_as(X))
     assert tuple(operator.batch) == tuple(X.shape[:-2])
@@ -336,8 +344,8 @@ def test_values_and_products_equal_fused_attention_of_pytorch(rng, causal):
 
     def fused(Z):
         q, key, v = (torch.einsum("hkd,bnd->bhnk", M, Z) for M in (Q, K, V))
-        O = torch.nn.functional.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=True)
-        return O.transpose(1, 2).flatten(2)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(2)
 
     f = hs.Attention(query=Q, key=K, value=V, positions=hs.Positions(causal=causal))
     assert_close(f(X), fused(X))
@@ -359,10 +367,16 @@ def test_values_equal_multihead_attention_of_pytorch_with_padding_and_masks(rng)
     padding[0, 5:] = False
     mask = gaussian(rng, n, n)
     f = hs.Attention(
-        query=wq, key=wk, value=wv, query_bias=bq, key_bias=bk, value_bias=bv,
-        output=module.out_proj.weight.detach().view(d, h, d // h).movedim(1, 0), output_bias=module.out_proj.bias.detach(),
+        query=wq,
+        key=wk,
+        value=wv,
+        query_bias=bq,
+        key_bias=bk,
+        value_bias=bv,
+        output=module.out_proj.weight.detach().view(d, h, d // h).movedim(1, 0),
+        output_bias=module.out_proj.bias.detach(),
         positions=hs.Positions(padding=padding, mask=mask),
-    )  # fmt: skip
+    )
     X = gaussian(rng, b, n, d)
     additive = torch.zeros(b, n, dtype=torch.float64).masked_fill(~padding, -math.inf)
     expected, _weights = module(X, X, X, key_padding_mask=additive, attn_mask=mask, need_weights=False)
@@ -377,7 +391,12 @@ def test_values_equal_multihead_attention_of_pytorch_with_padding_and_masks(rng)
 @pytest.mark.parametrize("kind", ["full", "causal", "window", "causal_window", "window1", "masks", "causal_bias"])
 def test_products_are_right_for_sequences_longer_than_a_tile(rng, n, heads, kind, memory):
     d, k = 5, 3
-    Q, K, V, W = gaussian(rng, heads, k, d), gaussian(rng, heads, k, d), gaussian(rng, heads, k, d), gaussian(rng, heads, 4, k)
+    Q, K, V, W = (
+        gaussian(rng, heads, k, d),
+        gaussian(rng, heads, k, d),
+        gaussian(rng, heads, k, d),
+        gaussian(rng, heads, 4, k),
+    )
     X = gaussian(rng, n, d)
     i, j = torch.arange(n)[:, None], torch.arange(n)
     allowed, bias, positions = torch.ones(n, n, dtype=torch.bool), None, hs.Positions()
@@ -409,6 +428,16 @@ def test_products_are_right_for_sequences_longer_than_a_tile(rng, n, heads, kind
     assert_close(operator.vjp(G), pullback(G))
 
 
+def test_the_memory_budget_does_not_change_the_products(rng):
+    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=torch.float64, generator=rng)
+    X, E = gaussian(rng, 2, 300, 6), gaussian(rng, 2, 300, 6)
+    expected = f.jacobian(X)
+    for memory in BUDGETS:
+        operator = f.jacobian(X, memory=memory)
+        assert_close(operator.jvp(E), expected.jvp(E))
+        assert_close(operator.vjp(E), expected.vjp(E))
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_per_batch_masks_reach_across_tiles(rng, memory):
     b, heads, n, d = 2, 2, 150, 4
@@ -420,13 +449,12 @@ def test_per_batch_masks_reach_across_tiles(rng, memory):
     padding[:, 0] = True
     f = hs.Attention(query=Q, key=K, value=V, output=W, positions=hs.Positions(mask=mask, padding=padding))
     operator = f.jacobian(X, memory=memory)
-    E, G = torch.randn_like(X), torch.randn_like(X)
+    E, G = gaussian(rng, *X.shape), gaussian(rng, *X.shape)
     Y, Jv, Jt = f(X), operator.jvp(E), operator.vjp(G)
     for i in range(b):
         finite = mask[i] > -math.inf
-        oracle = lambda Z, i=i, finite=finite: causal_lengths_oracle(
-            Z, Q, K, V, W, allowed=finite & padding[i], bias=mask[i].masked_fill(~finite, 0.0)
-        )
+        rest = {"allowed": finite & padding[i], "bias": mask[i].masked_fill(~finite, 0.0)}
+        oracle = functools.partial(causal_lengths_oracle, Q=Q, K=K, V=V, W=W, **rest)
         value, tangent = pushed(oracle, (X[i],), (E[i],))
         pullback = pulled(oracle, X[i])
         assert_close(Y[i], value)
@@ -475,7 +503,12 @@ def test_a_weight_of_two_is_the_same_token_twice(rng):
 
 
 def test_only_ratios_of_token_weights_matter(rng):
-    A, V, X, a = gaussian(rng, 3, 3), gaussian(rng, 3, 3), gaussian(rng, 4, 3), torch.tensor([1e-200, 3e-200, 1e-200, 5e-200]).double()
+    A, V, X, a = (
+        gaussian(rng, 3, 3),
+        gaussian(rng, 3, 3),
+        gaussian(rng, 4, 3),
+        torch.tensor([1.0, 3.0, 1.0, 5.0]).double() * 1e-200,
+    )
     small = hs.Attention.single_head(A=A, V=V, weights=a)
     large = hs.Attention.single_head(A=A, V=V, weights=a * 1e200 * 1e150)
     assert_close(small(X), large(X))
@@ -485,7 +518,9 @@ def test_only_ratios_of_token_weights_matter(rng):
 def test_rotary_scores_depend_on_position_differences_only(rng):
     X, Q, K, V = gaussian(rng, 6, 4), gaussian(rng, 2, 4, 4), gaussian(rng, 2, 4, 4), gaussian(rng, 2, 4, 4)
     values = [
-        hs.Attention(query=Q, key=K, value=V, positions=hs.Positions(rotary=hs.Rotary(positions=torch.arange(6) + shift)))(X)
+        hs.Attention(
+            query=Q, key=K, value=V, positions=hs.Positions(rotary=hs.Rotary(positions=torch.arange(6) + shift))
+        )(X)
         for shift in (0, 17)
     ]
     default = hs.Attention(query=Q, key=K, value=V, positions=hs.Positions(rotary=hs.Rotary()))(X)
@@ -495,14 +530,27 @@ def test_rotary_scores_depend_on_position_differences_only(rng):
 
 def test_rotary_positions_may_be_fractional_and_negative(rng):
     places = torch.tensor([-3.5, 0.25, 2.0, 7.75]).double()
-    p = {"query": gaussian(rng, 1, 4, 3), "key": gaussian(rng, 1, 4, 3), "value": gaussian(rng, 1, 2, 3), "output": None}
-    p["positions"] = {"rotary": {"base": 100.0, "dim": None, "interleaved": True, "frequencies": None, "positions": places}}
+    p = {
+        "query": gaussian(rng, 1, 4, 3),
+        "key": gaussian(rng, 1, 4, 3),
+        "value": gaussian(rng, 1, 2, 3),
+        "output": None,
+    }
+    p["positions"] = {
+        "rotary": {"base": 100.0, "dim": None, "interleaved": True, "frequencies": None, "positions": places}
+    }
     X = gaussian(rng, 4, 3)
     assert_close(build(p)(X), naive(X, p))
 
 
 def test_a_key_bias_matters_under_rotary_embeddings_and_cancels_without(rng):
-    Q, K, V, b, X = gaussian(rng, 1, 4, 3), gaussian(rng, 1, 4, 3), gaussian(rng, 1, 2, 3), gaussian(rng, 1, 4), gaussian(rng, 5, 3)
+    Q, K, V, b, X = (
+        gaussian(rng, 1, 4, 3),
+        gaussian(rng, 1, 4, 3),
+        gaussian(rng, 1, 2, 3),
+        gaussian(rng, 1, 4),
+        gaussian(rng, 5, 3),
+    )
     rotary = hs.Positions(rotary=hs.Rotary())
     with_bias, without = (hs.Attention(query=Q, key=K, value=V, key_bias=c, positions=rotary)(X) for c in (b, None))
     assert (with_bias - without).abs().max() > 1e-3
@@ -512,7 +560,16 @@ def test_a_key_bias_matters_under_rotary_embeddings_and_cancels_without(rng):
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_heads_add_up_to_the_layer(rng, memory):
     p, X = draw_parameters(
-        rng, 4, 2, 5, 4, 4, 3, 6, (), {"rotary", "mask_per_head", "relative", "query_norm", "biases", "weights", "softcap"}
+        rng,
+        4,
+        2,
+        5,
+        4,
+        4,
+        3,
+        6,
+        (),
+        {"rotary", "mask_per_head", "relative", "query_norm", "biases", "weights", "softcap"},
     )
     f = build(p)
     E = gaussian(rng, 5, 4)
@@ -533,7 +590,9 @@ def test_all_heads_are_measured_in_one_batch(rng):
 
 
 def test_per_head_takes_a_batch_of_sequences_on_an_axis_before_the_heads(rng):
-    p, X = draw_parameters(rng, 4, 2, 5, 4, 4, 3, 6, (3,), {"mask_per_batch", "padding_per_batch", "weights_per_batch", "causal"})
+    p, X = draw_parameters(
+        rng, 4, 2, 5, 4, 4, 3, 6, (3,), {"mask_per_batch", "padding_per_batch", "weights_per_batch", "causal"}
+    )
     p["positions"].pop("mask")
     f = build(p)
     # per-batch weights live on the batch axis of X: give them a head axis by hand
@@ -550,14 +609,19 @@ def test_per_head_takes_a_batch_of_sequences_on_an_axis_before_the_heads(rng):
 def test_strides_do_not_matter(rng, memory):
     n, d, b, h = 6, 4, 3, 2
     f = hs.Attention(
-        query=gaussian(rng, d, 3, h).permute(2, 1, 0), key=gaussian(rng, 1, d, 3).mT.expand(h, 3, d),
-        value=gaussian(rng, h, 3, 2 * d)[..., ::2], output=gaussian(rng, 1, 5, 3).expand(h, 5, 3),
+        query=gaussian(rng, d, 3, h).permute(2, 1, 0),
+        key=gaussian(rng, 1, d, 3).mT.expand(h, 3, d),
+        value=gaussian(rng, h, 3, 2 * d)[..., ::2],
+        output=gaussian(rng, 1, 5, 3).expand(h, 5, 3),
         positions=hs.Positions(causal=True),
-    )  # fmt: skip
+    )
     clean = hs.Attention(
-        query=f.query.contiguous(), key=f.key.contiguous(), value=f.value.contiguous(), output=f.output.contiguous(),
+        query=f.query.contiguous(),
+        key=f.key.contiguous(),
+        value=f.value.contiguous(),
+        output=f.output.contiguous(),
         positions=hs.Positions(causal=True),
-    )  # fmt: skip
+    )
     strided = {
         "transposed": gaussian(rng, b, d, n).mT,
         "expanded batch": gaussian(rng, 1, n, d).expand(b, n, d),
@@ -574,11 +638,13 @@ def test_strides_do_not_matter(rng, memory):
 
 
 def test_measuring_does_not_change_its_inputs(rng):
-    p, X = draw_parameters(rng, 4, 2, 5, 4, 4, 3, 6, (2,), {"rotary", "float_mask", "relative", "biases", "weights", "causal"})
+    p, X = draw_parameters(
+        rng, 4, 2, 5, 4, 4, 3, 6, (2,), {"rotary", "float_mask", "relative", "biases", "weights", "causal"}
+    )
     before = {name: value.clone() for name, value in p.items() if torch.is_tensor(value)}
     mask, tokens = p["positions"]["mask"].clone(), X.clone()
     f = build(p)
-    E = torch.randn_like(X)
+    E = gaussian(rng, *X.shape)
     kept = E.clone()
     f.jacobian(X).jvp(E)
     f.jacobian(X, memory=0).vjp(f(X))
@@ -621,7 +687,9 @@ def test_the_future_does_not_move_the_past_under_a_causal_mask(rng):
 def test_a_padded_key_has_no_influence_on_other_tokens(rng):
     f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
     padding = torch.tensor([True, True, False, True])
-    masked = hs.Attention(query=f.query, key=f.key, value=f.value, output=f.output, positions=hs.Positions(padding=padding))
+    masked = hs.Attention(
+        query=f.query, key=f.key, value=f.value, output=f.output, positions=hs.Positions(padding=padding)
+    )
     X = gaussian(rng, 4, 4)
     kept = [0, 1, 3]
     assert_close(masked(X)[kept], f(X[kept]))
@@ -649,7 +717,16 @@ def test_a_batch_axis_of_weights_tokens_and_masks_broadcasts(rng):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_conversion_keeps_the_map(rng, dtype):
     p, X = draw_parameters(
-        rng, 4, 2, 5, 4, 4, 3, 6, (), {"rotary", "float_mask", "relative", "biases", "weights", "query_norm", "key_norm"}
+        rng,
+        4,
+        2,
+        5,
+        4,
+        4,
+        3,
+        6,
+        (),
+        {"rotary", "float_mask", "relative", "biases", "weights", "query_norm", "key_norm"},
     )
     f = build(p)
     converted = f.to(dtype)
@@ -686,7 +763,9 @@ SECOND = [
 @pytest.mark.parametrize("features", SECOND, ids=lambda s: "-".join(sorted(s)) or "bare")
 def test_the_jvp_is_differentiable_in_tokens_and_weights(rng, features, memory):
     p, X = draw_parameters(rng, 2, 1, 3, 2, 4, 2, 2, (2,) if "mask_per_batch" in features else (), features)
-    names = [n for n in ("query", "key", "value", "output", "query_bias", "key_bias", "weights") if p.get(n) is not None]
+    names = [
+        n for n in ("query", "key", "value", "output", "query_bias", "key_bias", "weights") if p.get(n) is not None
+    ]
     E = gaussian(rng, *X.shape)
 
     def product(Z, tangent, *weights):
@@ -727,7 +806,9 @@ def test_gradients_of_the_jvp_are_right_for_sequences_longer_than_a_tile(rng, me
 
 
 def test_forward_values_are_differentiable_too(rng):
-    p, X = draw_parameters(rng, 2, 1, 3, 2, 4, 2, 2, (), {"causal", "rotary", "biases", "softcap", "weights", "query_norm"})
+    p, X = draw_parameters(
+        rng, 2, 1, 3, 2, 4, 2, 2, (), {"causal", "rotary", "biases", "softcap", "weights", "query_norm"}
+    )
     E = gaussian(rng, 3, 2)
     f = build(p)
     _value, tangent = pushed(f, (X,), (E,))
@@ -736,7 +817,9 @@ def test_forward_values_are_differentiable_too(rng):
 
 
 def test_products_match_central_differences(rng):
-    p, X = draw_parameters(rng, 4, 2, 5, 4, 4, 3, 6, (2,), {"rotary", "causal", "relative", "biases", "weights", "softcap"})
+    p, X = draw_parameters(
+        rng, 4, 2, 5, 4, 4, 3, 6, (2,), {"rotary", "causal", "relative", "biases", "weights", "softcap"}
+    )
     f, E, h = build(p), gaussian(rng, 2, 5, 4), 1e-5
     difference = (f(X + h * E) - f(X - h * E)) / (2 * h)
     assert_close(f.jacobian(X).jvp(E), difference, rtol=1e-7, atol=1e-8)  # error h² and eps/h
@@ -800,17 +883,17 @@ def test_the_sharp_points_reach_160_310():
     truth = torch.linalg.matrix_norm(dense(f, X), ord=2)
     assert truth.item() == pytest.approx(160.310, abs=5e-4)
     estimate = hs.local_lipschitz(f, X)
-    assert estimate.lower <= truth <= estimate.upper * (1 + 1e-12)
+    assert estimate.lower <= truth * (1 + 1e-12)
+    assert estimate.upper >= truth * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_saturated_scores_of_ten_thousand_copy_the_winning_token(memory, dtype):
+def test_saturated_scores_of_ten_thousand_copy_the_winning_token(memory):
     # A = I on tokens 100·e_i: the score of a token with itself is 10⁴, all others 0
-    X = 100 * torch.eye(4, dtype=dtype)
-    V = torch.arange(16.0, dtype=dtype).view(4, 4)
-    f = hs.Attention.single_head(A=torch.eye(4, dtype=dtype), V=V)
-    E = torch.linspace(-1, 1, 16, dtype=dtype).view(4, 4)
+    X = 100 * torch.eye(4, dtype=torch.float64)
+    V = torch.arange(16.0, dtype=torch.float64).view(4, 4)
+    f = hs.Attention.single_head(A=torch.eye(4, dtype=torch.float64), V=V)
+    E = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4)
     assert torch.equal(f(X), X @ V.mT)
     assert_close(f.jacobian(X, memory=memory).jvp(E), E @ V.mT)
     assert_close(f.jacobian(X, memory=memory).vjp(E), E @ V)
@@ -841,7 +924,7 @@ def test_tokens_of_dimension_one_are_measured(memory):
     J = dense(lambda Z: torch.softmax(-Z @ Z.mT, -1) @ Z, X)
     operator = f.jacobian(X, memory=memory)
     assert_close(torch.cat([operator.jvp(e.view(2, 1)) for e in torch.eye(2).double()], -1), J)
-    assert hs.local_lipschitz(f, X).lower == pytest.approx(1.1978, abs=2e-3)
+    assert hs.local_lipschitz(f, X).lower == pytest.approx(1.1978, abs=5e-5)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

@@ -18,10 +18,11 @@ app = typer.Typer(
 app.command()(demo)
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"howsmooth {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

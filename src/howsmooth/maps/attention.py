@@ -262,8 +262,7 @@ class Attention(Value):
 
     def _admit(self, X: Tensor) -> Tensor:
         """Check the tokens and give them every batch axis that weights and masks bring along."""
-        require_tokens(X, self.d)
-        require_agreement(X, self.query, "tokens", "weights")
+        require_tokens(X, self.query)
         n = X.shape[-2]
         self.positions.check(n)
         if self.weights is not None and self.weights.shape[-1] != n:

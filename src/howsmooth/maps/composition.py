@@ -98,6 +98,10 @@ class ChainJacobian:
             G = link.vjp(G)
         return G
 
+    def take(self, index: Tensor) -> "ChainJacobian":
+        """Pick some operators of the batch."""
+        return ChainJacobian(tuple(link.take(index) for link in self.links))
+
 
 class ResidualJacobian:
     """The identity plus a Jacobian."""
@@ -115,6 +119,10 @@ class ResidualJacobian:
     def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
         return G + self.inner.vjp(G)
+
+    def take(self, index: Tensor) -> "ResidualJacobian":
+        """Pick some operators of the batch."""
+        return ResidualJacobian(self.inner.take(index))
 
 
 def _require_map(f: object) -> None:

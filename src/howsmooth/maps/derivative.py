@@ -1,6 +1,7 @@
 """The closed-form Jacobian of attention: products with J and Jᵀ, tile by tile, no autograd."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from howsmooth.maps.pattern import Pattern, Room, rows_of, unstack
 from howsmooth.maps.projections import Projections
+from howsmooth.maps.values import take
 from howsmooth.validation import require_shape
 
 
@@ -103,6 +105,18 @@ class AttentionJacobian:
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, P.mT, g_rows)
         return stitch(moved), dk.total, dv.total
+
+    def take(self, index: Tensor) -> "AttentionJacobian":
+        """Pick some operators of the batch."""
+        stack = self.scaled_k.unflatten(0, (math.prod(self.batch), -1))
+        return dataclasses.replace(
+            self,
+            projections=self.projections.take(self.batch, index),
+            pattern=self.pattern.take(index),
+            scaled_k=stack[index].flatten(0, 1),
+            output=take(self.output, self.batch, index, event=2),
+            batch=(len(index),),
+        )
 
     def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
         r"""Return an operator with the same singular values on a smaller space, and the isometry back to tokens.

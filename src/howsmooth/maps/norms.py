@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm as maps, with their derivatives and the ellipsoid each sends tokens to."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.ellipsoids import Ellipsoid
-from howsmooth.maps.values import Value
+from howsmooth.maps.values import Value, take
 from howsmooth.validation import (
     require_agreement,
     require_finite,
@@ -54,8 +55,7 @@ class Norm(Value):
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "NormJacobian":
         """Differentiate at ``X``."""
-        require_tokens(X, self.gain.numel())
-        require_agreement(X, self.gain, "tokens", "gain")
+        require_tokens(X, self.gain)
         return self.linearise(X)
 
     def linearise(self, X: Float[Tensor, "*batch n d"]) -> "NormJacobian":
@@ -152,6 +152,15 @@ class NormJacobian:
     def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent of the output back."""
         return self._core(self.gain * G)
+
+    def take(self, index: Tensor) -> "NormJacobian":
+        """Pick some operators of the batch."""
+        return self.taken(self.batch, index, event=2)
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "NormJacobian":
+        """Pick entries of the leading ``batch`` axes, ``event`` axes being left."""
+        z, scale = (take(x, batch, index, event=event) for x in (self.z, self.scale))
+        return dataclasses.replace(self, z=z, scale=scale)
 
     def _core(self, E: Tensor) -> Tensor:
         if self.centred:

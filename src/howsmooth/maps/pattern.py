@@ -1,6 +1,7 @@
 """The attention weights P of all heads, tile by tile: kept where they fit, rebuilt where they do not."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.positions import Positions
+from howsmooth.maps.values import take
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
 TILE_BYTES = 16 * 2**20
@@ -70,6 +72,15 @@ class Scores:
             by_head.add_(self.log_weights[..., None, None, tile.columns])
         return S, slope
 
+    def take(self, index: Tensor) -> "Scores":
+        """Pick the rules of some entries of the batch."""
+        return Scores(
+            batch=(len(index),),
+            positions=self.positions.take(self.batch, index),
+            softcap=self.softcap,
+            log_weights=take(self.log_weights, self.batch, index, event=1),
+        )
+
     @property
     def may_hide_all(self) -> bool:
         """Whether some row could be left with nothing to see."""
@@ -114,6 +125,24 @@ class Pattern:
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
                 P = S.sub_(lse).exp_()
                 yield tile, P, P if slope is None else P * slope
+
+    def take(self, index: Tensor) -> "Pattern":
+        """Pick the weights of some entries of the batch."""
+        count = math.prod(self.scores.batch)
+
+        def pick(x: Tensor) -> Tensor:
+            return x.unflatten(0, (count, -1))[index].flatten(0, 1)
+
+        return Pattern(
+            scores=self.scores.take(index),
+            tiles=self.tiles,
+            q=pick(self.q),
+            k=pick(self.k),
+            v=pick(self.v),
+            o=pick(self.o),
+            kept=None if self.kept is None else [_pick_both(pair, pick) for pair in self.kept],
+            lse=None if self.lse is None else [pick(x) for x in self.lse],
+        )
 
 
 class Room:
@@ -180,6 +209,13 @@ def rows_of(x: Float[Tensor, "stack shared n k"], tile: Tile) -> Float[Tensor, "
 def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stack shared n k"]:
     """Undo the stacking of :func:`rows_of`."""
     return x.unflatten(1, (-1, tile.height))
+
+
+def _pick_both(pair: tuple[Tensor, Tensor], pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Pick from P and M; without a soft cap they are one tensor and stay so."""
+    P, M = pair
+    picked = pick(P)
+    return picked, picked if M is P else pick(M)
 
 
 def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.values import Value
+from howsmooth.maps.values import Value, take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,6 +120,16 @@ class Positions(Value):
             mask=None if self.mask is None else _with_heads(self.mask).unsqueeze(-3),
             relative_bias=None if self.relative_bias is None else self.relative_bias.unsqueeze(-2),
             rotary=rotary,
+        )
+
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "Positions":
+        """Pick the masks of some entries of the batch; the rotary embedding is applied elsewhere."""
+        return dataclasses.replace(
+            self,
+            padding=take(self.padding, batch, index, event=1),
+            mask=take(self.mask, batch, index, event=3),
+            relative_bias=take(self.relative_bias, batch, index, event=2),
+            rotary=None,
         )
 
 

@@ -1,5 +1,6 @@
 """From tokens to the queries, keys and values of every head, and back."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from howsmooth.maps.norms import NormJacobian
 from howsmooth.maps.rotary import Rotation
+from howsmooth.maps.values import take
 
 
 class Layout(NamedTuple):
@@ -94,11 +96,14 @@ class Projections:
         Perturbations orthogonal to the columns of ``B`` move nothing, so no singular value but zero is lost.
         """
         basis, triangle = torch.linalg.qr(self.weight.mT)
-        restricted = Projections(
-            weight=triangle.mT,
-            layout=self.layout,
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
-            rotation=self.rotation,
+        return dataclasses.replace(self, weight=triangle.mT), basis
+
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "Projections":
+        """Pick the projections of some entries of the batch."""
+        return dataclasses.replace(
+            self,
+            weight=take(self.weight, batch, index, event=2),
+            query_norm=None if self.query_norm is None else self.query_norm.taken(batch, index, event=3),
+            key_norm=None if self.key_norm is None else self.key_norm.taken(batch, index, event=3),
+            rotation=None if self.rotation is None else self.rotation.take(batch, index),
         )
-        return restricted, basis

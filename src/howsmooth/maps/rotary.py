@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.values import Value
+from howsmooth.maps.values import Value, take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +79,11 @@ class Rotation:
     def T(self) -> "Rotation":
         """The transpose, which is the inverse."""
         return Rotation(cos=self.cos, sin=-self.sin, interleaved=self.interleaved)
+
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "Rotation":
+        """Pick the rotations of some entries of the batch."""
+        cos, sin = (take(x, batch, index, event=3) for x in (self.cos, self.sin))
+        return Rotation(cos=cos, sin=sin, interleaved=self.interleaved)
 
     def __call__(self, x: Float[Tensor, "*batch heads n k"]) -> Float[Tensor, "*batch heads n k"]:
         """Rotate the leading coordinates of every token; the rest stays."""

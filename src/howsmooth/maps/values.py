@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
 V = TypeVar("V", bound="Value")
+T = TypeVar("T", Tensor, Tensor | None)
 
 
 class Value:
@@ -32,6 +32,20 @@ def _moved(part: Any, dtype: torch.dtype | None, device: torch.device | str | No
     return part
 
 
+def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
+    """Pick entries ``index`` of the flattened batch axes; what has no batch axes serves every entry.
+
+    Args:
+        x: A tensor whose batch axes broadcast to ``batch``, or ``None``.
+        batch: The batch axes.
+        index: Which entries.
+        event: How many trailing axes are not batch axes.
+    """
+    if x is None or x.ndim <= event:
+        return x
+    return x.expand(*batch, *x.shape[x.ndim - event :]).flatten(0, len(batch) - 1)[index]
+
+
 @runtime_checkable
 class Jacobian(Protocol):
     """The derivative of a map at one input: a linear operator on ``(*batch, *domain)``."""
@@ -47,6 +61,9 @@ class Jacobian(Protocol):
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull the cotangent ``G`` of the output back: Jᵀ G."""
+
+    def take(self, index: Tensor) -> "Jacobian":
+        """Pick some operators of the batch, as a batch with one axis."""
 
 
 @runtime_checkable

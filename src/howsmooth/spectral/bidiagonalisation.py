@@ -1,6 +1,7 @@
 """Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, for a batch of operators in lockstep."""
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -76,6 +77,15 @@ class Bidiagonalisation:
         basis.append(w / safe[:, None].to(w.dtype))
         return length
 
+    def keep(self, which: Array) -> None:
+        """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
+        index = torch.as_tensor(which, device=self._scale.device)
+        self.op = cast(Any, self.op).take(index)
+        self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
+        self._scale = self._scale[index]
+        self._right.keep(index)
+        self._left.keep(index)
+
     def matrix(self) -> Array:
         r"""Return :math:`[B_k\;\;\beta_k e_k]`, ``(batch, k, k + 1)``."""
         size, k = self.alphas.shape
@@ -95,13 +105,14 @@ class Bidiagonalisation:
         left, _values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
         return self.betas[:, -1] * np.abs(left[:, -1, 0])
 
-    def right_vectors(self, coefficients: Array) -> Float[Tensor, "batch r N"]:
-        """Combine the right basis: ``(batch, r, k + 1)`` coefficients give ``r`` vectors."""
-        return self._right.combine(coefficients)
+    def top_triplets(self, which: Array) -> tuple[Tensor, Tensor, Array]:
+        r"""Return the top Ritz triplets of some operators: v, :math:`\theta u` and :math:`\theta`.
 
-    def left_vectors(self, coefficients: Array) -> Float[Tensor, "batch r M"]:
-        """Combine the left basis: ``(batch, r, k)`` coefficients give ``r`` vectors."""
-        return self._left.combine(coefficients)
+        :math:`J^\top u = \theta v` holds to rounding, and :math:`J v = \theta u` up to the residual.
+        """
+        left, values, right = np.linalg.svd(self.matrix()[which], full_matrices=False)
+        top = values[:, 0]
+        return self._right.combine(right[:, 0], which), self._left.combine(top[:, None] * left[:, :, 0], which), top
 
 
 class _Basis:
@@ -134,6 +145,9 @@ class _Basis:
         self._memory[:, self._count] = vector
         self._count += 1
 
+    def keep(self, index: Tensor) -> None:
+        self._memory = self._memory[index]
+
     def orthogonalise(self, w: Float[Tensor, "batch N"]) -> Float[Tensor, " batch"]:
         """Subtract from ``w``, in place, its projection on the basis; return the length of what is left."""
         length = _length(w)
@@ -142,16 +156,18 @@ class _Basis:
             if not self._count:
                 break
             before = length
-            overlap = torch.bmm(self.vectors, w.unsqueeze(-1))
-            w -= torch.bmm(overlap.mT, self.vectors).squeeze(1)
+            overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
+            w.unsqueeze(1).baddbmm_(overlap, self.vectors, alpha=-1)
             length = _length(w)
             if bool((length >= 0.5 * before).all()):
                 break
         return length
 
-    def combine(self, coefficients: Array) -> Tensor:
+    def combine(self, coefficients: Array, which: Array) -> Float[Tensor, "some N"]:
+        """Combine the vectors of some operators, ``(some, k)`` coefficients."""
         weights = torch.as_tensor(coefficients, dtype=self._memory.dtype, device=self._memory.device)
-        return torch.bmm(weights, self.vectors[:, : weights.shape[-1]])
+        basis = self.vectors if which.all() else self.vectors[torch.as_tensor(which, device=weights.device)]
+        return torch.bmm(weights.unsqueeze(1), basis[:, : weights.shape[-1]]).squeeze(1)
 
 
 def _length(w: Tensor) -> Float[Tensor, " batch"]:

@@ -8,7 +8,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, gravest
 from howsmooth.spectral.operators import LinearOperator, compressed
-from howsmooth.spectral.solvers import check_settings, least_rtol, spectral_norm
+from howsmooth.spectral.solvers import check_settings, spectral_norm
+from howsmooth.spectral.stopping import least_rtol
 
 
 @torch.no_grad()

@@ -31,9 +31,9 @@ class NormEstimate:
         response: The unit direction in which the output moves.
         residual: :math:`|J v - \theta u|` for the Ritz triplet that ``direction`` comes from, while
             :math:`J^\top u = \theta v` holds: some singular value is that near, not necessarily the largest.
-        steps: How many Krylov (or power) steps were taken.
-        products: How many products with the operator or its transpose were taken.
-        statuses: Why the solver stopped, for each batch element in turn.
+        products: How many products with the operator or its transpose were taken, all together.
+        step_counts: How many Krylov (or power) steps were taken, for each batch element in turn.
+        statuses: Why the solver stopped, likewise.
     """
 
     lower: Float[Tensor, "*batch"]
@@ -42,9 +42,14 @@ class NormEstimate:
     direction: Float[Tensor, "..."]
     response: Float[Tensor, "..."]
     residual: Float[Tensor, "*batch"]
-    steps: int
     products: int
+    step_counts: tuple[int, ...]
     statuses: tuple[Status, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken; for a batch, the most that any element took."""
+        return max(self.step_counts)
 
     @property
     def status(self) -> Status:
@@ -73,7 +78,7 @@ class NormEstimate:
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
         stride = len(self.statuses) // size
-        start = index % size * stride
+        part = slice(index % size * stride, (index % size + 1) * stride)
         return NormEstimate(
             lower=self.lower[index],
             upper=self.upper[index],
@@ -81,9 +86,9 @@ class NormEstimate:
             direction=self.direction[index],
             response=self.response[index],
             residual=self.residual[index],
-            steps=self.steps,
             products=self.products,
-            statuses=self.statuses[start : start + stride],
+            step_counts=self.step_counts[part],
+            statuses=self.statuses[part],
         )
 
     def __iter__(self) -> Iterator["NormEstimate"]:

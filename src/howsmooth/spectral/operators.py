@@ -16,7 +16,8 @@ class LinearOperator(Protocol):
     """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
 
     An operator may also have ``compress() -> (smaller, isometry)``: an operator with the same singular values on a
-    smaller space, and the isometry from that space into its own.
+    smaller space, and the isometry from that space into its own; and ``take(index) -> operator``: some operators of the
+    batch, so that a solver need not go on with those that are done.
     """
 
     batch: tuple[int, ...]
@@ -75,6 +76,10 @@ class Dense:
     def vjp(self, G: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n"]:
         """Multiply by the transpose."""
         return (self.matrix.mT @ G.unsqueeze(-1)).squeeze(-1)
+
+    def take(self, index: Tensor) -> "Dense":
+        """Pick some matrices of the batch."""
+        return Dense(self.matrix.flatten(0, -3)[index])
 
 
 def compressed(op: LinearOperator) -> tuple[LinearOperator, Callable[[Tensor], Tensor]]:

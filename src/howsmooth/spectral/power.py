@@ -62,8 +62,8 @@ def power_iteration(
         direction=v,
         response=response,
         residual=lengths(residual, op.batch).to(op.dtype),
-        steps=steps,
         products=2 * steps,
+        step_counts=(steps,) * value.numel(),
         statuses=tuple(
             _status(*flags) for flags in zip(value.flatten().tolist(), settled.flatten().tolist(), strict=True)
         ),

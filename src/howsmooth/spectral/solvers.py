@@ -13,15 +13,14 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ConvergenceWarning, NonFiniteError
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.certificate import exceeds, least_overlap, upper_bound
+from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.operators import LinearOperator, compressed
+from howsmooth.spectral.stopping import Harvest, Stopping, least_rtol, slack
 from howsmooth.spectral.vectors import flat, lengths, random_start, unit
 
-Array = np.ndarray
-
-# Rounding acts like a perturbation of the operator by a few units in the last place; upper bounds include it.
-ROUNDING_UNITS = 8
+# Operators leave a batch when so many of them are done: copying the rest costs about one product.
+LEAVING_SHARE = 0.2
 
 
 def local_lipschitz(
@@ -80,91 +79,57 @@ def spectral_norm(
     """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
-    delta = least_overlap(math.prod(core.domain), confidence)
-    slack = 1 + ROUNDING_UNITS * torch.finfo(op.dtype).eps
-    space = Bidiagonalisation(core, flat(random_start(core, generator), core.batch), generator)
-    closed = np.zeros(math.prod(core.batch), dtype=bool)
-    while not closed.all() and space.steps < max_steps:
-        space.advance()
-        _require_finite(space)
-        if space.complete:
-            closed[:] = True
-        else:
-            closed = _bracket_closed(space, rtol, slack, delta) if certify else _residual_small(space, rtol)
-    return _estimate(op, core, embed, space, closed, delta=delta, slack=slack, confidence=confidence)
-
-
-def _bracket_closed(space: Bidiagonalisation, rtol: float, slack: float, delta: float) -> Array:
-    """Tell for which operators the upper bound is within ``rtol`` of the lower one."""
-    closed = space.zero.copy()
-    live = ~space.zero
-    goal = space.ritz()[live] * (1 + rtol) / slack
-    closed[live] = exceeds(goal, space.alphas[live], space.betas[live], delta**-2)
-    return closed
-
-
-def _residual_small(space: Bidiagonalisation, rtol: float) -> Array:
-    return space.zero | (space.residual() <= rtol * space.ritz())
-
-
-def _estimate(
-    op: LinearOperator,
-    core: LinearOperator,
-    embed: Callable[[Tensor], Tensor],
-    space: Bidiagonalisation,
-    closed: Array,
-    *,
-    delta: float,
-    slack: float,
-    confidence: float,
-) -> NormEstimate:
-    """Turn the Krylov space into the estimate: one more product shows that the lower bound is attained."""
-    left, values, right = np.linalg.svd(space.matrix(), full_matrices=False)
-    small = unit(space.right_vectors(right[:, :1]).reshape(*core.batch, *core.domain), core.batch)
+    rule = Stopping(
+        rtol=rtol,
+        certify=certify,
+        max_steps=max_steps,
+        delta=least_overlap(math.prod(core.domain), confidence),
+        slack=slack(op.dtype),
+    )
+    harvest, products = _bidiagonalise(core, rule, generator)
+    small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)
     moved = core.jvp(small)
-    expected = space.left_vectors((left[:, :, 0] * values[:, :1])[:, None]).reshape(moved.shape)
-    direction = unit(embed(small), op.batch)
+    direction = embed(small)
     response = moved if core is op else op.jvp(direction)
+    if Status.MAX_STEPS in harvest.statuses:
+        sentence = f"the bracket did not close in {harvest.steps.max()} steps. {Status.MAX_STEPS.value}"
+        warnings.warn(sentence, ConvergenceWarning, stacklevel=3)
     lower = lengths(response, op.batch)
-    upper = torch.as_tensor(_upper(space, values[:, 0], delta) * slack, device=op.device).reshape(op.batch)
-    statuses = tuple(_status(space, *flags) for flags in zip(space.zero.tolist(), closed.tolist(), strict=True))
-    if Status.MAX_STEPS in statuses:
-        sentence = f"the bracket did not close in {space.steps} steps. {Status.MAX_STEPS.value}"
-        warnings.warn(sentence, ConvergenceWarning, stacklevel=4)
+    upper = torch.as_tensor(harvest.upper, device=op.device).reshape(op.batch)
     return NormEstimate(
         lower=lower.to(op.dtype),
         upper=torch.maximum(upper, lower).to(op.dtype),
         confidence=confidence,
         direction=direction,
         response=unit(response, op.batch),
-        residual=lengths(moved - expected, op.batch).to(op.dtype),
-        steps=space.steps,
-        products=2 * space.steps + (1 if core is op else 2),
-        statuses=statuses,
+        residual=lengths(moved - harvest.response.reshape(moved.shape), op.batch).to(op.dtype),
+        products=products + (1 if core is op else 2),
+        step_counts=tuple(harvest.steps.tolist()),
+        statuses=tuple(harvest.statuses),
     )
 
 
-def _upper(space: Bidiagonalisation, ritz: Array, delta: float) -> Array:
-    upper = np.zeros_like(ritz)
-    live = ~space.zero
-    if space.complete:
-        upper[live] = ritz[live]
-    elif live.any():
-        upper[live] = upper_bound(ritz[live], space.alphas[live], space.betas[live], delta)
-    return upper
-
-
-def _status(space: Bidiagonalisation, zero: bool, closed: bool) -> Status:
-    if zero:
-        return Status.ZERO
-    if space.complete:
-        return Status.INVARIANT
-    return Status.CONVERGED if closed else Status.MAX_STEPS
-
-
-def least_rtol(dtype: torch.dtype) -> float:
-    """Return the smallest relative width of a bracket that the rounding of ``dtype`` lets close."""
-    return 4 * ROUNDING_UNITS * torch.finfo(dtype).eps
+def _bidiagonalise(op: LinearOperator, rule: Stopping, generator: torch.Generator | None) -> tuple[Harvest, int]:
+    """Grow the Krylov spaces of all operators in lockstep; those that are done leave in groups."""
+    space = Bidiagonalisation(op, flat(random_start(op, generator), op.batch), generator)
+    harvest = Harvest(op)
+    waiting = np.arange(math.prod(op.batch))
+    can_leave = hasattr(op, "take")
+    while waiting.size:
+        space.advance()
+        _require_finite(space)
+        closed = rule.closed(space)
+        if closed.all() or space.steps == rule.max_steps:
+            leaving = np.ones_like(closed)
+        elif can_leave and closed.mean() >= LEAVING_SHARE:
+            leaving = closed
+        else:
+            continue
+        harvest.add(waiting[leaving], space, leaving, closed, rule)
+        waiting = waiting[~leaving]
+        if waiting.size:
+            space.keep(np.flatnonzero(~leaving))
+    return harvest, 2 * space.steps
 
 
 def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps: int) -> None:

@@ -1,0 +1,99 @@
+"""When a bracket is good enough, and what is kept of the operators that have reached it."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.certificate import exceeds, upper_bound
+from howsmooth.spectral.estimates import Status
+from howsmooth.spectral.operators import LinearOperator
+
+Array = np.ndarray
+
+# Rounding acts like a perturbation of the operator by a few units in the last place; upper bounds include it.
+ROUNDING_UNITS = 8
+
+
+def slack(dtype: torch.dtype) -> float:
+    """Return the factor by which rounding may have lowered an upper bound."""
+    return 1 + ROUNDING_UNITS * torch.finfo(dtype).eps
+
+
+def least_rtol(dtype: torch.dtype) -> float:
+    """Return the smallest relative width of a bracket that the rounding of ``dtype`` lets close."""
+    return 4 * (slack(dtype) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """The rule that decides when an operator is done.
+
+    Attributes:
+        rtol: The tolerance, of the bracket or of the residual.
+        certify: Whether the bracket has to close.
+        max_steps: When to give up.
+        delta: The least overlap of the start with the top singular vector, at the confidence.
+        slack: What rounding adds to upper bounds.
+    """
+
+    rtol: float
+    certify: bool
+    max_steps: int
+    delta: float
+    slack: float
+
+    def closed(self, space: Bidiagonalisation) -> Array:
+        """Tell which operators are done."""
+        if space.complete:
+            return np.ones_like(space.zero)
+        done = space.zero.copy()
+        live = ~space.zero
+        if not self.certify:
+            done[live] = (space.residual() <= self.rtol * space.ritz())[live]
+        elif live.any():
+            goal = space.ritz()[live] * (1 + self.rtol) / self.slack
+            done[live] = exceeds(goal, space.alphas[live], space.betas[live], self.delta**-2)
+        return done
+
+    def upper(self, space: Bidiagonalisation, which: Array, ritz: Array) -> Array:
+        """Return the upper bounds of some operators whose largest Ritz values are ``ritz``."""
+        upper, live = np.zeros_like(ritz), ~space.zero[which]
+        if space.complete:
+            upper[live] = ritz[live]
+        elif live.any():
+            alphas, betas = space.alphas[which][live], space.betas[which][live]
+            upper[live] = upper_bound(ritz[live], alphas, betas, self.delta)
+        return upper * self.slack
+
+
+class Harvest:
+    """What is kept of each operator once it is done: its top Ritz triplet, its upper bound, why it stopped."""
+
+    def __init__(self, op: LinearOperator) -> None:
+        count = math.prod(op.batch)
+        self.direction = torch.empty(count, math.prod(op.domain), dtype=op.dtype, device=op.device)
+        self.response = torch.empty(count, math.prod(op.codomain), dtype=op.dtype, device=op.device)
+        self.upper = np.empty(count)
+        self.steps = np.zeros(count, dtype=int)
+        self.statuses = [Status.MAX_STEPS] * count
+
+    def add(self, places: Array, space: Bidiagonalisation, which: Array, closed: Array, rule: Stopping) -> None:
+        """Take operators ``which`` out of the Krylov spaces and put them in their ``places``."""
+        direction, response, ritz = space.top_triplets(which)
+        index = torch.as_tensor(places, device=direction.device)
+        self.direction[index], self.response[index] = direction, response
+        self.upper[places] = rule.upper(space, which, ritz)
+        self.steps[places] = space.steps
+        for place, zero, done in zip(places, space.zero[which], closed[which], strict=True):
+            self.statuses[place] = _status(space, bool(zero), bool(done))
+
+
+def _status(space: Bidiagonalisation, zero: bool, done: bool) -> Status:
+    if zero:
+        return Status.ZERO
+    if space.complete:
+        return Status.INVARIANT
+    return Status.CONVERGED if done else Status.MAX_STEPS

@@ -1,0 +1,31 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import howsmooth as hs
+
+
+def test_every_exported_name_can_be_had():
+    for name in hs.__all__:
+        assert getattr(hs, name).__name__ == name
+    assert set(hs.__all__) <= set(dir(hs))
+
+
+def test_the_type_checker_sees_the_same_names():
+    tree = ast.parse(Path(hs.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(hs.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="lipshitz"):
+        hs.local_lipshitz  # noqa: B018
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, howsmooth, howsmooth.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
