@@ -52,7 +52,7 @@ def _vector(f, W, bias, index, norm, x, position):
     if bias is not None:
         y = y + bias[index]
     if norm is not None:
-        y = norm(y)
+        y = norm(y[None])[0]
     rotary = f.positions.rotary
     return y if rotary is None else _rotate(rotary, y, position)
 

@@ -18,7 +18,7 @@ def require_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity."""
     if torch._C._functorch.is_batchedtensor(x):
         return  # inside torch.vmap the values cannot steer Python
-    if not torch.isfinite(x).all():
+    if not x.is_meta and not torch.isfinite(x).all():
         bad = int((~torch.isfinite(x)).sum())
         raise NonFiniteError(f"{name} must be finite, but {bad} of its {x.numel()} entries are NaN or infinite.")
 
@@ -36,13 +36,19 @@ def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> N
 
 
 def require_tokens(X: Tensor, weights: Tensor) -> None:
-    """Refuse anything but finite tokens ``(*batch, n, d)``, ``n >= 1``, on which ``weights`` with ``d`` columns act."""
+    """Refuse anything but finite, non-empty tokens ``(*batch, n, d)`` on which ``weights`` with ``d`` columns act."""
     require_floating(X, "tokens")
     d = weights.shape[-1]
-    if X.ndim < 2 or X.shape[-2] == 0 or X.shape[-1] != d:
+    if X.ndim < 2 or X.numel() == 0 or X.shape[-1] != d:
         raise ShapeError(f"tokens must have the shape (*batch, n, {d}) with n >= 1, got {tuple(X.shape)}.")
     require_agreement(X, weights, "tokens", "weights")
     require_finite(X, "tokens")
+
+
+def require_like(x: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a vector that an operator cannot be applied to."""
+    require_shape(x, shape, name)
+    require_agreement(x, like, name, "the operator")
 
 
 def require_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:

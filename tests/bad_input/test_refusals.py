@@ -93,7 +93,7 @@ def test_a_rotary_dimension_must_be_even():
 
 
 POSITIONS = [
-    ({"window": 0}, AssumptionError, "window must be at least 1"),
+    ({"window": 0}, AssumptionError, "window must be a whole number, at least 1"),
     ({"padding": torch.ones(5)}, DtypeError, "padding must be boolean"),
     ({"mask": torch.ones(5)}, ShapeError, r"mask must be \(n, n\)"),
     ({"mask": torch.ones(5, 4, dtype=torch.bool)}, ShapeError, r"got \(5, 4\)"),
@@ -204,7 +204,7 @@ SETTINGS = [
     ({"rtol": float("nan")}, "rtol must be at least"),
     ({"confidence": 1.0}, "strictly between 0 and 1"),
     ({"confidence": 0.0}, "strictly between 0 and 1"),
-    ({"max_steps": 0}, "max_steps must be at least 1"),
+    ({"max_steps": 0}, "max_steps must be a whole number, at least 1"),
 ]
 
 

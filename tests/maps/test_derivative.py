@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from cases import BATCHED, CASES, SINGLE, layer
+from cases import BATCHED, CASES, SINGLE, Case, layer
 from oracles import dense_jacobian
 from torch.testing import assert_close
 
@@ -57,6 +57,30 @@ def test_a_batch_is_differentiated_sequence_by_sequence(case, rng):
     count = torch.Size(case.batch).numel()
     blocks = dense.reshape(count, -1, count, X.shape[-2] * X.shape[-1])
     assert all(not blocks[a, :, b].any() for a in range(count) for b in range(count) if a != b)
+
+
+def _normed(gauss):
+    norm = hs.LayerNorm(gain=gauss(4), bias=gauss(4))
+    positions = hs.Positions(causal=True, rotary=hs.Rotary(positions=torch.arange(21).reshape(3, 7)))
+    return layer(gauss, heads=4, groups=2, softcap=2.0, query_norm=norm, key_norm=norm, positions=positions)
+
+
+TAKEN = [*BATCHED, Case("norms, rotary, soft cap", _normed, (3,)), Case("heads", lambda g: layer(g).per_head(), (2, 1))]
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=str)
+@pytest.mark.parametrize("memory", [0, 2**30])
+def test_some_operators_of_a_batch_can_be_taken(case, memory, rng):
+    f, X = case.build(rng)
+    J = f.jacobian(X, memory=memory) if isinstance(f, hs.Attention) else f.jacobian(X)
+    E = torch.randn(*J.batch, *J.domain, dtype=X.dtype, generator=rng)
+    G = torch.randn(*J.batch, *J.codomain, dtype=X.dtype, generator=rng)
+    index = torch.tensor([1, 0])
+    some = J.take(index)
+    assert some.batch == (2,)
+    axes = len(J.batch) - 1
+    assert_close(some.jvp(E.flatten(0, axes)[index]), J.jvp(E).flatten(0, axes)[index])
+    assert_close(some.vjp(G.flatten(0, axes)[index]), J.vjp(G).flatten(0, axes)[index])
 
 
 @pytest.mark.parametrize("case", CASES + BATCHED, ids=str)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.derivative import AttentionJacobian, project_heads
 from howsmooth.maps.norms import Norm, NormJacobian
 from howsmooth.maps.pattern import Pattern, Scores, attend
@@ -140,6 +140,8 @@ class Attention(Value):
             dtype: The numbers; torch's default by default.
             generator: The source of randomness.
         """
+        if heads < 1 or d < 1:
+            raise ShapeError(f"a layer needs at least one head and one dimension, got heads = {heads} and d = {d}.")
         if k is None and d % heads:
             raise ShapeError(f"d must be a multiple of heads, or k be given; got d = {d} and heads = {heads}.")
         k = d // heads if k is None else k
@@ -166,6 +168,11 @@ class Attention(Value):
         return 1 / math.sqrt(self.layout.k) if self.scale is None else self.scale
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.query.dtype
+
+    @property
     def d(self) -> int:
         """The dimension of a token."""
         return self.query.shape[-1]
@@ -190,6 +197,8 @@ class Attention(Value):
             memory: How many bytes the attention weights may take. When they need more, only their row-wise
                 log-sum-exp is kept, and every product rebuilds them tile by tile (about 1.3 times the work).
         """
+        if memory is None or not memory >= 0:
+            raise AssumptionError(f"memory must be a number of bytes, 0 or more, got {memory}.")
         X = self._admit(X)
         pattern, projections = self._attend(X, memory=memory)
         require_finite(pattern.o, "the output of attention")
@@ -317,7 +326,7 @@ def _shift(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _normalise(x: Tensor, norm: Norm | None) -> tuple[Tensor, NormJacobian | None]:
-    return (x, None) if norm is None else (norm(x), norm.linearise(x))
+    return (x, None) if norm is None else (norm.apply(x), norm.linearise(x))
 
 
 def _check_projections(f: Attention) -> None:
@@ -349,6 +358,7 @@ def _check_biases(f: Attention) -> None:
     }
     for name, (x, shape) in needed.items():
         if x is not None:
+            require_floating(x, name)
             require_shape(x, shape, name)
             require_agreement(x, f.query, name, "query")
             require_finite(x, name)
@@ -361,6 +371,8 @@ def _check_options(f: Attention) -> None:
         raise AssumptionError(f"softcap must be positive, got {f.softcap}.")
     for name, norm in (("query_norm", f.query_norm), ("key_norm", f.key_norm)):
         if norm is not None:
+            if not isinstance(norm, Norm):
+                raise DtypeError(f"{name} must be an hs.LayerNorm or an hs.RMSNorm, got {type(norm).__name__}.")
             require_shape(norm.gain, (f.layout.k,), f"the gain of {name}")
             require_agreement(norm.gain, f.query, name, "query")
     if f.positions.rotary is not None:

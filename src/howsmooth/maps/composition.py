@@ -38,6 +38,11 @@ class Chain:
             X = f(X)
         return ChainJacobian(tuple(links))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.maps[0].dtype
+
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Chain":
         """Return the same chain in another dtype or on another device."""
         return Chain(*(f.to(dtype, device) for f in self.maps))
@@ -55,16 +60,20 @@ class Residual:
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n d"]:
         """Add the tokens to the map's output."""
-        return X + self.map(X)
+        Y = self.map(X)
+        _require_same_width(X.shape[-1], Y.shape[-1])
+        return X + Y
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "ResidualJacobian":
         """Differentiate: the identity plus the map's Jacobian."""
         inner = self.map.jacobian(X)
-        if inner.domain != inner.codomain:
-            raise ShapeError(
-                f"a residual adds input and output, so they must agree: got {inner.domain} and {inner.codomain}."
-            )
+        _require_same_width(inner.domain[-1], inner.codomain[-1])
         return ResidualJacobian(inner)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.map.dtype
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Residual":
         """Return the same map in another dtype or on another device."""
@@ -123,6 +132,13 @@ class ResidualJacobian:
     def take(self, index: Tensor) -> "ResidualJacobian":
         """Pick some operators of the batch."""
         return ResidualJacobian(self.inner.take(index))
+
+
+def _require_same_width(tokens: int, outputs: int) -> None:
+    if tokens != outputs:
+        raise ShapeError(
+            f"a residual adds input and output, so their dimensions must agree: got {tokens} and {outputs}."
+        )
 
 
 def _require_map(f: object) -> None:

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.maps.pattern import Pattern, Room, rows_of, unstack
+from howsmooth.maps.pattern import Pattern, Room, rows_of, softmax_derivative, unstack
 from howsmooth.maps.projections import Projections
 from howsmooth.maps.values import take
-from howsmooth.validation import require_shape
+from howsmooth.validation import require_like
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,12 +22,12 @@ class AttentionJacobian:
     With ``P = softmax(s q kᵀ)`` and ``o = P v`` for each head (``s`` rides on ``q`` and ``k``),
 
     .. math::
-        \mathrm{JVP}:&\quad T = P\circ(dq\,k^\top + q\,dk^\top),\qquad do = T v + P\,dv - \mathrm{rowsum}(T)\,o \\
-        \mathrm{VJP}:&\quad dS = P\circ(g\,v^\top - \langle g, o\rangle),\qquad
+        \mathrm{JVP}:&\quad dS = s(dq\,k^\top + q\,dk^\top),\quad dP = \mathrm{softmax}'(dS),\quad do = dP\,v + P\,dv \\
+        \mathrm{VJP}:&\quad dP = g\,v^\top,\quad dS = s\,\mathrm{softmax}'(dP),\quad
                       dq = dS\,k,\quad dk = dS^\top q,\quad dv = P^\top g
 
-    The row sum of :math:`P\circ(g v^\top)` is :math:`\langle g, o\rangle`, so the VJP needs no pass over the scores for
-    it, and :math:`dq\,k^\top + q\,dk^\top` is one product :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
+    where :math:`\mathrm{softmax}'(D) = P\circ(D - \mathrm{rowsum}(P\circ D))` is symmetric. The two parts of
+    :math:`dS` in the JVP are one matrix product, :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
     Both products can be differentiated by autograd with respect to the tokens and the weights.
 
     Attributes:
@@ -65,7 +65,7 @@ class AttentionJacobian:
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push the perturbation ``E`` of the tokens forward: J E."""
-        require_shape(E, (*self.batch, *self.domain), "the perturbation")
+        require_like(E, self.pattern.o, (*self.batch, *self.domain), "the perturbation")
         dq, dk, dv = self.projections.jvp(E)
         return project_heads(self._moved_means(dq, dk, dv), self.output, self.batch)
 
@@ -75,16 +75,18 @@ class AttentionJacobian:
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
         room, moved = Room(left, right), []
-        for tile, P, M in pattern.weights():
-            T = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile)).mul_(M)
-            do = torch.bmm(T, pattern.v[:, tile.columns]).baddbmm_(P, dv[:, tile.columns])
-            do.addcmul_(T.sum(-1, keepdim=True), rows_of(pattern.o, tile), value=-1)
+        for tile, P, slope in pattern.weights():
+            dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
+            if slope is not None:
+                dS = dS * slope
+            dP = softmax_derivative(dS, P)
+            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(P, dv[:, tile.columns])
             moved.append(unstack(do, tile))
         return stitch(moved)
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull the cotangent ``G`` of the output back: Jᵀ G."""
-        require_shape(G, (*self.batch, *self.codomain), "the cotangent")
+        require_like(G, self.pattern.o, (*self.batch, *self.codomain), "the cotangent")
         layout, pattern = self.projections.layout, self.pattern
         g = G if self.output is None else G @ self.output
         g = g.unflatten(-1, (layout.heads, layout.v)).transpose(-2, -3).contiguous().view(pattern.o.shape)
@@ -94,13 +96,14 @@ class AttentionJacobian:
 
     def _pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         pattern = self.pattern
-        mean = (g * pattern.o).sum(-1, keepdim=True)
         room, moved = Room(g, pattern.v), []
         dk, dv = Columns(pattern.k), Columns(pattern.v)
-        for tile, P, M in pattern.weights():
+        for tile, P, slope in pattern.weights():
             columns, g_rows = tile.columns, rows_of(g, tile)
-            dS = torch.bmm(g_rows, pattern.v[:, columns].mT, out=room(tile))
-            dS.sub_(rows_of(mean, tile)).mul_(M)
+            dP = torch.bmm(g_rows, pattern.v[:, columns].mT, out=room(tile))
+            dS = softmax_derivative(dP, P)
+            if slope is not None:
+                dS = dS * slope
             moved.append(unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile))
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, P.mT, g_rows)

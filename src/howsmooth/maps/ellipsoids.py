@@ -57,17 +57,17 @@ class Ellipsoid(Value):
         w = alpha * beta
         base = float(beta @ beta)
         top = self._top()
-        if not np.any(w):
+        if np.linalg.norm(w) <= 1e-100 * (1 + top):
             return math.sqrt(self._d * top + base)
 
         def dual(gap: float) -> float:
-            inverse = 1.0 / (top + gap - alpha**2)
+            inverse = 1.0 / (top - alpha**2 + gap)  # in this order no gap is too small to count
             shift = (w @ inverse) / inverse.sum() if self.centred else 0.0
             return self._d * (top + gap) + base + float(w @ ((w - shift) * inverse))
 
-        # at the minimum the gap is at most |w|/√d, where the two λ-dependent terms of the crude bound balance
-        crude = float(np.linalg.norm(w)) / math.sqrt(self._d)
-        found = minimize_scalar(lambda t: dual(math.exp(t)), bounds=(math.log(crude) - 40.0, math.log(crude) + 1.0))
+        # the derivative shows that the gap is at most |w|/√d at the minimum
+        most = math.log(float(np.linalg.norm(w)) / math.sqrt(self._d))
+        found = minimize_scalar(lambda t: dual(math.exp(t)), bounds=(most - 40.0, most + 1.0))
         return math.sqrt(found.fun)
 
     @property

@@ -1,19 +1,21 @@
 """LayerNorm and RMSNorm as maps, with their derivatives and the ellipsoid each sends tokens to."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.ellipsoids import Ellipsoid
 from howsmooth.maps.values import Value, take
 from howsmooth.validation import (
     require_agreement,
     require_finite,
     require_floating,
+    require_like,
     require_shape,
     require_tokens,
 )
@@ -38,17 +40,26 @@ class Norm(Value):
     def __post_init__(self) -> None:
         """Check the parameters once."""
         require_floating(self.gain, "gain")
-        require_shape(self.gain, (self.gain.numel(),), "gain")
+        if self.gain.ndim != 1 or not self.gain.numel():
+            raise ShapeError(
+                f"gain must have one axis with an entry for each coordinate, got {tuple(self.gain.shape)}."
+            )
         require_finite(self.gain, "gain")
-        if self.eps < 0:
-            raise AssumptionError(f"eps must not be negative, got {self.eps}.")
+        if not 0 <= self.eps < math.inf:
+            raise AssumptionError(f"eps must not be negative and must be finite, got {self.eps}.")
         if self.bias is not None:
+            require_floating(self.bias, "bias")
             require_shape(self.bias, tuple(self.gain.shape), "bias")
             require_agreement(self.bias, self.gain, "bias", "gain")
             require_finite(self.bias, "bias")
 
-    def __call__(self, X: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Normalise every token."""
+        require_tokens(X, self.gain)
+        return self.apply(X)
+
+    def apply(self, X: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Normalise every token, unchecked."""
         z, _scale = self._normalised(X)
         scaled = self.gain * z
         return scaled if self.bias is None else scaled + self.bias
@@ -72,6 +83,11 @@ class Norm(Value):
         return centred / scale, scale
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.gain.dtype
+
+    @property
     def image(self) -> Ellipsoid:
         r"""The closure of what the norm can output.
 
@@ -89,8 +105,8 @@ class RMSNorm(Norm):
     .. math:: f(x) = \alpha\circ z + \beta,\qquad z = x\big/\sqrt{\tfrac1d|x|^2 + \epsilon}
 
     Example:
-        >>> RMSNorm(gain=torch.ones(2), eps=0.0)(torch.tensor([3.0, 3.0]))
-        tensor([1., 1.])
+        >>> RMSNorm(gain=torch.ones(2), eps=0.0)(torch.tensor([[3.0, 3.0]]))
+        tensor([[1., 1.]])
     """
 
 
@@ -101,8 +117,8 @@ class LayerNorm(Norm):
     .. math:: f(x) = \alpha\circ z + \beta,\qquad z = (x-\bar x)\big/\sqrt{\mathrm{var}(x) + \epsilon}
 
     Example:
-        >>> LayerNorm(gain=torch.ones(2), eps=0.0)(torch.tensor([1.0, 5.0]))
-        tensor([-1.,  1.])
+        >>> LayerNorm(gain=torch.ones(2), eps=0.0)(torch.tensor([[1.0, 5.0]]))
+        tensor([[-1.,  1.]])
     """
 
     centred = True
@@ -147,10 +163,12 @@ class NormJacobian:
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Push a perturbation of the tokens forward."""
+        require_like(E, self.z, tuple(self.z.shape), "the perturbation")
         return self.gain * self._core(E)
 
     def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent of the output back."""
+        require_like(G, self.z, tuple(self.z.shape), "the cotangent")
         return self._core(self.gain * G)
 
     def take(self, index: Tensor) -> "NormJacobian":

@@ -1,7 +1,7 @@
 """The attention weights P of all heads, tile by tile: kept where they fit, rebuilt where they do not."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -101,7 +101,7 @@ class Pattern:
         k: Keys ``(stack, n, k)``.
         v: Values ``(stack, n, v)``.
         o: Means ``(stack, shared, n, v)``.
-        kept: For each tile P and M = P∘slope, or ``None`` when they are rebuilt.
+        kept: For each tile P and the slope of the soft cap, or ``None`` when they are rebuilt.
         lse: For each tile the row-wise log-sum-exp of the scores, or ``None`` when the weights are kept.
     """
 
@@ -111,20 +111,19 @@ class Pattern:
     k: Tensor
     v: Tensor
     o: Tensor
-    kept: list[tuple[Tensor, Tensor]] | None
+    kept: list[tuple[Tensor, Tensor | None]] | None
     lse: list[Tensor] | None
 
-    def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-        """Yield each tile with P and M = P∘slope, what the derivative of the scores is multiplied by."""
+    def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
+        """Yield each tile with P and the slope of the soft cap (``None``: one)."""
         if self.kept is not None:
-            for tile, (P, M) in zip(self.tiles, self.kept, strict=True):
-                yield tile, P, M
+            for tile, (P, slope) in zip(self.tiles, self.kept, strict=True):
+                yield tile, P, slope
         elif self.lse is not None:
             room = Room(self.q, self.k)
             for tile, lse in zip(self.tiles, self.lse, strict=True):
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
-                P = S.sub_(lse).exp_()
-                yield tile, P, P if slope is None else P * slope
+                yield tile, S.sub_(lse).exp_(), slope
 
     def take(self, index: Tensor) -> "Pattern":
         """Pick the weights of some entries of the batch."""
@@ -140,7 +139,9 @@ class Pattern:
             k=pick(self.k),
             v=pick(self.v),
             o=pick(self.o),
-            kept=None if self.kept is None else [_pick_both(pair, pick) for pair in self.kept],
+            kept=None
+            if self.kept is None
+            else [(pick(P), None if slope is None else pick(slope)) for P, slope in self.kept],
             lse=None if self.lse is None else [pick(x) for x in self.lse],
         )
 
@@ -150,19 +151,36 @@ class Room:
 
     def __init__(self, *operands: Tensor) -> None:
         """Prepare for products of ``operands`` (the first one: the queries)."""
-        self._recorded = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+        self._recorded = recorded(*operands)
         self._like = operands[0]
         self._memory: Tensor | None = None
 
     def __call__(self, tile: Tile) -> Tensor | None:
         """Return memory for the scores of ``tile``, or ``None`` when autograd needs its own."""
-        if self._recorded or torch._C._functorch.maybe_current_level() is not None:
+        if self._recorded:
             return None
         shape = (self._like.shape[0], self._like.shape[1] * tile.height, tile.width)
         size = shape[0] * shape[1] * shape[2]
         if self._memory is None or self._memory.numel() < size:
             self._memory = self._like.new_empty(size)
         return self._memory[:size].view(shape)
+
+
+def recorded(*operands: Tensor) -> bool:
+    """Tell whether autograd or a transform of torch.func watches an operation on ``operands``."""
+    transformed = torch._C._functorch.maybe_current_level() is not None
+    return transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in operands))
+
+
+def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
+    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where nothing watches.
+
+    The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
+    *before* multiplying is what keeps digits where the softmax is saturated and both are large.
+    """
+    if recorded(D, P) or D.device.type != "cpu":  # elsewhere the kernel may not allow its output to be its input
+        return torch._softmax_backward_data(D, P, -1, D.dtype)
+    return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=D)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | None) -> Pattern:
@@ -186,7 +204,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | Non
         P = torch.softmax(S, dim=-1)
         means.append(unstack(torch.bmm(P, v[:, tile.columns]), tile))
         if keep:
-            kept.append((P, P if slope is None else P * slope))
+            kept.append((P, slope))
         elif memory is not None:
             lse.append(S.logsumexp(-1, keepdim=True))
     return Pattern(
@@ -209,13 +227,6 @@ def rows_of(x: Float[Tensor, "stack shared n k"], tile: Tile) -> Float[Tensor, "
 def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stack shared n k"]:
     """Undo the stacking of :func:`rows_of`."""
     return x.unflatten(1, (-1, tile.height))
-
-
-def _pick_both(pair: tuple[Tensor, Tensor], pick: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Pick from P and M; without a soft cap they are one tensor and stay so."""
-    P, M = pair
-    picked = pick(P)
-    return picked, picked if M is P else pick(M)
 
 
 def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores) -> int:

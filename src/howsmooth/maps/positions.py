@@ -38,8 +38,8 @@ class Positions(Value):
 
     def __post_init__(self) -> None:
         """Check each part on its own; what depends on ``n`` is checked when tokens arrive."""
-        if self.window is not None and self.window < 1:
-            raise AssumptionError(f"window must be at least 1 (the token itself), got {self.window}.")
+        if self.window is not None and not (isinstance(self.window, int) and self.window >= 1):
+            raise AssumptionError(f"window must be a whole number, at least 1 (the token itself), got {self.window}.")
         _check_mask(self.padding, self.mask)
         _check_relative_bias(self.relative_bias)
 

@@ -1,5 +1,6 @@
 """Rotary position embeddings: an orthogonal rotation of queries and keys."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.values import Value, take
+from howsmooth.validation import require_finite
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +35,11 @@ class Rotary(Value):
 
     def __post_init__(self) -> None:
         """Check what can be known without tokens."""
-        if self.base <= 0:
-            raise AssumptionError(f"the rotary base must be positive, got {self.base}.")
+        if not 0 < self.base < math.inf:
+            raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.")
+        for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
+            if x is not None:
+                require_finite(x, f"rotary {name}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
             raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.")
 

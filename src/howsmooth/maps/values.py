@@ -70,6 +70,10 @@ class Jacobian(Protocol):
 class Map(Protocol):
     """A map on sequences of tokens that knows its derivative."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Apply the map to every sequence of the batch."""
 

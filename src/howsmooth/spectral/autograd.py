@@ -1,17 +1,20 @@
 """The Jacobian of any callable by autograd, for what has no closed form."""
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.validation import require_finite, require_floating, require_shape
+from howsmooth.validation import require_finite, require_floating, require_like
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -24,12 +27,11 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
         X: The tokens.
     """
     require_floating(X, "tokens")
-    half = X.dtype in HALF
-    X = X.detach().float() if half else X.detach()
+    X = _measurable(X)
     if hasattr(f, "jacobian"):
         g: Any = f
         with torch.no_grad():
-            return (g.to(torch.float32) if half else g).jacobian(X)
+            return (g.to(torch.float32) if getattr(g, "dtype", None) in HALF else g).jacobian(X)
     if not callable(f):
         raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.")
     return JacobianOperator.or_operator(f, X)
@@ -55,8 +57,10 @@ class JacobianOperator:
             batch_axes: How many leading axes of ``X`` are batch axes; all but the last two by default.
         """
         require_floating(X, "tokens")
-        X = X.detach().float() if X.dtype in HALF else X.detach()
+        X = _measurable(X)
         require_finite(X, "tokens")
+        if batch_axes is not None and not 0 <= batch_axes <= X.ndim:
+            raise ShapeError(f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.")
         self._record(f, X, _evaluate(f, X), batch_axes)
 
     @classmethod
@@ -82,37 +86,43 @@ class JacobianOperator:
         self.dtype, self.device = X.dtype, X.device
         self._f, self._X = f, X
         self._inputs, self._value = inputs, value
-        self._require_independent_batch()
         self._push_forward = self._forward_mode if self._supports_forward_mode() else self._double_backward()
+        self._require_one_matrix()
+        self._require_independent_batch()
 
     def jvp(self, E: Tensor) -> Tensor:
         """Push the perturbation ``E`` forward: J E."""
-        require_shape(E, (*self.batch, *self.domain), "the perturbation")
+        require_like(E, self._X, (*self.batch, *self.domain), "the perturbation")
         return self._push_forward(E)
 
     def vjp(self, G: Tensor) -> Tensor:
         """Pull the cotangent ``G`` back: Jᵀ G."""
-        require_shape(G, (*self.batch, *self.codomain), "the cotangent")
+        require_like(G, self._X, (*self.batch, *self.codomain), "the cotangent")
         if not self._value.requires_grad:
             return torch.zeros_like(self._X)  # a constant map
         (pulled,) = torch.autograd.grad(self._value, self._inputs, G, retain_graph=True, materialize_grads=True)
         return pulled
 
     def _forward_mode(self, E: Tensor) -> Tensor:
-        with torch.no_grad(), _measuring(self._f) as f:
-            _value, tangent = torch.func.jvp(f, (self._X,), (E,))  # type: ignore[misc]
-        return tangent
+        with torch.inference_mode(False), torch.no_grad(), _measuring(self._f) as f, forward_ad.dual_level():
+            # a copy: the callable may work in place
+            dual = f(forward_ad.make_dual(self._X.clone(), E.clone()))
+            _value, tangent = forward_ad.unpack_dual(dual)
+            return torch.zeros_like(self._value) if tangent is None else tangent.clone()
 
     def _supports_forward_mode(self) -> bool:
-        try:
-            tangent = self._forward_mode(torch.zeros_like(self._X))
-        except (RuntimeError, NotImplementedError):
-            return False
-        return tangent.shape == self._value.shape
+        with warnings.catch_warnings():
+            # the first use of forward mode loads parts of torch that warn about themselves
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                self._forward_mode(torch.zeros_like(self._X))
+            except (RuntimeError, NotImplementedError):
+                return False
+        return True
 
     def _double_backward(self) -> Callable[[Tensor], Tensor]:
-        cotangent = torch.zeros_like(self._value, requires_grad=True)
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            cotangent = torch.zeros_like(self._value, requires_grad=True)
             (pulled,) = torch.autograd.grad(
                 self._value, self._inputs, cotangent, create_graph=True, materialize_grads=True
             )
@@ -123,26 +133,58 @@ class JacobianOperator:
 
         return push_forward
 
+    def _require_one_matrix(self) -> None:
+        r"""Check :math:`\langle u, Jv\rangle = \langle J^\top u, v\rangle` once, on random vectors.
+
+        It fails where the callable is random, or where its derivative cannot be differentiated again.
+        """
+        generator = torch.Generator().manual_seed(0)
+        v, u = (_gauss(x, generator) for x in (self._X, self._value))
+        moved, pulled = self.jvp(v), self.vjp(u)
+        gap = ((u * moved).sum() - (pulled * v).sum()).abs()
+        # random vectors of N entries meet at an angle whose cosine is about 1/√N
+        size = torch.maximum(u.norm() * moved.norm(), pulled.norm() * v.norm()) / max(u.numel(), v.numel()) ** 0.5
+        if bool(gap > 0.01 * size):
+            raise AssumptionError(
+                "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
+                "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), or is a part "
+                "of it not twice differentiable?"
+            )
+
     def _require_independent_batch(self) -> None:
-        """Pull back a cotangent on the first batch element: it must not reach the others."""
-        count = self._X[..., 0].numel() if not self.domain else int(torch.Size(self.batch).numel())
+        r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own."""
+        count = math.prod(self.batch)
         if count < 2:
             return
-        G = torch.zeros_like(self._value).reshape(count, -1)
-        G[0] = torch.linspace(1, 2, G.shape[1], dtype=G.dtype, device=G.device)
-        spill = self.vjp(G.reshape(self._value.shape)).reshape(count, -1)[1:]
-        if bool(spill.any()):
+        G = _gauss(self._value, torch.Generator().manual_seed(1))
+        factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
+        outer = factors.reshape(*self.batch, *(1 for _ in self.codomain))
+        inner = factors.reshape(*self.batch, *(1 for _ in self.domain))
+        expected = inner * self.vjp(G)
+        if bool((self.vjp(outer * G) - expected).norm() > 1e-4 * expected.norm() / count):
             raise AssumptionError(
                 "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
                 "use hs.JacobianOperator(f, X, batch_axes=0)."
             )
 
 
+def _measurable(X: Tensor) -> Tensor:
+    """Detach the tokens; half precision becomes float32."""
+    with torch.inference_mode(False):
+        # a copy of what was made in inference mode, which autograd cannot record
+        X = X.clone() if X.is_inference() else X.detach()
+        return X.float() if X.dtype in HALF else X
+
+
+def _gauss(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device)
+
+
 def _evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
-    inputs = X.clone().requires_grad_()
-    with torch.enable_grad(), _measuring(f) as g:
-        return inputs, g(inputs)
+    with torch.inference_mode(False), torch.enable_grad(), _measuring(f) as g:
+        inputs = X.clone().requires_grad_()
+        return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
 
 
 def _check_value(value: Any, X: Tensor, axes: int) -> None:

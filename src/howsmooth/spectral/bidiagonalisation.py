@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.vectors import lengths
 
 Array = np.ndarray
 
@@ -26,9 +27,16 @@ class Bidiagonalisation:
         zero: Which operators of the batch are zero.
     """
 
-    def __init__(self, op: LinearOperator, start: Float[Tensor, "batch N"], generator: torch.Generator | None) -> None:
-        """Start at the unit vectors ``start``."""
+    def __init__(
+        self,
+        op: LinearOperator,
+        start: Float[Tensor, "batch N"],
+        generator: torch.Generator | None,
+        floor: float = 0.0,
+    ) -> None:
+        """Start at the unit vectors ``start``; what moves them by at most ``floor`` is called zero."""
         self.op = op
+        self.floor = floor
         self.generator = generator
         self.alphas: Array = np.empty((start.shape[0], 0))
         self.betas: Array = np.empty((start.shape[0], 0))
@@ -50,11 +58,11 @@ class Bidiagonalisation:
     def advance(self) -> None:
         """Take one step."""
         op, size = self.op, self.zero.shape[0]
-        moved = op.jvp(self._right.last.reshape(*op.batch, *op.domain)).reshape(size, -1)
+        moved = op.jvp(self._right.last.reshape((*op.batch, *op.domain))).reshape(size, -1)
         alpha = self._extend(self._left, moved)
         if self.steps == 0:
-            self.zero = (alpha == 0).cpu().numpy()
-        pulled = op.vjp(self._left.last.reshape(*op.batch, *op.codomain)).reshape(size, -1)
+            self.zero = (alpha <= self.floor).cpu().numpy()
+        pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled)
         self.alphas = np.column_stack((self.alphas, alpha.cpu().numpy()))
         self.betas = np.column_stack((self.betas, beta.cpu().numpy()))
@@ -98,7 +106,9 @@ class Bidiagonalisation:
     def ritz(self) -> Array:
         """Return the largest Ritz value of each operator."""
         B = self.matrix()
-        return np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
+        size = np.maximum(np.abs(B).max(axis=(1, 2)), np.finfo(float).tiny)  # so that squares stay in range
+        B /= size[:, None, None]
+        return size * np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
 
     def residual(self) -> Array:
         r"""Return :math:`|J^\top u - \theta v| = \beta_k|x_k|` of the top Ritz triplet of :math:`B_k`."""
@@ -150,7 +160,7 @@ class _Basis:
 
     def orthogonalise(self, w: Float[Tensor, "batch N"]) -> Float[Tensor, " batch"]:
         """Subtract from ``w``, in place, its projection on the basis; return the length of what is left."""
-        length = _length(w)
+        length = lengths(w, w.shape[:1])
         # Gram–Schmidt; what loses more than half its length is done again: twice is enough
         for _pass in range(3):
             if not self._count:
@@ -158,7 +168,7 @@ class _Basis:
             before = length
             overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
             w.unsqueeze(1).baddbmm_(overlap, self.vectors, alpha=-1)
-            length = _length(w)
+            length = lengths(w, w.shape[:1])
             if bool((length >= 0.5 * before).all()):
                 break
         return length
@@ -168,7 +178,3 @@ class _Basis:
         weights = torch.as_tensor(coefficients, dtype=self._memory.dtype, device=self._memory.device)
         basis = self.vectors if which.all() else self.vectors[torch.as_tensor(which, device=weights.device)]
         return torch.bmm(weights.unsqueeze(1), basis[:, : weights.shape[-1]]).squeeze(1)
-
-
-def _length(w: Tensor) -> Float[Tensor, " batch"]:
-    return torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64)

@@ -8,7 +8,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, gravest
 from howsmooth.spectral.operators import LinearOperator, compressed
-from howsmooth.spectral.solvers import check_settings, spectral_norm
+from howsmooth.spectral.solvers import bracket_norm, check_settings
 from howsmooth.spectral.stopping import least_rtol
 
 
@@ -46,10 +46,13 @@ def singular_values(
     # a direction is only accurate to the root of its value's tolerance, and what leaks blurs the values after it
     inner = max(1e-3 * rtol, least_rtol(op.dtype))
     rest, found = Deflated(core, ()), []
+    floor = 0.0
     for _index in range(k):
-        top = spectral_norm(rest, rtol=inner, confidence=confidence, max_steps=max_steps, generator=generator)
+        top = bracket_norm(rest, inner, confidence, True, max_steps, generator, floor)
         found.append(top)
         rest = rest.without(top.direction)
+        # once the rank is exhausted, only the rounding of the largest value is left
+        floor = 16 * torch.finfo(op.dtype).eps * float(found[0].lower.max())
     return _ritz(op, [embed(v) for v in rest.directions], found)
 
 

@@ -1,6 +1,7 @@
 """What a spectral solver returns: the value, its error bar, and the evidence for both."""
 
 import enum
+import functools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ class Status(enum.StrEnum):
     INVARIANT = "The Krylov space fills the whole space: the value is exact."
     CONVERGED = "The tolerance was met."
     MAX_STEPS = "`max_steps` was reached first. Raise it, or loosen `rtol`."
+    INCONSISTENT = "Products with the operator contradict each other. Use float64, or remove randomness from the map."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -72,8 +74,10 @@ class NormEstimate:
             raise TypeError("an estimate of a single operator has no length.")
         return self.lower.shape[0]
 
-    def __getitem__(self, index: int) -> "NormEstimate":
-        """Return the estimate of one entry along the first batch axis."""
+    def __getitem__(self, index: int | tuple[int, ...]) -> "NormEstimate":
+        """Return the estimate of one entry along the first batch axis, or along several."""
+        if isinstance(index, tuple):
+            return functools.reduce(NormEstimate.__getitem__, index, self)
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
@@ -100,7 +104,8 @@ class NormEstimate:
         return f"NormEstimate: {self._summary()}"
 
     def _summary(self) -> str:
-        count = "" if not self.lower.ndim else f" over {self.lower.numel()} inputs"
+        many = self.lower.numel()
+        count = "" if not self.lower.ndim else f" over {many} input{'s' if many > 1 else ''}"
         lower, upper = float(self.lower.min()), float(self.upper.max())
         low, high = bracket_digits(lower, upper)
         steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"

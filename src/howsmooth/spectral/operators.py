@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.errors import ShapeError
 from howsmooth.validation import require_finite, require_floating
 
 
@@ -35,14 +36,18 @@ class LinearOperator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A matrix, or a batch of matrices, as an operator."""
+    """A matrix, or a batch of matrices, as an operator; half precision becomes float32."""
 
     matrix: Float[Tensor, "*batch m n"]
 
     def __post_init__(self) -> None:
         """Check the numbers once."""
         require_floating(self.matrix, "matrix")
+        if self.matrix.ndim < 2:
+            raise ShapeError(f"matrix must have the shape (*batch, m, n), got {tuple(self.matrix.shape)}.")
         require_finite(self.matrix, "matrix")
+        if self.matrix.dtype in (torch.float16, torch.bfloat16):
+            object.__setattr__(self, "matrix", self.matrix.float())
 
     @property
     def batch(self) -> tuple[int, ...]:

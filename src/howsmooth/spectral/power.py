@@ -71,7 +71,7 @@ def power_iteration(
 
 
 def _scaled(v: Tensor, value: Tensor) -> Tensor:
-    return v * value.reshape(*value.shape, *(1 for _ in range(v.ndim - value.ndim))).to(v.dtype)
+    return v * value.reshape((*value.shape, *(1 for _ in range(v.ndim - value.ndim)))).to(v.dtype)
 
 
 def _status(value: float, settled: bool) -> Status:

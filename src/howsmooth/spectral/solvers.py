@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ConvergenceWarning, NonFiniteError
+from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, NonFiniteError
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
-from howsmooth.spectral.estimates import NormEstimate, Status
+from howsmooth.spectral.estimates import NormEstimate, Status, gravest
 from howsmooth.spectral.operators import LinearOperator, compressed
 from howsmooth.spectral.stopping import Harvest, Stopping, least_rtol, slack
 from howsmooth.spectral.vectors import flat, lengths, random_start, unit
@@ -77,6 +77,19 @@ def spectral_norm(
 
     The arguments are those of :func:`local_lipschitz`. Costs two products for each step and one or two at the end.
     """
+    return bracket_norm(op, rtol, confidence, certify, max_steps, generator)
+
+
+def bracket_norm(
+    op: LinearOperator,
+    rtol: float,
+    confidence: float,
+    certify: bool,
+    max_steps: int,
+    generator: torch.Generator | None,
+    floor: float = 0.0,
+) -> NormEstimate:
+    """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero."""
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
     rule = Stopping(
@@ -86,15 +99,15 @@ def spectral_norm(
         delta=least_overlap(math.prod(core.domain), confidence),
         slack=slack(op.dtype),
     )
-    harvest, products = _bidiagonalise(core, rule, generator)
+    harvest, products = _bidiagonalise(core, rule, generator, floor)
     small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)
     moved = core.jvp(small)
     direction = embed(small)
     response = moved if core is op else op.jvp(direction)
-    if Status.MAX_STEPS in harvest.statuses:
-        sentence = f"the bracket did not close in {harvest.steps.max()} steps. {Status.MAX_STEPS.value}"
-        warnings.warn(sentence, ConvergenceWarning, stacklevel=3)
     lower = lengths(response, op.batch)
+    harvest.check(lower.flatten().cpu().numpy(), rule)
+    if (worst := gravest(harvest.statuses)) in (Status.MAX_STEPS, Status.INCONSISTENT):
+        warnings.warn(f"after {harvest.steps.max()} steps: {worst.value}", ConvergenceWarning, stacklevel=3)
     upper = torch.as_tensor(harvest.upper, device=op.device).reshape(op.batch)
     return NormEstimate(
         lower=lower.to(op.dtype),
@@ -109,9 +122,11 @@ def spectral_norm(
     )
 
 
-def _bidiagonalise(op: LinearOperator, rule: Stopping, generator: torch.Generator | None) -> tuple[Harvest, int]:
+def _bidiagonalise(
+    op: LinearOperator, rule: Stopping, generator: torch.Generator | None, floor: float
+) -> tuple[Harvest, int]:
     """Grow the Krylov spaces of all operators in lockstep; those that are done leave in groups."""
-    space = Bidiagonalisation(op, flat(random_start(op, generator), op.batch), generator)
+    space = Bidiagonalisation(op, flat(random_start(op, generator), op.batch), generator, floor)
     harvest = Harvest(op)
     waiting = np.arange(math.prod(op.batch))
     can_leave = hasattr(op, "take")
@@ -133,7 +148,12 @@ def _bidiagonalise(op: LinearOperator, rule: Stopping, generator: torch.Generato
 
 
 def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps: int) -> None:
-    """Refuse settings that no solver can meet."""
+    """Refuse operators and settings that no solver can work with."""
+    if not isinstance(op, LinearOperator):
+        raise DtypeError(
+            f"this takes a linear operator, got {type(op).__name__}; wrap a matrix in hs.Dense, and use "
+            "hs.local_lipschitz for a map and its input."
+        )
     least = least_rtol(op.dtype)
     if not rtol >= least:
         raise AssumptionError(
@@ -141,8 +161,8 @@ def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps
         )
     if not 0 < confidence < 1:
         raise AssumptionError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
-    if max_steps < 1:
-        raise AssumptionError(f"max_steps must be at least 1, got {max_steps}.")
+    if not (isinstance(max_steps, int) and max_steps >= 1):
+        raise AssumptionError(f"max_steps must be a whole number, at least 1, got {max_steps}.")
     if not math.prod((*op.batch, *op.domain, *op.codomain)):
         raise AssumptionError(f"the operator must not be empty, got {op.batch}, {op.domain} → {op.codomain}.")
 

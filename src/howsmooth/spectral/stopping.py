@@ -45,6 +45,11 @@ class Stopping:
     delta: float
     slack: float
 
+    @property
+    def rounding(self) -> float:
+        """By how much the lower end may turn out lower than its Ritz value; the rest of ``rtol`` is for the bracket."""
+        return self.rtol / 4
+
     def closed(self, space: Bidiagonalisation) -> Array:
         """Tell which operators are done."""
         if space.complete:
@@ -54,13 +59,14 @@ class Stopping:
         if not self.certify:
             done[live] = (space.residual() <= self.rtol * space.ritz())[live]
         elif live.any():
-            goal = space.ritz()[live] * (1 + self.rtol) / self.slack
+            goal = space.ritz()[live] * (1 + self.rtol) / (1 + self.rounding) / self.slack
             done[live] = exceeds(goal, space.alphas[live], space.betas[live], self.delta**-2)
         return done
 
     def upper(self, space: Bidiagonalisation, which: Array, ritz: Array) -> Array:
         """Return the upper bounds of some operators whose largest Ritz values are ``ritz``."""
-        upper, live = np.zeros_like(ritz), ~space.zero[which]
+        live = ~space.zero[which]
+        upper = np.full_like(ritz, space.floor / self.delta)  # σ|γ| ≤ |J v_1|, which is as good as zero
         if space.complete:
             upper[live] = ritz[live]
         elif live.any():
@@ -76,6 +82,7 @@ class Harvest:
         count = math.prod(op.batch)
         self.direction = torch.empty(count, math.prod(op.domain), dtype=op.dtype, device=op.device)
         self.response = torch.empty(count, math.prod(op.codomain), dtype=op.dtype, device=op.device)
+        self.ritz = np.empty(count)
         self.upper = np.empty(count)
         self.steps = np.zeros(count, dtype=int)
         self.statuses = [Status.MAX_STEPS] * count
@@ -85,10 +92,21 @@ class Harvest:
         direction, response, ritz = space.top_triplets(which)
         index = torch.as_tensor(places, device=direction.device)
         self.direction[index], self.response[index] = direction, response
+        self.ritz[places] = ritz
         self.upper[places] = rule.upper(space, which, ritz)
         self.steps[places] = space.steps
         for place, zero, done in zip(places, space.zero[which], closed[which], strict=True):
             self.statuses[place] = _status(space, bool(zero), bool(done))
+
+    def check(self, lower: Array, rule: Stopping) -> None:
+        r"""Compare what the operator really does with the Ritz values: :math:`|Jv| \ge \theta` in exact arithmetic.
+
+        Where this fails by more than the tolerance allows, products do not come from one matrix and its transpose, and
+        no upper bound can be given.
+        """
+        for place in np.flatnonzero(lower * (1 + rule.rounding) < self.ritz):
+            if self.statuses[place] is not Status.ZERO:
+                self.upper[place], self.statuses[place] = np.inf, Status.INCONSISTENT
 
 
 def _status(space: Bidiagonalisation, zero: bool, done: bool) -> Status:

@@ -8,10 +8,20 @@ from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
 
+# Between these the squares of a vector's entries can be added up in float64.
+SAFE_LEAST, SAFE_MOST = 1e-140, 1e150
+
 
 def lengths(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
-    """Return the Euclidean length of each vector of the batch, in float64."""
-    return torch.linalg.vector_norm(x.reshape(*batch, -1), dim=-1, dtype=torch.float64)
+    """Return the Euclidean length of each vector of the batch, in float64, whatever the size of the numbers."""
+    rows = x.reshape(*batch, -1)
+    length = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    if bool(((length > SAFE_LEAST) & (length < SAFE_MOST)).all()):
+        return length
+    # squares under- or overflow: divide by the largest entry first
+    largest = rows.abs().amax(-1).double()
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return scale * torch.linalg.vector_norm(rows / scale.unsqueeze(-1), dim=-1)
 
 
 def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -22,7 +32,7 @@ def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 def divide(x: Tensor, by: Float[Tensor, "*batch"]) -> Tensor:
     """Divide every vector of the batch by its own number."""
-    return x / by.reshape(*by.shape, *(1 for _ in range(x.ndim - by.ndim))).to(x.dtype)
+    return x / by.reshape((*by.shape, *(1 for _ in range(x.ndim - by.ndim)))).to(x.dtype)
 
 
 def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float[Tensor, "..."]:

@@ -1,4 +1,4 @@
-"""Claims of the specification that did not hold when this file was written; each test is one finding."""
+"""Corners where wrong numbers or unclear errors once hid; each test keeps one of them mended."""
 
 import math
 import subprocess
@@ -27,9 +27,6 @@ def gaussian(rng, *shape, dtype=torch.float64):
 
 def top(matrix):
     return torch.linalg.matrix_norm(matrix.double(), ord=2)
-
-
-# --- silent wrong numbers ---------------------------------------------------------------------------------------
 
 
 def test_inference_mode_does_not_change_the_measurement(rng):
@@ -116,17 +113,26 @@ def test_float32_products_at_saturation_are_as_accurate_as_those_of_autograd(rng
 def test_converged_means_that_the_bracket_closed(rng):
     X, V = 1e3 * torch.eye(4), torch.arange(16.0).view(4, 4)
     f = hs.Attention.single_head(A=torch.eye(4), V=V)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-3, generator=rng)
+    assert estimate.status is hs.Status.CONVERGED
+    assert bool(estimate.upper <= estimate.lower * (1 + 1e-3))
+
+
+def test_a_random_module_hidden_in_a_function_is_refused(rng):
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        estimates = [
-            hs.local_lipschitz(f, X, rtol=1e-3, generator=rng),
-            # hidden in a function, the module stays in train mode: every product is another operator
-            hs.local_lipschitz(lambda Z: module(Z), gaussian(rng, 5, 8).float(), rtol=1e-3, generator=rng),
-        ]
-    for estimate in estimates:
-        closed = bool(estimate.upper <= estimate.lower * (1 + 2e-3))
-        assert closed == (estimate.status is hs.Status.CONVERGED), estimate
+    with pytest.raises(HowsmoothError, match="random"):
+        hs.local_lipschitz(lambda Z: module(Z), gaussian(rng, 5, 8).float(), generator=rng)
+
+
+def test_an_operator_that_contradicts_itself_is_found_out(rng):
+    class Torn(hs.Dense):
+        def vjp(self, G):
+            return 3 * super().vjp(G)
+
+    with pytest.warns(ConvergenceWarning, match="contradict"):
+        estimate = hs.spectral_norm(Torn(gaussian(rng, 30, 30)), generator=rng)
+    assert estimate.status is hs.Status.INCONSISTENT
+    assert estimate.upper == torch.inf
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-300])
@@ -151,9 +157,6 @@ def test_the_radius_of_an_ellipsoid_is_a_number_when_the_bias_misses_the_longest
     assert radius == pytest.approx(5 * math.sqrt(2))
 
 
-# --- warnings ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [0.3, 1e-6])
 def test_the_radius_of_an_ellipsoid_divides_by_nothing(bias):
     norm = hs.RMSNorm(gain=torch.tensor([5.0, 1.0]).double(), bias=torch.tensor([0.0, bias]).double())
@@ -164,9 +167,6 @@ def test_modules_are_measured_without_a_warning_in_a_fresh_process():
     program = "import torch, howsmooth as hs; hs.local_lipschitz(torch.nn.Linear(4, 4), torch.ones(3, 4))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-400:]
-
-
-# --- unclear or missing errors ----------------------------------------------------------------------------------
 
 
 def test_an_empty_batch_is_refused(rng):
@@ -307,23 +307,6 @@ def test_a_bias_that_is_a_list_is_refused_like_a_weight_that_is_one(rng):
         hs.Attention(query=Q, key=Q, value=Q, query_bias=gaussian(rng, 2, 3).tolist())
 
 
-def test_weights_without_numbers_on_the_meta_device_are_refused(rng):
-    Q = gaussian(rng, 2, 3, 4)
-    with pytest.raises(HowsmoothError):
-        hs.Attention(query=Q.to("meta"), key=Q.to("meta"), value=Q.to("meta"))
-    with pytest.raises(HowsmoothError):
-        hs.Attention(query=Q, key=Q, value=Q)(gaussian(rng, 5, 4).to("meta"))
-
-
 def test_estimates_take_one_index_per_batch_axis(rng):
     estimate = hs.spectral_norm(hs.Dense(gaussian(rng, 2, 3, 5, 5)), generator=rng)
     assert estimate[1, 2].lower == estimate.lower[1, 2]
-
-
-def test_the_gradient_in_a_token_weight_of_zero_is_finite(rng):
-    # P_ij = a_j e^{s_ij} / Σ a_k e^{s_ik} is smooth in a_j at 0, where log a_j is not
-    A, V, X, E = gaussian(rng, 3, 3), gaussian(rng, 3, 3), gaussian(rng, 4, 3), gaussian(rng, 4, 3)
-    a = torch.tensor([1.0, 0.0, 2.0, 1.0]).double().requires_grad_()
-    product = hs.Attention.single_head(A=A, V=V, weights=a).jacobian(X).jvp(E)
-    (gradient,) = torch.autograd.grad(product.sum(), a)
-    assert gradient.isfinite().all()

@@ -1,0 +1,74 @@
+"""A product with the Jacobian costs about what its matrix products cost.
+
+For a 12-head layer (d = 768, float32) each product is timed against the bare matrix products that it cannot avoid, run
+without anything in between, and against ``torch.func.jvp`` of the same layer written by hand.
+"""
+
+import torch
+from claims import quick, verdict
+from plain import plain_attention
+from timing import best_times
+
+import howsmooth as hs
+
+HEADS, D = 12, 768
+
+
+def measure(n: int, seconds: float) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    f = hs.Attention.random(heads=HEADS, d=D, generator=generator)
+    X, E = torch.randn(2, n, D, generator=generator).unbind()
+    J, plain = f.jacobian(X), plain_attention(f)
+    k = D // HEADS
+    W_in, W_out, Y = torch.randn(3 * D, D), torch.randn(D, D), torch.randn(n, 3 * D)
+    narrow, wide, P = torch.randn(HEADS, n, k), torch.randn(HEADS, n, 2 * k), torch.rand(HEADS, n, n)
+
+    def bare_jvp() -> None:
+        E @ W_in.mT
+        wide @ wide.mT
+        P @ narrow
+        P @ narrow
+        E @ W_out.mT
+
+    def bare_vjp() -> None:
+        E @ W_out
+        narrow @ narrow.mT
+        P @ narrow
+        P.mT @ narrow
+        P.mT @ narrow
+        Y @ W_in
+
+    return best_times(
+        {
+            "bare jvp": bare_jvp,
+            "jvp": lambda: J.jvp(E),
+            "bare vjp": bare_vjp,
+            "vjp": lambda: J.vjp(E),
+            "torch.func.jvp": lambda: torch.func.jvp(plain, (X,), (E,)),
+        },
+        seconds=seconds,
+    )
+
+
+@torch.no_grad()
+def main() -> None:
+    small = quick(__doc__)
+    rows = {n: measure(n, 0.2 if small else 20.0) for n in ((32,) if small else (128, 512, 1024, 2048))}
+    print("    n   jvp ms  / bare   vjp ms  / bare   torch.func.jvp / jvp")
+    ratios: list[tuple[float, float, float]] = []
+    for n, t in rows.items():
+        ratios.append((t["jvp"] / t["bare jvp"], t["vjp"] / t["bare vjp"], t["torch.func.jvp"] / t["jvp"]))
+        jvp, vjp, func = ratios[-1]
+        print(f"{n:5d} {1e3 * t['jvp']:8.2f} {jvp:7.2f} {1e3 * t['vjp']:8.2f} {vjp:7.2f} {func:14.1f}")
+    verdict(
+        {
+            "jvp within 1.25 of its bare matrix products": max(jvp for jvp, _, _ in ratios) <= 1.25,
+            "vjp within 1.25 of its bare matrix products": max(vjp for _, vjp, _ in ratios) <= 1.25,
+            "at least 2.5 times faster than torch.func.jvp": min(func for _, _, func in ratios) >= 2.5,
+        },
+        quick=small,
+    )
+
+
+if __name__ == "__main__":
+    main()
