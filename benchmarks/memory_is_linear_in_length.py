@@ -10,6 +10,7 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 from claims import verdict
@@ -20,7 +21,7 @@ import howsmooth as hs
 K = 64
 
 
-def bare_products(n: int, rows: int, tiles: int) -> dict[str, object]:
+def bare_products(n: int, rows: int, tiles: int) -> dict[str, Callable[[], object]]:
     q, k, wide_q, wide_k = (
         torch.randn(1, rows, K),
         torch.randn(1, n, K),
@@ -53,13 +54,13 @@ def measure(n: int) -> None:
     f = hs.Attention.random(heads=1, d=K, generator=generator)
     X, E = torch.randn(2, n, K, generator=generator).unbind()
     J = f.jacobian(X, memory=2**30 if n > 16384 else 0)
-    products = {"jvp": lambda: J.jvp(E), "vjp": lambda: J.vjp(E)}
+    products: dict[str, Callable[[], object]] = {"jvp": lambda: J.jvp(E), "vjp": lambda: J.vjp(E)}
     for run in products.values():
         run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     tiles = J.pattern.tiles
     bare = bare_products(n, tiles[0].height, len(tiles))
-    times = best_times(products | bare, seconds=n / 1000, least=3)  # type: ignore[operator]
+    times = best_times(products | bare, seconds=n / 1000, least=3)
     print(json.dumps({"peak": peak, "rebuilt": J.pattern.kept is None} | times))
 
 
@@ -85,9 +86,7 @@ def main() -> None:
         )
     first, middle, last = (rows[n]["peak"] for n in (lengths[0], lengths[len(lengths) // 2 - 1], lengths[-1]))
     per_token = (last - first) / (lengths[-1] - lengths[0])
-    print(
-        f"{per_token / 1024:.1f} KB for each further token, where one row of weights has {4 * lengths[-1] / 1024:.0f} KB"
-    )
+    print(f"{per_token / 1024:.1f} KB for each further token; one row of weights has {4 * lengths[-1] / 1024:.0f} KB")
     verdict(
         {
             "every length rebuilds its weights": all(row["rebuilt"] for row in rows.values()),

@@ -1,10 +1,10 @@
 """Fair timing on a noisy machine: candidates take turns, and the fastest turn of each counts."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
-def best_times(candidates: dict[str, Callable[[], object]], *, seconds: float, least: int = 3) -> dict[str, float]:
+def best_times(candidates: Mapping[str, Callable[[], object]], *, seconds: float, least: int = 3) -> dict[str, float]:
     """Run the candidates in turn for so many seconds, at least ``least`` times each; return the minima in seconds."""
     for run in candidates.values():
         run()

@@ -32,12 +32,12 @@ class Case:
 def layer(gauss, *, heads=3, groups=None, k=4, v=3, out=5, biases=True, **options) -> hs.Attention:
     """Multi-head attention with every parameter random and no two widths alike."""
     groups = heads if groups is None else groups
-    bias = dict(
-        query_bias=gauss(heads, k),
-        key_bias=gauss(groups, k),
-        value_bias=gauss(groups, v),
-        output_bias=gauss(out),
-    )
+    bias = {
+        "query_bias": gauss(heads, k),
+        "key_bias": gauss(groups, k),
+        "value_bias": gauss(groups, v),
+        "output_bias": gauss(out),
+    }
     return hs.Attention(
         query=gauss(heads, k, D),
         key=gauss(groups, k, D),

@@ -1,11 +1,15 @@
 """What every test may use: one seeded generator, float64, doctests that know torch."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores
 
 # These feed the library what its annotations forbid, to see the library's own refusals.
 UNTYPED = {"bad_input", "spec"}
