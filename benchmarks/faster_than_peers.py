@@ -1,8 +1,10 @@
 """The largest singular value of a 12-head layer (d = 768, float32), ours against what users would write instead.
 
-Every method gets the same layer and the same tokens and must reach a relative error of 1e-4, measured against ARPACK in
-float64. Peers: curvlinops + scipy's ``svds``; ``torch.func`` products + ARPACK; power iteration on ``torch.func``
-products, stopped by an oracle at the first step that is accurate enough (no stopping rule is that lucky).
+The layer is a randomly initialised GPT-2 attention layer at layer-normed tokens, the paper's control. Every method must
+reach a relative error of 1e-4, measured against ARPACK in float64. Peers: curvlinops + scipy's ``svds``; ``torch.func``
+products (the pullback cached) + ARPACK; power iteration as in the paper's scripts (but on the tangent), which builds
+both products anew in each step and stops when the value changes by less than 1e-6 of itself: 1e-5 stops too early.
+A power iteration that caches its pullback and is told by an oracle when to stop is shown too; no user has one.
 Products with J or its transpose are counted before seconds.
 """
 
@@ -100,13 +102,25 @@ def curvlinops(f: Callable[[Tensor], Tensor], X: Tensor, tol: float) -> tuple[fl
     return float(sigma), count
 
 
-def power(f: Callable[[Tensor], Tensor], X: Tensor, exact: float) -> tuple[float, int]:
+def power(f: Callable[[Tensor], Tensor], X: Tensor, tol: float) -> tuple[float, int]:
+    v = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
+    sigma, before, count = 0.0, float("inf"), 0
+    while abs(sigma - before) > tol * sigma:
+        before = sigma
+        _value, moved = torch.func.jvp(f, (X,), (v / v.norm(),))  # type: ignore[misc]
+        _value, pullback = torch.func.vjp(f, X)  # type: ignore[misc]
+        (v,) = pullback(moved)
+        sigma, count = float(moved.norm()), count + 2
+    return sigma, count
+
+
+def power_with_oracle(f: Callable[[Tensor], Tensor], X: Tensor, exact: float) -> tuple[float, int]:
     products = Products(f, X)
     v = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
     while True:
         moved = products.jvp(v / v.norm())
         sigma = float(moved.norm())
-        if abs(sigma / exact - 1) <= ACCURACY or products.count > 2000:
+        if abs(sigma / exact - 1) <= ACCURACY:
             return sigma, products.count
         v = products.vjp(moved).detach()
 
@@ -116,18 +130,30 @@ def ours(f: hs.Attention, X: Tensor, rtol: float, certify: bool) -> tuple[float,
     return float(estimate.lower), estimate.products
 
 
+def gpt2_layer(heads: int, d: int, generator: torch.Generator) -> hs.Attention:
+    """Return an attention layer as GPT-2 initialises it: Gaussian weights of standard deviation 0.02."""
+    k = d // heads
+
+    def gaussian(*shape: int) -> Tensor:
+        return 0.02 * torch.randn(shape, generator=generator)
+
+    query, key, value = (gaussian(heads, k, d) for _ in range(3))
+    return hs.Attention(query=query, key=key, value=value, output=gaussian(heads, d, k))
+
+
 def compare(n: int, d: int, heads: int, seconds: float) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=heads, d=d, generator=generator)
-    X = torch.randn(n, d, generator=generator)
+    f = gpt2_layer(heads, d, generator)
+    X = nn.functional.layer_norm(torch.randn(n, d, generator=generator), (d,))
     plain = plain_attention(f)
     exact, _count = arpack(plain_attention(f.to(torch.float64)), X.double(), tol=1e-9)
     methods: dict[str, Callable[[], tuple[float, int]]] = {
-        "ours, residual 1e-2": lambda: ours(f, X, 1e-2, certify=False),
+        "ours, residual 5e-3": lambda: ours(f, X, 5e-3, certify=False),
         "ours, 99.9 % bracket 1e-3": lambda: ours(f, X, 1e-3, certify=True),
         "torch.func + ARPACK 1e-4": lambda: arpack(plain, X, tol=1e-4),
         "curvlinops + svds 1e-4": lambda: curvlinops(plain, X, tol=1e-4),
-        "power iteration, oracle": lambda: power(plain, X, exact),
+        "power iteration, rule 1e-6": lambda: power(plain, X, tol=1e-6),
+        "power iteration, oracle": lambda: power_with_oracle(plain, X, exact),
     }
     times = best_times(methods, seconds=seconds)
     print(f"\nn = {n}, d = {d}, {heads} heads: σ = {exact:.6f}")
@@ -137,7 +163,7 @@ def compare(n: int, d: int, heads: int, seconds: float) -> dict[str, float]:
         error = abs(sigma / exact - 1)
         times[f"error of {name}"] = error
         print(
-            f"{name:26s} {error:11.1e} {count:9d} {times[name]:10.3f} {times[name] / times['ours, residual 1e-2']:8.1f}"
+            f"{name:26s} {error:11.1e} {count:9d} {times[name]:10.3f} {times[name] / times['ours, residual 5e-3']:8.1f}"
         )
     return times
 
@@ -148,18 +174,18 @@ def main() -> None:
     sizes = [(16, 48, 4)] if small else [(128, 768, 12), (512, 768, 12)]
     rows = [compare(*size, seconds=0.5 if small else 60.0) for size in sizes]
 
-    def faster(than: str, mine: str = "ours, residual 1e-2") -> float:
+    def faster(than: str, mine: str = "ours, residual 5e-3") -> float:
         return min(row[than] / row[mine] for row in rows)
 
     certified = "ours, 99.9 % bracket 1e-3"
     verdict(
         {
             "both of ours within 1e-4": all(
-                row[f"error of {name}"] <= ACCURACY for row in rows for name in ("ours, residual 1e-2", certified)
+                row[f"error of {name}"] <= ACCURACY for row in rows for name in ("ours, residual 5e-3", certified)
             ),
             "at least 15 times faster than curvlinops": faster("curvlinops + svds 1e-4") >= 15,
             "at least 6 times faster than torch.func + ARPACK": faster("torch.func + ARPACK 1e-4") >= 6,
-            "at least 20 times faster than power iteration": faster("power iteration, oracle") >= 20,
+            "at least 20 times faster than power iteration": faster("power iteration, rule 1e-6") >= 20,
             "with the bracket still 8 times faster than curvlinops": faster("curvlinops + svds 1e-4", certified) >= 8,
         },
         quick=small,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import lengths
+from howsmooth.spectral.vectors import divide, lengths
 
 Array = np.ndarray
 
@@ -78,11 +78,10 @@ class Bidiagonalisation:
         broken = (length <= least) & (self._scale > 0)
         if bool(broken.any()):
             fresh = torch.randn(w.shape, dtype=w.dtype, device=w.device, generator=self.generator)
-            fresh /= basis.orthogonalise(fresh)[:, None].to(w.dtype)
+            fresh = divide(fresh, basis.orthogonalise(fresh))
             w = torch.where(broken[:, None], fresh * least[:, None].to(w.dtype), w)
             length = torch.where(broken, least, length)
-        safe = torch.where(length > 0, length, 1.0)
-        basis.append(w / safe[:, None].to(w.dtype))
+        basis.append(divide(w, torch.where(length > 0, length, 1.0)))
         return length
 
     def keep(self, which: Array) -> None:
@@ -110,10 +109,10 @@ class Bidiagonalisation:
         B /= size[:, None, None]
         return size * np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
 
-    def residual(self) -> Array:
-        r"""Return :math:`|J^\top u - \theta v| = \beta_k|x_k|` of the top Ritz triplet of :math:`B_k`."""
-        left, _values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
-        return self.betas[:, -1] * np.abs(left[:, -1, 0])
+    def residual_below(self, rtol: float) -> Array:
+        r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet of B)."""
+        left, values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
+        return self.betas[:, -1] * np.abs(left[:, -1, 0]) <= rtol * values[:, 0]
 
     def top_triplets(self, which: Array) -> tuple[Tensor, Tensor, Array]:
         r"""Return the top Ritz triplets of some operators: v, :math:`\theta u` and :math:`\theta`.
@@ -149,7 +148,8 @@ class _Basis:
     def append(self, vector: Tensor) -> None:
         batch, capacity, N = self._memory.shape
         if self._count == capacity:
-            grown = self._memory.new_empty(batch, capacity + max(8, capacity // 2), N)
+            # memory that is not written to costs nothing, so growing is rare
+            grown = self._memory.new_empty(batch, capacity + max(32, capacity), N)
             grown[:, : self._count] = self.vectors
             self._memory = grown
         self._memory[:, self._count] = vector
@@ -160,16 +160,12 @@ class _Basis:
 
     def orthogonalise(self, w: Float[Tensor, "batch N"]) -> Float[Tensor, " batch"]:
         """Subtract from ``w``, in place, its projection on the basis; return the length of what is left."""
-        length = lengths(w, w.shape[:1])
-        # Gram–Schmidt; what loses more than half its length is done again: twice is enough
+        # Gram–Schmidt; what loses most of its length is done again: twice is enough
         for _pass in range(3):
-            if not self._count:
-                break
-            before = length
             overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
             w.unsqueeze(1).baddbmm_(overlap, self.vectors, alpha=-1)
             length = lengths(w, w.shape[:1])
-            if bool((length >= 0.5 * before).all()):
+            if not self._count or bool((lengths(overlap, w.shape[:1]) <= 2 * length).all()):
                 break
         return length
 

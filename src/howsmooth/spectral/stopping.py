@@ -57,7 +57,7 @@ class Stopping:
         done = space.zero.copy()
         live = ~space.zero
         if not self.certify:
-            done[live] = (space.residual() <= self.rtol * space.ritz())[live]
+            done[live] = space.residual_below(self.rtol)[live]
         elif live.any():
             goal = space.ritz()[live] * (1 + self.rtol) / (1 + self.rounding) / self.slack
             done[live] = exceeds(goal, space.alphas[live], space.betas[live], self.delta**-2)
