@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import divide, lengths
+from howsmooth.spectral.vectors import lengths
 
 Array = np.ndarray
 
@@ -41,7 +41,7 @@ class Bidiagonalisation:
         self.alphas: Array = np.empty((start.shape[0], 0))
         self.betas: Array = np.empty((start.shape[0], 0))
         self.zero: Array = np.zeros(start.shape[0], dtype=bool)
-        self._scale = torch.zeros(start.shape[0], dtype=torch.float64, device=start.device)
+        self._scale: Array = np.zeros(start.shape[0])
         self._right = _Basis(start)
         self._left = _Basis(start.new_empty(start.shape[0], 0, math.prod(op.codomain)))
 
@@ -61,35 +61,36 @@ class Bidiagonalisation:
         moved = op.jvp(self._right.last.reshape((*op.batch, *op.domain))).reshape(size, -1)
         alpha = self._extend(self._left, moved)
         if self.steps == 0:
-            self.zero = (alpha <= self.floor).cpu().numpy()
+            self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled)
-        self.alphas = np.column_stack((self.alphas, alpha.cpu().numpy()))
-        self.betas = np.column_stack((self.betas, beta.cpu().numpy()))
+        self.alphas = np.column_stack((self.alphas, alpha))
+        self.betas = np.column_stack((self.betas, beta))
 
-    def _extend(self, basis: "_Basis", w: Tensor) -> Float[Tensor, " batch"]:
+    def _extend(self, basis: "_Basis", w: Tensor) -> Array:
         """Orthogonalise ``w`` against the basis, append it, and return its length."""
-        length = basis.orthogonalise(w)
-        self._scale = torch.maximum(self._scale, length)
+        w, length = basis.complement(w)
+        self._scale = np.maximum(self._scale, length)
         least = torch.finfo(w.dtype).eps * self._scale
         if basis.full:
-            basis.append(torch.zeros_like(w))
-            return torch.zeros_like(length)
+            basis.append(torch.zeros_like(w), np.ones_like(length))
+            return np.zeros_like(length)
         broken = (length <= least) & (self._scale > 0)
-        if bool(broken.any()):
-            fresh = torch.randn(w.shape, dtype=w.dtype, device=w.device, generator=self.generator)
-            fresh = divide(fresh, basis.orthogonalise(fresh))
-            w = torch.where(broken[:, None], fresh * least[:, None].to(w.dtype), w)
-            length = torch.where(broken, least, length)
-        basis.append(divide(w, torch.where(length > 0, length, 1.0)))
+        if broken.any():
+            fresh, size = basis.complement(torch.randn(w.shape, dtype=w.dtype, generator=self.generator).to(w.device))
+            factor = torch.as_tensor(least / size, dtype=w.dtype, device=w.device)
+            where = torch.as_tensor(broken, device=w.device)
+            w = torch.where(where[:, None], fresh * factor[:, None], w)
+            length = np.where(broken, least, length)
+        basis.append(w, length)
         return length
 
     def keep(self, which: Array) -> None:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
-        index = torch.as_tensor(which, device=self._scale.device)
+        index = torch.as_tensor(which, device=self.op.device)
         self.op = cast(Any, self.op).take(index)
         self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
-        self._scale = self._scale[index]
+        self._scale = self._scale[which]
         self._right.keep(index)
         self._left.keep(index)
 
@@ -110,7 +111,7 @@ class Bidiagonalisation:
         return size * np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
 
     def residual_below(self, rtol: float) -> Array:
-        r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet of B)."""
+        r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet)."""
         left, values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
         return self.betas[:, -1] * np.abs(left[:, -1, 0]) <= rtol * values[:, 0]
 
@@ -145,29 +146,32 @@ class _Basis:
     def full(self) -> bool:
         return self._count >= self._memory.shape[2]
 
-    def append(self, vector: Tensor) -> None:
+    def append(self, w: Tensor, length: Array) -> None:
+        """Append the vectors ``w`` of the given lengths, scaled to one; zero stays zero."""
         batch, capacity, N = self._memory.shape
         if self._count == capacity:
             # memory that is not written to costs nothing, so growing is rare
             grown = self._memory.new_empty(batch, capacity + max(32, capacity), N)
             grown[:, : self._count] = self.vectors
             self._memory = grown
-        self._memory[:, self._count] = vector
+        inverse = torch.as_tensor(1 / np.where(length > 0, length, 1.0), dtype=w.dtype, device=w.device)
+        torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
         self._count += 1
 
     def keep(self, index: Tensor) -> None:
         self._memory = self._memory[index]
 
-    def orthogonalise(self, w: Float[Tensor, "batch N"]) -> Float[Tensor, " batch"]:
-        """Subtract from ``w``, in place, its projection on the basis; return the length of what is left."""
+    def complement(self, w: Float[Tensor, "batch N"]) -> tuple[Float[Tensor, "batch N"], Array]:
+        """Return what is left of ``w`` orthogonal to the basis, and its length; ``w`` may be anybody's memory."""
         # Gram–Schmidt; what loses most of its length is done again: twice is enough
         for _pass in range(3):
             overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
-            w.unsqueeze(1).baddbmm_(overlap, self.vectors, alpha=-1)
-            length = lengths(w, w.shape[:1])
-            if not self._count or bool((lengths(overlap, w.shape[:1]) <= 2 * length).all()):
+            w = torch.baddbmm(w.unsqueeze(1), overlap, self.vectors, alpha=-1).squeeze(1)
+            length = lengths(w, w.shape[:1]).cpu().numpy()
+            lost = torch.linalg.vector_norm(overlap, dim=(1, 2)).cpu().numpy()
+            if (lost <= 2 * length).all():
                 break
-        return length
+        return w, length
 
     def combine(self, coefficients: Array, which: Array) -> Float[Tensor, "some N"]:
         """Combine the vectors of some operators, ``(some, k)`` coefficients."""

@@ -8,20 +8,19 @@ from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
 
-# Between these the squares of a vector's entries can be added up in float64.
-SAFE_LEAST, SAFE_MOST = 1e-140, 1e150
-
 
 def lengths(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
     """Return the Euclidean length of each vector of the batch, in float64, whatever the size of the numbers."""
     rows = x.reshape(*batch, -1)
-    length = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    if bool(((length > SAFE_LEAST) & (length < SAFE_MOST)).all()):
-        return length
-    # squares under- or overflow: divide by the largest entry first
+    length = torch.linalg.vector_norm(rows, dim=-1)
+    range_ = torch.finfo(x.dtype)
+    # between these the squares of the entries can be added up: neither end is lost to under- or overflow
+    least, most = 1e5 * math.sqrt(range_.tiny), 1e-5 * math.sqrt(range_.max)
+    if all(least < value < most for value in length.flatten().tolist()):
+        return length.double()
     largest = rows.abs().amax(-1).double()
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    return scale * torch.linalg.vector_norm(rows / scale.unsqueeze(-1), dim=-1)
+    return scale * torch.linalg.vector_norm(rows.double() / scale.unsqueeze(-1), dim=-1)
 
 
 def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
