@@ -1,7 +1,7 @@
 """Long sequences need memory that grows linearly, at the speed of their matrix products.
 
-One head of dimension 64. Keeping the attention weights would need 4 GB at n = 32k; with the default budget only their
-row-wise log-sum-exp is kept, and each tile is rebuilt: one more matrix product, which the bare products include.
+One head of dimension 64. Keeping the attention weights would need 4 GB at n = 32k; beyond the memory budget none are
+kept, and each tile is rebuilt: one more matrix product, which the bare products include.
 Every length runs in a process of its own, whose peak memory is read at the end.
 """
 

@@ -212,3 +212,12 @@ def test_a_batch_of_weights_fits_the_memory_budget_or_is_rebuilt(rng):
     need = 3 * 2 * 5 * 5 * 8
     assert f.jacobian(X, memory=need).pattern.kept is not None
     assert f.jacobian(X, memory=need - 1).pattern.kept is None
+
+
+def test_rebuilt_weights_keep_their_digits_at_large_scores(rng):
+    f = hs.Attention.random(heads=2, d=16, generator=rng)
+    X = 100 * torch.randn(12, 16, generator=rng)
+    E = torch.randn(12, 16, generator=rng)
+    assert torch.equal(f.jacobian(X, memory=0).jvp(E), f.jacobian(X).jvp(E))
+    exact = f.to(torch.float64).jacobian(X.double()).jvp(E.double())
+    assert float((f.jacobian(X, memory=0).jvp(E) - exact).norm() / exact.norm()) < 1e-4

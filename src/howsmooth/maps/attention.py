@@ -185,7 +185,7 @@ class Attention(Value):
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n out"]:
         """Apply attention to every sequence of the batch."""
         X = self._admit(X)
-        pattern, _projections = self._attend(X, memory=None)
+        pattern, _projections = self._attend(X, memory=0)
         Y = project_heads(pattern.o, self._joined_output(), tuple(X.shape[:-2]))
         return Y if self.output_bias is None else Y + self.output_bias.unsqueeze(-2)
 
@@ -194,8 +194,8 @@ class Attention(Value):
 
         Args:
             X: The tokens.
-            memory: How many bytes the attention weights may take. When they need more, only their row-wise
-                log-sum-exp is kept, and every product rebuilds them tile by tile (about 1.3 times the work).
+            memory: How many bytes the attention weights may take. When they need more, none are kept, and every
+                product rebuilds them tile by tile (about 1.3 times the work).
         """
         if memory is None or not memory >= 0:
             raise AssumptionError(f"memory must be a number of bytes, 0 or more, got {memory}.")
@@ -287,7 +287,7 @@ class Attention(Value):
             ) from error
         return X.expand(*batch, *X.shape[-2:])
 
-    def _attend(self, X: Tensor, *, memory: int | None) -> tuple[Pattern, Projections]:
+    def _attend(self, X: Tensor, *, memory: int) -> tuple[Pattern, Projections]:
         """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
         layout, n = self.layout, X.shape[-2]
         weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, self.value)], dim=-2)

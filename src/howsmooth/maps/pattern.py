@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.positions import Positions
@@ -101,8 +102,9 @@ class Pattern:
         k: Keys ``(stack, n, k)``.
         v: Values ``(stack, n, v)``.
         o: Means ``(stack, shared, n, v)``.
-        kept: For each tile P and the slope of the soft cap, or ``None`` when they are rebuilt.
-        lse: For each tile the row-wise log-sum-exp of the scores, or ``None`` when the weights are kept.
+        kept: For each tile P and the slope of the soft cap, or ``None`` when they are rebuilt for every product. A tile
+            has whole rows, so rebuilding needs no log-sum-exp; ``exp(S - lse)`` would also lose the digits that S has
+            before the point.
     """
 
     scores: Scores
@@ -112,18 +114,17 @@ class Pattern:
     v: Tensor
     o: Tensor
     kept: list[tuple[Tensor, Tensor | None]] | None
-    lse: list[Tensor] | None
 
     def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
         """Yield each tile with P and the slope of the soft cap (``None``: one)."""
         if self.kept is not None:
             for tile, (P, slope) in zip(self.tiles, self.kept, strict=True):
                 yield tile, P, slope
-        elif self.lse is not None:
+        else:
             room = Room(self.q, self.k)
-            for tile, lse in zip(self.tiles, self.lse, strict=True):
+            for tile in self.tiles:
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
-                yield tile, S.sub_(lse).exp_(), slope
+                yield tile, softmax(S), slope
 
     def take(self, index: Tensor) -> "Pattern":
         """Pick the weights of some entries of the batch."""
@@ -142,7 +143,6 @@ class Pattern:
             kept=None
             if self.kept is None
             else [(pick(P), None if slope is None else pick(slope)) for P, slope in self.kept],
-            lse=None if self.lse is None else [pick(x) for x in self.lse],
         )
 
 
@@ -167,9 +167,16 @@ class Room:
 
 
 def recorded(*operands: Tensor) -> bool:
-    """Tell whether autograd or a transform of torch.func watches an operation on ``operands``."""
-    transformed = torch._C._functorch.maybe_current_level() is not None
+    """Tell whether autograd, in either mode, or a transform of torch.func watches an operation on ``operands``."""
+    transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
     return transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in operands))
+
+
+def softmax(S: Tensor) -> Tensor:
+    """Return the row-wise softmax of ``S``, in place of ``S`` where nothing watches."""
+    if recorded(S) or S.device.type != "cpu":  # elsewhere the kernel may not allow its output to be its input
+        return torch.softmax(S, dim=-1)
+    return torch.ops.aten._softmax.out(S, -1, False, out=S)
 
 
 def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
@@ -178,12 +185,12 @@ def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
     The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
     *before* multiplying is what keeps digits where the softmax is saturated and both are large.
     """
-    if recorded(D, P) or D.device.type != "cpu":  # elsewhere the kernel may not allow its output to be its input
+    if recorded(D, P) or D.device.type != "cpu":
         return torch._softmax_backward_data(D, P, -1, D.dtype)
     return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=D)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | None) -> Pattern:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> Pattern:
     """Compute the attention means and keep what derivatives need.
 
     Args:
@@ -191,22 +198,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | Non
         k: Keys ``(stack, n, k)``.
         v: Values ``(stack, n, v)``.
         scores: The rule from queries and keys to scores.
-        memory: How many bytes of weights may be kept; ``None`` keeps nothing at all, not even the log-sum-exp.
+        memory: How many bytes of weights may be kept.
     """
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions)
-    keep = memory is not None and _bytes(tiles, heads, q.element_size(), scores) <= memory
-    kept, lse, means = [], [], []
+    keep = _bytes(tiles, heads, q.element_size(), scores) <= memory
+    kept, means = [], []
     for tile in tiles:
         S, slope = scores.tile(q, k, tile)
         if scores.may_hide_all:
             _require_something_visible(S, tile)
-        P = torch.softmax(S, dim=-1)
+        P = softmax(S)
         means.append(unstack(torch.bmm(P, v[:, tile.columns]), tile))
         if keep:
             kept.append((P, slope))
-        elif memory is not None:
-            lse.append(S.logsumexp(-1, keepdim=True))
     return Pattern(
         scores=scores,
         tiles=tiles,
@@ -215,7 +220,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int | Non
         v=v,
         o=torch.cat(means, dim=-2),
         kept=kept if keep else None,
-        lse=lse if lse else None,
     )
 
 
