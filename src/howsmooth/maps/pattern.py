@@ -203,9 +203,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> P
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions)
     keep = _bytes(tiles, heads, q.element_size(), scores) <= memory
-    kept, means = [], []
+    kept, means, room = [], [], Room(q, k)
     for tile in tiles:
-        S, slope = scores.tile(q, k, tile)
+        # weights that are not kept share one place: freeing a tile and making small tensors in turn tears memory apart
+        S, slope = scores.tile(q, k, tile, None if keep else room(tile))
         if scores.may_hide_all:
             _require_something_visible(S, tile)
         P = softmax(S)
