@@ -36,9 +36,9 @@ class Tile:
         return self.columns.stop - self.columns.start
 
 
-def row_tiles(n: int, stack: int, itemsize: int, positions: Positions) -> list[Tile]:
-    """Cut ``n`` rows into tiles; ``stack`` counts the matrices (batch × heads) that are worked on together."""
-    fitting = TILE_BYTES // (stack * n * itemsize)
+def row_tiles(n: int, stack: int, itemsize: int, positions: Positions, size: int) -> list[Tile]:
+    """Cut ``n`` rows into tiles of ``size`` bytes; ``stack`` counts the matrices (batch × heads) in each."""
+    fitting = size // (stack * n * itemsize)
     rows = max(LEAST_ROWS, 2 ** (fitting.bit_length() - 1) if fitting else 0)  # matrix kernels like powers of two
     cuts = [slice(start, min(n, start + rows)) for start in range(0, n, rows)]
     return [Tile(cut, positions.columns(cut, n)) for cut in cuts]
@@ -201,8 +201,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> P
         memory: How many bytes of weights may be kept.
     """
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
-    tiles = row_tiles(n, heads, q.element_size(), scores.positions)
+    tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES)
     keep = _bytes(tiles, heads, q.element_size(), scores) <= memory
+    if not keep:  # then every tile is written and read more often, and has to be nearer
+        tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES // 4)
     kept, means, room = [], [], Room(q, k)
     for tile in tiles:
         # weights that are not kept share one place: freeing a tile and making small tensors in turn tears memory apart

@@ -91,8 +91,8 @@ class Bidiagonalisation:
         self.op = cast(Any, self.op).take(index)
         self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
         self._scale = self._scale[which]
-        self._right.keep(index)
-        self._left.keep(index)
+        self._right.keep(which)
+        self._left.keep(which)
 
     def matrix(self) -> Array:
         r"""Return :math:`[B_k\;\;\beta_k e_k]`, ``(batch, k, k + 1)``."""
@@ -158,8 +158,12 @@ class _Basis:
         torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
         self._count += 1
 
-    def keep(self, index: Tensor) -> None:
-        self._memory = self._memory[index]
+    def keep(self, which: Array) -> None:
+        """Keep the vectors of some operators (in increasing order), moved to the front of the same memory."""
+        for place, source in enumerate(which.tolist()):
+            if place != source:
+                self._memory[place, : self._count] = self._memory[source, : self._count]
+        self._memory = self._memory[: len(which)]
 
     def complement(self, w: Float[Tensor, "batch N"]) -> tuple[Float[Tensor, "batch N"], Array]:
         """Return what is left of ``w`` orthogonal to the basis, and its length; ``w`` may be anybody's memory."""

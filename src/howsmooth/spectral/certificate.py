@@ -70,11 +70,11 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
         delta: The least overlap of the start with the top singular vector.
     """
     threshold = delta**-2
-    low, high = ritz.copy(), 2 * ritz
+    low, high = ritz.copy(), ritz * (1 + 1e-3)
     while not np.all(done := exceeds(high, alphas, betas, threshold)):
         high = np.where(done, high, ritz + 4 * (high - ritz))
     fractions = np.linspace(0, 1, 33)[1:, None]
-    for _round in range(8):
+    while np.any(high - low > 1e-4 * (high - ritz)):
         points = low + fractions * (high - low)
         reached = exceeds(points, alphas, betas, threshold)
         reached[-1] = True  # known; rounding of the last point must not undo it
