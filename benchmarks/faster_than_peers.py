@@ -187,7 +187,7 @@ def main() -> None:
     small = quick(__doc__)
     install_peers()
     sizes = [(16, 48, 4)] if small else [(128, 768, 12), (512, 768, 12)]
-    rows = [compare(*size, seconds=0.5 if small else 60.0) for size in sizes]
+    rows = [compare(*size, seconds=0.5 if small else 40.0) for size in sizes]
 
     def faster(than: str, mine: str = "ours, residual 5e-3") -> float:
         return min(row[than] / row[mine] for row in rows)

@@ -8,16 +8,17 @@ from torch import Tensor
 
 from howsmooth.spectral.operators import LinearOperator
 
+# Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
+SAFE_LEAST, SAFE_MOST = 1e-145, 1e145
+
 
 def lengths(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
     """Return the Euclidean length of each vector of the batch, in float64, whatever the size of the numbers."""
     rows = x.reshape(*batch, -1)
-    length = torch.linalg.vector_norm(rows, dim=-1)
-    range_ = torch.finfo(x.dtype)
-    # between these the squares of the entries can be added up: neither end is lost to under- or overflow
-    least, most = 1e5 * math.sqrt(range_.tiny), 1e-5 * math.sqrt(range_.max)
-    if all(least < value < most for value in length.flatten().tolist()):
-        return length.double()
+    # in float32, the squares of 10⁵ entries add up to five units in the last place too little
+    length = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    if all(SAFE_LEAST < value < SAFE_MOST for value in length.flatten().tolist()):
+        return length
     largest = rows.abs().amax(-1).double()
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
     return scale * torch.linalg.vector_norm(rows.double() / scale.unsqueeze(-1), dim=-1)
