@@ -71,6 +71,22 @@ def test_worst_case_theory_is_quoted_right():
     assert worst_case_ratio(30, 98_000, 0.999) == pytest.approx(1.026, abs=0.001)
 
 
+@pytest.mark.parametrize("aim", ["top", "bottom", "everywhere"])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_a_guess_does_not_break_the_confidence(spectrum, aim):
+    class Guessing(Diagonal):
+        def guess(self):
+            target = {"top": self.entries == self.entries.max(), "bottom": self.entries == self.entries.min()}
+            return target.get(aim, torch.ones(N)).double().expand(STARTS, N)
+
+    op = Guessing(SPECTRA[spectrum], count=STARTS)
+    estimate = hs.spectral_norm(
+        op, certify=False, rtol=1e-2, confidence=0.9, generator=torch.Generator().manual_seed(7)
+    )
+    failures = int((estimate.upper < op.entries.max()).sum())
+    assert failures <= binom.ppf(1 - 1e-5, STARTS, 0.1)
+
+
 @pytest.mark.parametrize("dimension", [1, 2, 3, 10, 1000])
 def test_the_least_overlap_is_a_quantile_of_a_random_unit_vector(dimension, rng):
     v = torch.randn(200_000, min(dimension, 10), dtype=torch.float64, generator=rng)

@@ -14,6 +14,9 @@ from howsmooth.maps.projections import Projections
 from howsmooth.maps.values import take
 from howsmooth.validation import require_like
 
+# Power steps on the value path alone, in a space of one token: together they cost about one product.
+GUESS_STEPS = 12
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionJacobian:
@@ -120,6 +123,26 @@ class AttentionJacobian:
             output=take(self.output, self.batch, index, event=2),
             batch=(len(index),),
         )
+
+    def guess(self) -> Float[Tensor, "*batch n d"]:
+        r"""Return a direction that is likely to be stretched, for one product.
+
+        Where attention is nearly uniform, J is nearly :math:`P\otimes M` with :math:`M = \sum_h W_hV_h`. Its top left
+        singular vector u, found by a few power steps on M alone, is pulled back as if every output token moved along u.
+        """
+        layout = self.projections.layout
+        V = self.projections.weight[..., -layout.groups * layout.v :, :]
+        heads = torch.randn(*self.batch, 1, layout.heads * layout.v, generator=torch.Generator().manual_seed(0))
+        heads = heads.to(dtype=self.dtype, device=self.device)
+        for _step in range(GUESS_STEPS):
+            u = heads if self.output is None else heads @ self.output.mT
+            pulled = u if self.output is None else u @ self.output
+            shared = pulled.unflatten(-1, (layout.groups, layout.shared, layout.v)).sum(-2).flatten(-2)
+            moved = (shared @ V @ V.mT).unflatten(-1, (layout.groups, 1, layout.v))
+            heads = moved.expand(*moved.shape[:-2], layout.shared, layout.v).flatten(-3)
+            heads = torch.nn.functional.normalize(heads, dim=-1)
+        u = heads if self.output is None else heads @ self.output.mT
+        return self.vjp(u.expand(*self.batch, *self.codomain).contiguous())
 
     def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
         r"""Return an operator with the same singular values on a smaller space, and the isometry back to tokens.

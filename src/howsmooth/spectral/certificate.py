@@ -74,7 +74,9 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
     while not np.all(done := exceeds(high, alphas, betas, threshold)):
         high = np.where(done, high, ritz + 4 * (high - ritz))
     fractions = np.linspace(0, 1, 33)[1:, None]
-    while np.any(high - low > 1e-4 * (high - ritz)):
+    for _round in range(12):
+        if np.all(high - low <= 1e-4 * (high - ritz)):
+            break
         points = low + fractions * (high - low)
         reached = exceeds(points, alphas, betas, threshold)
         reached[-1] = True  # known; rounding of the last point must not undo it

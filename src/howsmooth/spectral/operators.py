@@ -18,7 +18,8 @@ class LinearOperator(Protocol):
 
     An operator may also have ``compress() -> (smaller, isometry)``: an operator with the same singular values on a
     smaller space, and the isometry from that space into its own; and ``take(index) -> operator``: some operators of the
-    batch, so that a solver need not go on with those that are done.
+    batch, so that a solver need not go on with those that are done; and ``guess() -> vector``: a direction that the
+    operator is likely to stretch, for one product.
     """
 
     batch: tuple[int, ...]
