@@ -13,10 +13,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.operators import HALF, LinearOperator
+from howsmooth.spectral.vectors import beside
 from howsmooth.validation import require_finite, require_floating, require_like
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def linearise(f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
@@ -158,10 +157,8 @@ class JacobianOperator:
             return
         G = _gauss(self._value, torch.Generator().manual_seed(1))
         factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
-        outer = factors.reshape(*self.batch, *(1 for _ in self.codomain))
-        inner = factors.reshape(*self.batch, *(1 for _ in self.domain))
-        expected = inner * self.vjp(G)
-        if bool((self.vjp(outer * G) - expected).norm() > 1e-4 * expected.norm() / count):
+        expected = beside(factors, self._X) * self.vjp(G)
+        if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
             raise AssumptionError(
                 "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
                 "use hs.JacobianOperator(f, X, batch_axes=0)."

@@ -11,6 +11,9 @@ from torch import Tensor
 from howsmooth.errors import ShapeError
 from howsmooth.validation import require_finite, require_floating
 
+# Too coarse to measure in: computed in float32 instead.
+HALF = (torch.float16, torch.bfloat16)
+
 
 @runtime_checkable
 class LinearOperator(Protocol):
@@ -47,7 +50,7 @@ class Dense:
         if self.matrix.ndim < 2:
             raise ShapeError(f"matrix must have the shape (*batch, m, n), got {tuple(self.matrix.shape)}.")
         require_finite(self.matrix, "matrix")
-        if self.matrix.dtype in (torch.float16, torch.bfloat16):
+        if self.matrix.dtype in HALF:
             object.__setattr__(self, "matrix", self.matrix.float())
 
     @property

@@ -3,13 +3,12 @@
 import math
 
 import torch
-from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import divide, lengths, random_start, unit
+from howsmooth.spectral.vectors import beside, divide, lengths, random_start, unit
 
 
 @torch.no_grad()
@@ -54,7 +53,7 @@ def power_iteration(
         v = unit(pulled, op.batch)
     growth = (log_growth - math.log(least_overlap(math.prod(op.domain), confidence))) / (2 * steps)
     response = unit(moved, op.batch)
-    residual = divide(pulled, torch.where(value > 0, value, 1.0)) - _scaled(v, value)
+    residual = divide(pulled, torch.where(value > 0, value, 1.0)) - v * beside(value, v)
     return NormEstimate(
         lower=value.to(op.dtype),
         upper=torch.where(value > 0, growth.exp(), 0.0).to(op.dtype),
@@ -68,10 +67,6 @@ def power_iteration(
             _status(*flags) for flags in zip(value.flatten().tolist(), settled.flatten().tolist(), strict=True)
         ),
     )
-
-
-def _scaled(v: Tensor, value: Tensor) -> Tensor:
-    return v * value.reshape((*value.shape, *(1 for _ in range(v.ndim - value.ndim)))).to(v.dtype)
 
 
 def _status(value: float, settled: bool) -> Status:

@@ -36,7 +36,12 @@ def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 def divide(x: Tensor, by: Float[Tensor, "*batch"]) -> Tensor:
     """Divide every vector of the batch by its own number."""
-    return x / by.reshape((*by.shape, *(1 for _ in range(x.ndim - by.ndim)))).to(x.dtype)
+    return x / beside(by, x)
+
+
+def beside(numbers: Float[Tensor, "*batch"], x: Tensor) -> Tensor:
+    """Shape one number for each vector of the batch so that it broadcasts over ``x``, in the dtype of ``x``."""
+    return numbers.reshape((*numbers.shape, *(1 for _ in range(x.ndim - numbers.ndim)))).to(x.dtype)
 
 
 def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float[Tensor, "..."]:
