@@ -265,6 +265,21 @@ def test_giving_up_is_data_and_one_warning(rng):
     assert float(estimate.lower) <= 1 <= float(estimate.upper)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (5, 3), (12, 12)], ids=str)
+def test_numbers_at_the_ends_of_the_range_are_bracketed(rng, dtype, shape):
+    info = torch.finfo(dtype)
+    matrix = torch.randn(shape, dtype=torch.float64, generator=rng)
+    matrix = matrix / torch.linalg.matrix_norm(matrix, 2)
+    subnormal = info.tiny * info.eps
+    for norm in (subnormal, 8 * subnormal, info.tiny / 4, info.tiny, 8 * info.tiny / info.eps, info.max / 4):
+        estimate = hs.spectral_norm(hs.Dense((norm * matrix).to(dtype)), generator=rng)
+        rounding = subnormal * shape[0] * shape[1]
+        assert float(estimate.lower) <= norm * (1 + 1e-5) + rounding
+        assert norm <= float(estimate.upper) * (1 + 1e-5) + rounding
+        assert bool(estimate.direction.isfinite().all())
+
+
 # Closed forms
 
 

@@ -147,14 +147,15 @@ class _Basis:
         return self._count >= self._memory.shape[2]
 
     def append(self, w: Tensor, length: Array) -> None:
-        """Append the vectors ``w`` of the given lengths, scaled to one; zero stays zero."""
+        """Append the vectors ``w`` of the given lengths, scaled to one; what is as good as zero stays."""
         batch, capacity, N = self._memory.shape
         if self._count == capacity:
             # memory that is not written to costs nothing, so growing is rare
             grown = self._memory.new_empty(batch, capacity + max(32, capacity), N)
             grown[:, : self._count] = self.vectors
             self._memory = grown
-        inverse = torch.as_tensor(1 / np.where(length > 0, length, 1.0), dtype=w.dtype, device=w.device)
+        normal = length >= torch.finfo(w.dtype).tiny  # the inverse of a subnormal length may overflow
+        inverse = torch.as_tensor(1 / np.where(normal, length, 1.0), dtype=w.dtype, device=w.device)
         torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
         self._count += 1
 

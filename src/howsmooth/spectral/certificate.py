@@ -47,6 +47,8 @@ def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Arra
         betas: What stands beside it, ``(batch, k)``.
         threshold: The value to reach.
     """
+    size = alphas.max(axis=1)  # only ratios matter; in this unit no product leaves the range of the numbers
+    sigma, alphas, betas = sigma / size, alphas / size[:, None], betas / size[:, None]
     p, w, total = np.ones_like(sigma), np.zeros_like(sigma), np.ones_like(sigma)
     before = np.zeros_like(alphas[:, 0])
     for alpha, beta in zip(alphas.T, betas.T, strict=True):

@@ -16,7 +16,7 @@ from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status, gravest
 from howsmooth.spectral.operators import LinearOperator, compressed
-from howsmooth.spectral.stopping import Harvest, Stopping, least_rtol, slack
+from howsmooth.spectral.stopping import Harvest, Stopping, least_length, least_rtol, slack
 from howsmooth.spectral.vectors import flat, informed_start, lengths, random_start, unit
 
 # Operators leave a batch when so many of them are done: copying the rest costs about one product.
@@ -102,7 +102,7 @@ def bracket_norm(
         delta=share * least_overlap(math.prod(core.domain), confidence),
         slack=slack(op.dtype),
     )
-    space = Bidiagonalisation(core, flat(start, core.batch), generator, floor)
+    space = Bidiagonalisation(core, flat(start, core.batch), generator, max(floor, least_length(op.dtype)))
     harvest = _harvest(space, rule)
     products = spent + 2 * int(harvest.steps.max())
     small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)

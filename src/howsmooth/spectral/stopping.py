@@ -27,6 +27,11 @@ def least_rtol(dtype: torch.dtype) -> float:
     return 4 * (slack(dtype) - 1)
 
 
+def least_length(dtype: torch.dtype) -> float:
+    """Return the length below which a vector's rounding errors leave the range of ``dtype``: as good as zero."""
+    return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
     """The rule that decides when an operator is done.
@@ -66,7 +71,8 @@ class Stopping:
     def upper(self, space: Bidiagonalisation, which: Array, ritz: Array) -> Array:
         """Return the upper bounds of some operators whose largest Ritz values are ``ritz``."""
         live = ~space.zero[which]
-        upper = np.full_like(ritz, space.floor / self.delta)  # σ|γ| ≤ |J v_1|, which is as good as zero
+        # σ|γ| ≤ |J v_1|, which is zero, or as good as zero
+        upper = np.where(space.alphas[which, 0] > 0, space.floor / self.delta, 0.0)
         if space.complete:
             upper[live] = ritz[live]
         elif live.any():
