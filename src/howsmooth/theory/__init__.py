@@ -1,0 +1,1 @@
+"""What is proven: one function per theorem, and the inputs that attain them."""

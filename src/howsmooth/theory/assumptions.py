@@ -1,0 +1,86 @@
+"""The hypotheses of theorems: checked before any work; a refusal names what does apply."""
+
+import math
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+
+
+def require_size(n: int, radius: float, *, least: int = 1) -> None:
+    """Refuse sequence lengths and radii that a theorem cannot take."""
+    if not (isinstance(n, int) and not isinstance(n, bool) and n >= least):
+        raise AssumptionError(f"n must be a whole number, at least {least}, got {n}.")
+    require_radius(radius)
+
+
+def require_radius(radius: float) -> None:
+    """Refuse a radius that is not positive and finite."""
+    if not 0 < radius < math.inf:
+        raise AssumptionError(f"radius must be positive and finite, got {radius}.")
+
+
+def has_query_bias(attention: Attention) -> bool:
+    """Tell whether a query bias changes the scores."""
+    return attention.query_bias is not None and bool((attention.query_bias != 0).any())
+
+
+def has_key_bias(attention: Attention) -> bool:
+    """Tell whether a key bias changes the weights; in plain scores it cancels in the softmax."""
+    matters = attention.positions.rotary is not None or attention.softcap is not None or has_key_norm(attention)
+    return matters and attention.key_bias is not None and bool((attention.key_bias != 0).any())
+
+
+def has_key_norm(attention: Attention) -> bool:
+    """Tell whether queries or keys are normalised."""
+    return attention.query_norm is not None or attention.key_norm is not None
+
+
+def refuse_norms(attention: Attention, theorem: str) -> None:
+    """Refuse query and key norms, whose derivative has no bound on a ball."""
+    if has_key_norm(attention):
+        raise AssumptionError(
+            f"{theorem} does not cover query or key norms; use local_upper at an input, or hs.maximise."
+        )
+
+
+def refuse_biases(attention: Attention, theorem: str, instead: str) -> None:
+    """Refuse biases that change the scores."""
+    if has_query_bias(attention) or has_key_bias(attention):
+        raise AssumptionError(f"{theorem} is stated without query and key biases; use {instead}.")
+
+
+def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
+    """Refuse more than one head."""
+    if attention.layout.heads > 1:
+        raise AssumptionError(
+            f"{theorem} is stated for one head, got {attention.layout.heads}; use attention.head(h), or {instead}."
+        )
+
+
+def require_scores_alone(attention: Attention, theorem: str, instead: str) -> None:
+    """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights."""
+    positions = attention.positions
+    found = {
+        "rotary positions": positions.rotary is not None,
+        "a soft cap": attention.softcap is not None,
+        "a relative bias": positions.relative_bias is not None,
+        "token weights": attention.weights is not None,
+        "query or key norms": has_key_norm(attention),
+    }
+    for what, present in found.items():
+        if present:
+            raise AssumptionError(f"{theorem} does not cover {what}; use {instead}.")
+
+
+def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> None:
+    """Refuse masks other than the causal one."""
+    positions = attention.positions
+    if positions.window is not None or positions.padding is not None or positions.mask is not None:
+        raise AssumptionError(f"{theorem} knows the causal mask and no mask, got another one; use {instead}.")
+
+
+def require_unmasked(attention: Attention, theorem: str, instead: str) -> None:
+    """Refuse every mask."""
+    require_causal_or_none(attention, theorem, instead)
+    if attention.positions.causal:
+        raise AssumptionError(f"{theorem} is about unmasked attention; use {instead}.")

@@ -1,0 +1,68 @@
+"""The index of theorems: every bound under one name, and all that apply in one table."""
+
+from collections.abc import Callable
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.theory.assumptions import require_size
+from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
+from howsmooth.theory.heads import heads_of
+from howsmooth.theory.large_radius import large_radius_limit
+from howsmooth.theory.local import attention_map_upper, local_upper
+from howsmooth.theory.mean_field import (
+    masked_mean_field_upper,
+    mean_field_lower,
+    mean_field_upper,
+    sharp_mean_field_lower,
+    sharp_mean_field_upper,
+)
+from howsmooth.theory.neighbourhood import neighbourhood_upper
+from howsmooth.theory.results import Bound, Ladder, Refusal, Side
+
+__all__ = [
+    "attention_map_upper",
+    "discrete_lower",
+    "discrete_upper",
+    "kim_lower",
+    "large_radius_limit",
+    "local_upper",
+    "masked_mean_field_upper",
+    "mean_field_lower",
+    "mean_field_upper",
+    "neighbourhood_upper",
+    "sharp_lower",
+    "sharp_mean_field_lower",
+    "sharp_mean_field_upper",
+    "sharp_upper",
+    "table",
+]
+
+Theorem = Callable[..., Bound]
+SEQUENCES: tuple[Theorem, ...] = (discrete_lower, kim_lower, sharp_lower, sharp_upper, discrete_upper)
+# These bound measures, hence sequences of every length.
+MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
+MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
+
+
+def table(attention: Attention, *, n: int, radius: float) -> Ladder:
+    """Apply every theorem about ``n`` tokens in a ball, from the lowest lower bound to the highest upper one.
+
+    Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``.
+    """
+    require_size(n, radius)
+    heads_of(attention)
+    about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
+    outcomes = [
+        *(_outcome(theorem, attention, n=n, radius=radius) for theorem in SEQUENCES),
+        *(_outcome(theorem, attention, radius=radius) for theorem in about_measures),
+    ]
+    found = [outcome for outcome in outcomes if isinstance(outcome, Bound)]
+    found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
+    return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
+
+
+def _outcome(theorem: Theorem, attention: Attention, **arguments: float) -> Bound | Refusal:
+    try:
+        return theorem(attention, **arguments)
+    except AssumptionError as reason:
+        return Refusal(name=theorem.__name__, reason=str(reason))

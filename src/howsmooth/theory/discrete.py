@@ -1,0 +1,184 @@
+"""Sequences of n tokens in a ball: the paper's bounds, and sharper ones."""
+
+import math
+
+from howsmooth.maps.attention import Attention
+from howsmooth.theory.assumptions import (
+    refuse_biases,
+    refuse_many_heads,
+    refuse_norms,
+    require_causal_or_none,
+    require_scores_alone,
+    require_size,
+)
+from howsmooth.theory.eigenvalues import steepest_eigenvalue
+from howsmooth.theory.heads import Head, combined, heads_of, log, matrix_norm
+from howsmooth.theory.quiet import quiet_token
+from howsmooth.theory.results import Bound, lower_bound, upper_bound
+from howsmooth.theory.tied import tied_value
+
+
+def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
+    r"""Bound the Lipschitz constant on sequences of ``n`` tokens in a ball, as the paper does.
+
+    .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \sqrt3\,\|V\|\,\bigl(\|A\|^2R^4(4n+1) + n\bigr)^{1/2}
+
+    Theorem 3.3 of [castin2024]; masks do not change it. Under rotary positions :math:`s\|Q\|\|K\|` stands for
+    :math:`\|A\|`. :func:`sharp_upper` is always smaller.
+
+    Raises:
+        AssumptionError: If there are biases in the scores, or query and key norms.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> discrete_upper(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).digits
+        '784.71'
+    """
+    require_size(n, radius)
+    refuse_norms(attention, "the paper's bound")
+    refuse_biases(attention, "the paper's bound", "sharp_upper, which covers them")
+
+    def factor(head: Head) -> float:
+        a, _ = pulls(attention, head, radius)
+        return math.sqrt(3 * ((a * radius) ** 2 * (4 * n + 1) + n))
+
+    heads = heads_of(attention)
+    log_value = combined(heads, (log(factor(head)) for head in heads))
+    return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
+
+
+def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
+    r"""Bound the Lipschitz constant on sequences of ``n`` tokens in a ball.
+
+    .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \|V\|_2\,\bigl(\sqrt n + \|A\|_2 R^2\,(1 + \sqrt{n/2})\bigr)
+
+    Heads add up by the triangle inequality, or as one concatenated map, whichever is smaller. Masks, relative biases
+    and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to :math:`\|A\|R` in the last
+    term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
+
+    Raises:
+        AssumptionError: If ``n`` or ``radius`` is not positive, or if queries or keys are normalised.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> round(sharp_upper(Attention.single_head(A=identity, V=identity), n=2, radius=1.0).value, 4)
+        3.4142
+    """
+    require_size(n, radius)
+    refuse_norms(attention, "sharp_upper")
+
+    def factor(head: Head) -> float:
+        query_pull, key_pull = pulls(attention, head, radius)
+        return math.sqrt(n) + radius * query_pull + math.sqrt(n / 2) * radius * key_pull
+
+    heads = heads_of(attention)
+    log_value = combined(heads, (log(factor(head)) for head in heads))
+    return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "three terms, each sharp")
+
+
+def discrete_lower(attention: Attention, *, n: int, radius: float) -> Bound:
+    r"""Bound the Lipschitz constant from below, as the paper does.
+
+    .. math:: \mathrm{Lip}(f_{|B_R^n}) \ge \|V\|\,\frac{\sqrt{n-1}}{1 + (n-1)e^{-2\gamma R^2}},\qquad
+              \gamma = \max(-\gamma_\delta,\;\gamma_1/8)
+
+    with :math:`\gamma_1\ge\dots\ge\gamma_\delta` the real eigenvalues of A. The paper takes V = I; any V is fine, since
+    :math:`\|V(I+\kappa uu^\top)\| \ge \|V\|`. Masked or not. Attained at :func:`~howsmooth.theory.extremal.two_point`.
+
+    Raises:
+        AssumptionError: If A has no real eigenvalue (:func:`sharp_lower` needs none), or for several heads, or if
+            scores are not :math:`\langle Ax,y\rangle` alone.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> discrete_lower(Attention.single_head(A=-identity, V=identity), n=200, radius=2.0).digits
+        '13.223'
+    """
+    require_size(n, radius)
+    head = single_plain_head(attention, "the paper's lower bound")
+    gamma = steepest_eigenvalue(head, "sharp_lower").gamma
+    others = math.exp(log(n - 1) - 2 * gamma * radius**2)
+    log_value = log(head.norm_WV) + 0.5 * log(n - 1) - math.log1p(others)
+    return lower_bound(log_value, "discrete_lower", in_ball(n, radius), "the paper, two points on an eigenvector")
+
+
+def sharp_lower(attention: Attention, *, n: int, radius: float) -> Bound:
+    r"""Bound the Lipschitz constant from below by two tokens that tie for the attention of all others.
+
+    .. math:: \mathrm{Lip}(f_{|B_R^n}) \ge \sqrt{2(n-2)}\;p\,|Ae|\,rR\sin\theta\,|Vz|,\quad
+              p = \frac1{2+(n-2)e^{-\Delta}},\quad \Delta = rR|Ae|\cos\theta - r^2\langle Ae,e\rangle
+
+    for any unit e, :math:`z\perp Ae`, :math:`0<r\le R`, :math:`0<\theta\le\pi/2`; the best found is reported. Masked or
+    not; a query bias b turns Ae into :math:`Ae + K^\top b`. It needs no eigenvalue. For several heads, the response of
+    the whole layer at each head's tokens in the same explicit direction.
+
+    Raises:
+        AssumptionError: If ``n < 3``, ``d < 2``, or if scores are not :math:`\langle Ax,y\rangle` plus a query bias.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> sharp_lower(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).digits
+        '159.19'
+    """
+    require_size(n, radius, least=3)
+    log_value = tied_value(attention, n, radius)
+    return lower_bound(log_value, "sharp_lower", in_ball(n, radius), "two tokens tie for the attention of the others")
+
+
+def kim_lower(attention: Attention, *, n: int, radius: float) -> Bound:
+    r"""Bound the Lipschitz constant from below by a token at the origin: the :math:`R^2` growth of [kim2021].
+
+    A token at 0 attends to all tokens equally. With the others at :math:`\pm Ru`, in equal numbers or nearly so,
+
+    .. math:: \mathrm{Lip}(f_{|B_R^n}) \ge \sqrt{\tfrac{n-1}n}\;\nu_n R^2\,
+              \Bigl\|\sum_h (W_hV_hu)(A_h^\top u)^\top\Bigr\|,\qquad
+              \nu_n = \tfrac{n-1}n - \tfrac{1}{n^2}[n\text{ even}]
+
+    for any unit u: move the token along e and the others along :math:`-e/(n-1)`, so that the value term vanishes and
+    :math:`V C A e` remains. Does not grow with n; exact constants for a few tokens. Masked: the token at 0 comes last.
+
+    Raises:
+        AssumptionError: If ``n < 2``, or if scores are not :math:`\langle Ax,y\rangle` alone.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> kim_lower(Attention.single_head(A=identity, V=identity), n=2, radius=2.0).digits  # √½ · ¼ · 4
+        '0.70710'
+    """
+    require_size(n, radius, least=2)
+    require_scores_alone(attention, "kim_lower", "hs.maximise")
+    require_causal_or_none(attention, "kim_lower", "hs.maximise")
+    refuse_biases(attention, "kim_lower", "sharp_lower, which covers them")
+    spread = (n - 1) / n - (1 / n**2 if n % 2 == 0 else 0.0)
+    matrix = quiet_token(heads_of(attention)).response
+    log_value = log(math.sqrt((n - 1) / n) * spread * radius**2 * matrix_norm(matrix))
+    return lower_bound(log_value, "kim_lower", in_ball(n, radius), "Kim et al.: a token at the origin")
+
+
+def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float]:
+    r"""Bound how fast scores change: :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|`.
+
+    In plain scores the first is seen only through differences between keys, so a key bias does not count.
+    """
+    if attention.positions.rotary is not None:
+        query_pull = head.norm_Q * (head.norm_K * radius + float(head.key_bias.norm()))
+        return query_pull, head.norm_K * (head.norm_Q * radius + float(head.query_bias.norm()))
+    query_pull = head.norm_A * radius
+    if attention.softcap is not None:
+        query_pull += float((head.key_bias @ head.Q).norm())
+    return query_pull, head.norm_A * radius + float((head.query_bias @ head.K).norm())
+
+
+def single_plain_head(attention: Attention, theorem: str) -> Head:
+    """Return the one head of a map whose scores are ⟨Ax, y⟩ alone, masked causally or not."""
+    refuse_many_heads(attention, theorem, "tied_pair, which measures the whole layer")
+    require_scores_alone(attention, theorem, "hs.maximise")
+    refuse_biases(attention, theorem, "sharp_lower, which covers them")
+    require_causal_or_none(attention, theorem, "hs.maximise")
+    (head,) = heads_of(attention)
+    return head
+
+
+def in_ball(n: int, radius: float) -> str:
+    """Say where a discrete bound holds."""
+    return f"{n} token{'s' if n > 1 else ''} in the ball of radius {radius:g}"

@@ -1,0 +1,165 @@
+"""What the theorems see of attention: the forms A and WV of each head, by their factors, in float64."""
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.maps.attention import Attention
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Head:
+    r"""One head: scores :math:`s\langle Qx_i+b_q,\,Kx_j+b_k\rangle`, output :math:`Wv`.
+
+    Nothing of size d × d is ever formed: :math:`\|A\| = s\|K^\top Q\| = s\|R_KR_Q^\top\|` for the triangular factors of
+    :math:`K^\top` and :math:`Q^\top`.
+
+    Attributes:
+        Q: Queries, ``(k, d)``, with the scale of the scores inside.
+        K: Keys, ``(k, d)``.
+        V: Values, ``(v, d)``.
+        W: This head's slice of the output projection; ``None`` for concatenated heads.
+        query_bias: :math:`s\,b_q`, zero if there is none.
+        key_bias: :math:`b_k`, zero if there is none.
+    """
+
+    Q: Float[Tensor, "k d"]
+    K: Float[Tensor, "k d"]
+    V: Float[Tensor, "v d"]
+    W: Float[Tensor, "out v"] | None
+    query_bias: Float[Tensor, " k"]
+    key_bias: Float[Tensor, " k"]
+
+    @property
+    def d(self) -> int:
+        """The dimension of a token."""
+        return self.Q.shape[-1]
+
+    @functools.cached_property
+    def norm_A(self) -> float:
+        r""":math:`\|A\|_2`."""
+        return product_norm(self.K.mT, self.Q)
+
+    @functools.cached_property
+    def norm_Q(self) -> float:
+        r""":math:`s\|Q\|_2`."""
+        return matrix_norm(self.Q)
+
+    @functools.cached_property
+    def norm_K(self) -> float:
+        r""":math:`\|K\|_2`."""
+        return matrix_norm(self.K)
+
+    @functools.cached_property
+    def norm_V(self) -> float:
+        r""":math:`\|V\|_2`."""
+        return matrix_norm(self.V)
+
+    @functools.cached_property
+    def norm_WV(self) -> float:
+        r""":math:`\|WV\|_2`."""
+        return matrix_norm(self.mixed)
+
+    @functools.cached_property
+    def mixed(self) -> Float[Tensor, "v d"]:
+        r"""A matrix with the right singular vectors and values of :math:`WV`, of at most ``v`` rows."""
+        if self.W is None:
+            return self.V
+        return torch.linalg.qr(self.W).R @ self.V if self.W.shape[0] > self.W.shape[1] else self.W @ self.V
+
+    def form(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        r"""Return :math:`Ax`."""
+        return (x @ self.Q.mT) @ self.K
+
+    def adjoint(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        r"""Return :math:`A^\top x`."""
+        return (x @ self.K.mT) @ self.Q
+
+
+def heads_of(attention: Attention) -> tuple[Head, ...]:
+    """Return the heads of one attention map."""
+    if not isinstance(attention, Attention):
+        raise DtypeError(
+            f"theorems are about hs.Attention, got {type(attention).__name__}; "
+            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one."
+        )
+    if attention.query.ndim > 3:
+        raise ShapeError(
+            f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry."
+        )
+    return tuple(_head(attention.head(h)) for h in range(attention.layout.heads))
+
+
+def _head(f: Attention) -> Head:
+    def double(x: Tensor) -> Tensor:
+        return x.detach().double()[0]
+
+    s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64, device=f.query.device)
+    return Head(
+        Q=s * double(f.query),
+        K=double(f.key),
+        V=double(f.value),
+        W=None if f.output is None else double(f.output),
+        query_bias=zero if f.query_bias is None else s * double(f.query_bias),
+        key_bias=zero if f.key_bias is None else double(f.key_bias),
+    )
+
+
+def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
+    r"""Combine bounds :math:`g_h` on heads with :math:`V = I` into one on the layer; logarithms in and out.
+
+    .. math:: \min\Bigl(\sum_h\|W_hV_h\|\,g_h,\;\;
+              \|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_h\|V_h\|^2g_h^2\bigr)^{1/2}\Bigr)
+
+    The first is the triangle inequality; the second takes the concatenated heads as one map. Without an output
+    projection the heads are concatenated, and only the second form is needed.
+    """
+    heads, logs = tuple(heads), tuple(log_factors)
+    stacked = 0.5 * log_sum(2 * (log(head.norm_V) + g) for head, g in zip(heads, logs, strict=True))
+    if heads[0].W is None:
+        return stacked
+    apart = log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
+    return min(apart, stacked + log(output_norm(heads)))
+
+
+def output_norm(heads: tuple[Head, ...]) -> float:
+    r"""Return :math:`\|[W_1\cdots W_H]\|_2`, the norm of the output projection (1 for concatenated heads)."""
+    outputs = [head.W for head in heads if head.W is not None]
+    return matrix_norm(torch.cat(outputs, dim=-1)) if outputs else 1.0
+
+
+def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
+    r"""Return :math:`\sum_hW_hV_h`, or the stacked :math:`V_h` of concatenated heads."""
+    stacked = torch.cat([head.V for head in heads])
+    outputs = [head.W for head in heads if head.W is not None]
+    return torch.cat(outputs, dim=-1) @ stacked if outputs else stacked
+
+
+def matrix_norm(x: Float[Tensor, "a b"]) -> float:
+    """Return the largest singular value."""
+    return float(torch.linalg.matrix_norm(x, ord=2))
+
+
+def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
+    r"""Return :math:`\|ab\|_2` from the small triangular factors: ab has the norm of :math:`R_a\,R_{b^\top}^\top`."""
+    left = torch.linalg.qr(a).R if a.shape[0] > a.shape[1] else a
+    right = torch.linalg.qr(b.mT).R.mT if b.shape[1] > b.shape[0] else b
+    return matrix_norm(left @ right)
+
+
+def log(x: float) -> float:
+    """Return the logarithm, and −∞ at zero."""
+    return math.log(x) if x > 0 else -math.inf
+
+
+def log_sum(logs: Iterable[float]) -> float:
+    """Return the logarithm of a sum from the logarithms of its terms."""
+    terms = list(logs)
+    most = max(terms, default=-math.inf)
+    return most if math.isinf(most) else most + math.log(sum(math.exp(t - most) for t in terms))

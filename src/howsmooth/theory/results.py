@@ -1,0 +1,293 @@
+"""What the theory returns: a bound with its theorem, an input that attains a value, and the two together."""
+
+import enum
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.spectral.estimates import NormEstimate
+
+# The logarithm of the largest float.
+LARGEST = math.log(sys.float_info.max)
+
+
+class Side(enum.StrEnum):
+    """On which side of the constant a bound lies."""
+
+    LOWER = "≥"
+    UPPER = "≤"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A theorem applied to one map.
+
+    Attributes:
+        value: The bound; infinite where it exceeds the largest float (``log_value`` is finite all the same).
+        side: Whether the constant is at most or at least ``value``.
+        name: The function that computed it.
+        domain: Where it holds, in words.
+        source: The theorem, in words.
+        log_value: The natural logarithm of the bound.
+        confidence: 1 for a theorem; less if a probabilistic estimate went into it.
+    """
+
+    value: float
+    side: Side
+    name: str
+    domain: str
+    source: str
+    log_value: float
+    confidence: float = 1.0
+
+    def __repr__(self) -> str:
+        """Show the inequality and where it comes from."""
+        return f"Bound: {self._summary()}"
+
+    def _summary(self) -> str:
+        worth = "" if self.confidence == 1 else f", {100 * self.confidence:.12g} %"
+        return f"Lip {self.side} {self.digits} on {self.domain} ({self.source}{worth})"
+
+    @property
+    def digits(self) -> str:
+        """The value, rounded to the safe side; as a power of ten where it does not fit a float."""
+        return safe_digits(self.value, self.log_value, self.side)
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary()
+
+    def _repr_html_(self) -> str:
+        return f"<p>Lip {self.side} <b>{self.digits}</b> on {self.domain} <i>({self.source})</i></p>"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; an infinite value becomes ``None``, since JSON has no infinity."""
+        return {
+            "name": self.name,
+            "side": self.side.name.lower(),
+            "value": self.value if math.isfinite(self.value) else None,
+            "log_value": self.log_value if math.isfinite(self.log_value) else None,
+            "domain": self.domain,
+            "source": self.source,
+            "confidence": self.confidence,
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return json.dumps(self.as_dict())
+
+
+def upper_bound(log_value: float, name: str, domain: str, source: str, confidence: float = 1.0) -> Bound:
+    """Build an upper bound from its logarithm."""
+    return _bound(log_value, Side.UPPER, name, domain, source, confidence)
+
+
+def lower_bound(log_value: float, name: str, domain: str, source: str) -> Bound:
+    """Build a lower bound from its logarithm."""
+    return _bound(log_value, Side.LOWER, name, domain, source, 1.0)
+
+
+def _bound(log_value: float, side: Side, name: str, domain: str, source: str, confidence: float) -> Bound:
+    value = math.exp(log_value) if log_value < LARGEST else math.inf
+    return Bound(
+        value=value,
+        side=side,
+        name=name,
+        domain=domain,
+        source=source,
+        log_value=log_value,
+        confidence=confidence,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Witness:
+    """A stored input whose local constant is at least ``value``.
+
+    Attributes:
+        tokens: The input.
+        measured: The local constant there, between two bounds.
+        name: The function that built the input.
+        domain: The set it was chosen from, in words.
+        formula: A lower bound on the local constant there, proven by a formula; ``None`` if a search found the input.
+        trace: The best value after each step of a search.
+    """
+
+    tokens: Float[Tensor, "n d"]
+    measured: NormEstimate
+    name: str
+    domain: str
+    formula: float | None = None
+    trace: tuple[float, ...] = field(default=())
+
+    @property
+    def value(self) -> float:
+        """The largest proven lower bound: by formula, or by the stored direction."""
+        attained = float(self.measured.lower)
+        return attained if self.formula is None else max(attained, self.formula)
+
+    def __repr__(self) -> str:
+        """Show what the input attains."""
+        return f"Witness: {self._summary()}"
+
+    def _summary(self) -> str:
+        return f"Lip ≥ {safe_digits(self.value, math.inf, Side.LOWER)} on {self.domain} ({self.name.replace('_', ' ')})"
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary()
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<p>Lip ≥ <b>{safe_digits(self.value, math.inf, Side.LOWER)}</b> on {self.domain} <i>({self.name})</i></p>"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the tensors as plain values."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "formula": self.formula,
+            "domain": self.domain,
+            "n": self.tokens.shape[-2],
+            "d": self.tokens.shape[-1],
+            "measured": json.loads(self.measured.to_json()),
+            "trace": list(self.trace),
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object; :meth:`save` keeps the tokens too."""
+        return json.dumps(self.as_dict())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata."""
+        from safetensors.torch import save_file
+
+        target = Path(path)
+        if target.suffix != ".safetensors":
+            raise AssumptionError(f"a witness is saved as .safetensors, got {target.name!r}; change the ending.")
+        tensors = {"tokens": self.tokens, "direction": self.measured.direction, "response": self.measured.response}
+        # a file is there whole or not at all
+        partial = target.with_name(target.name + ".partial")
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"witness": self.to_json()})
+        partial.replace(target)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Bracket:
+    """The Lipschitz constant on a domain between an input that attains a value and a theorem.
+
+    Attributes:
+        lower: The input.
+        upper: The theorem.
+    """
+
+    lower: Witness
+    upper: Bound
+
+    @property
+    def ratio(self) -> float:
+        """How far apart the two are: upper / lower."""
+        return math.exp(self.upper.log_value - math.log(self.lower.value)) if self.lower.value > 0 else math.inf
+
+    def __repr__(self) -> str:
+        """Show both ends and their ratio."""
+        return f"Bracket: {self._summary()}"
+
+    def _summary(self) -> str:
+        low = safe_digits(self.lower.value, math.inf, Side.LOWER)
+        ratio = f"{self.ratio:.3f}" if self.ratio < 1000 else f"{self.ratio:.3g}"
+        names = f"{self.lower.name.replace('_', ' ')}, {self.upper.name.replace('_', ' ')}"
+        return f"{low} ≤ Lip ≤ {self.upper.digits} on {self.upper.domain}, ratio {ratio} ({names})"
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary()
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._summary()}</p>"
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        return json.dumps({"lower": self.lower.as_dict(), "upper": self.upper.as_dict(), "ratio": ratio})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A theorem that does not apply, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Ladder:
+    """All bounds that apply to one map, from the lowest lower one to the highest upper one.
+
+    Attributes:
+        rungs: The bounds, sorted: lower bounds, then upper bounds.
+        refused: The theorems that do not apply.
+    """
+
+    rungs: tuple[Bound, ...]
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def lower(self) -> Bound:
+        """The largest lower bound."""
+        return max((b for b in self.rungs if b.side is Side.LOWER), key=lambda b: b.log_value)
+
+    @property
+    def upper(self) -> Bound:
+        """The smallest upper bound."""
+        return min((b for b in self.rungs if b.side is Side.UPPER), key=lambda b: b.log_value)
+
+    def __repr__(self) -> str:
+        """Show the bounds as lines of text."""
+        width = max((len(b.name) for b in self.rungs), default=0)
+        return "\n".join(f"{b.name:<{width}}  {b.side} {b.digits:>10}  {b.source}" for b in self.rungs)
+
+    def __rich__(self) -> Table:
+        """Render in a rich console."""
+        table = Table("bound", "Lip", "theorem", box=None, header_style="bold")
+        table.columns[1].justify = "right"
+        for b in self.rungs:
+            table.add_row(b.name, f"{b.side} {b.digits}", b.source)
+        return table
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{b.name}</td><td>{b.side} {b.digits}</td><td>{b.source}</td></tr>" for b in self.rungs)
+        return f"<table><tr><th>bound</th><th>Lip</th><th>theorem</th></tr>{rows}</table>"
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
+        return json.dumps({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
+
+
+def safe_digits(value: float, log_value: float, side: Side) -> str:
+    """Write five digits of a bound, rounded so that it stays true; what exceeds a float as a power of ten.
+
+    Example:
+        >>> safe_digits(2.000001, 0.6931, Side.UPPER), safe_digits(math.inf, 2303.0, Side.UPPER)
+        ('2.0001', '10^1001')
+    """
+    if value == 0:
+        return "0"
+    away = math.ceil if side is Side.UPPER else math.floor
+    if not 1e-300 < value < 1e15:
+        return f"10^{away(log_value / math.log(10))}" if math.isfinite(log_value) else f"{value:.5g}"
+    places = 4 - math.floor(math.log10(value))
+    # a hair of slack: a value that is a multiple of the unit must not move by a whole one
+    scaled = away(value * 10.0**places + (-1e-6 if side is Side.UPPER else 1e-6))
+    return f"{scaled / 10.0**places:.{max(places, 0)}f}"

@@ -1,0 +1,150 @@
+"""What one head does at given tokens, in float64: weights, keys, values, and how steep its scores are."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.norms import NormJacobian
+from howsmooth.theory.heads import Head, heads_of
+from howsmooth.validation import require_tokens
+
+# Above this, ‖P‖ is bounded by the root of the largest column sum instead of computed: O(n²) instead of O(n³).
+EXACT_NORM = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    r"""One head at n tokens.
+
+    Attributes:
+        head: The head.
+        P: The attention weights.
+        log_P: Their logarithms: −∞ where a mask hides, finite where weights are merely too small for a float.
+        slope: The slope of the soft cap, ``None`` for one.
+        q: Queries, with the scale of the scores inside.
+        k: Keys.
+        y: Values: :math:`WVx_j` up to an isometry, or :math:`Vx_j`.
+        value_norm: The norm of the map from tokens to ``y``.
+        jacobian: The closed-form derivative that this was read from.
+    """
+
+    head: Head
+    P: Float[Tensor, "n n"]
+    log_P: Float[Tensor, "n n"]
+    slope: Float[Tensor, "n n"] | None
+    q: Float[Tensor, "n k"]
+    k: Float[Tensor, "n k"]
+    y: Float[Tensor, "n v"]
+    value_norm: float
+    jacobian: AttentionJacobian
+
+    @property
+    def mean(self) -> Float[Tensor, "n v"]:
+        """The attention mean of the values, seen from each token."""
+        return self.P @ self.y
+
+    def norm_P(self) -> float:
+        r"""Return :math:`\|P\|_2`, or a bound on it: rows sum to one, so the root of the largest column sum."""
+        if self.P.shape[0] > EXACT_NORM:
+            return float(self.P.sum(0).max().sqrt())
+        return float(torch.linalg.matrix_norm(self.P, ord=2))
+
+    def query_side(self) -> Float[Tensor, "n v r"]:
+        r"""Return :math:`V C_iA` for every token i, up to an isometry on the right.
+
+        :math:`\sum_jP_{ij}(y_j-\bar y_i)\,\partial S_{ij}/\partial x_i`: the covariance of values and keys, pulled
+        back through the rotary embedding, the query norm and Q.
+        """
+        n, v, k = self.P.shape[0], self.y.shape[1], self.k.shape[1]
+        weights = self.P if self.slope is None else self.P * self.slope
+        pairs = (weights @ (self.y[:, :, None] * self.k[:, None, :]).flatten(1)).view(n, v, k)
+        covariance = pairs - self.mean[:, :, None] * (weights @ self.k)[:, None, :]
+        pulled = _unturn(covariance.transpose(0, 1), self.jacobian, self.jacobian.projections.query_norm)
+        return pulled.transpose(0, 1) @ _short(self.head.Q)
+
+    def key_pull(self) -> Float[Tensor, "n n"]:
+        r"""Return :math:`|\partial S_{ij}/\partial x_j|` for every pair; in plain scores :math:`|Ax_i + K^\top b|`."""
+        projections, K = self.jacobian.projections, _short(self.head.K)
+        if projections.rotation is None and projections.key_norm is None:
+            pull = (self.q @ K).norm(dim=-1, keepdim=True).expand_as(self.P)
+        else:
+            # the keys' derivative at token j applied to each unit vector of the short factor
+            units = K.mT[:, None].expand(-1, self.P.shape[0], -1)
+            moved = units if projections.key_norm is None else _expanded(projections.key_norm, units).jvp(units)
+            moved = moved if projections.rotation is None else projections.rotation(moved)
+            pull = torch.zeros_like(self.P)
+            for component in moved:
+                pull += (self.q @ component.mT).square()
+            pull = pull.sqrt()
+        return pull if self.slope is None else pull * self.slope
+
+    def key_side(self) -> Float[Tensor, " n"]:
+        r"""Return :math:`\lambda_{\max}(\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top)`."""
+        n, v = self.y.shape
+        y = self.y - self.y.mean(0)
+        o = self.P @ y
+        w = (self.P * self.key_pull()).square()
+        first, total = w @ y, w.sum(1)
+        second = (w @ (y[:, :, None] * y[:, None, :]).flatten(1)).view(n, v, v)
+        cross = first[:, :, None] * o[:, None, :]
+        moment = second - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
+        # what the subtraction may have lost
+        rounding = 16 * torch.finfo(y.dtype).eps * total * y.square().sum(1).max()
+        return torch.linalg.eigvalsh(moment)[:, -1].clamp_min(0) + rounding
+
+
+def views(attention: Attention, X: Float[Tensor, "n d"], *, mixed: bool) -> list[View]:
+    r"""Look at every head; ``mixed`` values are :math:`WVx_j`, the others :math:`Vx_j`."""
+    heads = heads_of(attention)
+    require_tokens(X, attention.query)
+    if X.ndim != 2:
+        raise ShapeError(f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.")
+    wide, X = attention.to(torch.float64), X.detach().double()
+    with torch.no_grad():
+        return [_view(head, wide.head(h), X, mixed) for h, head in enumerate(heads)]
+
+
+def _view(head: Head, alone: Attention, X: Tensor, mixed: bool) -> View:
+    jacobian = alone.jacobian(X)
+    pattern, n = jacobian.pattern, X.shape[0]
+    log_P = X.new_full((n, n), -torch.inf)
+    slope = None if alone.softcap is None else X.new_ones(n, n)
+    for tile in pattern.tiles:
+        scores, part = pattern.scores.tile(pattern.q, pattern.k, tile)
+        log_P[tile.rows, tile.columns] = scores[0].log_softmax(-1)
+        if slope is not None and part is not None:
+            slope[tile.rows, tile.columns] = part[0]
+    return View(
+        head=head,
+        P=log_P.exp(),
+        log_P=log_P,
+        slope=slope,
+        q=pattern.q[0, 0],
+        k=pattern.k[0],
+        y=X @ (head.mixed if mixed else head.V).mT,
+        value_norm=head.norm_WV if mixed else head.norm_V,
+        jacobian=jacobian,
+    )
+
+
+def _short(Q: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
+    """Return a matrix with the left singular vectors and values of ``Q`` and at most k columns."""
+    return torch.linalg.qr(Q.mT).R.mT if Q.shape[0] < Q.shape[1] else Q
+
+
+def _unturn(rows: Float[Tensor, "v n k"], jacobian: AttentionJacobian, norm: NormJacobian | None) -> Tensor:
+    """Multiply rows that belong to token i from the right by the derivative of its query."""
+    rotation = jacobian.projections.rotation
+    rows = rows if rotation is None else rotation.T(rows)
+    return rows if norm is None else _expanded(norm, rows).vjp(rows)
+
+
+def _expanded(norm: NormJacobian, like: Tensor) -> NormJacobian:
+    scale = norm.scale.expand(*like.shape[:-1], 1)
+    return dataclasses.replace(norm, z=norm.z.expand_as(like), scale=scale)
