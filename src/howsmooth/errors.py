@@ -25,5 +25,9 @@ class AssumptionError(HowsmoothError, ValueError):
     """A hypothesis of a theorem, a solver or a map does not hold."""
 
 
+class FileError(HowsmoothError, OSError):
+    """A file is missing, damaged, or does not hold what is needed."""
+
+
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""

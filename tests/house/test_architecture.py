@@ -15,8 +15,11 @@ ALLOWED = {
     "validation": {"errors"},
     "maps": GROUND,
     "spectral": GROUND,
+    "transport": GROUND,
+    "theory": {*GROUND, "maps", "spectral"},
+    "search": {*GROUND, "maps", "spectral", "transport", "theory"},
     "__main__": {"cli"},
-    "cli": {*GROUND, "maps", "spectral", ""},
+    "cli": {*GROUND, "maps", "spectral", "transport", "theory", "search", ""},
     "": set(),
 }
 

@@ -21,6 +21,8 @@ EYE = torch.eye(2, dtype=torch.float64)
         (123456.0, Side.UPPER, "123460"),
         (0.0012345678, Side.UPPER, "0.0012346"),
         (0.0, Side.UPPER, "0"),
+        (3.67231e12, Side.UPPER, "3.6724e12"),
+        (9.99999e9, Side.LOWER, "9.9999e9"),
     ],
 )
 def test_digits_round_to_the_safe_side(value, side, text):

@@ -1,12 +1,16 @@
 """The command line: parse, call, print. Nothing heavy is imported before a command runs."""
 
+import io
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from howsmooth import __version__
+from howsmooth.cli.bounds import bounds
 from howsmooth.cli.demo import demo
+from howsmooth.cli.worst_case import worst_case
 from howsmooth.errors import HowsmoothError
 
 app = typer.Typer(
@@ -16,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(bounds)
+app.command("worst-case")(worst_case)
 
 
 def _print_version(wanted: bool) -> bool:
@@ -34,8 +40,17 @@ def options(
     """Hold the options that come before a command."""
 
 
+def _show_warning(message: Warning | str, *_where: object, **_place: object) -> None:
+    """Say what a warning says, not where in the code it was raised."""
+    typer.echo(f"howsmooth: {message}", err=True)
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
+    warnings.showwarning = _show_warning
     try:
         app()
     except HowsmoothError as error:

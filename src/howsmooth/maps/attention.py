@@ -15,7 +15,9 @@ from howsmooth.maps.norms import Norm, NormJacobian
 from howsmooth.maps.pattern import Pattern, Scores, attend
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections
+from howsmooth.maps.query_side import QuerySide
 from howsmooth.maps.values import Value
+from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
 from howsmooth.validation import (
     require_agreement,
     require_finite,
@@ -210,6 +212,41 @@ class Attention(Value):
             batch=tuple(X.shape[:-2]),
             domain=tuple(X.shape[-2:]),
         )
+
+    def on(self, measure: Atoms) -> "Attention":
+        r"""Return the map that moves the atoms of a measure: its masses are token weights, its positions the mask.
+
+        Under a causal mask an atom sees those at its own position or before.
+
+        Args:
+            measure: Anything with ``points``, ``weights`` and ``positions``, such as :class:`howsmooth.Measure`.
+        """
+        if self.weights is not None:
+            raise AssumptionError("this attention has token weights of its own; a measure brings its masses along.")
+        if any(x is not None for x in (self.positions.window, self.positions.padding, self.positions.mask)):
+            raise AssumptionError("attention on measures knows the causal mask and no mask, got another one.")
+        if self.positions.rotary is not None or self.positions.relative_bias is not None:
+            raise AssumptionError("attention on measures has no order of tokens for rotary or relative positions.")
+        positions = Positions()
+        if self.positions.causal:
+            if measure.positions is None:
+                raise AssumptionError(
+                    "masked attention needs the positions of atoms; use Measure(points, weights, positions) or "
+                    "Measure.from_sequence(X, causal=True)."
+                )
+            positions = Positions(mask=visible(measure.positions))
+        return dataclasses.replace(self, weights=measure.weights, positions=positions)
+
+    def jacobian_on(self, measure: Atoms) -> WeightedJacobian:
+        r"""Differentiate at a measure whose atoms move without splitting: :math:`D^{1/2}JD^{-1/2}`."""
+        plain = self.on(measure).jacobian(measure.points)
+        return WeightedJacobian(plain=plain, roots=measure.weights.sqrt().unsqueeze(-1))
+
+    def query_side(self, X: Float[Tensor, "n d"]) -> QuerySide:
+        r"""Differentiate each token's output with respect to its own query: :math:`\sum_hW_hV_hC^h_iA_h` for all i."""
+        if X.ndim != 2 or self.query.ndim > 3:
+            raise ShapeError(f"query_side takes one sequence (n, d) and one map, got {tuple(X.shape)}.")
+        return QuerySide.of(self.jacobian(X))
 
     def head(self, h: int) -> "Attention":
         """Return head ``h`` alone, with its slice of the output projection and without the output bias."""

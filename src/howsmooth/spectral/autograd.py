@@ -18,13 +18,16 @@ from howsmooth.spectral.vectors import beside
 from howsmooth.validation import require_finite, require_floating, require_like
 
 
-def linearise(f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
+def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
     """Return the derivative of ``f`` at ``X`` as a linear operator; half precision becomes float32.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
-        X: The tokens.
+        X: The tokens, or for attention a measure.
     """
+    if not isinstance(X, Tensor) and hasattr(X, "points") and hasattr(f, "jacobian_on"):
+        with torch.no_grad():
+            return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")
     X = _measurable(X)
     if hasattr(f, "jacobian"):

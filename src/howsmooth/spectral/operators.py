@@ -25,11 +25,25 @@ class LinearOperator(Protocol):
     operator is likely to stretch, for one product.
     """
 
-    batch: tuple[int, ...]
-    domain: tuple[int, ...]
-    codomain: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch axes."""
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """The shape of one input."""
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        """The shape of one output."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
 
     def jvp(self, E: Float[Tensor, "*shape"]) -> Float[Tensor, "*other"]:
         """Apply the operator to ``(*batch, *domain)``."""

@@ -25,7 +25,7 @@ LEAVING_SHARE = 0.2
 
 def local_lipschitz(
     f: Callable[[Tensor], Any],
-    X: Float[Tensor, "*batch n d"],
+    X: Float[Tensor, "*batch n d"] | Any,
     *,
     rtol: float = 1e-3,
     confidence: float = 0.999,
@@ -35,12 +35,13 @@ def local_lipschitz(
 ) -> NormEstimate:
     r"""Measure the local Lipschitz constant :math:`\|D_X f\|_2` of ``f`` at the tokens ``X``.
 
-    Half-precision tokens are measured in float32. A batch of inputs is measured in one Krylov iteration; the
-    confidence then holds for each of them.
+    At a measure it is the constant in the metric of the masses, when atoms move without splitting; the direction is
+    then :math:`\sqrt{a_i}\,e_i`. Half-precision tokens are measured in float32. A batch of inputs is measured in one
+    Krylov iteration; the confidence then holds for each of them.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
-        X: The tokens.
+        X: The tokens, or for attention a measure.
         rtol: The bracket to reach: ``upper / lower <= 1 + rtol``.
         confidence: The probability, over the random start, with which ``upper`` holds.
         certify: Whether to go on until the bracket closes. Otherwise stop once the residual is below ``rtol`` times

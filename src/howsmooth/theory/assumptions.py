@@ -5,6 +5,9 @@ import math
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 
+# Beyond these, products of a few norms leave the range of the numbers.
+SMALLEST_RADIUS, LARGEST_RADIUS = 1e-50, 1e50
+
 
 def require_size(n: int, radius: float, *, least: int = 1) -> None:
     """Refuse sequence lengths and radii that a theorem cannot take."""
@@ -14,9 +17,13 @@ def require_size(n: int, radius: float, *, least: int = 1) -> None:
 
 
 def require_radius(radius: float) -> None:
-    """Refuse a radius that is not positive and finite."""
+    """Refuse a radius that is not positive and finite, or whose square is not."""
     if not 0 < radius < math.inf:
         raise AssumptionError(f"radius must be positive and finite, got {radius}.")
+    if not SMALLEST_RADIUS <= radius <= LARGEST_RADIUS:
+        raise AssumptionError(
+            f"radius must lie between {SMALLEST_RADIUS:g} and {LARGEST_RADIUS:g}, got {radius}; rescale the tokens."
+        )
 
 
 def has_query_bias(attention: Attention) -> bool:

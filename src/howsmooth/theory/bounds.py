@@ -1,11 +1,12 @@
 """The index of theorems: every bound under one name, and all that apply in one table."""
 
+import dataclasses
 from collections.abc import Callable
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_size
-from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
+from howsmooth.theory.discrete import discrete_lower, discrete_upper, in_ball, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.local import attention_map_upper, local_upper
@@ -56,7 +57,7 @@ def table(attention: Attention, *, n: int, radius: float) -> Ladder:
         *(_outcome(theorem, attention, n=n, radius=radius) for theorem in SEQUENCES),
         *(_outcome(theorem, attention, radius=radius) for theorem in about_measures),
     ]
-    found = [outcome for outcome in outcomes if isinstance(outcome, Bound)]
+    found = [dataclasses.replace(x, domain=in_ball(n, radius)) for x in outcomes if isinstance(x, Bound)]
     found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
     return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
 

@@ -73,7 +73,7 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
 
     heads = heads_of(attention)
     log_value = combined(heads, (log(factor(head)) for head in heads))
-    return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "three terms, each sharp")
+    return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
 
 def discrete_lower(attention: Attention, *, n: int, radius: float) -> Bound:
@@ -122,7 +122,7 @@ def sharp_lower(attention: Attention, *, n: int, radius: float) -> Bound:
     """
     require_size(n, radius, least=3)
     log_value = tied_value(attention, n, radius)
-    return lower_bound(log_value, "sharp_lower", in_ball(n, radius), "two tokens tie for the attention of the others")
+    return lower_bound(log_value, "sharp_lower", in_ball(n, radius), "ours: two tokens tie for attention")
 
 
 def kim_lower(attention: Attention, *, n: int, radius: float) -> Bound:
@@ -152,7 +152,7 @@ def kim_lower(attention: Attention, *, n: int, radius: float) -> Bound:
     spread = (n - 1) / n - (1 / n**2 if n % 2 == 0 else 0.0)
     matrix = quiet_token(heads_of(attention)).response
     log_value = log(math.sqrt((n - 1) / n) * spread * radius**2 * matrix_norm(matrix))
-    return lower_bound(log_value, "kim_lower", in_ball(n, radius), "Kim et al.: a token at the origin")
+    return lower_bound(log_value, "kim_lower", in_ball(n, radius), "ours, after Kim et al.: token at the origin")
 
 
 def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float]:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
@@ -22,7 +24,8 @@ from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import heads_of, matrix_norm, total_value
 from howsmooth.theory.quiet import quiet_token as best_quiet_token
 from howsmooth.theory.results import Witness
-from howsmooth.theory.tied import Frame, TiedPair, best_pair, proven, require_tied
+from howsmooth.theory.tied import Frame, TiedPair, best_pair, require_tied
+from howsmooth.theory.tied import proven as proven_by
 
 # The measured constant of a witness: a bracket of this relative width.
 RTOL = 1e-3
@@ -44,9 +47,8 @@ def equal_tokens(attention: Attention, n: int, radius: float) -> Witness:
         raise AssumptionError("equal_tokens needs uniform weights at the origin; use hs.maximise.")
     if attention.positions.rotary is not None and has_key_bias(attention) and has_query_bias(attention):
         raise AssumptionError("equal_tokens needs uniform weights at the origin, rotary biases tilt them.")
-    P = torch.ones(n, n, dtype=torch.float64)
-    P = P.tril() if attention.positions.causal else P
-    formula = matrix_norm(P / P.sum(-1, keepdim=True)) * matrix_norm(total_value(heads_of(attention)))
+    averaging = cesaro_norm(n) if attention.positions.causal else 1.0
+    formula = averaging * matrix_norm(total_value(heads_of(attention)))
     tokens = torch.zeros(n, attention.d, dtype=torch.float64, device=attention.query.device)
     return measured_at(attention, tokens, "equal_tokens", in_ball(n, radius), formula)
 
@@ -147,6 +149,21 @@ def candidates(attention: Attention, n: int, radius: float) -> tuple[Witness, ..
     return tuple(found)
 
 
+def cesaro_norm(n: int) -> float:
+    r"""Return the norm of :math:`x\mapsto(\tfrac1i\sum_{j\le i}x_j)_i`, which tends to 2.
+
+    The inverse is bidiagonal, with i on the diagonal and −i beside it; its smallest singular value is the root of the
+    smallest eigenvalue of a tridiagonal matrix.
+
+    Example:
+        >>> round(cesaro_norm(10), 4)
+        1.4101
+    """
+    i = np.arange(1.0, n + 1)
+    smallest = eigh_tridiagonal(i**2 + (i - 1) ** 2, -(i[:-1] ** 2), eigvals_only=True, select="i", select_range=(0, 0))
+    return 1 / math.sqrt(float(smallest[0]))
+
+
 def on_sphere(n: int, radius: float) -> str:
     """Say where tokens lie."""
     return f"{n} tokens on the sphere of radius {radius:g}"
@@ -158,11 +175,12 @@ def measured_at(attention: Attention, tokens: Tensor, name: str, domain: str, fo
     tokens = tokens.to(dtype)
     generator = torch.Generator(device=tokens.device).manual_seed(0)
     estimate = local_lipschitz(attention.to(dtype), tokens, rtol=RTOL, generator=generator)
-    return Witness(tokens=tokens, measured=estimate, name=name, domain=domain, formula=formula)
+    proven = formula if math.isfinite(formula) else None  # beyond the largest float a formula proves nothing
+    return Witness(tokens=tokens, measured=estimate, name=name, domain=domain, formula=proven)
 
 
 def _tied(attention: Attention, pair: TiedPair, n: int, name: str, domain: str) -> Witness:
-    return measured_at(attention, pair.tokens(n), name, domain, math.exp(proven(attention, pair, n)))
+    return measured_at(attention, pair.tokens(n), name, domain, math.exp(proven_by(attention, pair, n)))
 
 
 def _best(attention: Attention, pairs: list[TiedPair], n: int, name: str, domain: str) -> Witness:

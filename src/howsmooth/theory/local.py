@@ -37,7 +37,7 @@ def local_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         spread = float(torch.linalg.matrix_norm(view.query_side(), ord=2).max())
         return view.value_norm * view.norm_P() + spread + math.sqrt(float(view.key_side().sum()))
 
-    return upper_bound(_combined(attention, X, certificate), "local_upper", HERE, "three terms at this input")
+    return upper_bound(_combined(attention, X, certificate), "local_upper", HERE, "ours: three terms at this input")
 
 
 def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
@@ -68,7 +68,12 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         steep = matrix_norm(centred @ view.head.Q) + matrix_norm(view.q @ view.head.K)
         return view.value_norm * view.norm_P() + peak * matrix_norm(view.y - view.y.mean(0)) * steep
 
-    return upper_bound(_combined(attention, X, certificate), "attention_map_upper", HERE, "from the attention map")
+    return upper_bound(
+        _combined(attention, X, certificate),
+        "attention_map_upper",
+        HERE,
+        "ours, after Yudin et al.: from the attention map",
+    )
 
 
 def softmax_slope(P: Float[Tensor, "n m"]) -> float:

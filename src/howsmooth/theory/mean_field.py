@@ -62,7 +62,7 @@ def sharp_mean_field_upper(attention: Attention, *, radius: float, p: float = 2.
     heads = _unmasked_heads(attention, "the mean-field bound", radius)
     logs = [log_sum((math.log1p(2 * c) + 2 * c / p, log(c))) for c in _contrasts(heads, radius)]
     domain = _measures(radius) if p == 2 else f"{_measures(radius)} in W_{p:g}"
-    source = "weights are at most e^2c times uniform"
+    source = "ours: weights ≤ e^2c × uniform"
     return upper_bound(_summed(heads, logs, p), "sharp_mean_field_upper", domain, source)
 
 
@@ -92,7 +92,7 @@ def masked_mean_field_upper(attention: Attention, *, radius: float, p: float = 2
     hardy = math.log(p / (p - 1)) if p < math.inf else 0.0
     logs = [log_sum((hardy + math.log1p(2 * c) + 2 * c, log(c))) for c in _contrasts(heads, radius)]
     domain = f"{_measures(radius)} with positions" + ("" if p == 2 else f", in d_{p:g}")
-    return upper_bound(_summed(heads, logs, p), "masked_mean_field_upper", domain, "Hardy's inequality")
+    return upper_bound(_summed(heads, logs, p), "masked_mean_field_upper", domain, "ours: Hardy's inequality")
 
 
 def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
@@ -112,7 +112,7 @@ def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
         >>> mean_field_lower(Attention.single_head(A=-one, V=one), radius=2.0).digits  # 2 e⁴
         '109.19'
     """
-    head = _single_unmasked_head(attention, "the paper's mean-field lower bound", radius)
+    head = require_mean_field(attention, "the paper's mean-field lower bound", radius)
     best = steepest_eigenvalue(head, "sharp_mean_field_lower")
     if best.gamma <= 0:
         raise AssumptionError("A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.")
@@ -141,9 +141,9 @@ def sharp_mean_field_lower(attention: Attention, *, radius: float) -> Bound:
         >>> sharp_mean_field_lower(Attention.single_head(A=-one, V=one), radius=2.0).digits
         '165.79'
     """
-    head = _single_unmasked_head(attention, "sharp_mean_field_lower", radius)
+    head = require_mean_field(attention, "sharp_mean_field_lower", radius)
     log_value = max(log(head.norm_WV), _two_diracs(head, radius), _tied_diracs(head, radius))
-    return lower_bound(log_value, "sharp_mean_field_lower", _measures(radius), "explicit Diracs, best masses")
+    return lower_bound(log_value, "sharp_mean_field_lower", _measures(radius), "ours: explicit Diracs, best masses")
 
 
 def _two_diracs(head: Head, radius: float) -> float:
@@ -167,7 +167,8 @@ def _tied_diracs(head: Head, radius: float) -> float:
     return best_pair(head, Frame.ball(head, radius, solid=True), None).log_value
 
 
-def _single_unmasked_head(attention: Attention, theorem: str, radius: float) -> Head:
+def require_mean_field(attention: Attention, theorem: str, radius: float) -> Head:
+    """Return the one head of an unmasked map whose scores are ⟨Ax, y⟩ alone; refuse any other."""
     refuse_many_heads(attention, theorem, "hs.maximise")
     (head,) = _unmasked_heads(attention, theorem, radius)
     return head

@@ -54,7 +54,7 @@ def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: f
     whole = sharp_upper(attention, n=X.shape[0], radius=radius).value
     value = min(float(centre.upper) + float(growth.sum()) * eps / INTERVALS, float(cap[-1]), whole)
     domain = f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else "")
-    return upper_bound(log(value), "neighbourhood_upper", domain, "second derivative", CONFIDENCE)
+    return upper_bound(log(value), "neighbourhood_upper", domain, "ours: second derivative", CONFIDENCE)
 
 
 def _layer(attention: Attention, X: Tensor, t: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:

@@ -178,8 +178,13 @@ class Witness:
         tensors = {"tokens": self.tokens, "direction": self.measured.direction, "response": self.measured.response}
         # a file is there whole or not at all
         partial = target.with_name(target.name + ".partial")
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"witness": self.to_json()})
-        partial.replace(target)
+        try:
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"witness": self.to_json()}
+            )
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -197,7 +202,10 @@ class Bracket:
     @property
     def ratio(self) -> float:
         """How far apart the two are: upper / lower."""
-        return math.exp(self.upper.log_value - math.log(self.lower.value)) if self.lower.value > 0 else math.inf
+        if self.lower.value <= 0:
+            return math.inf
+        log_ratio = self.upper.log_value - math.log(self.lower.value)
+        return math.exp(log_ratio) if log_ratio < LARGEST else math.inf
 
     def __repr__(self) -> str:
         """Show both ends and their ratio."""
@@ -285,9 +293,11 @@ def safe_digits(value: float, log_value: float, side: Side) -> str:
     if value == 0:
         return "0"
     away = math.ceil if side is Side.UPPER else math.floor
-    if not 1e-300 < value < 1e15:
+    if not 1e-300 < value < 1e300:
         return f"10^{away(log_value / math.log(10))}" if math.isfinite(log_value) else f"{value:.5g}"
-    places = 4 - math.floor(math.log10(value))
+    exponent = math.floor(math.log10(value))
     # a hair of slack: a value that is a multiple of the unit must not move by a whole one
-    scaled = away(value * 10.0**places + (-1e-6 if side is Side.UPPER else 1e-6))
-    return f"{scaled / 10.0**places:.{max(places, 0)}f}"
+    digits = away(value / 10.0 ** (exponent - 4) + (-1e-6 if side is Side.UPPER else 1e-6))
+    if -5 <= exponent <= 6:
+        return f"{digits * 10.0 ** (exponent - 4):.{max(4 - exponent, 0)}f}"
+    return f"{digits / 10_000:.4f}e{exponent}"

@@ -1,0 +1,134 @@
+"""The query side of the derivative: how each token's output moves when only its own query does."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from howsmooth.maps.derivative import AttentionJacobian, project_heads, stitch
+from howsmooth.maps.pattern import Room, rows_of, softmax_derivative, unstack
+from howsmooth.validation import require_like
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuerySide:
+    r"""The operators :math:`\sum_hW_hV_hC^h_iA_h`, one for each token i, as a batch of n operators.
+
+    This is the part of the derivative that acts token by token. One product serves all tokens at once and costs less
+    than one product with the Jacobian, from which it is read: the products of scores with keys and values alone.
+
+    Attributes:
+        jacobian: The whole derivative.
+        weight: The query projections of all heads, or what is left of them after compression.
+        tokens: Which tokens, ``None`` for all.
+    """
+
+    jacobian: AttentionJacobian
+    weight: Float[Tensor, "hk d"]
+    tokens: Int[Tensor, " m"] | None = None
+
+    @classmethod
+    def of(cls, jacobian: AttentionJacobian) -> "QuerySide":
+        """Read the query side from the derivative at one sequence."""
+        layout = jacobian.projections.layout
+        return cls(jacobian=jacobian, weight=jacobian.projections.weight[: layout.heads * layout.k])
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """One operator for each token."""
+        return (self.jacobian.domain[0] if self.tokens is None else len(self.tokens),)
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """The dimension of a token."""
+        return (self.weight.shape[-1],)
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        """The dimension of an output token."""
+        return (self.jacobian.codomain[-1],)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.jacobian.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.jacobian.device
+
+    @property
+    def rounding(self) -> float:
+        """How far a product may be off: operators that move nothing further than this are as good as zero.
+
+        A token that sees only itself, or equal tokens, has the operator zero, which rounding turns into noise.
+        """
+        pattern = self.jacobian.pattern
+        sizes = [float(x.norm(dim=-1).max()) for x in (pattern.v, self.jacobian.scaled_k)]
+        norms = [_norm_bound(x) for x in (self.weight, self.jacobian.output) if x is not None]
+        return 4 * torch.finfo(self.dtype).eps * math.prod((*sizes, *norms))
+
+    def jvp(self, E: Float[Tensor, "n d"]) -> Float[Tensor, "n out"]:
+        """Move every token's query, and nothing else."""
+        require_like(E, self.jacobian.pattern.o, (*self.batch, *self.domain), "the perturbation")
+        E = self._spread(E)
+        J, pattern = self.jacobian, self.jacobian.pattern
+        layout, norm, rotation = J.projections.layout, J.projections.query_norm, J.projections.rotation
+        dq = (E @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
+        dq = dq if norm is None else norm.jvp(dq)
+        dq = dq if rotation is None else rotation(dq)
+        dq = dq.reshape(pattern.q.shape)
+        room, moved = Room(dq, J.scaled_k), []
+        for tile, P, slope in pattern.weights():
+            dS = torch.bmm(rows_of(dq, tile), J.scaled_k[:, tile.columns].mT, out=room(tile))
+            dP = softmax_derivative(dS if slope is None else dS * slope, P)
+            moved.append(unstack(torch.bmm(dP, pattern.v[:, tile.columns]), tile))
+        return self._gather(project_heads(stitch(moved), J.output, ()))
+
+    def vjp(self, G: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
+        """Pull a cotangent of every token's output back through its query alone."""
+        require_like(G, self.jacobian.pattern.o, (*self.batch, *self.codomain), "the cotangent")
+        G = self._spread(G)
+        J, pattern = self.jacobian, self.jacobian.pattern
+        layout, norm, rotation = J.projections.layout, J.projections.query_norm, J.projections.rotation
+        g = G if J.output is None else G @ J.output
+        g = g.unflatten(-1, (layout.heads, layout.v)).transpose(0, 1).contiguous().view(pattern.o.shape)
+        room, moved = Room(g, pattern.v), []
+        for tile, P, slope in pattern.weights():
+            dS = softmax_derivative(torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=room(tile)), P)
+            dS = dS if slope is None else dS * slope
+            moved.append(unstack(torch.bmm(dS, J.scaled_k[:, tile.columns]), tile))
+        dq = stitch(moved).reshape(layout.heads, -1, layout.k)
+        dq = dq if rotation is None else rotation.T(dq)
+        dq = dq if norm is None else norm.vjp(dq)
+        return self._gather(dq.transpose(0, 1).flatten(-2) @ self.weight)
+
+    def take(self, index: Int[Tensor, " m"]) -> "QuerySide":
+        """Pick some tokens; a product still costs as much as for all."""
+        return dataclasses.replace(self, tokens=index if self.tokens is None else self.tokens[index])
+
+    def _spread(self, x: Float[Tensor, "m w"]) -> Float[Tensor, "n w"]:
+        if self.tokens is None:
+            return x
+        return x.new_zeros(self.jacobian.domain[0], x.shape[-1]).index_copy(0, self.tokens, x)
+
+    def _gather(self, x: Float[Tensor, "n w"]) -> Float[Tensor, "m w"]:
+        return x if self.tokens is None else x[self.tokens]
+
+    def compress(self) -> tuple["QuerySide", Callable[[Tensor], Tensor]]:
+        """Restrict tokens to what queries see, where that is less than everything."""
+        p, d = self.weight.shape
+        if p >= d:
+            return self, lambda E: E
+        basis, triangle = torch.linalg.qr(self.weight.mT)
+        return dataclasses.replace(self, weight=triangle.mT), lambda E: E @ basis.mT
+
+
+def _norm_bound(x: Tensor) -> float:
+    """Bound the spectral norm by the largest row and column sums."""
+    return math.sqrt(float(x.abs().sum(-1).max()) * float(x.abs().sum(-2).max()))

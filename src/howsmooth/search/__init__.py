@@ -1,0 +1,1 @@
+"""How bad it gets: ascent on the local constant."""

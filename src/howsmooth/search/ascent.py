@@ -1,0 +1,142 @@
+"""How bad it gets: ascent on the local Lipschitz constant over the inputs of a domain."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.search.climb import Climb, vary
+from howsmooth.search.domains import Domain
+from howsmooth.search.slopes import slope
+from howsmooth.search.starts import Starts, checked, empty_token, gather
+from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.operators import HALF
+from howsmooth.spectral.solvers import local_lipschitz
+from howsmooth.theory.results import Witness
+
+# Small inputs cost next to nothing, so variants of the starts climb along: so many runs, while they have at most so
+# many numbers all together.
+COMPANY_RUNS, COMPANY_NUMBERS = 32, 4096
+# A search ends early when its best value has not grown for so many trials: by then a step has shrunk a millionfold.
+PATIENCE = 40
+
+
+def maximise(
+    f: Callable[[Tensor], Any],
+    *,
+    n: int,
+    domain: Domain,
+    starts: Starts = 4,
+    steps: int = 100,
+    d: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Witness:
+    r"""Search a domain for the input with the largest local Lipschitz constant.
+
+    .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
+
+    All starts climb in lockstep, see :class:`~howsmooth.search.climb.Climb`. The value is attained by the input that
+    comes back, and never below that of any start; what a search has not found may be larger. A trial costs each run
+    about a dozen products with the Jacobian.
+
+    Args:
+        f: A map whose ``jacobian`` autograd can differentiate, or a callable or module that is twice differentiable.
+        n: How many tokens an input has.
+        domain: Where to search: a ``Ball``, ``Sphere``, ``LayerNormImage``, ``Neighbourhood``, or another ``Domain``.
+        starts: How many random inputs to start from, or inputs of your own: a tensor ``(starts, n, d)``, or a list of
+            inputs and witnesses, which are brought into the domain. For attention the inputs that theory builds from
+            its weights are added.
+        steps: How many trials every run gets; fewer are taken when nothing improves.
+        d: The dimension of a token, where neither map nor domain nor starts tell.
+        generator: The source of randomness; one with a fixed seed by default.
+        progress: Called with the number of trials taken and the best value so far, after every trial.
+
+    Returns:
+        The best input, measured once more from a random start. Its ``trace`` begins with the best start.
+
+    Example:
+        >>> from howsmooth.maps.attention import Attention
+        >>> from howsmooth.maps.ellipsoids import Ball
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
+        True
+    """
+    _check(f, n, domain, steps, generator, progress)
+    wanted = checked(starts, n)
+    like = empty_token(f, domain, wanted, d)
+    g: Any = f
+    f = g.to(torch.float32) if getattr(g, "dtype", None) in HALF else f
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    with torch.inference_mode(False):
+        X = gather(f, n, domain, wanted, like, generator)
+        _require_one_map(f, X[0])
+        first = local_lipschitz(f, X, generator=generator)
+        ended, trace = _climbed(f, domain, X, first, steps, generator, progress)
+        begun = int(first.lower.argmax())
+        last = local_lipschitz(f, ended, generator=generator)
+    better = bool(last.lower > first.lower[begun])
+    return Witness(
+        tokens=ended if better else X[begun],
+        measured=last if better else first[begun],
+        name="ascent",
+        domain=domain.describe(n),
+        trace=tuple(trace),
+    )
+
+
+def _climbed(
+    f: Callable[[Tensor], Any],
+    domain: Domain,
+    X: Tensor,
+    first: NormEstimate,
+    steps: int,
+    generator: torch.Generator,
+    progress: Callable[[int, float], None] | None,
+) -> tuple[Tensor, list[float]]:
+    """Climb from the starts ``X`` and variants of them; return the best input and the best value after every trial."""
+    trace = [float(first.lower.max())]
+    if steps == 0:
+        return X[first.lower.argmax()], trace
+    room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
+    parents = torch.arange(len(X) + room, device=X.device) % len(X)
+    runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
+    climb = Climb(lambda Y, guess: slope(f, Y, guess, generator), domain, runs, first.direction[parents], generator)
+    for step in range(1, steps + 1):
+        climb.advance()
+        trace.append(max(trace[-1], float(climb.value.max())))
+        if progress is not None:
+            progress(step, trace[-1])
+        if step > PATIENCE and trace[-1] <= trace[-1 - PATIENCE] * (1 + 1e-6):
+            break
+    return climb.tokens[climb.value.argmax()], trace
+
+
+def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:
+    """Refuse what no search can work with, before anything is computed."""
+    if not (callable(f) or hasattr(f, "jacobian")):
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.")
+    if not (isinstance(n, int) and n >= 1):
+        raise AssumptionError(f"n must be a whole number, at least 1, got {n}.")
+    if not (isinstance(steps, int) and steps >= 0):
+        raise AssumptionError(f"steps must be a whole number, 0 or more, got {steps}.")
+    if isinstance(domain, type) or not isinstance(domain, Domain):
+        got = domain.__name__ if isinstance(domain, type) else type(domain).__name__
+        raise DtypeError(f"domain must be a set of inputs such as hs.Ball(5.0) or hs.Sphere(5.0), got {got}.")
+    if domain.shape[0] not in (None, n):
+        raise ShapeError(f"the domain has inputs of {domain.shape[0]} tokens, got n = {n}; let them agree.")
+    if not (generator is None or isinstance(generator, torch.Generator)):
+        raise DtypeError(f"generator must be a torch.Generator, got {type(generator).__name__}.")
+    if not (progress is None or callable(progress)):
+        raise DtypeError(f"progress must be callable with a step and a value, got {type(progress).__name__}.")
+
+
+def _require_one_map(f: Any, X: Tensor) -> None:
+    """Refuse a batch of maps, whose batch axes would be taken for those of the runs."""
+    if hasattr(f, "jacobian"):
+        with torch.no_grad():
+            batch = f.jacobian(X).batch
+        if batch:
+            raise ShapeError(f"a search takes one map, got a batch of shape {batch}; search them one at a time.")

@@ -1,0 +1,53 @@
+"""The constant on a ball between the best input and the best theorem."""
+
+from collections.abc import Callable
+
+import torch
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.ellipsoids import Ball
+from howsmooth.search.ascent import maximise
+from howsmooth.theory.bounds import table
+from howsmooth.theory.extremal import candidates
+from howsmooth.theory.results import Bracket
+
+
+def bracket(
+    attention: Attention,
+    *,
+    n: int,
+    radius: float,
+    search: bool = False,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Bracket:
+    r"""Bracket the Lipschitz constant on sequences of ``n`` tokens in a ball.
+
+    Above: the smallest upper bound that applies. Below: the best of the explicit inputs, each measured on the whole
+    layer, or with ``search`` what ascent makes of them.
+
+    Args:
+        attention: The map.
+        n: How many tokens.
+        radius: The radius of the ball that every token lies in.
+        search: Whether to improve the input by ascent on the local constant.
+        generator: The source of random starts of the search.
+        progress: Called with the step and the best value after every step of the search.
+
+    Raises:
+        AssumptionError: If no theorem, or no explicit input, applies to this map.
+
+    Example:
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> round(bracket(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).ratio, 2)
+        1.19
+    """
+    upper = table(attention, n=n, radius=radius).upper
+    if search:  # from the same inputs, and never below the best of them
+        found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
+        return Bracket(lower=found, upper=upper)
+    explicit = candidates(attention, n, radius)
+    if not explicit:
+        raise AssumptionError("no explicit input applies to this map; use search=True, which needs none.")
+    return Bracket(lower=max(explicit, key=lambda witness: witness.value), upper=upper)

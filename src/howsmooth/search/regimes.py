@@ -1,0 +1,164 @@
+"""From few tokens to a measure: how the worst constant grows with the length, and where it stops."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.spectral.solvers import local_lipschitz
+from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper
+from howsmooth.theory.eigenvalues import steepest_eigenvalue
+from howsmooth.theory.heads import Head, heads_of, total_value
+from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.results import Bound
+from howsmooth.theory.tied import Frame, best_pair
+from howsmooth.transport.measures import Measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """The worst constant found on sequences of one length.
+
+    Attributes:
+        n: The length.
+        found: The constant of a stored kind of input: attained.
+        shape: How many tokens sit at each of its places.
+        upper: The smallest upper bound at this length.
+    """
+
+    n: int
+    found: float
+    shape: tuple[int, ...]
+    upper: Bound
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Regimes:
+    r"""The worst constants against the length, between the discrete and the mean-field bounds.
+
+    Attributes:
+        rows: One entry for each length.
+        radius: The radius of the ball.
+        upper: The bound on measures, hence on every length.
+        lower: What measures attain, hence the plateau that long sequences reach.
+        crossing: The length :math:`n^*` from which masses of the order of 1/n are light enough:
+            :math:`e^{2\gamma R^2}`, or :math:`e^\Delta` of the tied pair when A has no real eigenvalue.
+    """
+
+    rows: tuple[Regime, ...]
+    radius: float
+    upper: Bound
+    lower: Bound
+    crossing: float
+
+    def __repr__(self) -> str:
+        """Show the lengths, the constants and the crossing."""
+        lines = [f"n = {row.n:>8}   {row.found:>12.5g} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
+        return "\n".join((*lines, f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}"))
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        rows = [{"n": r.n, "found": r.found, "shape": r.shape, "upper": r.upper.as_dict()} for r in self.rows]
+        crossing = self.crossing if math.isfinite(self.crossing) else None
+        ends = {"upper": self.upper.as_dict(), "lower": self.lower.as_dict()}
+        return json.dumps({"radius": self.radius, "crossing": crossing, "rows": rows} | ends)
+
+
+def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regimes:
+    r"""Find the worst constants on sequences in a ball against their length.
+
+    The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
+    integer numbers of tokens. As weighted measures they cost nothing, however long the sequence is. Below
+    :math:`n^*` the constant grows like :math:`\sqrt n`, above it stays where measures have it.
+
+    Args:
+        attention: One unmasked head, with scores :math:`\langle Ax,y\rangle` alone.
+        radius: The radius of the ball.
+        lengths: The lengths, at least 3.
+
+    Example:
+        >>> one = torch.ones(1, 1, dtype=torch.float64)
+        >>> round(regimes(Attention.single_head(A=-one, V=one), 2.0, [10, 100]).crossing)
+        2981
+    """
+    head = require_mean_field(attention, "regimes", radius)
+    if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
+        raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.")
+    places = list(_places(head, radius))
+    whole = sharp_mean_field_upper(attention, radius=radius)
+    rows = []
+    for n in lengths:
+        found, shape = max(_constants(attention, [*places, *_tied(head, radius, n)], n), key=lambda pair: pair[0])
+        upper = min((sharp_upper(attention, n=n, radius=radius), whole), key=lambda bound: bound.log_value)
+        rows.append(Regime(n=n, found=found, shape=shape, upper=upper))
+    return Regimes(
+        rows=tuple(rows),
+        radius=radius,
+        upper=whole,
+        lower=sharp_mean_field_lower(attention, radius=radius),
+        crossing=math.exp(min(places[0].exponent, 700.0)) if places else 1.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """A few places: all but the last hold few tokens, the last one holds the rest.
+
+    Attributes:
+        points: The places.
+        exponent: How much more the light places are liked than the heavy one.
+        ratio: The best number of tokens at the heavy place for each one at a light place.
+    """
+
+    points: Float[Tensor, "m d"]
+    exponent: float
+    ratio: float
+
+    def counts(self, n: int) -> Iterator[tuple[int, ...]]:
+        """Yield the whole numbers of tokens, n all together, that are nearest to the best ratio."""
+        light = self.points.shape[0] - 1
+        ideal = n / (light + self.ratio)
+        for each in sorted({max(1, math.floor(ideal)), max(1, math.ceil(ideal))}):
+            if n > light * each:
+                yield (*(each,) * light, n - light * each)
+
+
+def _places(head: Head, radius: float) -> Iterator[Places]:
+    """Yield the places that suit measures, the ones on an eigenvector first."""
+    try:
+        best = steepest_eigenvalue(head, "a tied pair")
+    except AssumptionError:
+        best = None
+    if best is not None and best.gamma > 0:
+        exponent = 2 * best.gamma * radius**2
+        points = radius * torch.stack((best.far * best.direction, best.near * best.direction))
+        yield Places(points=points, exponent=exponent, ratio=3 * math.exp(min(exponent, 700.0)))
+    yield from _tied(head, radius, None)
+
+
+def _tied(head: Head, radius: float, n: int | None) -> Iterator[Places]:
+    """Yield the tied pair that suits n tokens, or measures."""
+    if head.d < 2 or head.norm_A == 0:
+        return
+    pair = best_pair(head, Frame.ball(head, radius, solid=True), n)
+    delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
+    points = torch.stack((pair.first, pair.second, pair.copies))
+    yield Places(points=points, exponent=delta, ratio=2 * math.exp(min(delta, 700.0)))
+
+
+def _constants(attention: Attention, places: list[Places], n: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
+    # all tokens in one place: the constant is that of the values
+    yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
+    wide = attention.to(torch.float64)
+    for place in places:
+        for counts in place.counts(n):
+            measure = Measure(place.points, torch.tensor(counts, dtype=torch.float64) / n)
+            estimate = local_lipschitz(wide, measure, generator=torch.Generator().manual_seed(0))
+            yield float(estimate.lower), counts

@@ -1,0 +1,81 @@
+"""Which pairs of equal masses on the line split: the picture of mass splitting."""
+
+import json
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SplittingMap:
+    r"""The constants of :math:`\tfrac12\delta_{x}+\tfrac12\delta_{y}` for all (x, y) of a grid.
+
+    Attributes:
+        A: The form of the scores, a number.
+        V: The value, a number.
+        grid: The places of an atom.
+        move: The constant when atoms move as blocks; rows are x, columns y.
+        split: The constant when the parts of one atom move apart.
+    """
+
+    A: float
+    V: float
+    grid: Float[Tensor, " m"]
+    move: Float[Tensor, "m m"]
+    split: Float[Tensor, "m m"]
+
+    @property
+    def splits(self) -> Bool[Tensor, "m m"]:
+        """Where splitting beats moving."""
+        return self.split > self.move
+
+    @property
+    def share(self) -> float:
+        """The share of pairs that split."""
+        return float(self.splits.double().mean())
+
+    def __repr__(self) -> str:
+        """Say how many pairs split."""
+        square = f"[{self.grid[0]:g}, {self.grid[-1]:g}]²"
+        return f"SplittingMap: {100 * self.share:.1f} % of the pairs in {square} split (A = {self.A:g}, V = {self.V:g})"
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return json.dumps({"A": self.A, "V": self.V, "share": self.share, "grid": self.grid.tolist()})
+
+
+def splitting_map(*, A: float, V: float = 1.0, span: float = 6.0, step: float = 0.3) -> SplittingMap:
+    r"""Compute the constants of all pairs of equal masses in :math:`[-\text{span},\text{span}]^2`, in closed form.
+
+    In dimension one, :math:`J_{ij} = P_{ij}V(1 + (x_j-m_i)Ax_i) + 1_{i=j}VC_iA`, and the split constant is
+    :math:`\max_i|VC_iA|`.
+
+    Args:
+        A: The form of the scores.
+        V: The value.
+        span: Half the side of the square.
+        step: The distance between two points of the grid.
+
+    Example:
+        >>> splitting_map(A=-1.0)
+        SplittingMap: 8.3 % of the pairs in [-6, 6]² split (A = -1, V = 1)
+    """
+    if not (math.isfinite(A) and math.isfinite(V)):
+        raise AssumptionError(f"A and V must be finite numbers, got {A} and {V}.")
+    if not 0 < step <= span < math.inf:
+        raise AssumptionError(f"step and span must be positive, step the smaller, got {step} and {span}.")
+    half = round(span / step)
+    grid = torch.arange(-half, half + 1, dtype=torch.float64) * step
+    x = torch.stack(torch.meshgrid(grid, grid, indexing="ij"), dim=-1)
+    P = torch.softmax(A * x[..., :, None] * x[..., None, :], dim=-1)
+    m = (P * x[..., None, :]).sum(-1)
+    apart = x[..., None, :] - m[..., :, None]
+    C = (P * apart.square()).sum(-1)
+    J = P * V * (1 + A * x[..., :, None] * apart) + torch.diag_embed(V * C * A)
+    split = (V * C * A).abs().amax(-1)
+    return SplittingMap(A=A, V=V, grid=grid, move=torch.linalg.matrix_norm(J, ord=2), split=split)

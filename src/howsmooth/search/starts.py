@@ -1,0 +1,111 @@
+"""Where a search begins: the caller's inputs or random ones, and those that theory builds from the weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.composition import Chain, Residual
+from howsmooth.maps.ellipsoids import Ball
+from howsmooth.maps.norms import Norm
+from howsmooth.search.domains import Domain, LayerNormImage, Sphere
+from howsmooth.spectral.operators import HALF
+from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
+from howsmooth.theory.results import Witness
+from howsmooth.validation import require_finite, require_floating
+
+Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness]
+
+
+def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
+    """Return the number of random inputs, or the caller's own ones."""
+    if isinstance(starts, int):
+        if isinstance(starts, bool) or starts < 1:
+            raise AssumptionError(f"starts must be at least 1, or inputs of your own, got {starts}.")
+        return starts
+    if isinstance(starts, Tensor) and starts.ndim != 3:
+        raise ShapeError(f"a tensor of starts must have the shape (starts, {n}, d), got {tuple(starts.shape)}.")
+    if not isinstance(starts, Tensor | Sequence) or isinstance(starts, str):
+        raise DtypeError(f"starts must be a number, a tensor or a list of inputs, got {type(starts).__name__}.")
+    inputs = [start.tokens if isinstance(start, Witness) else start for start in starts]
+    if not inputs:
+        raise AssumptionError("starts is empty; give inputs of your own, or a number of random ones.")
+    for x in inputs:
+        require_floating(x, "a start")
+        if x.ndim != 2 or x.shape[0] != n or x.shape != inputs[0].shape:
+            raise ShapeError(f"every start must have the same shape ({n}, d), got {tuple(x.shape)}.")
+        require_finite(x, "a start")
+    return inputs
+
+
+def empty_token(f: Any, domain: Domain, starts: int | list[Tensor], d: int | None) -> Float[Tensor, " d"]:
+    """Return an empty token with the dimension, dtype and device that the map takes; half precision becomes float32."""
+    weights, inputs = _weights(f), [] if isinstance(starts, int) else starts
+    known = {
+        "f": None if weights is None else weights.shape[-1],
+        "the domain": domain.shape[1],
+        "starts": inputs[0].shape[-1] if inputs else None,
+        "d": d,
+    }
+    widths = {name: width for name, width in known.items() if width is not None}
+    if not widths:
+        raise ShapeError("the dimension of a token cannot be told from this map and this domain; give it as d=….")
+    if len(set(widths.values())) > 1:
+        found = ", ".join(f"{name}: {width}" for name, width in widths.items())
+        raise ShapeError(f"all must agree on the dimension of a token, got {found}.")
+    model = next((x for x in (weights, _parameter(f), *inputs) if x is not None), torch.empty(0))
+    dtype = torch.float32 if model.dtype in HALF else model.dtype
+    return torch.empty(next(iter(widths.values())), dtype=dtype, device=model.device)
+
+
+def gather(
+    f: Any,
+    n: int,
+    domain: Domain,
+    starts: int | list[Tensor],
+    like: Float[Tensor, " d"],
+    generator: torch.Generator,
+) -> Float[Tensor, "s n d"]:
+    """Return every input to start from, brought into the domain."""
+    given = domain.draw(starts, n, like, generator) if isinstance(starts, int) else _stacked(starts, like)
+    built = _extremal(f, n, domain)
+    return domain.nearest(torch.cat((given, _stacked(built, like))) if built else given)
+
+
+def _stacked(inputs: list[Tensor], like: Tensor) -> Float[Tensor, "s n d"]:
+    return torch.stack([x.detach().to(like) for x in inputs])
+
+
+def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
+    """Return the inputs that theory builds from the weights of attention, where it can."""
+    if not isinstance(f, Attention):
+        return []
+    try:
+        if isinstance(domain, Ball) and domain.centre is None:
+            return [witness.tokens for witness in candidates(f, n, domain.radius)]
+        if isinstance(domain, Sphere):
+            return [tied_pair_on_sphere(f, n, domain.radius).tokens]
+        if isinstance(domain, LayerNormImage):
+            return [tied_pair_on_image(f, n, domain.norm).tokens]
+    except AssumptionError:
+        return []  # no theorem for this map: the other starts remain
+    return []
+
+
+def _weights(f: Any) -> Tensor | None:
+    """Return a tensor with a column for each coordinate of the tokens that the map takes."""
+    if isinstance(f, Attention):
+        return f.query
+    if isinstance(f, Norm):
+        return f.gain
+    if isinstance(f, Chain):
+        return _weights(f.maps[0])
+    return _weights(f.map) if isinstance(f, Residual) else None
+
+
+def _parameter(f: Any) -> Tensor | None:
+    return next(f.parameters(), None) if isinstance(f, nn.Module) else None

@@ -1,0 +1,1 @@
+"""Where inputs live: discrete probability measures and the distances between them."""
