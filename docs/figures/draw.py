@@ -10,6 +10,7 @@ import altair as alt
 import torch
 
 import howsmooth as hs
+from howsmooth.report.charts import regimes_chart, save_chart, splitting_chart
 
 HERE = Path(__file__).parent
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#9a9a9a", "#0072b2", "#d55e00", "#009e73"
@@ -179,7 +180,19 @@ def mean_field() -> alt.LayerChart:
     return lines(rows, "radius R", "Lipschitz constant on measures", colours, paper)
 
 
-FIGURES: dict[str, Callable[[], alt.LayerChart]] = {
+def splitting() -> Any:
+    return splitting_chart(hs.splitting_map(A=-1.0, step=0.1))
+
+
+def regimes() -> Any:
+    one = torch.ones(1, 1, dtype=torch.float64)
+    lengths = [round(n) for n in spaced(3, 1e6, 45)]
+    return regimes_chart(hs.regimes(hs.Attention.single_head(A=-one, V=one), 2.0, lengths))
+
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "splitting": splitting,
+    "regimes": regimes,
     "radius": radius,
     "brackets": brackets,
     "local": local,
@@ -206,5 +219,9 @@ def chosen(names: list[str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     for name in chosen(sys.argv[1:]):
-        styled(FIGURES[name]()).save(HERE / f"{name}.svg")
+        chart, target = FIGURES[name](), HERE / f"{name}.svg"
+        if name in ("splitting", "regimes"):
+            save_chart(chart, target)
+        else:
+            styled(chart).save(target)
         print(HERE / f"{name}.svg")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from howsmooth.search.ascent import maximise
     from howsmooth.search.brackets import bracket
     from howsmooth.search.domains import LayerNormImage, Neighbourhood, Sphere
+    from howsmooth.search.regimes import regimes
     from howsmooth.search.splitting import split_attack, splitting
+    from howsmooth.search.splitting_map import splitting_map
     from howsmooth.spectral.autograd import JacobianOperator
     from howsmooth.spectral.deflation import singular_values
     from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status
@@ -61,10 +63,12 @@ __all__ = [
     "maximise",
     "mean_field",
     "power_iteration",
+    "regimes",
     "singular_values",
     "spectral_norm",
     "split_attack",
     "splitting",
+    "splitting_map",
     "transport_plan",
     "wasserstein",
 ]
@@ -99,10 +103,12 @@ _HOMES = {
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
     "power_iteration": "spectral.power",
+    "regimes": "search.regimes",
     "singular_values": "spectral.deflation",
     "spectral_norm": "spectral.solvers",
     "split_attack": "search.splitting",
     "splitting": "search.splitting",
+    "splitting_map": "search.splitting_map",
     "transport_plan": "transport.wasserstein",
     "wasserstein": "transport.wasserstein",
 }

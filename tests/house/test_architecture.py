@@ -16,10 +16,11 @@ ALLOWED = {
     "maps": GROUND,
     "spectral": GROUND,
     "transport": GROUND,
-    "theory": {*GROUND, "maps", "spectral"},
+    "theory": {*GROUND, "maps", "spectral", "transport"},
     "search": {*GROUND, "maps", "spectral", "transport", "theory"},
+    "report": {*GROUND, "maps", "spectral", "transport", "theory", "search"},
     "__main__": {"cli"},
-    "cli": {*GROUND, "maps", "spectral", "transport", "theory", "search", ""},
+    "cli": {*GROUND, "maps", "spectral", "transport", "theory", "search", "report", ""},
     "": set(),
 }
 

@@ -490,6 +490,39 @@ def test_every_lower_bound_is_attained_in_the_ball(rng, kind):
             assert lower.value <= found * ROUNDING, (name, c)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_every_bound_of_zero_values_is_zero_or_refused(causal):
+    f = with_mask(form(-torch.eye(2).double(), torch.zeros(2, 2).double()), causal)
+    names = WITH_N + WITHOUT_N + LOWERS_WITH_N + LOWERS_WITHOUT_N
+    for name, b in accepted(names, f, n=6, radius=2.0).items():
+        assert b.value == 0, name
+        assert b.log_value == -math.inf, name
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_no_pair_ties_where_the_values_see_only_the_scored_direction(rng, causal):
+    # Ae is a multiple of u for every e, and V vanishes on all that is perpendicular to u
+    u = torch.nn.functional.normalize(gaussian(rng, 3), dim=0)
+    f = with_mask(form(-torch.outer(u, u), torch.outer(u, u)), causal)
+    for n, radius in [(5, 1.0), (20, 5.0)]:
+        bounds = accepted(LOWERS_WITH_N, f, n=n, radius=radius)
+        upper = hs.bounds.sharp_upper(f, n=n, radius=radius).value
+        for name, lower in bounds.items():
+            assert lower.value <= upper, name
+        assert hs.bounds.table(f, n=n, radius=radius).lower.value <= upper
+
+
+def test_a_pruned_head_changes_no_bound(rng):
+    f = layer(rng, heads=2)
+    pruned = dataclasses.replace(f, output=f.output * torch.tensor([1.0, 0.0]).double()[:, None, None])
+    alone = f.head(0)
+    for name in WITH_N + WITHOUT_N:
+        whole, one = (bound(name, g, n=6, radius=1.0).value for g in (pruned, alone))
+        assert_close(number(whole), number(one), msg=name)
+    whole, one = (hs.bounds.sharp_lower(g, n=6, radius=1.0).value for g in (pruned, alone))
+    assert whole >= one * 0.999  # two optimisations
+
+
 def test_lower_bounds_of_cancelling_heads_refuse_or_are_zero(rng):
     f = LAYERS["heads that cancel"](rng)
     assert constants(f, gaussian(rng, 3, 5, 3)).max() < 1e-12
@@ -844,7 +877,7 @@ def test_the_sharp_upper_bound_is_almost_five_times_below_the_papers_for_long_se
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_upper_bounds_hold_on_a_ball_of_radius_zero(rng, causal):
+def test_upper_bounds_refuse_a_ball_of_radius_zero_or_hold_there(rng, causal):
     f = with_mask(form(gaussian(rng, 3, 3), gaussian(rng, 3, 3)), causal)
     truth = constants(f, torch.zeros(1, 5, 3).double()).item()
     for name, upper in accepted(WITH_N + WITHOUT_N, f, n=5, radius=0.0).items():
@@ -959,6 +992,13 @@ def test_lower_bounds_refuse_rotary_embeddings(rng, name):
     f = layer(rng, heads=1, positions=hs.Positions(rotary=hs.Rotary()))
     with pytest.raises(AssumptionError, match=r"(?i)rotary"):
         bound(name, f, n=9, radius=2.0)
+
+
+@pytest.mark.parametrize("name", WITH_N + WITHOUT_N + LOWERS_WITH_N + LOWERS_WITHOUT_N)
+def test_maps_that_are_not_attention_are_refused(name):
+    for f in (torch.nn.Linear(2, 2), hs.Residual(form(torch.eye(2).double())), None):
+        with pytest.raises(HowsmoothError):
+            bound(name, f, n=4, radius=1.0)
 
 
 def test_masked_measures_have_no_bound_for_p_at_most_one():

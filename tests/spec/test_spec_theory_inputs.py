@@ -318,6 +318,38 @@ def test_nothing_is_claimed_of_heads_that_cancel(rng):
         assert witness.value <= 1e-9, witness.name
 
 
+def test_zero_values_are_bracketed_by_zero_or_refused_as_such():
+    f = form(-torch.eye(2).double(), torch.zeros(2, 2).double())
+    for make in (extremal.tied_pair, extremal.two_point, extremal.equal_tokens, extremal.tied_pair_on_sphere):
+        try:
+            witness = make(f, 6, 2.0)
+        except AssumptionError:
+            continue
+        assert witness.value == 0
+        assert torch.isfinite(witness.tokens).all()
+    assert hs.bracket(f, n=6, radius=2.0).lower.value == 0
+
+
+def test_values_that_see_only_the_scored_direction_are_bracketed(rng):
+    u = torch.nn.functional.normalize(gaussian(rng, 3), dim=0)
+    f = form(-torch.outer(u, u), torch.outer(u, u))
+    bracket = hs.bracket(f, n=20, radius=5.0)
+    assert_honest(f, bracket.lower, 20, rng)
+    assert bracket.lower.value >= extremal.two_point(f, 20, 5.0).value / MEASURED
+    assert bracket.ratio >= 1
+
+
+@pytest.mark.parametrize("part", ["query", "value", "output"])
+def test_a_layer_with_a_pruned_head_is_bracketed(rng, part):
+    f = layer(rng, heads=2)
+    kept = getattr(f, part) * torch.tensor([1.0, 0.0]).double()[:, None, None]
+    pruned = dataclasses.replace(f, **{part: kept})
+    bracket = hs.bracket(pruned, n=6, radius=2.0)
+    assert_honest(pruned, bracket.lower, 6, rng)
+    tokens = extremal.tied_pair(f.head(0), 6, 2.0).tokens
+    assert bracket.lower.value >= 0.95 * constant(pruned, tokens).item()  # what the other head attains
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_equal_tokens_of_a_layer_are_honest(rng, mixed):
     f = layer(rng, mixed=mixed)

@@ -398,6 +398,16 @@ def test_tokens_of_another_dimension_and_tokens_that_are_not_finite_are_refused(
             getattr(hs.bounds, name)(layer(rng), X, **options)
 
 
+@pytest.mark.parametrize("name", ["local_upper", "attention_map_upper", "neighbourhood_upper", "large_radius_limit"])
+def test_maps_that_are_not_attention_and_batches_are_refused(rng, name):
+    options = {"eps": 0.1} if name == "neighbourhood_upper" else {}
+    for f in (torch.nn.Linear(3, 3).double(), hs.Residual(layer(rng)), None):
+        with pytest.raises(HowsmoothError):
+            getattr(hs.bounds, name)(f, gaussian(rng, 4, 3), **options)
+    with pytest.raises(HowsmoothError):
+        getattr(hs.bounds, name)(layer(rng), gaussian(rng, 2, 4, 3), **options)
+
+
 # --- far out ------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ import typer
 from howsmooth import __version__
 from howsmooth.cli.bounds import bounds
 from howsmooth.cli.demo import demo
+from howsmooth.cli.regimes import regimes
+from howsmooth.cli.split import split
 from howsmooth.cli.worst_case import worst_case
 from howsmooth.errors import HowsmoothError
 
@@ -22,6 +24,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(bounds)
 app.command("worst-case")(worst_case)
+app.command()(split)
+app.command()(regimes)
 
 
 def _print_version(wanted: bool) -> bool:

@@ -77,11 +77,11 @@ class WeightedJacobian:
     """
 
     plain: AttentionJacobian
-    roots: Float[Tensor, "n 1"]
+    roots: Float[Tensor, "*batch n 1"]
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """No batch axes."""
+        """The batch axes."""
         return self.plain.batch
 
     @property
@@ -104,11 +104,11 @@ class WeightedJacobian:
         """Where it computes."""
         return self.plain.device
 
-    def jvp(self, E: Float[Tensor, "n d"]) -> Float[Tensor, "n out"]:
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""
         return self.roots * self.plain.jvp(E / self.roots)
 
-    def vjp(self, G: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
+    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
         return self.plain.vjp(G * self.roots) / self.roots
 

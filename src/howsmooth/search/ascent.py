@@ -9,6 +9,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.search.climb import Climb, vary
 from howsmooth.search.domains import Domain
+from howsmooth.search.masses import OnMeasures, over_masses
 from howsmooth.search.slopes import slope
 from howsmooth.search.starts import Starts, checked, empty_token, gather
 from howsmooth.spectral.estimates import NormEstimate
@@ -33,6 +34,7 @@ def maximise(
     d: int | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int, float], None] | None = None,
+    weights: bool = False,
 ) -> Witness:
     r"""Search a domain for the input with the largest local Lipschitz constant.
 
@@ -53,6 +55,8 @@ def maximise(
         d: The dimension of a token, where neither map nor domain nor starts tell.
         generator: The source of randomness; one with a fixed seed by default.
         progress: Called with the number of trials taken and the best value so far, after every trial.
+        weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
+            moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention.
 
     Returns:
         The best input, measured once more from a random start. Its ``trace`` begins with the best start.
@@ -65,6 +69,8 @@ def maximise(
         True
     """
     _check(f, n, domain, steps, generator, progress)
+    if weights:
+        f, domain, starts, d = over_masses(f, n, domain, starts)
     wanted = checked(starts, n)
     like = empty_token(f, domain, wanted, d)
     g: Any = f
@@ -78,12 +84,14 @@ def maximise(
         begun = int(first.lower.argmax())
         last = local_lipschitz(f, ended, generator=generator)
     better = bool(last.lower > first.lower[begun])
+    best = ended if better else X[begun]
     return Witness(
-        tokens=ended if better else X[begun],
+        tokens=best[:, :-1] if isinstance(f, OnMeasures) else best,
         measured=last if better else first[begun],
         name="ascent",
         domain=domain.describe(n),
         trace=tuple(trace),
+        weights=f.masses(best) if isinstance(f, OnMeasures) else None,
     )
 
 

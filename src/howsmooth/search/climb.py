@@ -40,7 +40,7 @@ class Climb:
         slope: Callable[[Tensor, Tensor], Slope],
         domain: Domain,
         tokens: Float[Tensor, "runs n d"],
-        directions: Float[Tensor, "runs n d"],
+        directions: Float[Tensor, "runs n e"],
         generator: torch.Generator,
     ) -> None:
         """Start at ``tokens``, whose most sensitive directions are nearly ``directions``."""

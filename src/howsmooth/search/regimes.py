@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper
-from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import Head, heads_of, total_value
+from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
-from howsmooth.theory.tied import Frame, best_pair
 from howsmooth.transport.measures import Measure
 
 
@@ -90,11 +89,13 @@ def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regi
     head = require_mean_field(attention, "regimes", radius)
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.")
-    places = list(_places(head, radius))
+    places = list(few_places(head, radius))
     whole = sharp_mean_field_upper(attention, radius=radius)
     rows = []
     for n in lengths:
-        found, shape = max(_constants(attention, [*places, *_tied(head, radius, n)], n), key=lambda pair: pair[0])
+        found, shape = max(
+            _constants(attention, [*places, *tied_places(head, radius, n)], n, radius), key=lambda pair: pair[0]
+        )
         upper = min((sharp_upper(attention, n=n, radius=radius), whole), key=lambda bound: bound.log_value)
         rows.append(Regime(n=n, found=found, shape=shape, upper=upper))
     return Regimes(
@@ -106,59 +107,18 @@ def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regi
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Places:
-    """A few places: all but the last hold few tokens, the last one holds the rest.
-
-    Attributes:
-        points: The places.
-        exponent: How much more the light places are liked than the heavy one.
-        ratio: The best number of tokens at the heavy place for each one at a light place.
-    """
-
-    points: Float[Tensor, "m d"]
-    exponent: float
-    ratio: float
-
-    def counts(self, n: int) -> Iterator[tuple[int, ...]]:
-        """Yield the whole numbers of tokens, n all together, that are nearest to the best ratio."""
-        light = self.points.shape[0] - 1
-        ideal = n / (light + self.ratio)
-        for each in sorted({max(1, math.floor(ideal)), max(1, math.ceil(ideal))}):
-            if n > light * each:
-                yield (*(each,) * light, n - light * each)
-
-
-def _places(head: Head, radius: float) -> Iterator[Places]:
-    """Yield the places that suit measures, the ones on an eigenvector first."""
-    try:
-        best = steepest_eigenvalue(head, "a tied pair")
-    except AssumptionError:
-        best = None
-    if best is not None and best.gamma > 0:
-        exponent = 2 * best.gamma * radius**2
-        points = radius * torch.stack((best.far * best.direction, best.near * best.direction))
-        yield Places(points=points, exponent=exponent, ratio=3 * math.exp(min(exponent, 700.0)))
-    yield from _tied(head, radius, None)
-
-
-def _tied(head: Head, radius: float, n: int | None) -> Iterator[Places]:
-    """Yield the tied pair that suits n tokens, or measures."""
-    if head.d < 2 or head.norm_A == 0:
-        return
-    pair = best_pair(head, Frame.ball(head, radius, solid=True), n)
-    delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
-    points = torch.stack((pair.first, pair.second, pair.copies))
-    yield Places(points=points, exponent=delta, ratio=2 * math.exp(min(delta, 700.0)))
-
-
-def _constants(attention: Attention, places: list[Places], n: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+def _constants(
+    attention: Attention, places: list[Places], n: int, radius: float
+) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
     # all tokens in one place: the constant is that of the values
     yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
-    wide = attention.to(torch.float64)
-    for place in places:
-        for counts in place.counts(n):
-            measure = Measure(place.points, torch.tensor(counts, dtype=torch.float64) / n)
-            estimate = local_lipschitz(wide, measure, generator=torch.Generator().manual_seed(0))
-            yield float(estimate.lower), counts
+    wide, heads = attention.to(torch.float64), heads_of(attention)
+    u = radius * quiet_token(heads).direction
+    # a token at the origin, the others far away on both sides
+    tried: list[tuple[Tensor, tuple[int, ...]]] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
+    tried += [(place.points, counts) for place in places for counts in place.counts(n)]
+    for points, counts in tried:
+        measure = Measure(points, torch.tensor(counts, dtype=torch.float64) / n)
+        estimate = local_lipschitz(wide, measure, generator=torch.Generator().manual_seed(0))
+        yield float(estimate.lower), counts

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.autograd import _evaluate, linearise
+from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import flat, random_start, unit
@@ -31,14 +31,14 @@ class Slope:
     """
 
     value: Float[Tensor, " runs"]
-    direction: Float[Tensor, "runs n d"]
+    direction: Float[Tensor, "runs n e"]
     gradient: Float[Tensor, "runs n d"]
 
 
 def slope(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "runs n d"],
-    guess: Float[Tensor, "runs n d"],
+    guess: Float[Tensor, "runs n e"],
     generator: torch.Generator,
     *,
     steps: int = KRYLOV_STEPS,
@@ -65,7 +65,7 @@ def slope(
             paired = (u * J.jvp(v)).sum()
     else:
         value, v, u = _top_pair(linearise(f, X), guess, generator, steps)
-        inputs, output = _evaluate(f, X)
+        inputs, output = evaluate(f, X)
         (pulled,) = torch.autograd.grad(output, inputs, u, create_graph=True, materialize_grads=True)
         paired = (pulled * v).sum()
     if not paired.requires_grad:  # the derivative is the same everywhere

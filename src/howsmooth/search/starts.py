@@ -13,12 +13,14 @@ from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.ellipsoids import Ball
 from howsmooth.maps.norms import Norm
 from howsmooth.search.domains import Domain, LayerNormImage, Sphere
+from howsmooth.search.masses import OnMeasures, WithMasses
 from howsmooth.spectral.operators import HALF
 from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
+from howsmooth.transport.measures import Measure
 from howsmooth.validation import require_finite, require_floating
 
-Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness]
+Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness | Measure]
 
 
 def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
@@ -31,7 +33,7 @@ def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
         raise ShapeError(f"a tensor of starts must have the shape (starts, {n}, d), got {tuple(starts.shape)}.")
     if not isinstance(starts, Tensor | Sequence) or isinstance(starts, str):
         raise DtypeError(f"starts must be a number, a tensor or a list of inputs, got {type(starts).__name__}.")
-    inputs = [start.tokens if isinstance(start, Witness) else start for start in starts]
+    inputs: list[Any] = [start.tokens if isinstance(start, Witness) else start for start in starts]
     if not inputs:
         raise AssumptionError("starts is empty; give inputs of your own, or a number of random ones.")
     for x in inputs:
@@ -82,6 +84,8 @@ def _stacked(inputs: list[Tensor], like: Tensor) -> Float[Tensor, "s n d"]:
 
 def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
     """Return the inputs that theory builds from the weights of attention, where it can."""
+    if isinstance(f, OnMeasures) and isinstance(domain, WithMasses):
+        return f.extremal(n, domain.places)
     if not isinstance(f, Attention):
         return []
     try:
@@ -100,6 +104,8 @@ def _weights(f: Any) -> Tensor | None:
     """Return a tensor with a column for each coordinate of the tokens that the map takes."""
     if isinstance(f, Attention):
         return f.query
+    if isinstance(f, OnMeasures):
+        return torch.nn.functional.pad(f.attention.query, (0, 1))  # one coordinate more: the mass
     if isinstance(f, Norm):
         return f.gain
     if isinstance(f, Chain):

@@ -63,13 +63,13 @@ class JacobianOperator:
         require_finite(X, "tokens")
         if batch_axes is not None and not 0 <= batch_axes <= X.ndim:
             raise ShapeError(f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.")
-        self._record(f, X, _evaluate(f, X), batch_axes)
+        self._record(f, X, evaluate(f, X), batch_axes)
 
     @classmethod
     def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
         """Differentiate ``f`` at ``X``, unless ``f(X)`` is an operator already."""
         require_finite(X, "tokens")
-        inputs, value = _evaluate(f, X)
+        inputs, value = evaluate(f, X)
         if isinstance(value, LinearOperator):
             with torch.no_grad():
                 return f(X)  # once more, without the graph
@@ -180,7 +180,7 @@ def _gauss(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device)
 
 
-def _evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
+def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
     with torch.inference_mode(False), torch.enable_grad(), _measuring(f) as g:
         inputs = X.clone().requires_grad_()

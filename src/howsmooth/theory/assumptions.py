@@ -2,7 +2,7 @@
 
 import math
 
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 
 # Beyond these, products of a few norms leave the range of the numbers.
@@ -26,6 +26,15 @@ def require_radius(radius: float) -> None:
         )
 
 
+def require_attention(attention: object) -> None:
+    """Refuse maps that theorems do not know."""
+    if not isinstance(attention, Attention):
+        raise DtypeError(
+            f"theorems are about hs.Attention, got {type(attention).__name__}; "
+            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one."
+        )
+
+
 def has_query_bias(attention: Attention) -> bool:
     """Tell whether a query bias changes the scores."""
     return attention.query_bias is not None and bool((attention.query_bias != 0).any())
@@ -44,6 +53,7 @@ def has_key_norm(attention: Attention) -> bool:
 
 def refuse_norms(attention: Attention, theorem: str) -> None:
     """Refuse query and key norms, whose derivative has no bound on a ball."""
+    require_attention(attention)
     if has_key_norm(attention):
         raise AssumptionError(
             f"{theorem} does not cover query or key norms; use local_upper at an input, or hs.maximise."
@@ -52,12 +62,14 @@ def refuse_norms(attention: Attention, theorem: str) -> None:
 
 def refuse_biases(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse biases that change the scores."""
+    require_attention(attention)
     if has_query_bias(attention) or has_key_bias(attention):
         raise AssumptionError(f"{theorem} is stated without query and key biases; use {instead}.")
 
 
 def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse more than one head."""
+    require_attention(attention)
     if attention.layout.heads > 1:
         raise AssumptionError(
             f"{theorem} is stated for one head, got {attention.layout.heads}; use attention.head(h), or {instead}."
@@ -66,6 +78,7 @@ def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
 
 def require_scores_alone(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights."""
+    require_attention(attention)
     positions = attention.positions
     found = {
         "rotary positions": positions.rotary is not None,
@@ -81,6 +94,7 @@ def require_scores_alone(attention: Attention, theorem: str, instead: str) -> No
 
 def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse masks other than the causal one."""
+    require_attention(attention)
     positions = attention.positions
     if positions.window is not None or positions.padding is not None or positions.mask is not None:
         raise AssumptionError(f"{theorem} knows the causal mask and no mask, got another one; use {instead}.")

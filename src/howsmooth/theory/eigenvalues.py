@@ -48,6 +48,22 @@ def steepest_eigenvalue(head: Head, instead: str) -> SteepestEigenvalue:
     return SteepestEigenvalue(gamma=highest / 8, direction=vectors[values.index(highest)], far=1.0, near=0.5)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Eigenvalue:
+    """A real eigenvalue with its unit eigenvector."""
+
+    value: float
+    direction: Float[Tensor, " d"]
+
+
+def largest_eigenvalue(head: Head) -> Eigenvalue | None:
+    r"""Return :math:`\gamma_1`, the largest real eigenvalue of A, or ``None``."""
+    values, vectors = _real_eigenpairs(head)
+    if not values:
+        return None
+    return Eigenvalue(value=max(values), direction=vectors[values.index(max(values))])
+
+
 def _real_eigenpairs(head: Head) -> tuple[list[float], list[Tensor]]:
     k, d = head.Q.shape
     small = k < d

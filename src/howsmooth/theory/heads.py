@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
+from howsmooth.theory.assumptions import require_attention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,11 +85,7 @@ class Head:
 
 def heads_of(attention: Attention) -> tuple[Head, ...]:
     """Return the heads of one attention map."""
-    if not isinstance(attention, Attention):
-        raise DtypeError(
-            f"theorems are about hs.Attention, got {type(attention).__name__}; "
-            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one."
-        )
+    require_attention(attention)
     if attention.query.ndim > 3:
         raise ShapeError(
             f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry."

@@ -162,7 +162,7 @@ def _two_diracs(head: Head, radius: float) -> float:
 
 
 def _tied_diracs(head: Head, radius: float) -> float:
-    if head.d < 2 or head.norm_A == 0:
+    if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return -math.inf
     return best_pair(head, Frame.ball(head, radius, solid=True), None).log_value
 

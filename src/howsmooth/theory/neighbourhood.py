@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.theory.assumptions import has_key_norm
+from howsmooth.theory.assumptions import has_key_norm, require_attention
 from howsmooth.theory.discrete import sharp_upper
 from howsmooth.theory.heads import heads_of, log, output_norm
 from howsmooth.theory.results import Bound, upper_bound
@@ -40,6 +40,7 @@ def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: f
     Raises:
         AssumptionError: If ``eps`` is not positive, or under rotary positions, soft caps, query or key norms.
     """
+    require_attention(attention)
     if not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.")
     if attention.positions.rotary is not None or attention.softcap is not None or has_key_norm(attention):

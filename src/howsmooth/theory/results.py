@@ -15,6 +15,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.transport.measures import Measure
 
 # The logarithm of the largest float.
 LARGEST = math.log(sys.float_info.max)
@@ -120,6 +121,7 @@ class Witness:
         domain: The set it was chosen from, in words.
         formula: A lower bound on the local constant there, proven by a formula; ``None`` if a search found the input.
         trace: The best value after each step of a search.
+        weights: The masses of the tokens, if the input is a measure; ``None`` for a sequence.
     """
 
     tokens: Float[Tensor, "n d"]
@@ -128,12 +130,18 @@ class Witness:
     domain: str
     formula: float | None = None
     trace: tuple[float, ...] = field(default=())
+    weights: Float[Tensor, " n"] | None = None
 
     @property
     def value(self) -> float:
         """The largest proven lower bound: by formula, or by the stored direction."""
         attained = float(self.measured.lower)
         return attained if self.formula is None else max(attained, self.formula)
+
+    @property
+    def measure(self) -> Measure:
+        """The input as a measure; a sequence has equal masses."""
+        return Measure(self.tokens, self.weights)
 
     def __repr__(self) -> str:
         """Show what the input attains."""
@@ -162,6 +170,7 @@ class Witness:
             "d": self.tokens.shape[-1],
             "measured": json.loads(self.measured.to_json()),
             "trace": list(self.trace),
+            "weights": None if self.weights is None else self.weights.tolist(),
         }
 
     def to_json(self) -> str:
@@ -176,6 +185,8 @@ class Witness:
         if target.suffix != ".safetensors":
             raise AssumptionError(f"a witness is saved as .safetensors, got {target.name!r}; change the ending.")
         tensors = {"tokens": self.tokens, "direction": self.measured.direction, "response": self.measured.response}
+        if self.weights is not None:
+            tensors["weights"] = self.weights
         # a file is there whole or not at all
         partial = target.with_name(target.name + ".partial")
         try:

@@ -202,6 +202,8 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
         raise AssumptionError("a tied pair needs two dimensions, got one; use two_point.")
     if head.norm_A == 0 and not bool(head.query_bias.any()):
         raise AssumptionError("a tied pair needs A ≠ 0: here all scores are zero; use equal_tokens.")
+    if head.norm_WV == 0:
+        raise AssumptionError("a tied pair needs V ≠ 0: here nothing moves; use equal_tokens.")
     problem = TiedProblem(head, frame, n)
     with torch.no_grad():
         starts = problem.screened(problem.starts())

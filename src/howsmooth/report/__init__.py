@@ -1,0 +1,1 @@
+"""Results as pictures: charts, and the files they are written to."""

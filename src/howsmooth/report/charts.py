@@ -1,0 +1,113 @@
+"""Charts: one specification each, drawn by Altair, written as HTML, SVG, PDF or PNG without a network."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from howsmooth.errors import AssumptionError, FileError
+from howsmooth.search.regimes import Regimes
+from howsmooth.search.splitting_map import SplittingMap
+
+ENDINGS = (".html", ".svg", ".pdf", ".png")
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#8a8a8a", "#0072b2", "#d55e00", "#009e73"
+LARGE_NUMBERS = "datum.value >= 1e5 || datum.value < 1e-3 ? format(datum.value, '.0e') : format(datum.value, '~g')"
+
+Rows = list[dict[str, Any]]
+Chart = alt.LayerChart | alt.FacetChart
+
+
+def splitting_chart(found: SplittingMap) -> Chart:
+    """Draw the plane of two atoms on the line: where splitting beats moving, and by how much."""
+    step = float(found.grid[1] - found.grid[0])
+    gain = (found.split / found.move - 1).clamp_min(0)
+    places = found.grid.tolist()
+    rows: Rows = [
+        {"x": x - step / 2, "x2": x + step / 2, "y": y - step / 2, "y2": y + step / 2, "gain": float(gain[i, j])}
+        for i, x in enumerate(places)
+        for j, y in enumerate(places)
+        if gain[i, j] > 0
+    ]
+    span = [places[0] - step / 2, places[-1] + step / 2]
+    scale = alt.Scale(domain=span, nice=False)
+    cells = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_rect(stroke=None)
+        .encode(
+            x=alt.X("x:Q", title="first atom", scale=scale),
+            x2="x2:Q",
+            y=alt.Y("y:Q", title="second atom", scale=scale),
+            y2="y2:Q",
+            color=alt.Color("gain:Q", title="gain", scale=alt.Scale(scheme="oranges"), legend=alt.Legend(format="%")),
+        )
+    )
+    axes = alt.Chart(alt.Data(values=[{"zero": 0}]))
+    cross = alt.layer(
+        axes.mark_rule(color=GREY, strokeWidth=0.7).encode(x=alt.X("zero:Q", scale=scale)),
+        axes.mark_rule(color=GREY, strokeWidth=0.7).encode(y=alt.Y("zero:Q", scale=scale)),
+    )
+    title = f"Splitting wins for {found.share:.1%} of the pairs (A = {found.A:g}, V = {found.V:g})"
+    return alt.layer(cells, cross).properties(width=340, height=340, title=title)
+
+
+def regimes_chart(found: Regimes) -> Chart:
+    """Draw the worst constants against the length, between the bounds, with the crossing."""
+    colours = {"upper bound": BLUE, "worst found": ORANGE, "measures attain": GREEN}
+    rows: Rows = []
+    for row in found.rows:
+        rows.append({"n": row.n, "value": row.upper.value, "kind": "upper bound"})
+        rows.append({"n": row.n, "value": row.found, "kind": "worst found"})
+        rows.append({"n": row.n, "value": found.lower.value, "kind": "measures attain"})
+    x = alt.X("n:Q", title="number of tokens n", scale=alt.Scale(type="log", nice=False), axis=_powers())
+    y = alt.Y("value:Q", title="Lipschitz constant", scale=alt.Scale(type="log"), axis=_powers())
+    colour = alt.Color(
+        "kind:N",
+        title=None,
+        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
+        legend=alt.Legend(orient="top-left"),
+    )
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
+    dots = alt.Chart(alt.Data(values=[r for r in rows if r["kind"] == "worst found"])).mark_point(filled=True, size=35)
+    layers = [lines, dots.encode(x="n:Q", y="value:Q", color="kind:N")]
+    if found.rows[0].n <= found.crossing <= found.rows[-1].n:
+        mark = alt.Chart(alt.Data(values=[{"n": found.crossing, "text": f"n* ≈ {found.crossing:,.0f}"}]))
+        layers.append(mark.mark_rule(color=GREY, strokeDash=[4, 4]).encode(x="n:Q"))
+        layers.append(
+            mark.mark_text(align="left", dx=5, baseline="bottom", color=INK).encode(
+                x="n:Q", y=alt.value(295), text="text:N"
+            )
+        )
+    return alt.layer(*layers).properties(width=480, height=300, title=f"Radius {found.radius:g}")
+
+
+def save_chart(chart: Chart, path: str | os.PathLike[str]) -> None:
+    """Write a chart; the ending says how. HTML holds everything it needs."""
+    target = checked_target(path)
+    quiet = chart.configure_axis(
+        gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
+    ).configure_title(fontSize=14, fontWeight="normal", anchor="start")
+    partial = target.with_name(f".partial-{target.name}")  # a file is there whole or not at all
+    try:
+        options: dict[str, Any] = {"inline": True} if target.suffix == ".html" else {}
+        quiet.configure_view(stroke=None).save(partial, **options)
+        partial.replace(target)
+    except OSError as error:
+        raise FileError(f"the figure cannot be written to {os.fspath(path)!r}: {error.strerror or error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def checked_target(path: str | os.PathLike[str]) -> Path:
+    """Refuse a file name that no figure can be written to."""
+    target = Path(path)
+    if target.suffix not in ENDINGS:
+        raise AssumptionError(f"a figure ends in {', '.join(ENDINGS)}, got {target.name!r}; change the ending.")
+    if not target.parent.is_dir():
+        raise FileError(f"there is no folder {os.fspath(target.parent)!r} to write the figure to.")
+    return target
+
+
+def _powers() -> alt.Axis:
+    return alt.Axis(labelExpr=LARGE_NUMBERS, tickCount=6)

@@ -1,0 +1,153 @@
+"""Searching over measures: atoms carry the logarithm of their mass along as one more coordinate."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.ellipsoids import Ball
+from howsmooth.maps.weighted import WeightedJacobian
+from howsmooth.search.domains import Domain
+from howsmooth.search.places import few_places
+from howsmooth.theory.assumptions import require_unmasked
+from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.results import Witness
+from howsmooth.transport.measures import Measure
+
+# A step as long as the domain's scale changes the logarithm of a mass by so much.
+LOG_MASS = 8.0
+# Masses differ by at most this factor's logarithm.
+WIDEST = 200.0
+# How far apart the logarithms of masses are at the most unbalanced start.
+WIDE_START = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnMeasures:
+    r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
+
+    Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`; masses do not move, but a search may change them.
+
+    Attributes:
+        attention: The map.
+        unit: What one unit of the last coordinate adds to the logarithm of a mass.
+    """
+
+    attention: Attention
+    unit: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.attention.dtype
+
+    def masses(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n"]:
+        """Return the masses of the atoms."""
+        return torch.softmax(self.unit * X[..., -1], dim=-1)
+
+    def __call__(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n out"]:
+        """Return where the atoms go."""
+        return self._weighted(self.masses(X))(X[..., :-1].contiguous())
+
+    def _weighted(self, masses: Tensor) -> Attention:
+        return dataclasses.replace(self.attention, weights=masses)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d1"]) -> WeightedJacobian:
+        """Differentiate at a measure."""
+        masses = self.masses(X)
+        plain = self._weighted(masses).jacobian(X[..., :-1].contiguous())
+        return WeightedJacobian(plain=plain, roots=masses.sqrt().unsqueeze(-1))
+
+    def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
+        """Return the measures that theory builds from the weights, where it can."""
+        if not (isinstance(places, Ball) and places.centre is None):
+            return []
+        try:
+            head = require_mean_field(self.attention, "extremal measures", places.radius)
+        except AssumptionError:
+            return []  # no theorem for this map: the other starts remain
+        few = [place for place in few_places(head, places.radius) if len(place.points) <= n]
+        return [as_row(place.points, place.masses, n, self.unit) for place in few]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithMasses:
+    """A domain of atoms with masses: the places lie in ``places``, the masses are free."""
+
+    places: Domain
+    unit: float
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """The number of atoms, and one coordinate more than a place has."""
+        n, d = self.places.shape
+        return n, None if d is None else d + 1
+
+    @property
+    def scale(self) -> float:
+        """The length by which steps are measured."""
+        return self.places.scale
+
+    def nearest(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n d1"]:
+        """Bring the places back into their domain, and keep masses within the range of the numbers."""
+        logs = X[..., -1:] - X[..., -1:].mean(-2, keepdim=True)
+        most = WIDEST / 2 / self.unit
+        return torch.cat((self.places.nearest(X[..., :-1]), logs.clamp(-most, most)), dim=-1)
+
+    def direction(self, X: Float[Tensor, "*batch n d1"], G: Float[Tensor, "*batch n d1"]) -> Tensor:
+        """Move places within their domain, and masses freely."""
+        return torch.cat((self.places.direction(X[..., :-1], G[..., :-1]), G[..., -1:]), dim=-1)
+
+    def draw(
+        self, count: int, n: int, like: Float[Tensor, " d1"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "count n d1"]:
+        """Draw places from their domain, and masses from nearly equal to very unbalanced ones."""
+        places = self.places.draw(count, n, like[:-1], generator)
+        device = like.device if generator is None else generator.device
+        spread = torch.linspace(0, 1, count, dtype=like.dtype, device=device)[:, None, None] * WIDE_START
+        logs = spread * torch.randn(count, n, 1, dtype=like.dtype, device=device, generator=generator) / self.unit
+        # small and large balls meet balanced and unbalanced masses
+        logs = logs[torch.randperm(count, device=device, generator=generator)]
+        return self.nearest(torch.cat((places, logs.to(places)), dim=-1))
+
+    def describe(self, n: int) -> str:
+        """Say what an input is, in words."""
+        return f"measures, {self.places.describe(n).replace('token', 'atom')}"
+
+
+def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[OnMeasures, WithMasses, Any, int]:
+    """Turn a search over measures into one over rows: the map, the domain, the starts and the length of a row."""
+    if not isinstance(attention, Attention):
+        raise DtypeError(f"a search over masses takes an hs.Attention, got {type(attention).__name__}.")
+    require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
+    if attention.weights is not None:
+        raise AssumptionError("this attention has token weights of its own; a search over masses brings them along.")
+    unit = LOG_MASS / domain.scale
+    if not isinstance(starts, int):
+        starts = [_row_of(start, n, unit) for start in starts]
+    return OnMeasures(attention=attention, unit=unit), WithMasses(places=domain, unit=unit), starts, attention.d + 1
+
+
+def _row_of(start: Any, n: int, unit: float) -> Tensor:
+    measure = start.measure if isinstance(start, Witness) else start
+    measure = Measure(measure) if isinstance(measure, Tensor) else measure
+    if not isinstance(measure, Measure):
+        raise DtypeError(f"a search over masses starts from measures, got {type(start).__name__}.")
+    if len(measure) > n:
+        raise ShapeError(f"a start must have at most {n} atoms, got {len(measure)}.")
+    return as_row(measure.points, measure.weights, n, unit)
+
+
+def as_row(points: Float[Tensor, "m d"], masses: Float[Tensor, " m"], n: int, unit: float) -> Float[Tensor, "n d1"]:
+    """Write a measure of few atoms as one of n: the heaviest is split into equal parts."""
+    heaviest = int(masses.argmax())
+    parts = n - len(masses) + 1
+    counts = torch.ones(len(masses), dtype=torch.long, device=points.device)
+    counts[heaviest] = parts
+    logs = (masses.log() - counts.log()) / unit
+    return torch.cat((points, logs[:, None].to(points)), dim=-1).repeat_interleave(counts, dim=0)

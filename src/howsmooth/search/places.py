@@ -1,0 +1,83 @@
+"""Measures on a few places: what the worst long sequences look like."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.theory.eigenvalues import largest_eigenvalue, steepest_eigenvalue
+from howsmooth.theory.heads import Head
+from howsmooth.theory.tied import Frame, best_pair
+
+# Where the middle one of three Diracs is, as a share of the radius: near the best place in dimension one.
+MIDDLE = 0.54
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """A few places with the masses that suit them; the last one holds nearly everything.
+
+    Attributes:
+        points: The places.
+        masses: Their masses.
+        exponent: How much more the light places are liked than the heavy one.
+    """
+
+    points: Float[Tensor, "m d"]
+    masses: Float[Tensor, " m"]
+    exponent: float
+
+    @classmethod
+    def of(cls, points: list[Tensor], log_masses: list[float], exponent: float) -> "Places":
+        """Build from masses that need not add up to one, given by their logarithms."""
+        stacked = torch.stack(points)
+        return cls(points=stacked, masses=stacked.new_tensor(log_masses).softmax(0), exponent=exponent)
+
+    def counts(self, n: int) -> Iterator[tuple[int, ...]]:
+        """Yield whole numbers of tokens, n all together and one at least at each place, nearest to the masses."""
+        shares = (n * self.masses[:-1]).tolist()
+        for rounded in (math.floor, math.ceil):
+            light = tuple(max(1, rounded(share)) for share in shares)
+            if sum(light) < n:
+                yield (*light, n - sum(light))
+
+
+def few_places(head: Head, radius: float) -> Iterator[Places]:
+    """Yield the places that suit measures, the ones on an eigenvector first."""
+    with contextlib.suppress(AssumptionError):  # there may be no real eigenvalue
+        yield from _on_an_eigenvector(head, radius)
+    yield from tied_places(head, radius, None)
+
+
+def _on_an_eigenvector(head: Head, radius: float) -> Iterator[Places]:
+    """Yield two Diracs on the steepest eigenvector, and three for a positive eigenvalue.
+
+    Of three, the middle one at rRu dislikes the heavy one at −Ru, so that its own mass is all that competes with the
+    light one at Ru; its mass is as large as that allows.
+    """
+    best = steepest_eigenvalue(head, "a tied pair")
+    if best.gamma <= 0:
+        return
+    exponent, u = 2 * best.gamma * radius**2, radius * best.direction
+    yield Places.of([best.far * u, best.near * u], [-exponent - math.log(3), 0.0], exponent)
+    top = largest_eigenvalue(head)
+    if top is None or top.value <= 0:
+        return
+    c, v, r = top.value * radius**2, radius * top.direction, MIDDLE
+    log_masses = [-2 * r * c - math.log(1.5), -(r + r * r) * c, 0.0]
+    yield Places.of([v, r * v, -v], log_masses, 2 * r * c)
+
+
+def tied_places(head: Head, radius: float, n: int | None) -> Iterator[Places]:
+    """Yield the tied pair that suits n tokens, or measures."""
+    if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
+        return
+    pair = best_pair(head, Frame.ball(head, radius, solid=True), n)
+    delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
+    light = -delta - math.log(2)
+    yield Places.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)

@@ -1,0 +1,202 @@
+import pytest
+import torch
+from oracles import constant
+
+import howsmooth as hs
+
+IDENTITY = torch.eye(2, dtype=torch.float64)
+
+
+def gauss(rng, *shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=rng)
+
+
+def form(A, **options):
+    return hs.Attention.single_head(A=A, V=torch.eye(len(A), dtype=A.dtype), **options)
+
+
+def layer(rng, **options):
+    return hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng, **options)
+
+
+def alone(f):
+    """The same map, of which theory knows no inputs: only the starts that are asked for remain."""
+    return hs.Chain(f)
+
+
+def tied_pair(n, radius):
+    """Two opposite tokens that tie for the attention of all others, which lie at a right angle to them."""
+    X = torch.zeros(n, 2, dtype=torch.float64)
+    X[:, 0], X[0], X[1] = radius, torch.tensor([0.0, radius]), torch.tensor([0.0, -radius])
+    return X
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_worst_input_of_the_identity_is_found(causal):
+    f = form(IDENTITY, causal=causal)
+    found = hs.maximise(f, n=10, domain=hs.Ball(5.0))
+    assert found.value >= 22.5
+    assert found.value <= constant(f, found.tokens) * (1 + 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_starts_alone_find_it_too(seed):
+    generator = torch.Generator().manual_seed(seed)
+    assert hs.maximise(alone(form(IDENTITY)), n=10, domain=hs.Ball(5.0), generator=generator).value >= 22.5
+
+
+@pytest.mark.slow
+def test_random_starts_alone_come_near_the_worst_masked_input():
+    # the token that sees all others has to be the last one, and no small step changes the order of tokens
+    assert hs.maximise(alone(form(IDENTITY, causal=True)), n=10, domain=hs.Ball(5.0)).value >= 20.9
+
+
+@pytest.mark.parametrize(("n", "steps"), [(20, 100), (200, 5)])
+def test_a_tied_pair_is_not_lost(n, steps):
+    f, X = form(-IDENTITY), tied_pair(n, 4.0)
+    found = hs.maximise(alone(f), n=n, domain=hs.Ball(4.0), starts=[X], steps=steps)
+    assert found.value >= constant(f, X) * 0.999
+    if n == 200:
+        assert found.value == pytest.approx(160.310, abs=0.16)
+
+
+@pytest.mark.slow
+def test_random_starts_come_near_the_tied_pair():
+    found = hs.maximise(alone(form(-IDENTITY)), n=20, domain=hs.Ball(4.0))
+    assert found.value >= 0.99 * constant(form(-IDENTITY), tied_pair(20, 4.0))
+
+
+DOMAINS = {
+    "ball": lambda X: hs.Ball(1.5),
+    "sphere": lambda X: hs.Sphere(1.5),
+    "layer norm": lambda X: hs.LayerNormImage(hs.LayerNorm(gain=X[0].abs() + 0.1, bias=X[1])),
+    "neighbourhood": lambda X: hs.Neighbourhood(X, eps=0.3),
+    "neighbourhood of every token": lambda X: hs.Neighbourhood(X, 0.3, per_token=True),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_a_search_climbs_stays_in_its_domain_and_beats_its_starts(name, causal, rng):
+    f, X = layer(rng, causal=causal), gauss(rng, 5, 4)
+    domain, starts = DOMAINS[name](X), gauss(rng, 3, 5, 4)
+    found = hs.maximise(alone(f), n=5, domain=domain, starts=starts, steps=25, generator=rng)
+    begun = max(constant(f, x).item() for x in domain.nearest(starts))
+    assert found.value > 1.02 * begun
+    assert found.trace[0] == pytest.approx(begun, rel=1e-3)
+    torch.testing.assert_close(domain.nearest(found.tokens), found.tokens, rtol=0, atol=1e-12)
+    assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
+    assert found.domain == domain.describe(5)
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_the_trace_never_falls_and_ends_at_what_is_found(name, rng):
+    f, seen = layer(rng), []
+    domain = DOMAINS[name](gauss(rng, 5, 4))
+    found = hs.maximise(f, n=5, domain=domain, steps=12, progress=lambda *call: seen.append(call))
+    assert list(found.trace) == sorted(found.trace)
+    assert len(found.trace) == 13
+    assert seen == list(enumerate(found.trace))[1:]
+    assert found.trace[-1] <= found.measured.upper * (1 + 1e-12)
+    assert found.value >= found.trace[-1] * 0.999
+
+
+def test_without_steps_the_best_start_comes_back(rng):
+    f, starts = layer(rng), hs.Ball(1.0).draw(6, 5, torch.empty(4).double(), rng)
+    found = hs.maximise(alone(f), n=5, domain=hs.Ball(1.0), starts=starts, steps=0)
+    assert torch.equal(found.tokens, max(starts, key=lambda x: constant(f, x)))
+    assert found.trace == (found.value,)
+
+
+def test_starts_are_taken_in_every_form(rng):
+    f, X = layer(rng), hs.Ball(2.0).nearest(gauss(rng, 2, 5, 4))
+
+    def best(starts):
+        return hs.maximise(alone(f), n=5, domain=hs.Ball(2.0), starts=starts, steps=3)
+
+    one = best(X)
+    assert torch.equal(best(list(X)).tokens, one.tokens)
+    assert torch.equal(best(tuple(X.float().double())).tokens, best(X.float()).tokens)
+    again = best([one, X[0]])
+    assert again.trace[0] >= one.value * 0.999
+    assert again.value >= one.value * 0.999
+
+
+def test_theory_adds_inputs_to_the_starts_of_attention(rng):
+    f = form(-IDENTITY)
+    tied = hs.extremal.tied_pair(f, 10, 5.0).value
+    assert hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value >= tied * 0.999
+    assert hs.maximise(alone(f), n=10, domain=hs.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value < tied
+
+
+def test_the_same_generator_finds_the_same_input_and_the_global_one_is_left_alone(rng):
+    f, before = layer(rng), torch.get_rng_state()
+    runs = [
+        hs.maximise(alone(f), n=5, domain=hs.Ball(2.0), steps=10, generator=generator)
+        for generator in (None, None, torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
+    ]
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
+    assert torch.equal(runs[2].tokens, runs[3].tokens)
+    assert runs[2].trace == runs[3].trace != runs[0].trace
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+MAPS = {
+    "residual": lambda rng: hs.Residual(layer(rng)),
+    "block": lambda rng: hs.Residual(hs.Chain(hs.LayerNorm(gain=gauss(rng, 4)), layer(rng))),
+    "norm": lambda rng: hs.RMSNorm(gain=gauss(rng, 4), eps=0.1),
+    "one token at a time": lambda rng: hs.Attention.single_head(A=gauss(rng, 4, 4), V=gauss(rng, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_any_map_is_searched_and_tells_the_dimension(name, rng):
+    f = MAPS[name](rng)
+    found = hs.maximise(f, n=4, domain=hs.Ball(2.0), starts=2, steps=10)
+    assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
+    assert found.trace[-1] > found.trace[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f.__call__, lambda f: lambda X: f(X)], ids=["method", "function"])
+def test_any_callable_is_searched(wrap, rng):
+    f = layer(rng)
+    found = hs.maximise(wrap(f), n=4, d=4, domain=hs.Ball(2.0), starts=gauss(rng, 2, 4, 4), steps=5)
+    assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
+    assert found.trace[-1] > 1.1 * found.trace[0]
+
+
+def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
+    module = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True).double()
+    found = hs.maximise(module, n=3, d=4, domain=hs.Ball(2.0), starts=2, steps=5)
+    assert found.tokens.dtype == torch.float64
+    assert module.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_is_searched_in_float32(dtype, rng):
+    f = layer(rng).to(dtype)
+    found = hs.maximise(f, n=4, domain=hs.Ball(2.0), starts=2, steps=5)
+    assert found.tokens.dtype == torch.float32
+    assert found.value == pytest.approx(constant(f.to(torch.float64), found.tokens.double()).item(), rel=1e-3)
+
+
+def test_a_search_gives_up_where_there_is_nothing_to_climb():
+    found = hs.maximise(lambda X: 2 * X, n=3, d=2, domain=hs.Sphere(1.0), starts=2)
+    assert found.value == pytest.approx(2.0)
+    assert len(found.trace) < 50
+    zero = alone(hs.Attention.single_head(A=IDENTITY, V=0 * IDENTITY))
+    assert hs.maximise(zero, n=3, domain=hs.Ball(1.0), steps=3).value == 0
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 3), (4, 1)])
+def test_one_token_and_one_dimension_are_enough(n, d, rng):
+    f = form(gauss(rng, d, d))
+    found = hs.maximise(f, n=n, domain=hs.Ball(2.0), starts=1, steps=5)
+    assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
+
+
+def test_a_ball_of_one_point_has_one_value(rng):
+    f = layer(rng)
+    found = hs.maximise(f, n=3, domain=hs.Ball(0.0, centre=torch.ones(4).double()), steps=2)
+    assert found.value == pytest.approx(constant(f, torch.ones(3, 4).double()).item(), rel=1e-3)
