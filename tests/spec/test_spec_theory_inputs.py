@@ -134,7 +134,7 @@ def assert_in_ball(tokens, radius):
 @pytest.mark.parametrize("kind", HEADS)
 def test_the_tied_pair_lies_in_the_ball_and_attains_the_sharp_lower_bound(rng, kind):
     f = HEADS[kind](rng)
-    for n, c, radius, causal in [(3, 2.0, 1.0, True), (200 if f.d < 10 else 30, 50.0, 3.0, False)]:
+    for n, c, radius, causal in [(3, 2.0, 1.0, True), (200 if f.d < 5 else 30, 50.0, 3.0, False)]:
         g = with_mask(scaled_to(f, c, radius), causal)
         witness = extremal.tied_pair(g, n, radius)
         assert_honest(g, witness, n, rng)

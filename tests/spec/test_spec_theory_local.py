@@ -141,7 +141,7 @@ FOREIGN_TO_THE_MAP = ("soft cap", "norm", "weights", "rotary", "frequencies", "r
 
 @pytest.mark.parametrize("name", ["local_upper", "attention_map_upper"])
 @pytest.mark.parametrize(
-    "case", [case for case in SINGLE if "grouped" not in case.name or "window" in case.name], ids=str
+    "case", [case for case in SINGLE if "grouped" not in case.name or case.name.startswith("causal window")], ids=str
 )
 def test_bounds_at_one_input_hold_for_masks_biases_rotary_and_heads(rng, case, name):
     f, X = case.build(rng)
@@ -150,13 +150,13 @@ def test_bounds_at_one_input_hold_for_masks_biases_rotary_and_heads(rng, case, n
             hs.bounds.attention_map_upper(f, X)
         except AssumptionError:
             return
-    inputs = torch.stack([X, *families(rng, N, D)[3::5]])
+    inputs = torch.stack([X, *families(rng, N, D)[3:9:5]])
     for Z, truth in zip(inputs, constants(f, inputs).tolist(), strict=True):
         assert truth <= getattr(hs.bounds, name)(f, Z).value * ROUNDING
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("d", [1, 4])
 def test_bounds_at_one_input_hold_for_heads_of_every_kind(rng, d, causal):
     G = gaussian(rng, d, d)
     forms = [G, -torch.eye(d).double(), torch.linalg.qr(G)[0], torch.triu(G, 1), G[:1].mT @ G[:1]]
@@ -269,7 +269,7 @@ MUST_ACCEPT = [
 def test_no_point_of_a_neighbourhood_exceeds_its_bound(rng, kind):
     f = AROUND[kind](rng)
     spread, crowded = gaussian(rng, 4, 3), 0.4 * gaussian(rng, 1, 3) + 0.1 * gaussian(rng, 4, 3)
-    for X, eps, per_token in [(spread, 0.05, True), (spread, 0.3, False), (crowded, 0.6, True)]:
+    for X, eps, per_token in [(spread, 0.1, False), (crowded, 0.5, True)]:
         try:
             bound = hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token)
         except AssumptionError:
@@ -289,10 +289,10 @@ def test_the_bound_covers_the_switch_of_a_nearly_tied_row(rng, causal):
     X = torch.tensor([[0.0, 4.0], [0.0, -4.0], [4.0, 0.2], [4.0, 0.2]]).double()
     f = form(-torch.eye(2).double(), causal=causal)
     at_rest = constant(f, X).item()
-    for eps in (0.1, 0.3, 0.6):
+    for eps in (0.1, 0.6):
         for per_token in (False, True):
             starts = torch.cat([X[None], on_boundary(rng, 6, X, eps, per_token)])
-            found = ascended(f, X, starts, eps, per_token, steps=40)
+            found = ascended(f, X, starts, eps, per_token, steps=20)
             assert found <= hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token).value * ROUNDING
     assert found > 1.5 * at_rest
 
@@ -309,7 +309,7 @@ def test_search_inside_a_neighbourhood_stays_below_its_bound(rng, kind):
 @pytest.mark.parametrize("per_token", [False, True], ids=["total", "per token"])
 def test_the_bound_of_a_neighbourhood_grows_with_it_and_starts_at_the_constant(rng, per_token):
     f, X = layer(rng), gaussian(rng, 5, 3)
-    grid = [1e-9, 1e-3, 0.01, 0.1, 0.3, 0.6]
+    grid = [1e-9, 1e-2, 0.1, 0.4]
     values = [hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token).value for eps in grid]
     assert values == sorted(values)
     truth = constant(f, X).item()

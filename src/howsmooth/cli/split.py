@@ -1,6 +1,7 @@
 """``howsmooth split``: does cutting an atom in two move the output more than moving whole atoms does?"""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,9 +19,8 @@ from howsmooth.cli.matrices import (
     OptionValue,
     Weights,
     read_matrix,
-    split_source,
 )
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, FileError
 
 if TYPE_CHECKING:
     from howsmooth.transport.measures import Measure
@@ -47,6 +47,10 @@ def split(
     ] = None,
     masses: Annotated[
         str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors."),
     ] = None,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
     map_1d: Annotated[
@@ -82,9 +86,12 @@ def split(
         scale=scale,
         causal=causal,
     )
-    if tokens is None:
-        raise AssumptionError("give the atoms: --tokens FILE[:KEY], a sequence (n, d); or draw --map-1d A=-1,V=1.")
-    _attack(weights, tokens, masses, eps, as_json)
+    if (tokens is None) == (measure is None):
+        raise AssumptionError(
+            "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
+            "or draw --map-1d A=-1,V=1."
+        )
+    _attack(weights, _read(tokens, masses, measure, causal), eps, as_json)
 
 
 def _map(text: str, span: float, step: float, as_json: bool, figure: str | None) -> None:
@@ -117,13 +124,12 @@ def parse_numbers(text: str) -> dict[str, float]:
     return found
 
 
-def _attack(weights: Weights, tokens: str, masses: str | None, eps: float, as_json: bool) -> None:
+def _attack(weights: Weights, measure: "Measure", eps: float, as_json: bool) -> None:
     import torch
 
     import howsmooth as hs
 
     attention = weights.read()
-    measure = _measure(tokens, masses, weights.causal)
     wide = torch.float64 if torch.float64 in (attention.dtype, measure.dtype) else torch.float32
     attack = hs.split_attack(attention.to(wide), measure.to(wide), eps=eps, generator=torch.Generator().manual_seed(0))
     if as_json:
@@ -140,11 +146,26 @@ def _attack(weights: Weights, tokens: str, masses: str | None, eps: float, as_js
     typer.echo(f"{attention}, {measure}.")
 
 
-def _measure(tokens: str, masses: str | None, causal: bool) -> "Measure":
+def _read(tokens: str | None, masses: str | None, measure: str | None, causal: bool) -> "Measure":
     from howsmooth.transport.measures import Measure
 
-    path, _key = split_source(tokens)
-    points = read_matrix(tokens, "points" if path.suffix == ".safetensors" else "tokens")
-    weights = None if masses is None else read_matrix(masses, "weights").to(points)
-    sequence = Measure.from_sequence(points, causal=causal)
-    return Measure(points, weights, sequence.positions)
+    if tokens is None:
+        return _load(Path(measure or ""))
+    points = read_matrix(tokens, "tokens")
+    weights = None if masses is None else read_matrix(masses, "masses").to(points)
+    return Measure(points, weights, Measure.from_sequence(points, causal=causal).positions)
+
+
+def _load(path: Path) -> "Measure":
+    from howsmooth.transport.measures import Measure
+
+    if path.suffix not in (".json", ".safetensors"):
+        raise FileError(f"a measure is a .json or .safetensors file, got {str(path)!r}.")
+    if not path.is_file():
+        raise FileError(f"there is no file {str(path)!r}.")
+    if path.suffix == ".safetensors":
+        return Measure.load(path)
+    try:
+        return Measure.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{str(path)!r} cannot be read: {error}.") from error
