@@ -255,18 +255,15 @@ class Attention(Value):
             raise AssumptionError(f"h must name one of the {heads} heads, 0 to {heads - 1}, got {h}.")
         g = h // (heads // groups)
 
-        def pick(x: T, axis: int, index: int) -> T:
-            return None if x is None else x.narrow(axis, index, 1)
-
         return dataclasses.replace(
             self,
-            query=pick(self.query, -3, h),
-            key=pick(self.key, -3, g),
-            value=pick(self.value, -3, g),
-            output=pick(self.output, -3, h),
-            query_bias=pick(self.query_bias, -2, h),
-            key_bias=pick(self.key_bias, -2, g),
-            value_bias=pick(self.value_bias, -2, g),
+            query=_pick(self.query, -3, h),
+            key=_pick(self.key, -3, g),
+            value=_pick(self.value, -3, g),
+            output=_pick(self.output, -3, h),
+            query_bias=_pick(self.query_bias, -2, h),
+            key_bias=_pick(self.key_bias, -2, g),
+            value_bias=_pick(self.value_bias, -2, g),
             output_bias=None,
             positions=self.positions.head(h),
         )
@@ -279,18 +276,15 @@ class Attention(Value):
         """
         shared = self.layout.shared
 
-        def spread(x: T, axis: int, repeats: int) -> T:
-            return None if x is None else x.repeat_interleave(repeats, dim=axis).unsqueeze(axis)
-
         return dataclasses.replace(
             self,
-            query=spread(self.query, -3, 1),
-            key=spread(self.key, -3, shared),
-            value=spread(self.value, -3, shared),
-            output=spread(self.output, -3, 1),
-            query_bias=spread(self.query_bias, -2, 1),
-            key_bias=spread(self.key_bias, -2, shared),
-            value_bias=spread(self.value_bias, -2, shared),
+            query=_spread(self.query, -3, 1),
+            key=_spread(self.key, -3, shared),
+            value=_spread(self.value, -3, shared),
+            output=_spread(self.output, -3, 1),
+            query_bias=_spread(self.query_bias, -2, 1),
+            key_bias=_spread(self.key_bias, -2, shared),
+            value_bias=_spread(self.value_bias, -2, shared),
             output_bias=None,
             positions=self.positions.per_head(),
             weights=None if self.weights is None else self.weights.unsqueeze(-2),
@@ -356,6 +350,14 @@ class Attention(Value):
     def _joined_output(self) -> Tensor | None:
         """Return the output projection of all heads side by side, ``(out, heads · v)``."""
         return None if self.output is None else self.output.movedim(-3, -2).flatten(-2)
+
+
+def _pick(x: T, axis: int, index: int) -> T:
+    return None if x is None else x.narrow(axis, index, 1)
+
+
+def _spread(x: T, axis: int, repeats: int) -> T:
+    return None if x is None else x.repeat_interleave(repeats, dim=axis).unsqueeze(axis)
 
 
 def _shift(x: Tensor, bias: Tensor | None) -> Tensor:

@@ -76,15 +76,18 @@ def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
         )
 
 
-def require_scores_alone(attention: Attention, theorem: str, instead: str) -> None:
-    """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights."""
+def require_scores_alone(attention: Attention, theorem: str, instead: str, *, shifted: bool = False) -> None:
+    """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights.
+
+    What only adds a constant to scores is fine where ``shifted`` scores are.
+    """
     require_attention(attention)
     positions = attention.positions
     found = {
         "rotary positions": positions.rotary is not None,
         "a soft cap": attention.softcap is not None,
-        "a relative bias": positions.relative_bias is not None,
-        "token weights": attention.weights is not None,
+        "a relative bias": positions.relative_bias is not None and not shifted,
+        "token weights": attention.weights is not None and not shifted,
         "query or key norms": has_key_norm(attention),
     }
     for what, present in found.items():

@@ -171,8 +171,8 @@ def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float
 
 def single_plain_head(attention: Attention, theorem: str) -> Head:
     """Return the one head of a map whose scores are ⟨Ax, y⟩ alone, masked causally or not."""
-    refuse_many_heads(attention, theorem, "tied_pair, which measures the whole layer")
     require_scores_alone(attention, theorem, "hs.maximise")
+    refuse_many_heads(attention, theorem, "tied_pair, which measures the whole layer")
     refuse_biases(attention, theorem, "sharp_lower, which covers them")
     require_causal_or_none(attention, theorem, "hs.maximise")
     (head,) = heads_of(attention)

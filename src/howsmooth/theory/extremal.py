@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import heads_of, matrix_norm, total_value
 from howsmooth.theory.quiet import quiet_token as best_quiet_token
 from howsmooth.theory.results import Witness
-from howsmooth.theory.tied import Frame, TiedPair, best_pair, require_tied
+from howsmooth.theory.tied import Frame, TiedPair, best_pairs, require_tied
 from howsmooth.theory.tied import proven as proven_by
 
 # The measured constant of a witness: a bracket of this relative width.
@@ -108,18 +109,16 @@ def tied_pair(attention: Attention, n: int, radius: float) -> Witness:
 
 
 def tied_pairs(attention: Attention, n: int, radius: float) -> tuple[Witness, ...]:
-    """Return the tied pair of every head, each measured on the whole layer."""
+    """Return the tied pair of every head that has one, each measured on the whole layer."""
     require_size(n, radius, least=3)
-    require_tied(attention)
-    pairs = [best_pair(head, Frame.ball(head, radius, solid=True), n) for head in heads_of(attention)]
+    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=True))
     return tuple(_tied(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in pairs)
 
 
 def tied_pair_on_sphere(attention: Attention, n: int, radius: float) -> Witness:
     r"""Return the best tied pair whose tokens all have :math:`|x_i| = R`, as after RMSNorm without gain."""
     require_size(n, radius, least=3)
-    require_tied(attention)
-    pairs = [best_pair(head, Frame.ball(head, radius, solid=False), n) for head in heads_of(attention)]
+    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=False))
     return _best(attention, pairs, n, "tied_pair_on_sphere", on_sphere(n, radius))
 
 
@@ -133,7 +132,7 @@ def tied_pair_on_image(attention: Attention, n: int, norm: Norm) -> Witness:
     require_tied(attention)
     if norm.gain.numel() != attention.d:
         raise AssumptionError(f"the norm must have dimension {attention.d} as attention has, got {norm.gain.numel()}.")
-    pairs = [best_pair(head, Frame.image(norm), n) for head in heads_of(attention)]
+    pairs = best_pairs(attention, n, lambda _head: Frame.image(norm))
     return _best(attention, pairs, n, "tied_pair_on_image", f"{n} outputs of a {type(norm).__name__}")
 
 

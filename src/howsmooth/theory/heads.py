@@ -93,18 +93,20 @@ def heads_of(attention: Attention) -> tuple[Head, ...]:
     return tuple(_head(attention.head(h)) for h in range(attention.layout.heads))
 
 
-def _head(f: Attention) -> Head:
-    def double(x: Tensor) -> Tensor:
-        return x.detach().double()[0]
+def _double(x: Tensor) -> Tensor:
+    """Return the one head of a weight, in float64."""
+    return x.detach().double()[0]
 
+
+def _head(f: Attention) -> Head:
     s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64, device=f.query.device)
     return Head(
-        Q=s * double(f.query),
-        K=double(f.key),
-        V=double(f.value),
-        W=None if f.output is None else double(f.output),
-        query_bias=zero if f.query_bias is None else s * double(f.query_bias),
-        key_bias=zero if f.key_bias is None else double(f.key_bias),
+        Q=s * _double(f.query),
+        K=_double(f.key),
+        V=_double(f.value),
+        W=None if f.output is None else _double(f.output),
+        query_bias=zero if f.query_bias is None else s * _double(f.query_bias),
+        key_bias=zero if f.key_bias is None else _double(f.key_bias),
     )
 
 

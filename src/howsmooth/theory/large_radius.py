@@ -82,7 +82,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
         >>> large_radius_limit(f, torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0]], dtype=torch.float64)).followers
         2
     """
-    refuse_many_heads(attention, "the large-radius limit", "attention.head(h)")
+    refuse_many_heads(attention, "the large-radius limit", "hs.local_lipschitz at growing radii")
     require_scores_alone(attention, "the large-radius limit", "hs.local_lipschitz at growing radii")
     refuse_biases(attention, "the large-radius limit", "hs.local_lipschitz at growing radii")
     mask = attention.positions.mask

@@ -60,7 +60,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         >>> attention_map_upper(f, torch.ones(4, 2, dtype=torch.float64)).digits
         '3.0000'
     """
-    require_scores_alone(attention, "attention_map_upper", "local_upper")
+    require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
 
     def certificate(view: View) -> float:
         peak = softmax_slope(view.P)

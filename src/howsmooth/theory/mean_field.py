@@ -20,6 +20,8 @@ from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import Frame, best_pair
 
 FINITE = "sharp_upper for sequences of n tokens"
+MASKED = "masked_mean_field_upper"
+SEARCH = "hs.maximise, which finds inputs for any map"
 
 
 def mean_field_upper(attention: Attention, *, radius: float) -> Bound:
@@ -86,7 +88,7 @@ def masked_mean_field_upper(attention: Attention, *, radius: float, p: float = 2
     """
     _require_exponent(p, above=True)
     require_radius(radius)
-    _plain_scores(attention, "the masked mean-field bound")
+    _plain_scores(attention, "the masked mean-field bound", FINITE)
     require_causal_or_none(attention, "the masked mean-field bound", FINITE)
     heads = heads_of(attention)
     hardy = math.log(p / (p - 1)) if p < math.inf else 0.0
@@ -169,21 +171,24 @@ def _tied_diracs(head: Head, radius: float) -> float:
 
 def require_mean_field(attention: Attention, theorem: str, radius: float) -> Head:
     """Return the one head of an unmasked map whose scores are ⟨Ax, y⟩ alone; refuse any other."""
-    refuse_many_heads(attention, theorem, "hs.maximise")
-    (head,) = _unmasked_heads(attention, theorem, radius)
+    refuse_many_heads(attention, theorem, SEARCH)
+    (head,) = _unmasked_heads(attention, theorem, radius, instead=SEARCH, masked=SEARCH)
     return head
 
 
-def _unmasked_heads(attention: Attention, theorem: str, radius: float) -> tuple[Head, ...]:
+def _unmasked_heads(
+    attention: Attention, theorem: str, radius: float, *, instead: str = FINITE, masked: str = MASKED
+) -> tuple[Head, ...]:
     require_radius(radius)
-    _plain_scores(attention, theorem)
-    require_unmasked(attention, theorem, "masked_mean_field_upper")
+    _plain_scores(attention, theorem, instead)
+    require_causal_or_none(attention, theorem, instead)
+    require_unmasked(attention, theorem, masked)
     return heads_of(attention)
 
 
-def _plain_scores(attention: Attention, theorem: str) -> None:
-    require_scores_alone(attention, theorem, FINITE)
-    refuse_biases(attention, theorem, FINITE)
+def _plain_scores(attention: Attention, theorem: str, instead: str) -> None:
+    require_scores_alone(attention, theorem, instead)
+    refuse_biases(attention, theorem, instead)
 
 
 def _contrasts(heads: tuple[Head, ...], radius: float) -> list[float]:

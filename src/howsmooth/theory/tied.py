@@ -1,7 +1,9 @@
 """Two tokens that tie for the attention of all others: which two, and where the others are, to make it worst."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -211,11 +213,23 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
     return problem.pair(x)
 
 
+def best_pairs(attention: Attention, n: int, frame: Callable[[Head], Frame]) -> list[TiedPair]:
+    """Find the best tied pair of every head that has one; heads without scores or values have none."""
+    require_tied(attention)
+    pairs, refusal = [], None
+    for head in heads_of(attention):
+        try:
+            pairs.append(best_pair(head, frame(head), n))
+        except AssumptionError as error:
+            refusal = error
+    if refusal is not None and not pairs:
+        raise refusal
+    return pairs
+
+
 def tied_value(attention: Attention, n: int, radius: float) -> float:
     """Return the logarithm of what tied pairs prove about a layer in a ball."""
-    heads = heads_of(attention)
-    require_tied(attention)
-    pairs = (best_pair(head, Frame.ball(head, radius, solid=True), n) for head in heads)
+    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=True))
     return max(proven(attention, pair, n) for pair in pairs)
 
 
