@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import jaxtyping
 import numpy as np
@@ -19,35 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.cli.app import main
 from howsmooth.cli.bounds import bounds, print_json
 from howsmooth.cli.matrices import Weights, read_matrix
 from howsmooth.cli.worst_case import worst_case
 from howsmooth.errors import HowsmoothError
 
 DOMAIN = ["--n", "6", "--radius", "2"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def howsmooth(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["howsmooth", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Result(code=stop.value.code or 0, out=captured.out, err=captured.err)
-
-    return run
 
 
 @pytest.fixture

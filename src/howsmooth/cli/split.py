@@ -20,7 +20,7 @@ from howsmooth.cli.matrices import (
     Weights,
     read_matrix,
 )
-from howsmooth.errors import AssumptionError, FileError
+from howsmooth.errors import AssumptionError, FileError, ShapeError
 
 if TYPE_CHECKING:
     from howsmooth.transport.measures import Measure
@@ -152,7 +152,11 @@ def _read(tokens: str | None, masses: str | None, measure: str | None, causal: b
     if tokens is None:
         return _load(Path(measure or ""))
     points = read_matrix(tokens, "tokens")
+    if points.ndim != 2:
+        raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.")
     weights = None if masses is None else read_matrix(masses, "masses").to(points)
+    if weights is not None and weights.shape != points.shape[:1]:
+        raise ShapeError(f"masses must have one entry for each of {len(points)} tokens, got {tuple(weights.shape)}.")
     return Measure(points, weights, Measure.from_sequence(points, causal=causal).positions)
 
 

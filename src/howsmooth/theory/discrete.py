@@ -37,13 +37,9 @@ def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     require_size(n, radius)
     refuse_norms(attention, "the paper's bound")
     refuse_biases(attention, "the paper's bound", "sharp_upper, which covers them")
-
-    def factor(head: Head) -> float:
-        a, _ = pulls(attention, head, radius)
-        return math.sqrt(3 * ((a * radius) ** 2 * (4 * n + 1) + n))
-
     heads = heads_of(attention)
-    log_value = combined(heads, (log(factor(head)) for head in heads))
+    steep = (radius * pulls(attention, head, radius)[0] for head in heads)
+    log_value = combined(heads, (log(math.sqrt(3 * (c**2 * (4 * n + 1) + n))) for c in steep))
     return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
 
 
@@ -66,13 +62,9 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     """
     require_size(n, radius)
     refuse_norms(attention, "sharp_upper")
-
-    def factor(head: Head) -> float:
-        query_pull, key_pull = pulls(attention, head, radius)
-        return math.sqrt(n) + radius * query_pull + math.sqrt(n / 2) * radius * key_pull
-
     heads = heads_of(attention)
-    log_value = combined(heads, (log(factor(head)) for head in heads))
+    steep = (pulls(attention, head, radius) for head in heads)
+    log_value = combined(heads, (log(math.sqrt(n) + radius * q + math.sqrt(n / 2) * radius * k) for q, k in steep))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
 

@@ -32,12 +32,7 @@ def local_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         >>> local_upper(Attention.single_head(A=identity, V=3 * identity), torch.ones(4, 2, dtype=torch.float64)).digits
         '3.0000'
     """
-
-    def certificate(view: View) -> float:
-        spread = float(torch.linalg.matrix_norm(view.query_side(), ord=2).max())
-        return view.value_norm * view.norm_P() + spread + math.sqrt(float(view.key_side().sum()))
-
-    return upper_bound(_combined(attention, X, certificate), "local_upper", HERE, "ours: three terms at this input")
+    return upper_bound(_combined(attention, X, _three_terms), "local_upper", HERE, "ours: three terms at this input")
 
 
 def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
@@ -61,19 +56,23 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         '3.0000'
     """
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
-
-    def certificate(view: View) -> float:
-        peak = softmax_slope(view.P)
-        centred = view.k - view.k.mean(0)
-        steep = matrix_norm(centred @ view.head.Q) + matrix_norm(view.q @ view.head.K)
-        return view.value_norm * view.norm_P() + peak * matrix_norm(view.y - view.y.mean(0)) * steep
-
     return upper_bound(
-        _combined(attention, X, certificate),
+        _combined(attention, X, _from_the_map),
         "attention_map_upper",
         HERE,
         "ours, after Yudin et al.: from the attention map",
     )
+
+
+def _three_terms(view: View) -> float:
+    spread = float(torch.linalg.matrix_norm(view.query_side(), ord=2).max())
+    return view.value_norm * view.norm_P() + spread + math.sqrt(float(view.key_side().sum()))
+
+
+def _from_the_map(view: View) -> float:
+    centred = view.k - view.k.mean(0)
+    steep = matrix_norm(centred @ view.head.Q) + matrix_norm(view.q @ view.head.K)
+    return view.value_norm * view.norm_P() + softmax_slope(view.P) * matrix_norm(view.y - view.y.mean(0)) * steep
 
 
 def softmax_slope(P: Float[Tensor, "n m"]) -> float:

@@ -166,16 +166,17 @@ class TiedProblem:
         """Maximise from one start by L-BFGS; return the value and the point."""
         lowest = 1e-3 if self.frame.solid else 1.0
         bounds = [(None, None)] * (start.size - 2) + [(lowest, 1.0), (0.0, 1 - 1e-9)]
-
-        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-            point = torch.tensor(x, requires_grad=True)
-            c, r, cosine = point[:-2], point[-2], point[-1]
-            value = -self.log_value(c / c.norm(), r, cosine)
-            (gradient,) = torch.autograd.grad(value, point)
-            return value.item(), gradient.numpy()
-
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": ITERATIONS})
+        options = {"maxiter": ITERATIONS}
+        found = minimize(self._loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         return -float(found.fun), found.x
+
+    def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return what is minimised, and its gradient."""
+        point = torch.tensor(x, requires_grad=True)
+        c, r, cosine = point[:-2], point[-2], point[-1]
+        value = -self.log_value(c / c.norm(), r, cosine)
+        (gradient,) = torch.autograd.grad(value, point)
+        return value.item(), gradient.numpy()
 
     def pair(self, x: np.ndarray) -> TiedPair:
         """Build the tokens of a point, and evaluate the bound at them."""
