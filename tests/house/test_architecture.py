@@ -8,11 +8,12 @@ import pytest
 import howsmooth
 
 ROOT = Path(howsmooth.__file__).parent
-GROUND = {"errors", "validation"}
+GROUND = {"errors", "validation", "files"}
 # What each room may import besides itself.
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
+    "files": set(),
     "maps": GROUND,
     "spectral": GROUND,
     "transport": GROUND,

@@ -33,7 +33,7 @@ def test_the_local_certificate_holds_for_every_feature(case, rng):
 def test_both_sides_of_the_scores_are_those_of_autograd(case, rng):
     f, X = case.build(rng)
     n = X.shape[0]
-    for h, view in enumerate(views(f, X, mixed=False)):
+    for h, view in enumerate(views(f, X)):
         by_query = torch.func.jacrev(lambda Y, h=h: _scores(f.head(h), Y, X))(X)
         by_key = torch.func.jacrev(lambda Z, h=h: _scores(f.head(h), X, Z))(X)
         query_side, pull = torch.linalg.matrix_norm(view.query_side(), ord=2), view.key_pull()

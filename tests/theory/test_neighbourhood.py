@@ -26,13 +26,13 @@ def moved(X, t, per_token, rng):
 def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
     f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
-    (view,) = views(f, X, mixed=True)
+    (view,) = (alone.mixed() for alone in views(f, X))
     for t in (0.01, 0.1, 0.5, 2.0):
-        region = Centre.of(view, X).within(t, per_token)
+        region = Centre.of(view).within(t, per_token)
         for _draw in range(12):
             Z = moved(X, t, per_token, rng)
-            (there,) = views(f, Z, mixed=True)
-            here = Centre.of(there, Z)
+            (there,) = (alone.mixed() for alone in views(f, Z))
+            here = Centre.of(there)
             visible = here.log_P > -torch.inf
             truth = {
                 "P": here.P,
@@ -51,8 +51,8 @@ def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
 def test_the_second_derivative_is_below_its_bound(rng, causal):
     f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
-    (view,) = views(f, X, mixed=True)
-    second, first = derivatives(Centre.of(view, X).within(1e-12, False), False)
+    (view,) = (alone.mixed() for alone in views(f, X))
+    second, first = derivatives(Centre.of(view).within(1e-12, False), False)
     assert float(constant(f, X)) <= first * (1 + 1e-9)
     assert largest_second_derivative(f, X, rng) <= second * (1 + 1e-6)
 

@@ -139,7 +139,6 @@ def save_witness(witness: "Witness", target: Path, *, quiet: bool) -> None:
     try:
         witness.save(target)
     except (OSError, SafetensorError) as error:
-        target.with_name(target.name + ".partial").unlink(missing_ok=True)
         raise FileError(f"{str(target)!r} could not be written: {error}") from error
     typer.echo(f"Saved tokens, direction and response to {target}.", err=quiet)
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from howsmooth.cli.bounds import OptionJson
 from howsmooth.cli.matrices import (
     OptionA,
     OptionKey,
@@ -14,7 +15,7 @@ from howsmooth.cli.matrices import (
     OptionValue,
     Weights,
 )
-from howsmooth.cli.split import OptionFigure, OptionJson
+from howsmooth.cli.split import OptionFigure
 from howsmooth.errors import AssumptionError
 
 DEFAULT = "3,10,30,100,300,1000,3000,10000,30000,100000"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from howsmooth.cli.bounds import OptionJson
 from howsmooth.cli.matrices import (
     OptionA,
     OptionCausal,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 OptionFigure = Annotated[
     str | None, typer.Option("--figure", metavar="FILE", help="Draw it: .html, .svg, .pdf or .png.")
 ]
-OptionJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def split(

@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 
 from howsmooth.errors import AssumptionError, FileError
+from howsmooth.files import whole
 from howsmooth.search.regimes import Regimes
 from howsmooth.search.splitting_map import SplittingMap
 
@@ -88,15 +89,12 @@ def save_chart(chart: Chart, path: str | os.PathLike[str]) -> None:
     quiet = chart.configure_axis(
         gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
     ).configure_title(fontSize=14, fontWeight="normal", anchor="start")
-    partial = target.with_name(f".partial-{target.name}")  # a file is there whole or not at all
+    options: dict[str, Any] = {"inline": True} if target.suffix == ".html" else {}
     try:
-        options: dict[str, Any] = {"inline": True} if target.suffix == ".html" else {}
-        quiet.configure_view(stroke=None).save(partial, **options)
-        partial.replace(target)
+        with whole(target) as partial:
+            quiet.configure_view(stroke=None).save(partial, **options)
     except OSError as error:
         raise FileError(f"the figure cannot be written to {os.fspath(path)!r}: {error.strerror or error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def checked_target(path: str | os.PathLike[str]) -> Path:

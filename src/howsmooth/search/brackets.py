@@ -8,7 +8,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.ellipsoids import Ball
 from howsmooth.search.ascent import maximise
-from howsmooth.theory.bounds import table
+from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.extremal import candidates
 from howsmooth.theory.results import Bracket
 
@@ -43,7 +43,7 @@ def bracket(
         >>> round(bracket(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).ratio, 2)
         1.19
     """
-    upper = table(attention, n=n, radius=radius).upper
+    upper = smallest_upper(attention, n=n, radius=radius)
     if search:  # from the same inputs, and never below the best of them
         found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
         return Bracket(lower=found, upper=upper)

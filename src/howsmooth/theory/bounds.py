@@ -35,11 +35,13 @@ __all__ = [
     "sharp_mean_field_lower",
     "sharp_mean_field_upper",
     "sharp_upper",
+    "smallest_upper",
     "table",
 ]
 
 Theorem = Callable[..., Bound]
-SEQUENCES: tuple[Theorem, ...] = (discrete_lower, kim_lower, sharp_lower, sharp_upper, discrete_upper)
+LOWER: tuple[Theorem, ...] = (discrete_lower, kim_lower, sharp_lower)
+UPPER: tuple[Theorem, ...] = (sharp_upper, discrete_upper)
 # These bound measures, hence sequences of every length.
 MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
 MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
@@ -50,16 +52,34 @@ def table(attention: Attention, *, n: int, radius: float) -> Ladder:
 
     Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``.
     """
-    require_size(n, radius)
-    heads_of(attention)
-    about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
-    outcomes = [
-        *(_outcome(theorem, attention, n=n, radius=radius) for theorem in SEQUENCES),
-        *(_outcome(theorem, attention, radius=radius) for theorem in about_measures),
-    ]
+    uppers = _uppers(attention, n, radius)
+    outcomes = [*(_outcome(theorem, attention, n=n, radius=radius) for theorem in LOWER), *uppers]
     found = [dataclasses.replace(x, domain=in_ball(n, radius)) for x in outcomes if isinstance(x, Bound)]
     found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
     return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
+
+
+def smallest_upper(attention: Attention, *, n: int, radius: float) -> Bound:
+    """Return the smallest upper bound that applies to ``n`` tokens in a ball, without looking for lower ones.
+
+    Raises:
+        AssumptionError: If none applies.
+    """
+    outcomes = _uppers(attention, n, radius)
+    found = [x for x in outcomes if isinstance(x, Bound)]
+    if not found:
+        raise AssumptionError(next(x.reason for x in outcomes if isinstance(x, Refusal)))
+    return dataclasses.replace(min(found, key=lambda bound: bound.log_value), domain=in_ball(n, radius))
+
+
+def _uppers(attention: Attention, n: int, radius: float) -> list[Bound | Refusal]:
+    require_size(n, radius)
+    heads_of(attention)
+    about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
+    return [
+        *(_outcome(theorem, attention, n=n, radius=radius) for theorem in UPPER),
+        *(_outcome(theorem, attention, radius=radius) for theorem in about_measures),
+    ]
 
 
 def _outcome(theorem: Theorem, attention: Attention, **arguments: float) -> Bound | Refusal:

@@ -3,6 +3,7 @@
 import math
 
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.ellipsoids import Ball
 from howsmooth.theory.assumptions import (
     refuse_biases,
     refuse_many_heads,
@@ -13,7 +14,7 @@ from howsmooth.theory.assumptions import (
 )
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import Head, combined, heads_of, log, matrix_norm
-from howsmooth.theory.quiet import quiet_token
+from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import tied_value
 
@@ -137,14 +138,19 @@ def kim_lower(attention: Attention, *, n: int, radius: float) -> Bound:
         >>> kim_lower(Attention.single_head(A=identity, V=identity), n=2, radius=2.0).digits  # √½ · ¼ · 4
         '0.70710'
     """
+    log_value, _token = quiet_value(attention, n, radius)
+    return lower_bound(log_value, "kim_lower", in_ball(n, radius), "ours, after Kim et al.: token at the origin")
+
+
+def quiet_value(attention: Attention, n: int, radius: float) -> tuple[float, QuietToken]:
+    """Return the logarithm of what a token at the origin proves, and the input that does."""
     require_size(n, radius, least=2)
     require_scores_alone(attention, "kim_lower", "hs.maximise")
     require_causal_or_none(attention, "kim_lower", "hs.maximise")
     refuse_biases(attention, "kim_lower", "sharp_lower, which covers them")
     spread = (n - 1) / n - (1 / n**2 if n % 2 == 0 else 0.0)
-    matrix = quiet_token(heads_of(attention)).response
-    log_value = log(math.sqrt((n - 1) / n) * spread * radius**2 * matrix_norm(matrix))
-    return lower_bound(log_value, "kim_lower", in_ball(n, radius), "ours, after Kim et al.: token at the origin")
+    token = quiet_token(heads_of(attention))
+    return log(math.sqrt((n - 1) / n) * spread * radius**2 * matrix_norm(token.response)), token
 
 
 def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float]:
@@ -173,4 +179,4 @@ def single_plain_head(attention: Attention, theorem: str) -> Head:
 
 def in_ball(n: int, radius: float) -> str:
     """Say where a discrete bound holds."""
-    return f"{n} token{'s' if n > 1 else ''} in the ball of radius {radius:g}"
+    return Ball(radius).describe(n)

@@ -20,11 +20,10 @@ from howsmooth.theory.assumptions import (
     require_causal_or_none,
     require_size,
 )
-from howsmooth.theory.discrete import in_ball, kim_lower, single_plain_head
+from howsmooth.theory.discrete import in_ball, quiet_value, single_plain_head
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import heads_of, matrix_norm, total_value
-from howsmooth.theory.quiet import quiet_token as best_quiet_token
-from howsmooth.theory.results import Witness
+from howsmooth.theory.results import LARGEST, Witness
 from howsmooth.theory.tied import Frame, TiedPair, best_pairs, require_tied
 from howsmooth.theory.tied import proven as proven_by
 
@@ -89,8 +88,8 @@ def two_point(attention: Attention, n: int, radius: float) -> Witness:
 
 def quiet_token(attention: Attention, n: int, radius: float) -> Witness:
     r"""Return the input of ``kim_lower``: a token at the origin, which comes last, the others at :math:`\pm Ru`."""
-    formula = kim_lower(attention, n=n, radius=radius).value
-    u = best_quiet_token(heads_of(attention)).direction
+    log_value, token = quiet_value(attention, n, radius)
+    formula, u = math.exp(log_value) if log_value < LARGEST else math.inf, token.direction
     signs = torch.tensor([(-1.0) ** i for i in range(n - 1)] + [0.0], dtype=u.dtype, device=u.device)
     return measured_at(attention, radius * signs[:, None] * u, "quiet_token", in_ball(n, radius), formula)
 

@@ -70,9 +70,7 @@ class Head:
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
         r"""A matrix with the right singular vectors and values of :math:`WV`, of at most ``v`` rows."""
-        if self.W is None:
-            return self.V
-        return torch.linalg.qr(self.W).R @ self.V if self.W.shape[0] > self.W.shape[1] else self.W @ self.V
+        return self.V if self.W is None else short(self.W.mT).mT @ self.V
 
     def form(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         r"""Return :math:`Ax`."""
@@ -147,9 +145,12 @@ def matrix_norm(x: Float[Tensor, "a b"]) -> float:
 
 def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
     r"""Return :math:`\|ab\|_2` from the small triangular factors: ab has the norm of :math:`R_a\,R_{b^\top}^\top`."""
-    left = torch.linalg.qr(a).R if a.shape[0] > a.shape[1] else a
-    right = torch.linalg.qr(b.mT).R.mT if b.shape[1] > b.shape[0] else b
-    return matrix_norm(left @ right)
+    return matrix_norm(short(a.mT).mT @ short(b))
+
+
+def short(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
+    """Return a matrix with the left singular vectors and values of ``x`` and at most k columns."""
+    return torch.linalg.qr(x.mT).R.mT if x.shape[0] < x.shape[1] else x
 
 
 def log(x: float) -> float:

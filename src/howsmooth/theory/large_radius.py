@@ -88,7 +88,8 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     mask = attention.positions.mask
     if mask is not None and mask.is_floating_point():
         raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.")
-    (view,) = views(attention, X, mixed=True)
+    (alone,) = views(attention, X)
+    view = alone.mixed()
     gap, chosen = _gap(view)
     followers = int(chosen.bincount().max())
     tokens = X.detach().double()

@@ -91,8 +91,9 @@ def softmax_slope(P: Float[Tensor, "n m"]) -> float:
 
 def _combined(attention: Attention, X: Tensor, certificate: Callable[[View], float]) -> float:
     """Combine heads in the better of two ways: the sum with WV, or the concatenation with V and the norm of all W."""
-    stacked = math.hypot(*(certificate(view) for view in views(attention, X, mixed=False)))
+    alone = views(attention, X)
+    stacked = math.hypot(*(certificate(view) for view in alone))
     if attention.output is None:
         return log(stacked)
-    apart = sum(certificate(view) for view in views(attention, X, mixed=True))
+    apart = sum(certificate(view.mixed()) for view in alone)
     return log(min(apart, stacked * output_norm(heads_of(attention))))

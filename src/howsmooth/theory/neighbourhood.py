@@ -12,9 +12,9 @@ from howsmooth.maps.attention import Attention
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import has_key_norm, require_attention
 from howsmooth.theory.discrete import sharp_upper
-from howsmooth.theory.heads import heads_of, log, output_norm
+from howsmooth.theory.heads import heads_of, log, output_norm, short
 from howsmooth.theory.results import Bound, upper_bound
-from howsmooth.theory.views import View, views
+from howsmooth.theory.views import View, views, weighted_pairs
 
 # The second derivative is summed from above on so many intervals.
 INTERVALS = 64
@@ -60,18 +60,19 @@ def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: f
 
 def _layer(attention: Attention, X: Tensor, t: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
     """Combine heads at every t in the better of two ways; return the second derivative and the first."""
-    stacked = torch.stack([_head(view, X, t, per_token) for view in views(attention, X, mixed=False)])
+    alone = views(attention, X)
+    stacked = torch.stack([_head(view, t, per_token) for view in alone])
     together = stacked.square().sum(0).sqrt()
     if attention.output is not None:
-        apart = torch.stack([_head(view, X, t, per_token) for view in views(attention, X, mixed=True)]).sum(0)
+        apart = torch.stack([_head(view.mixed(), t, per_token) for view in alone]).sum(0)
         together = torch.minimum(together * output_norm(heads_of(attention)), apart)
     growth, cap = together.unbind(-1)
     return growth, cap
 
 
-def _head(view: View, X: Tensor, t: Tensor, per_token: bool) -> Float[Tensor, "times 2"]:
+def _head(view: View, t: Tensor, per_token: bool) -> Float[Tensor, "times 2"]:
     """Return bounds on the second and on the first derivative of one head, on the ball of every radius in ``t``."""
-    centre = Centre.of(view, X.detach().double())
+    centre = Centre.of(view)
     return torch.tensor([derivatives(centre.within(float(s), per_token), per_token) for s in t], dtype=torch.float64)
 
 
@@ -105,7 +106,7 @@ class Centre:
     norm_V: float
 
     @classmethod
-    def of(cls, view: View, X: Tensor) -> "Centre":
+    def of(cls, view: View) -> "Centre":
         """Look at one head; everything is seen through keys and values, never as a d × d matrix."""
         pulled = view.k @ view.head.Q  # rows Aᵀx_j, up to a shift that differences remove
         g = view.q @ view.head.K
@@ -216,12 +217,10 @@ def _deviation(P: Tensor, points: Tensor, form: Tensor | None) -> Float[Tensor, 
     """Return the largest standard deviation, over directions, of points under each row of weights."""
     centred = points - points.mean(0)
     mean = P @ centred
-    n, k = centred.shape
-    second = (P @ (centred[:, :, None] * centred[:, None, :]).flatten(1)).view(n, k, k)
-    covariance = second - mean[:, :, None] * mean[:, None, :]
+    covariance = weighted_pairs(P, centred, centred) - mean[:, :, None] * mean[:, None, :]
     rounding = 16 * torch.finfo(P.dtype).eps * centred.square().sum(1).max()
     if form is not None:
-        short = torch.linalg.qr(form.mT).R.mT if form.shape[0] < form.shape[1] else form
-        covariance = short.mT @ covariance @ short
-        rounding = rounding * torch.linalg.matrix_norm(short, ord=2) ** 2
+        A = short(form)
+        covariance = A.mT @ covariance @ A
+        rounding = rounding * torch.linalg.matrix_norm(A, ord=2) ** 2
     return (torch.linalg.eigvalsh(covariance)[:, -1].clamp_min(0) + rounding).sqrt()

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.files import whole
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.transport.measures import Measure
 
@@ -187,15 +188,9 @@ class Witness:
         tensors = {"tokens": self.tokens, "direction": self.measured.direction, "response": self.measured.response}
         if self.weights is not None:
             tensors["weights"] = self.weights
-        # a file is there whole or not at all
-        partial = target.with_name(target.name + ".partial")
-        try:
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"witness": self.to_json()}
-            )
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        detached = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+        with whole(target) as partial:
+            save_file(detached, partial, {"witness": self.to_json()})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian
-from howsmooth.theory.heads import Head, heads_of
+from howsmooth.theory.heads import Head, heads_of, short
 from howsmooth.validation import require_tokens
 
 # Above this, ‖P‖ is bounded by the root of the largest column sum instead of computed: O(n²) instead of O(n³).
@@ -29,7 +29,7 @@ class View:
         slope: The slope of the soft cap, ``None`` for one.
         q: Queries, with the scale of the scores inside.
         k: Keys.
-        y: Values: :math:`WVx_j` up to an isometry, or :math:`Vx_j`.
+        y: Values: :math:`Vx_j`, or :math:`WVx_j` up to an isometry.
         value_norm: The norm of the map from tokens to ``y``.
         jacobian: The closed-form derivative that this was read from.
     """
@@ -49,6 +49,12 @@ class View:
         """The attention mean of the values, seen from each token."""
         return self.P @ self.y
 
+    def mixed(self) -> "View":
+        r"""Return the same view with the values :math:`WVx_j`, up to an isometry, in place of :math:`Vx_j`."""
+        W = self.head.W
+        y = self.y if W is None else self.y @ short(W.mT)
+        return dataclasses.replace(self, y=y, value_norm=self.head.norm_WV)
+
     def norm_P(self) -> float:
         r"""Return :math:`\|P\|_2`, or a bound on it: rows sum to one, so the root of the largest column sum."""
         if self.P.shape[0] > EXACT_NORM:
@@ -61,16 +67,14 @@ class View:
         :math:`\sum_jP_{ij}(y_j-\bar y_i)\,\partial S_{ij}/\partial x_i`: the covariance of values and keys, pulled
         back through the rotary embedding, the query norm and Q.
         """
-        n, v, k = self.P.shape[0], self.y.shape[1], self.k.shape[1]
         weights = self.P if self.slope is None else self.P * self.slope
-        pairs = (weights @ (self.y[:, :, None] * self.k[:, None, :]).flatten(1)).view(n, v, k)
-        covariance = pairs - self.mean[:, :, None] * (weights @ self.k)[:, None, :]
+        covariance = weighted_pairs(weights, self.y, self.k) - self.mean[:, :, None] * (weights @ self.k)[:, None, :]
         pulled = _unturn(covariance.transpose(0, 1), self.jacobian, self.jacobian.projections.query_norm)
-        return pulled.transpose(0, 1) @ _short(self.head.Q)
+        return pulled.transpose(0, 1) @ short(self.head.Q)
 
     def key_pull(self) -> Float[Tensor, "n n"]:
         r"""Return :math:`|\partial S_{ij}/\partial x_j|` for every pair; in plain scores :math:`|Ax_i + K^\top b|`."""
-        projections, K = self.jacobian.projections, _short(self.head.K)
+        projections, K = self.jacobian.projections, short(self.head.K)
         if projections.rotation is None and projections.key_norm is None:
             pull = (self.q @ K).norm(dim=-1, keepdim=True).expand_as(self.P)
         else:
@@ -86,12 +90,11 @@ class View:
 
     def key_side(self) -> Float[Tensor, " n"]:
         r"""Return :math:`\lambda_{\max}(\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top)`."""
-        n, v = self.y.shape
         y = self.y - self.y.mean(0)
         o = self.P @ y
         w = (self.P * self.key_pull()).square()
         first, total = w @ y, w.sum(1)
-        second = (w @ (y[:, :, None] * y[:, None, :]).flatten(1)).view(n, v, v)
+        second = weighted_pairs(w, y, y)
         cross = first[:, :, None] * o[:, None, :]
         moment = second - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
         # what the subtraction may have lost
@@ -99,18 +102,18 @@ class View:
         return torch.linalg.eigvalsh(moment)[:, -1].clamp_min(0) + rounding
 
 
-def views(attention: Attention, X: Float[Tensor, "n d"], *, mixed: bool) -> list[View]:
-    r"""Look at every head; ``mixed`` values are :math:`WVx_j`, the others :math:`Vx_j`."""
+def views(attention: Attention, X: Float[Tensor, "n d"]) -> list[View]:
+    r"""Look at every head; values are :math:`Vx_j`, see :meth:`View.mixed` for the others."""
     heads = heads_of(attention)
     require_tokens(X, attention.query)
     if X.ndim != 2:
         raise ShapeError(f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.")
     wide, X = attention.to(torch.float64), X.detach().double()
     with torch.no_grad():
-        return [_view(head, wide.head(h), X, mixed) for h, head in enumerate(heads)]
+        return [_view(head, wide.head(h), X) for h, head in enumerate(heads)]
 
 
-def _view(head: Head, alone: Attention, X: Tensor, mixed: bool) -> View:
+def _view(head: Head, alone: Attention, X: Tensor) -> View:
     jacobian = alone.jacobian(X)
     pattern, n = jacobian.pattern, X.shape[0]
     log_P = X.new_full((n, n), -torch.inf)
@@ -127,15 +130,15 @@ def _view(head: Head, alone: Attention, X: Tensor, mixed: bool) -> View:
         slope=slope,
         q=pattern.q[0, 0],
         k=pattern.k[0],
-        y=X @ (head.mixed if mixed else head.V).mT,
-        value_norm=head.norm_WV if mixed else head.norm_V,
+        y=X @ head.V.mT,
+        value_norm=head.norm_V,
         jacobian=jacobian,
     )
 
 
-def _short(Q: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
-    """Return a matrix with the left singular vectors and values of ``Q`` and at most k columns."""
-    return torch.linalg.qr(Q.mT).R.mT if Q.shape[0] < Q.shape[1] else Q
+def weighted_pairs(w: Float[Tensor, "n n"], a: Tensor, b: Tensor) -> Float[Tensor, "n u v"]:
+    r"""Return :math:`\sum_jw_{ij}\,a_jb_j^\top` for every row i."""
+    return (w @ (a[:, :, None] * b[:, None, :]).flatten(1)).unflatten(1, (a.shape[1], b.shape[1]))
 
 
 def _unturn(rows: Float[Tensor, "v n k"], jacobian: AttentionJacobian, norm: NormJacobian | None) -> Tensor:

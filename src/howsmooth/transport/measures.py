@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
+from howsmooth.files import whole
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
 
 # How far from one the given masses may add up; they are normalised after that.
@@ -194,12 +195,8 @@ class Measure:
         if target.suffix != ".safetensors":
             raise AssumptionError(f"a measure is saved as .safetensors, got {target.name!r}; change the ending.")
         parts = {"points": self.points, "weights": self.weights, "positions": self.positions}
-        partial = target.with_name(target.name + ".partial")  # a file is there whole or not at all
-        try:
+        with whole(target) as partial:
             save_file({k: v.detach().cpu().contiguous() for k, v in parts.items() if v is not None}, partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Measure":
