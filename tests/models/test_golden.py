@@ -68,8 +68,9 @@ def tolerance(family):
 
 def build(family, rng):
     config = CONFIGS[family]()
-    # Hugging Face's own loop takes the softmax in float32; Gemma has no other that caps scores
-    config._attn_implementation = "eager" if family == "gemma2" else "sdpa"
+    config.use_cache = False  # or a second call would see the keys of the first
+    # Hugging Face's own loop takes the softmax in float32; Gemma has no other that caps scores, MPNet none at all
+    config._attn_implementation = "eager" if family in ("gemma2", "mpnet") else "sdpa"
     model = transformers.AutoModel.from_config(config).double()
     for parameter in model.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=rng)
