@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from howsmooth.maps.positions import Positions
     from howsmooth.maps.rotary import Rotary
     from howsmooth.maps.weighted import mean_field
+    from howsmooth.models.base import Transformer, load
     from howsmooth.search.ascent import maximise
     from howsmooth.search.brackets import bracket
     from howsmooth.search.domains import LayerNormImage, Neighbourhood, Sphere
@@ -53,12 +54,14 @@ __all__ = [
     "SingularValues",
     "Sphere",
     "Status",
+    "Transformer",
     "Witness",
     "bounds",
     "bracket",
     "conditional_wasserstein",
     "errors",
     "extremal",
+    "load",
     "local_lipschitz",
     "maximise",
     "mean_field",
@@ -96,9 +99,11 @@ _HOMES = {
     "SingularValues": "spectral.estimates",
     "Sphere": "search.domains",
     "Status": "spectral.estimates",
+    "Transformer": "models.base",
     "Witness": "theory.results",
     "bracket": "search.brackets",
     "conditional_wasserstein": "transport.wasserstein",
+    "load": "models.base",
     "local_lipschitz": "spectral.solvers",
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",

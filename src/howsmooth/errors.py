@@ -29,5 +29,9 @@ class FileError(HowsmoothError, OSError):
     """A file is missing, damaged, or does not hold what is needed."""
 
 
+class UnsupportedModelError(HowsmoothError, LookupError):
+    """A model is of no known family, or cannot be found."""
+
+
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""

@@ -18,6 +18,7 @@ ALLOWED = {
     "spectral": GROUND,
     "transport": GROUND,
     "theory": {*GROUND, "maps", "spectral", "transport"},
+    "models": {*GROUND, "maps", "spectral"},
     "search": {*GROUND, "maps", "spectral", "transport", "theory"},
     "report": {*GROUND, "maps", "spectral", "transport", "theory", "search"},
     "__main__": {"cli"},

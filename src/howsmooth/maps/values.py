@@ -50,11 +50,25 @@ def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
 class Jacobian(Protocol):
     """The derivative of a map at one input: a linear operator on ``(*batch, *domain)``."""
 
-    batch: tuple[int, ...]
-    domain: tuple[int, ...]
-    codomain: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch axes."""
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """The shape of one perturbation."""
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        """The shape of one response."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push the perturbation ``E`` of the tokens forward: J E."""

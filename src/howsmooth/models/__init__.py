@@ -1,0 +1,1 @@
+"""Which transformers: Hugging Face weights as maps. The only room that imports transformers."""

@@ -1,0 +1,76 @@
+"""One attention layer of a transformer: its exact map, its norms, and where its input is found."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.composition import Chain, Residual
+from howsmooth.maps.norms import Norm
+
+Measurable = Attention | Chain | Residual
+# Which part of a layer is measured; head:3 stands for any head.
+MAPS = ("attention", "heads", "head:3", "normed", "residual", "block")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """One attention layer.
+
+    Attributes:
+        layer: Its number, from 0.
+        attention: Its exact map: heads and output projection, with masks, biases and positions.
+        reads: The module whose hidden states are what attention reads.
+        writes: The module that puts out what attention puts out.
+        block: The module of the whole block.
+        before: The norm in front of attention.
+        after: The norm behind attention, before the residual is added.
+        outer: The norm behind the residual sum.
+    """
+
+    layer: int
+    attention: Attention
+    reads: str
+    writes: str
+    block: str
+    before: Norm | None = None
+    after: Norm | None = None
+    outer: Norm | None = None
+
+    def map(self, name: str = "attention") -> Measurable:
+        """Return the map of a part of the layer: ``attention``, ``heads``, ``head:3``, ``normed`` or ``residual``.
+
+        The first three read what attention reads; the others read what the block reads.
+        """
+        if name == "attention":
+            return self.attention
+        if name == "heads":
+            return dataclasses.replace(self.attention, output=None, output_bias=None)
+        if name.startswith("head:"):
+            return self.attention.head(_number(name))
+        if name == "normed":
+            return self._normed()
+        if name == "residual":
+            branch = Chain(*(part for part in (self.before, self.attention, self.after) if part is not None))
+            whole = Residual(branch)
+            return whole if self.outer is None else Chain(whole, self.outer)
+        raise AssumptionError(f"map must be one of {', '.join(MAPS)}, got {name!r}.")
+
+    def _normed(self) -> Chain:
+        if self.before is None:
+            raise AssumptionError(
+                "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
+            )
+        return Chain(self.before, self.attention)
+
+
+def reads_the_block(name: str) -> bool:
+    """Tell whether a map reads what the block reads, rather than what attention reads."""
+    return name in ("normed", "residual", "block")
+
+
+def _number(name: str) -> int:
+    try:
+        return int(name.removeprefix("head:"))
+    except ValueError as error:
+        raise AssumptionError(f"a head is named by its number, as in head:3, got {name!r}.") from error
