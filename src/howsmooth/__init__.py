@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from howsmooth.spectral.operators import Dense, LinearOperator
     from howsmooth.spectral.power import power_iteration
     from howsmooth.spectral.solvers import local_lipschitz, spectral_norm
+    from howsmooth.studies.growth import growth
+    from howsmooth.studies.measure import measure
+    from howsmooth.studies.measurement import Measurement
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
     from howsmooth.transport.measures import Measure
@@ -45,6 +48,7 @@ __all__ = [
     "LayerNormImage",
     "LinearOperator",
     "Measure",
+    "Measurement",
     "Neighbourhood",
     "NormEstimate",
     "Positions",
@@ -61,10 +65,12 @@ __all__ = [
     "conditional_wasserstein",
     "errors",
     "extremal",
+    "growth",
     "load",
     "local_lipschitz",
     "maximise",
     "mean_field",
+    "measure",
     "power_iteration",
     "regimes",
     "singular_values",
@@ -90,6 +96,7 @@ _HOMES = {
     "LayerNormImage": "search.domains",
     "LinearOperator": "spectral.operators",
     "Measure": "transport.measures",
+    "Measurement": "studies.measurement",
     "Neighbourhood": "search.domains",
     "NormEstimate": "spectral.estimates",
     "Positions": "maps.positions",
@@ -103,10 +110,12 @@ _HOMES = {
     "Witness": "theory.results",
     "bracket": "search.brackets",
     "conditional_wasserstein": "transport.wasserstein",
+    "growth": "studies.growth",
     "load": "models.base",
     "local_lipschitz": "spectral.solvers",
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
+    "measure": "studies.measure",
     "power_iteration": "spectral.power",
     "regimes": "search.regimes",
     "singular_values": "spectral.deflation",

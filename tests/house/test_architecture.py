@@ -20,9 +20,10 @@ ALLOWED = {
     "theory": {*GROUND, "maps", "spectral", "transport"},
     "models": {*GROUND, "maps", "spectral"},
     "search": {*GROUND, "maps", "spectral", "transport", "theory"},
-    "report": {*GROUND, "maps", "spectral", "transport", "theory", "search"},
+    "studies": {*GROUND, "maps", "spectral", "transport", "theory", "models", "search"},
+    "report": {*GROUND, "maps", "spectral", "transport", "theory", "models", "search", "studies"},
     "__main__": {"cli"},
-    "cli": {*GROUND, "maps", "spectral", "transport", "theory", "search", "report", ""},
+    "cli": {*GROUND, "maps", "spectral", "transport", "theory", "models", "search", "studies", "report", ""},
     "": set(),
 }
 

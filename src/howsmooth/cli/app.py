@@ -10,17 +10,21 @@ import typer
 from howsmooth import __version__
 from howsmooth.cli.bounds import bounds
 from howsmooth.cli.demo import demo
+from howsmooth.cli.measure import measure
+from howsmooth.cli.models import models
 from howsmooth.cli.regimes import regimes
 from howsmooth.cli.split import split
 from howsmooth.cli.worst_case import worst_case
 from howsmooth.errors import HowsmoothError
 
 app = typer.Typer(
-    help="How smooth is attention? Measure, bound and attack its Lipschitz constant.\n\nExample: howsmooth demo",
+    help="How smooth is attention? Measure, bound and attack its Lipschitz constant.\n\nExample: howsmooth measure",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(measure)
+app.command()(models)
 app.command()(demo)
 app.command()(bounds)
 app.command("worst-case")(worst_case)

@@ -1,18 +1,23 @@
 """A transformer as attention layers that can be measured: read from a module, a folder, a hub, or made at random."""
 
-import difflib
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from howsmooth.errors import DtypeError, NonFiniteError, UnsupportedModelError
-from howsmooth.models.registry import FAMILIES, reader
-from howsmooth.models.sites import Site
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, UnsupportedModelError
+from howsmooth.models import unknown
+from howsmooth.models.calls import Call, listening
+from howsmooth.models.loading import Loaded, load_by_name
+from howsmooth.models.registry import reader
+from howsmooth.models.sites import Measurable, Site, reads_the_block
+from howsmooth.models.text import Text, Tokenizer, windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -23,116 +28,187 @@ class Transformer:
         name: Where it came from.
         module: The model without its head, in eval mode.
         sites: Its attention layers, in the order in which they run.
+        tokenizer: What turns text into its inputs; none for models of pictures, or of unknown origin.
+        notes: What a reader of its numbers has to know.
     """
 
     name: str
     module: nn.Module
     sites: tuple[Site, ...]
+    tokenizer: Tokenizer | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Say what it is."""
-        return f"Transformer({self.name}, {len(self.sites)} layers, {self.sites[0].attention})"
+        first = self.sites[0].attention
+        return f"Transformer({self.name}, {len(self.sites)} layers, {'by autograd' if first is None else first})"
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence that the model has positions for; none if it does not say."""
+        config: Any = getattr(self.module, "config", None)
+        limit = getattr(config, "max_position_embeddings", None)
+        table: Any = getattr(getattr(self.module, "embeddings", None), "position_embeddings", None)
+        if limit is not None and isinstance(getattr(table, "padding_idx", None), int):
+            return limit - table.padding_idx - 1  # RoBERTa and MPNet count positions from behind the padding
+        return limit
+
+    @property
+    def digest(self) -> str:
+        """A hash of the weights."""
+        found = hashlib.blake2b(digest_size=8)
+        for name, value in self.module.state_dict().items():
+            found.update(name.encode())
+            found.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def windows(self, text: Text, *, length: int, count: int, special_tokens: bool = False) -> Tensor:
+        """Cut a text into windows of exactly ``length`` tokens: consecutive, non-overlapping, from the beginning.
+
+        Raises:
+            AssumptionError: If the text is too short, or the model has fewer positions.
+            UnsupportedModelError: If the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UnsupportedModelError(
+                f"{self.name!r} comes without a tokenizer, so it cannot read a text; put one beside its weights, or "
+                "call activations with tokens of your own."
+            )
+        limit = self.max_length
+        if limit is not None and length > limit:
+            raise AssumptionError(f"{self.name!r} has positions for {limit} tokens, got a length of {length}.")
+        return windows(self.tokenizer, text, length=length, count=count, special_tokens=special_tokens)
 
     @torch.no_grad()
-    def activations(self, tokens: Int[Tensor, "batch n"]) -> "Activations":
-        """Run the model once on windows of tokens, and keep what enters each attention layer and each block."""
-        with _listening(self) as heard:
+    def activations(self, tokens: Tensor) -> "Activations":
+        """Run the model once on a batch of inputs, and keep what enters each attention layer and each block.
+
+        Args:
+            tokens: The numbers of tokens, one row for each window; for models of pictures, the pixels.
+        """
+        paths = Counter(path for site in self.sites for path in {site.reads, site.block})
+        with _without_cache(self.module), listening(self.module, paths) as heard:
             self.module(tokens.to(next(self.module.parameters()).device))
         return Activations(
-            attention=tuple(heard[site.layer, "reads"] for site in self.sites),
-            blocks=tuple(heard[site.layer, "block"] for site in self.sites),
+            sites=self.sites,
+            attention_calls=_in_turn([site.reads for site in self.sites], heard),
+            block_calls=_in_turn([site.block for site in self.sites], heard),
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Activations:
     """What enters each layer.
 
     Attributes:
-        attention: What attention reads, one tensor for each layer.
-        blocks: What the block reads, likewise.
+        sites: The layers.
+        attention_calls: How the model called each attention module.
+        block_calls: How it called each block.
     """
 
-    attention: tuple[Float[Tensor, "batch n d"], ...]
-    blocks: tuple[Float[Tensor, "batch n d"], ...]
+    sites: tuple[Site, ...]
+    attention_calls: tuple[Call, ...]
+    block_calls: tuple[Call, ...]
+
+    @property
+    def attention(self) -> tuple[Float[Tensor, "batch n d"], ...]:
+        """What attention reads, one tensor for each layer."""
+        return tuple(call.tokens.detach() for call in self.attention_calls)
+
+    @property
+    def blocks(self) -> tuple[Float[Tensor, "batch n d"], ...]:
+        """What the block reads, likewise."""
+        return tuple(call.tokens.detach() for call in self.block_calls)
+
+    def at(self, layer: int, name: str = "attention") -> tuple[Measurable, Float[Tensor, "batch n d"]]:
+        """Return a map of a layer, and the tokens that enter it: what :func:`hs.local_lipschitz` takes."""
+        site = self.sites[layer]
+        X = (self.blocks if reads_the_block(name) else self.attention)[layer]
+        if name == "block":
+            return self.block_calls[layer], X
+        if name == "attention" and site.attention is None:
+            return self.attention_calls[layer], X
+        return site.map(name), X
 
 
 def load(
-    source: str | nn.Module, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    name_or_path: str | nn.Module,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    tokenizer: Any = None,
 ) -> Transformer:
     """Load a transformer.
 
     Args:
-        source: A module in memory, a folder, a hub id, or ``random:gpt2`` for a family's default shape with random
-            weights.
+        name_or_path: A built-in name (``minilm``, ``smollm2``), a folder, a GGUF file, a hub id, ``random:gpt2`` for a
+            family's default shape with random weights, or a module in memory.
         device: Where to put it.
         dtype: The numbers to compute with; those of the model by default.
+        tokenizer: A tokenizer of the transformers library, where the model comes without one.
 
     Raises:
-        UnsupportedModelError: If the family is not known, or nothing can be loaded under this name.
+        UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.
+        NonFiniteError: If its weights hold NaN or infinity.
     """
-    if isinstance(source, nn.Module):
-        model, name = source, type(source).__name__
-    elif isinstance(source, str):
-        model, name = _from_name(source), source
+    if isinstance(name_or_path, nn.Module):
+        loaded, name = Loaded(module=name_or_path, tokenizer=None), type(name_or_path).__name__
+    elif isinstance(name_or_path, str):
+        loaded, name = load_by_name(name_or_path), name_or_path
     else:
-        raise DtypeError(f"a model is a name, a folder or a module, got {type(source).__name__}.")
-    base: Any = getattr(model, "base_model", model)
-    base = base.to(device=device, dtype=dtype).eval()
+        raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.")
+    base = _trunk(loaded.module).to(device=device, dtype=dtype).eval()
+    _require_finite(base, name)
+    sites, notes = _sites(base, name)
+    own = loaded.tokenizer
+    if tokenizer is not None:
+        from howsmooth.models.text import HubTokenizer
+
+        own = HubTokenizer(tokenizer)
+    return Transformer(name=name, module=base, sites=sites, tokenizer=own, notes=loaded.notes + notes)
+
+
+def _trunk(module: nn.Module) -> Any:
+    """Return the model without its head; of an encoder and a decoder, the encoder."""
+    base: Any = getattr(module, "base_model", module)
+    return base.get_encoder() if getattr(getattr(base, "config", None), "is_encoder_decoder", False) else base
+
+
+def _sites(base: nn.Module, name: str) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    family = str(getattr(getattr(base, "config", None), "model_type", type(base).__name__))
+    read = reader(family)
+    if read is not None:
+        return tuple(read(base)), ()
+    found = tuple(unknown.sites(base))
+    if not found:
+        raise UnsupportedModelError(
+            f"{name!r} is of the family {family!r}, which is not known, and has no module that calls itself attention."
+        )
+    note = f"the family {family!r} has no closed form here: its attention modules are differentiated by autograd"
+    return found, (note,)
+
+
+def _require_finite(base: nn.Module, name: str) -> None:
     for parameter, value in base.named_parameters():
         if not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.")
-    family = str(getattr(getattr(base, "config", None), "model_type", type(base).__name__))
-    read = reader(family)
-    if read is None:
-        raise UnsupportedModelError(f"the family {family!r} is not known{_nearest(family)}.")
-    return Transformer(name=name, module=base, sites=tuple(read(base)))
 
 
-def _from_name(name: str) -> nn.Module:
-    from transformers import CONFIG_MAPPING, AutoModel
-
-    if name.startswith("random:"):
-        family = name.removeprefix("random:")
-        if family not in FAMILIES:
-            raise UnsupportedModelError(f"there is no family {family!r}{_nearest(family)}.")
-        return AutoModel.from_config(CONFIG_MAPPING[family]())
-    try:
-        return AutoModel.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"no model can be loaded from {name!r}: neither a folder with a config.json nor a hub id within reach."
-        ) from error
-
-
-def _nearest(family: str) -> str:
-    near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.4)
-    return f"; did you mean {', '.join(near)}?" if near else f"; known are {', '.join(FAMILIES)}"
+def _in_turn(paths: list[str], heard: dict[tuple[str, int], Call]) -> tuple[Call, ...]:
+    """Return one call for each layer; a module that several layers share was called once for each of them."""
+    return tuple(heard[path, paths[:i].count(path)] for i, path in enumerate(paths))
 
 
 @contextmanager
-def _listening(transformer: Transformer) -> Iterator[dict[tuple[int, str], Tensor]]:
-    """Keep the hidden states that enter attention and blocks while the model runs."""
-    heard: dict[tuple[int, str], Tensor] = {}
-    calls: dict[str, int] = {}
-    modules = dict(transformer.module.named_modules())
-    by_path: dict[str, list[tuple[int, str]]] = {}
-    for site in transformer.sites:
-        by_path.setdefault(site.reads, []).append((site.layer, "reads"))
-        by_path.setdefault(site.block, []).append((site.layer, "block"))
-
-    def listener(path: str) -> Any:
-        def keep(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            # weights shared by several layers are called once for each of them
-            place = by_path[path][calls.get(path, 0)]
-            calls[path] = calls.get(path, 0) + 1
-            heard[place] = (positional[0] if positional else named["hidden_states"]).detach()
-
-        return keep
-
-    hooks = [modules[path].register_forward_pre_hook(listener(path), with_kwargs=True) for path in by_path]
+def _without_cache(module: nn.Module) -> Iterator[None]:
+    """Keep decoders from remembering the keys of one call in the next."""
+    config: Any = getattr(module, "config", None)
+    kept = getattr(config, "use_cache", None)
+    if kept is None:
+        yield
+        return
+    config.use_cache = False
     try:
-        yield heard
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        config.use_cache = kept

@@ -1,14 +1,18 @@
 """One attention layer of a transformer: its exact map, its norms, and where its input is found."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.norms import Norm
 
-Measurable = Attention | Chain | Residual
+Measurable = Attention | Chain | Residual | Callable[[Tensor], Any]
 # Which part of a layer is measured; head:3 stands for any head.
 MAPS = ("attention", "heads", "head:3", "normed", "residual", "block")
 
@@ -19,7 +23,8 @@ class Site:
 
     Attributes:
         layer: Its number, from 0.
-        attention: Its exact map: heads and output projection, with masks, biases and positions.
+        attention: Its exact map: heads and output projection, with masks, biases and positions. None for a family that
+            is not known: then the module itself is differentiated.
         reads: The module whose hidden states are what attention reads.
         writes: The module that puts out what attention puts out.
         block: The module of the whole block.
@@ -29,7 +34,7 @@ class Site:
     """
 
     layer: int
-    attention: Attention
+    attention: Attention | None
     reads: str
     writes: str
     block: str
@@ -37,31 +42,58 @@ class Site:
     after: Norm | None = None
     outer: Norm | None = None
 
-    def map(self, name: str = "attention") -> Measurable:
+    @property
+    def exact(self) -> Attention:
+        """The map in closed form.
+
+        Raises:
+            AssumptionError: If the family is not known.
+        """
+        if self.attention is None:
+            raise AssumptionError(
+                "this model's family has no closed form here: only the maps 'attention' and 'block' can be measured."
+            )
+        return self.attention
+
+    def map(self, name: str = "attention") -> Attention | Chain | Residual:
         """Return the map of a part of the layer: ``attention``, ``heads``, ``head:3``, ``normed`` or ``residual``.
 
-        The first three read what attention reads; the others read what the block reads.
+        The first three read what attention reads; the others read what the block reads. The map of the whole block
+        depends on how the model calls it: :meth:`Activations.at` has it.
         """
+        check_map(name)
         if name == "attention":
-            return self.attention
+            return self.exact
         if name == "heads":
-            return dataclasses.replace(self.attention, output=None, output_bias=None)
+            return dataclasses.replace(self.exact, output=None, output_bias=None)
         if name.startswith("head:"):
-            return self.attention.head(_number(name))
+            return self.exact.head(_number(name))
         if name == "normed":
             return self._normed()
         if name == "residual":
-            branch = Chain(*(part for part in (self.before, self.attention, self.after) if part is not None))
+            branch = Chain(*(part for part in (self.before, self.exact, self.after) if part is not None))
             whole = Residual(branch)
             return whole if self.outer is None else Chain(whole, self.outer)
-        raise AssumptionError(f"map must be one of {', '.join(MAPS)}, got {name!r}.")
+        raise AssumptionError("the block is measured as the model calls it; use transformer.activations(tokens).at(…).")
+
+    def check(self, name: str) -> None:
+        """Refuse a part that this layer does not have."""
+        check_map(name)
+        if name != "block" and not (name == "attention" and self.attention is None):
+            self.map(name)
 
     def _normed(self) -> Chain:
         if self.before is None:
             raise AssumptionError(
                 "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
             )
-        return Chain(self.before, self.attention)
+        return Chain(self.before, self.exact)
+
+
+def check_map(name: str) -> None:
+    """Refuse a name that stands for no part of a layer."""
+    if name not in MAPS and not name.startswith("head:"):
+        raise AssumptionError(f"map must be one of {', '.join(MAPS)}, got {name!r}.")
 
 
 def reads_the_block(name: str) -> bool:

@@ -61,8 +61,8 @@ def regimes_chart(found: Regimes) -> Chart:
         rows.append({"n": row.n, "value": row.upper.value, "kind": "upper bound"})
         rows.append({"n": row.n, "value": row.found, "kind": "worst found"})
         rows.append({"n": row.n, "value": found.lower.value, "kind": "measures attain"})
-    x = alt.X("n:Q", title="number of tokens n", scale=alt.Scale(type="log", nice=False), axis=_powers())
-    y = alt.Y("value:Q", title="Lipschitz constant", scale=alt.Scale(type="log"), axis=_powers())
+    x = alt.X("n:Q", title="number of tokens n", scale=alt.Scale(type="log", nice=False), axis=powers())
+    y = alt.Y("value:Q", title="Lipschitz constant", scale=alt.Scale(type="log"), axis=powers())
     colour = alt.Color(
         "kind:N",
         title=None,
@@ -107,5 +107,6 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _powers() -> alt.Axis:
+def powers() -> alt.Axis:
+    """Return an axis that writes large and small numbers as powers of ten."""
     return alt.Axis(labelExpr=LARGE_NUMBERS, tickCount=6)

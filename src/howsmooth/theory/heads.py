@@ -70,7 +70,22 @@ class Head:
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
         r"""A matrix with the right singular vectors and values of :math:`WV`, of at most ``v`` rows."""
-        return self.V if self.W is None else short(self.W.mT).mT @ self.V
+        return self.V if self.W is None else self.short_W.mT @ self.V
+
+    @functools.cached_property
+    def short_W(self) -> Float[Tensor, "v r"]:
+        r"""What turns the values :math:`Vx` into :math:`WVx`, up to an isometry."""
+        return torch.eye(self.V.shape[0], dtype=self.V.dtype) if self.W is None else short(self.W.mT)
+
+    @functools.cached_property
+    def short_Q(self) -> Float[Tensor, "k r"]:
+        """Queries up to an isometry of the tokens."""
+        return short(self.Q)
+
+    @functools.cached_property
+    def short_K(self) -> Float[Tensor, "k r"]:
+        """Keys up to an isometry of the tokens."""
+        return short(self.K)
 
     def form(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         r"""Return :math:`Ax`."""
@@ -140,7 +155,13 @@ def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
 
 def matrix_norm(x: Float[Tensor, "a b"]) -> float:
     """Return the largest singular value."""
-    return float(torch.linalg.matrix_norm(x, ord=2))
+    scale = x.abs().max()
+    if not scale > 0:
+        return 0.0
+    y = x / scale  # squares stay in the range of the numbers
+    y = y.mT if y.shape[-1] < y.shape[-2] else y
+    # the largest one loses nothing by the squaring, and the smaller side is all that has to be decomposed
+    return math.sqrt(max(float(torch.linalg.eigvalsh(y @ y.mT)[-1]), 0.0)) * float(scale)
 
 
 def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:

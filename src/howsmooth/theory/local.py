@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_scores_alone
-from howsmooth.theory.heads import heads_of, log, matrix_norm, output_norm
+from howsmooth.theory.heads import Head, heads_of, log, matrix_norm, output_norm
 from howsmooth.theory.results import Bound, upper_bound
+from howsmooth.theory.traces import largest_norms
 from howsmooth.theory.views import View, views
 
 HERE = "the given input"
@@ -24,15 +24,21 @@ def local_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
 
     Every feature of attention is covered: in the last sum :math:`|Ax_i|` becomes
     :math:`|\partial S_{ij}/\partial x_j|`, which rotary positions, soft caps and key norms change. Heads add up, or
-    count as one concatenated map. Costs O(n²kv) for each head; no products with the Jacobian. Beyond 1024 tokens the
-    root of the largest column sum stands for :math:`\|P\|_2`.
+    count as one concatenated map. Costs O(n²kv) for each head; no products with the Jacobian.
 
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> local_upper(Attention.single_head(A=identity, V=3 * identity), torch.ones(4, 2, dtype=torch.float64)).digits
         '3.0000'
     """
-    return upper_bound(_combined(attention, X, _three_terms), "local_upper", HERE, "ours: three terms at this input")
+    (value,) = local_uppers(attention, X.unsqueeze(0))
+    return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")
+
+
+def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"]) -> list[float]:
+    """Return what :func:`local_upper` proves at every input of a batch; the weights are looked at once."""
+    heads = heads_of(attention)
+    return [_combined(attention, x, _three_terms, heads) for x in X]
 
 
 def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
@@ -57,7 +63,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     """
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
     return upper_bound(
-        _combined(attention, X, _from_the_map),
+        log(_combined(attention, X, _from_the_map, heads_of(attention))),
         "attention_map_upper",
         HERE,
         "ours, after Yudin et al.: from the attention map",
@@ -65,7 +71,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
 
 
 def _three_terms(view: View) -> float:
-    spread = float(torch.linalg.matrix_norm(view.query_side(), ord=2).max())
+    spread = float(largest_norms(view.query_side()).max())
     return view.value_norm * view.norm_P() + spread + math.sqrt(float(view.key_side().sum()))
 
 
@@ -89,11 +95,11 @@ def softmax_slope(P: Float[Tensor, "n m"]) -> float:
     return float((first * (others + second)).max())
 
 
-def _combined(attention: Attention, X: Tensor, certificate: Callable[[View], float]) -> float:
+def _combined(attention: Attention, X: Tensor, certificate: Callable[[View], float], heads: tuple[Head, ...]) -> float:
     """Combine heads in the better of two ways: the sum with WV, or the concatenation with V and the norm of all W."""
-    alone = views(attention, X)
+    alone = views(attention, X, heads)
     stacked = math.hypot(*(certificate(view) for view in alone))
     if attention.output is None:
-        return log(stacked)
+        return stacked
     apart = sum(certificate(view.mixed()) for view in alone)
-    return log(min(apart, stacked * output_norm(heads_of(attention))))
+    return min(apart, stacked * output_norm(heads))

@@ -1,0 +1,146 @@
+"""``howsmooth measure``: how smooth is each attention layer of a model on a text?"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howsmooth.cli.bounds import OptionJson
+from howsmooth.errors import AssumptionError
+
+if TYPE_CHECKING:
+    from howsmooth.studies.measure import Progress
+    from howsmooth.studies.measurement import Measurement
+
+INTERRUPTED = 130
+
+
+def measure(
+    model: Annotated[
+        str, typer.Argument(help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.")
+    ] = "minilm",
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="0,2,5", help="Which attention layers; all by default.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option("--lengths", metavar="8,16,…", help="How many tokens a window has.")
+    ] = "8,16,32,64,128,256",
+    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.", min=1)] = 10,
+    part: Annotated[
+        str, typer.Option("--map", help="What is measured: attention, heads, head:3, normed, residual or block.")
+    ] = "attention",
+    per_head: Annotated[bool, typer.Option("--per-head", help="Measure every head by itself too.")] = False,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Begin and end windows as the model's own inputs do.")
+    ] = False,
+    released_estimator: Annotated[
+        bool, typer.Option("--released-estimator", help="Record the quantity of the paper's released scripts too.")
+    ] = False,
+    rtol: Annotated[float, typer.Option("--rtol", help="The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3,
+    confidence: Annotated[float, typer.Option("--confidence", help="The probability of upper ends.")] = 0.999,
+    certify: Annotated[
+        bool, typer.Option("--certify/--no-certify", help="Whether to go on until the bracket closes.")
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the solver's random starts.")] = 0,
+    device: Annotated[str | None, typer.Option("--device", help="Where to compute, as torch names it.")] = None,
+    as_json: OptionJson = False,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Where records and figures go; runs/… by default.")
+    ] = None,
+) -> None:
+    """Measure the local Lipschitz constant of every attention layer of a model on real text.
+
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+    Example: howsmooth measure minilm --layers 0,5 --lengths 16,32,64 --sequences 5
+    """
+    import warnings
+
+    from howsmooth.cli.figures import write_figures
+    from howsmooth.cli.layers import print_answer, print_table
+    from howsmooth.errors import ConvergenceWarning
+    from howsmooth.studies.measure import plan
+    from howsmooth.studies.store import Store
+
+    chosen = None if layers is None else whole_numbers(layers, "--layers")
+    sizes = whole_numbers(lengths, "--lengths")
+    check_folder(out)
+    made = plan(
+        model,
+        text=text,
+        layers=chosen,
+        lengths=sizes,
+        sequences=sequences,
+        map=part,
+        per_head=per_head,
+        special_tokens=special_tokens,
+        rtol=rtol,
+        confidence=confidence,
+        certify=certify,
+        released_estimator=released_estimator,
+        seed=seed,
+        device=device,
+    )
+    folder = made.default_folder if out is None else Path(out)
+    interrupted = False
+    with Store(folder) as store, progress_bar() as progress, warnings.catch_warnings():
+        warnings.simplefilter("once", ConvergenceWarning)
+        try:
+            made.run(store, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        found = made.result(store)
+    if as_json:
+        typer.echo(found.to_json())
+    elif found.layers:
+        print_answer(found)
+        print_table(found)
+    if found.layers:
+        figures = write_figures(found, folder)
+        typer.echo(f"Records are in {folder / 'records.sqlite'}, {len(figures)} figures in {folder}.", err=as_json)
+    if interrupted:
+        _say_what_is_left(found, len(made.tasks) + len(made.heads))
+        sys.exit(INTERRUPTED)
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Read ``0,2,5``."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise AssumptionError(
+            f"{option} takes whole numbers with commas between them, as in 0,2,5, got {text!r}."
+        ) from None
+
+
+def check_folder(out: str | None) -> None:
+    """Refuse a folder that cannot be written to, before anything is loaded."""
+    from howsmooth.studies.store import check_writable
+
+    check_writable(Path("runs" if out is None else out))
+
+
+@contextmanager
+def progress_bar() -> Iterator["Progress"]:
+    """Show how far the work is and how long it still takes, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("left:"))
+    bar = Progress(
+        *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+    )
+    with bar:
+        work = bar.add_task("", total=1.0)
+        yield lambda share, what: bar.update(work, completed=share, description=what)
+
+
+def _say_what_is_left(found: "Measurement", total: int) -> None:
+    done = len(found.records) + len(found.heads)
+    typer.echo(f"Stopped: {done} of {total} measured and kept; the same command goes on from there.", err=True)

@@ -1,0 +1,119 @@
+"""From a name to a module and its tokenizer: built-in packages, folders, GGUF files, hub ids, random weights."""
+
+import difflib
+import importlib.util
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from howsmooth.errors import UnsupportedModelError
+from howsmooth.models.builtin import BUILT_IN, built_in_path
+from howsmooth.models.registry import FAMILIES
+from howsmooth.models.text import HubTokenizer, Tokenizer, WordNumbers
+
+RANDOM = "random:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A module, what turns text into its inputs (if anything does), and what to know about its numbers."""
+
+    module: nn.Module
+    tokenizer: Tokenizer | None
+    notes: tuple[str, ...] = ()
+
+
+def load_by_name(name: str) -> Loaded:
+    """Load what a name stands for.
+
+    Raises:
+        UnsupportedModelError: If it stands for nothing that can be loaded.
+    """
+    if name.startswith(RANDOM):
+        return _random(name.removeprefix(RANDOM))
+    if name in BUILT_IN:
+        note = BUILT_IN[name].note
+        found = _pretrained(built_in_path(name), name)
+        return Loaded(module=found.module, tokenizer=found.tokenizer, notes=(note,) if note else ())
+    return _pretrained(Path(name), name)
+
+
+def _random(family: str) -> Loaded:
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    if family not in FAMILIES:
+        raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}")
+    config = CONFIG_MAPPING[family]()
+    tokenizer = WordNumbers(config.vocab_size) if hasattr(config, "vocab_size") else None
+    notes = ("the weights are random, and words are numbered in the order in which they first appear",)
+    return Loaded(module=AutoModel.from_config(config), tokenizer=tokenizer, notes=notes if tokenizer else ())
+
+
+def _pretrained(path: Path, name: str) -> Loaded:
+    """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``."""
+    from transformers import AutoModel
+
+    where, options = _place(path, name)
+    with _quiet():
+        try:
+            module = AutoModel.from_pretrained(where, weights_only=True, **options)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UnsupportedModelError(_why_not(path, name, error)) from error
+        return Loaded(module=module, tokenizer=_tokenizer(where, options))
+
+
+def _place(path: Path, name: str) -> tuple[str, dict[str, Any]]:
+    if path.suffix == ".gguf" and path.is_file():
+        if missing := [part for part in ("gguf", "accelerate") if importlib.util.find_spec(part) is None]:
+            raise UnsupportedModelError(
+                f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]"
+            )
+        return str(path.parent), {"gguf_file": path.name}
+    return str(path) if path.exists() else name, {}
+
+
+def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
+    from transformers import AutoTokenizer
+
+    try:
+        return HubTokenizer(AutoTokenizer.from_pretrained(where, **options))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        return None  # measuring a text then says that there is none
+
+
+def _why_not(path: Path, name: str, error: Exception) -> str:
+    if path.is_dir():
+        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"no model can be loaded from the folder {name!r}: {what}"
+    if path.is_file():
+        return f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file."
+    names = (*BUILT_IN, *(RANDOM + family for family in FAMILIES))
+    return f"no model {name!r}: neither a built-in, nor a folder here, nor a hub id within reach{nearest(name, names)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest the names that are nearest to one that is not known."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}."
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the loader's own bars and advice off the screen."""
+    from transformers.utils import logging as hub
+
+    level, bars = hub.get_verbosity(), hub.is_progress_bar_enabled()
+    hub.set_verbosity(logging.ERROR)
+    hub.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hub.set_verbosity(level)
+        if bars:
+            hub.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""What we run: experiments as data."""
