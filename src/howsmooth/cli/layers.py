@@ -58,9 +58,7 @@ def notes(found: "Measurement") -> list[str]:
 
 def _title(found: "Measurement", length: int) -> str:
     windows = len({record.task.window for record in found.records})
-    return (
-        f"{found.model} on {found.text}: how far '{found.map}' moves per unit of input, n = {length}, {windows} windows"
-    )
+    return f"{found.model} on {found.text}: the constant of {found.map!r} at {windows} windows of n = {length} tokens"
 
 
 def _cells(layer: "LayerSummary") -> list[str]:

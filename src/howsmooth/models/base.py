@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, UnsupportedModelError
@@ -80,17 +80,22 @@ class Transformer:
         return windows(self.tokenizer, text, length=length, count=count, special_tokens=special_tokens)
 
     @torch.no_grad()
-    def activations(self, tokens: Tensor) -> "Activations":
+    def activations(self, tokens: Tensor, *, padding: Bool[Tensor, "batch n"] | None = None) -> "Activations":
         """Run the model once on a batch of inputs, and keep what enters each attention layer and each block.
 
         Args:
             tokens: The numbers of tokens, one row for each window; for models of pictures, the pixels.
+            padding: True for real tokens, where some are padding.
         """
         paths = Counter(path for site in self.sites for path in {site.reads, site.block})
         with _without_cache(self.module), listening(self.module, paths) as heard:
-            self.module(tokens.to(next(self.module.parameters()).device))
+            device = next(self.module.parameters()).device
+            padding = None if padding is None else padding.to(device)
+            masks = {} if padding is None else {"attention_mask": padding.long()}
+            self.module(tokens.to(device), **masks)
         return Activations(
             sites=self.sites,
+            padding=padding,
             attention_calls=_in_turn([site.reads for site in self.sites], heard),
             block_calls=_in_turn([site.block for site in self.sites], heard),
         )
@@ -102,11 +107,13 @@ class Activations:
 
     Attributes:
         sites: The layers.
+        padding: True for real tokens, where some are padding.
         attention_calls: How the model called each attention module.
         block_calls: How it called each block.
     """
 
     sites: tuple[Site, ...]
+    padding: Bool[Tensor, "batch n"] | None
     attention_calls: tuple[Call, ...]
     block_calls: tuple[Call, ...]
 
@@ -128,7 +135,7 @@ class Activations:
             return self.block_calls[layer], X
         if name == "attention" and site.attention is None:
             return self.attention_calls[layer], X
-        return site.map(name), X
+        return site.map(name, padding=self.padding), X
 
 
 def load(

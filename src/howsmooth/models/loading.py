@@ -1,10 +1,12 @@
 """From a name to a module and its tokenizer: built-in packages, folders, GGUF files, hub ids, random weights."""
 
+import contextlib
 import difflib
 import importlib.util
+import io
 import logging
+import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ def load_by_name(name: str) -> Loaded:
         note = BUILT_IN[name].note
         found = _pretrained(built_in_path(name), name)
         return Loaded(module=found.module, tokenizer=found.tokenizer, notes=(note,) if note else ())
+    if not Path(name).exists() and difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8):
+        raise UnsupportedModelError(_not_found(name))  # a slip of the pen, not worth asking a hub about
     return _pretrained(Path(name), name)
 
 
@@ -55,16 +59,28 @@ def _random(family: str) -> Loaded:
 
 
 def _pretrained(path: Path, name: str) -> Loaded:
-    """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``."""
+    """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``, code beside them is not run."""
     from transformers import AutoModel
 
     where, options = _place(path, name)
+    options["trust_remote_code"] = False  # or the loader would stop and ask
     with _quiet():
         try:
-            module = AutoModel.from_pretrained(where, weights_only=True, **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            module, report = AutoModel.from_pretrained(where, weights_only=True, output_loading_info=True, **options)
+        except Exception as error:  # damaged folders make the loader raise anything
             raise UnsupportedModelError(_why_not(path, name, error)) from error
+        _require_complete(module, report["missing_keys"], name)
         return Loaded(module=module, tokenizer=_tokenizer(where, options))
+
+
+def _require_complete(module: Any, missing: Iterable[str], name: str) -> None:
+    """Refuse weights that the loader filled up with random ones, unless attention does not depend on them."""
+    unread = ("pooler", "decoder.") if module.config.is_encoder_decoder else ("pooler",)
+    if needed := sorted(key for key in missing if not key.startswith(unread)):
+        raise UnsupportedModelError(
+            f"the weights of {name!r} lack {len(needed)} of the parameters that its config.json speaks of, first "
+            f"{needed[0]!r}; are they of another model?"
+        )
 
 
 def _place(path: Path, name: str) -> tuple[str, dict[str, Any]]:
@@ -88,10 +104,27 @@ def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
 
 def _why_not(path: Path, name: str, error: Exception) -> str:
     if path.is_dir():
-        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"no model can be loaded from the folder {name!r}: {what}"
+        return f"no model can be loaded from the folder {name!r}: {_what_is_wrong(path, error)}"
     if path.is_file():
         return f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file."
+    return _not_found(name)
+
+
+def _what_is_wrong(folder: Path, error: Exception) -> str:
+    from safetensors import SafetensorError
+
+    if not (folder / "config.json").is_file():
+        return "it holds no config.json."
+    if isinstance(error, pickle.UnpicklingError):
+        return "its weights are a pickle that holds more than numbers, which is not run; save them as safetensors."
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged ({error})."
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights are not of the shapes that its config.json speaks of."
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _not_found(name: str) -> str:
     names = (*BUILT_IN, *(RANDOM + family for family in FAMILIES))
     return f"no model {name!r}: neither a built-in, nor a folder here, nor a hub id within reach{nearest(name, names)}"
 
@@ -103,7 +136,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}."
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the loader's own bars and advice off the screen."""
     from transformers.utils import logging as hub
@@ -112,7 +145,8 @@ def _quiet() -> Iterator[None]:
     hub.set_verbosity(logging.ERROR)
     hub.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # one bar that cannot be switched off
+            yield
     finally:
         hub.set_verbosity(level)
         if bars:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Bool
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
@@ -55,23 +56,30 @@ class Site:
             )
         return self.attention
 
-    def map(self, name: str = "attention") -> Attention | Chain | Residual:
+    def map(
+        self, name: str = "attention", *, padding: Bool[Tensor, "*batch n"] | None = None
+    ) -> Attention | Chain | Residual:
         """Return the map of a part of the layer: ``attention``, ``heads``, ``head:3``, ``normed`` or ``residual``.
 
         The first three read what attention reads; the others read what the block reads. The map of the whole block
         depends on how the model calls it: :meth:`Activations.at` has it.
+
+        Args:
+            name: Which part.
+            padding: True for real tokens, where some are padding.
         """
         check_map(name)
+        attention = self._padded(padding)
         if name == "attention":
-            return self.exact
+            return attention
         if name == "heads":
-            return dataclasses.replace(self.exact, output=None, output_bias=None)
+            return dataclasses.replace(attention, output=None, output_bias=None)
         if name.startswith("head:"):
-            return self.exact.head(_number(name))
+            return attention.head(_number(name))
         if name == "normed":
-            return self._normed()
+            return self._normed(attention)
         if name == "residual":
-            branch = Chain(*(part for part in (self.before, self.exact, self.after) if part is not None))
+            branch = Chain(*(part for part in (self.before, attention, self.after) if part is not None))
             whole = Residual(branch)
             return whole if self.outer is None else Chain(whole, self.outer)
         raise AssumptionError("the block is measured as the model calls it; use transformer.activations(tokens).at(…).")
@@ -82,12 +90,17 @@ class Site:
         if name != "block" and not (name == "attention" and self.attention is None):
             self.map(name)
 
-    def _normed(self) -> Chain:
+    def _padded(self, padding: Tensor | None) -> Attention:
+        if padding is None:
+            return self.exact
+        return dataclasses.replace(self.exact, positions=dataclasses.replace(self.exact.positions, padding=padding))
+
+    def _normed(self, attention: Attention) -> Chain:
         if self.before is None:
             raise AssumptionError(
                 "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
             )
-        return Chain(self.before, self.exact)
+        return Chain(self.before, attention)
 
 
 def check_map(name: str) -> None:

@@ -14,12 +14,14 @@ def sites(model: Any) -> list[Site]:
     }
     innermost = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
     return [
-        Site(layer=i, attention=None, reads=path, writes=path, block=_block(path)) for i, path in enumerate(innermost)
+        Site(layer=i, attention=None, reads=path, writes=path, block=_block(path, innermost))
+        for i, path in enumerate(innermost)
     ]
 
 
-def _block(path: str) -> str:
-    """Return the module around attention that stands in a list of layers."""
+def _block(path: str, others: list[str]) -> str:
+    """Return the largest module around attention, and around no other, that stands in a list of layers."""
     parts = path.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[-1] + 1]) if numbers else path
+    numbered = [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()]
+    alone = (block for block in numbered if sum(f"{other}.".startswith(f"{block}.") for other in others) == 1)
+    return next(alone, path)
