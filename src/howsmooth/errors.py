@@ -33,5 +33,9 @@ class UnsupportedModelError(HowsmoothError, LookupError):
     """A model is of no known family, or cannot be found."""
 
 
+class ClusterError(HowsmoothError, RuntimeError):
+    """A cluster cannot be reached, or is lost."""
+
+
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""

@@ -43,24 +43,25 @@ class Plan:
     tasks: tuple[Task, ...]
     heads: tuple[Task, ...]
 
-    def run(self, store: Store, progress: Progress | None = None) -> None:
+    def run(
+        self,
+        store: Store,
+        *,
+        execute: Executor | None = None,
+        retry_failed: bool = False,
+        progress: Progress | None = None,
+    ) -> Tally:
         """Do what is not done yet, and keep every record as it comes."""
         if not store.agree(f"weights of {self.transformer.name}", self.transformer.digest):
             raise FileError(
                 f"the run in {str(store.folder)!r} was begun with other weights of {self.transformer.name!r}; give "
                 "another folder with --out."
             )
-        work = batches(self.tasks + self.heads)
-        done = frozenset(store.find(self.tasks + self.heads))
-        total = sum(_cost(batch, frozenset()) for batch in work)
-        spent = total - sum(_cost(batch, done) for batch in work)
         self._note_first_window(store)
-        for batch in work:
-            for records in run_batch(self.transformer, self.text, batch, done):
-                store.add(records)
-                spent += _cell_cost(records[0].task, len(records))
-                if progress is not None:
-                    progress(min(spent / total, 1.0), f"layer {records[0].task.layer}, {batch.length} tokens")
+        adopt(self.transformer)
+        return sweep(
+            self.tasks + self.heads, store, execute=execute, retry_failed=retry_failed, progress=progress
+        )
 
     def result(self, store: Store) -> Measurement:
         """Summarise what is done."""

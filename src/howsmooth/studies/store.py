@@ -1,6 +1,5 @@
 """Records in one SQLite file per run: every record is there whole or not at all, whatever happens to the process."""
 
-import dataclasses
 import json
 import os
 import sqlite3
@@ -10,20 +9,24 @@ from pathlib import Path
 from types import TracebackType
 
 from howsmooth.errors import FileError
-from howsmooth.studies.tasks import Record, Task
+from howsmooth.studies.records import Failure, Record
+from howsmooth.studies.tasks import Task
 
 FILE = "records.sqlite"
 VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, task TEXT NOT NULL, result TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (key TEXT PRIMARY KEY, task TEXT NOT NULL, error TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS windows (key TEXT PRIMARY KEY, pieces TEXT NOT NULL) WITHOUT ROWID;
 CREATE VIEW IF NOT EXISTS measurements AS SELECT
-    json_extract(task, '$.model') AS model, json_extract(task, '$.text') AS text,
-    json_extract(task, '$.layer') AS layer, json_extract(task, '$.map') AS map,
-    json_extract(task, '$.length') AS length, json_extract(task, '$.window') AS window,
+    json_extract(task, '$.kind') AS kind, coalesce(json_extract(task, '$.model'), '') AS model,
+    coalesce(json_extract(task, '$.text'), '') AS text,
+    coalesce(json_extract(task, '$.layer'), 0) AS layer, coalesce(json_extract(task, '$.map'), 'attention') AS map,
+    json_extract(task, '$.length') AS length, coalesce(json_extract(task, '$.window'), 0) AS window,
+    coalesce(json_extract(task, '$.points'), '') AS points, coalesce(json_extract(task, '$.seed'), 0) AS seed,
     json_extract(result, '$.lower') AS lower, json_extract(result, '$.upper') AS upper,
-    json_extract(task, '$.confidence') AS confidence, json_extract(result, '$.steps') AS steps,
+    coalesce(json_extract(task, '$.confidence'), 0.999) AS confidence, json_extract(result, '$.steps') AS steps,
     json_extract(result, '$.radius') AS radius, json_extract(result, '$.reach') AS reach,
     json_extract(result, '$.local_upper') AS local_upper, json_extract(result, '$.released') AS released,
     json_extract(result, '$.status') AS status, json_extract(result, '$.seconds') AS seconds
@@ -49,7 +52,11 @@ class Store:
             _make(self.folder)
         with self._refusing():
             self._database = sqlite3.connect(self._where, timeout=60, isolation_level=None)
-            self._begin()
+            try:
+                self._begin()
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> "Store":
         return self
@@ -63,14 +70,25 @@ class Store:
         """Close the file."""
         self._database.close()
 
-    def add(self, records: Iterable[Record]) -> None:
-        """Keep records, each in a transaction of its own; what is there already stays."""
+    def add(self, outcomes: Iterable[Record | Failure]) -> None:
+        """Keep what came of tasks, each in a transaction of its own; a record that is there already stays."""
         with self._refusing():
-            for record in records:
-                task = json.dumps(dataclasses.asdict(record.task))
-                self._database.execute(
-                    "INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (record.task.key, task, record.to_json())
-                )
+            for outcome in outcomes:
+                key, task = outcome.task.key, outcome.task.to_json()
+                with self._transaction():
+                    if isinstance(outcome, Failure):
+                        self._database.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (key, task, outcome.error))
+                    else:
+                        self._database.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, task, outcome.to_json()))
+                        self._database.execute("DELETE FROM failures WHERE key = ?", (key,))
+
+    def done(self, tasks: Iterable[Task]) -> frozenset[str]:
+        """Return the keys of those tasks that have a record."""
+        return self._keys("records") & {task.key for task in tasks}
+
+    def failed(self, tasks: Iterable[Task]) -> frozenset[str]:
+        """Return the keys of those tasks that have an error instead."""
+        return self._keys("failures") & {task.key for task in tasks}
 
     def find(self, tasks: Iterable[Task]) -> dict[str, Record]:
         """Return the records of those tasks that are done, by key."""
@@ -81,6 +99,29 @@ class Store:
                 if row is not None:
                     found[task.key] = Record.from_json(task, row[0])
         return found
+
+    def records(self) -> list[Record]:
+        """Return every record, in the order of their keys."""
+        with self._refusing():
+            rows = self._database.execute("SELECT task, result FROM records ORDER BY key").fetchall()
+        return [Record.from_json(Task.from_json(task), result) for task, result in rows]
+
+    def failures(self) -> list[Failure]:
+        """Return every task that failed, with its error."""
+        with self._refusing():
+            rows = self._database.execute("SELECT task, error FROM failures ORDER BY key").fetchall()
+        return [Failure(task=Task.from_json(task), error=error) for task, error in rows]
+
+    def keep(self, name: str, value: str) -> None:
+        """Keep a fact about the run, in place of what was kept under this name."""
+        with self._refusing():
+            self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact about the run."""
+        with self._refusing():
+            row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
 
     def note_window(self, key: str, pieces: Sequence[str]) -> None:
         """Keep what the tokens of a window look like."""
@@ -101,7 +142,11 @@ class Store:
         return kept == value
 
     def _begin(self) -> None:
+        # in this order: a run that another process begins meanwhile has its tables and its version at once
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if tables and version == 0:
+            raise FileError(f"{self._where!r} is a database, but holds no run of ours; give another folder.")
         if version > VERSION:
             raise FileError(
                 f"the run in {self._where!r} was written by a newer howsmooth (version {version} of the file, we know "
@@ -112,6 +157,21 @@ class Store:
         self._database.execute("PRAGMA synchronous = NORMAL")
         if version < VERSION:
             self._database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    def _keys(self, table: str) -> frozenset[str]:
+        with self._refusing():
+            return frozenset(key for (key,) in self._database.execute(f"SELECT key FROM {table}"))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

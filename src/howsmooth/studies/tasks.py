@@ -1,4 +1,4 @@
-"""A measurement as data: which model, layer, map, window and solver; and what came of it."""
+"""A measurement as data: what is measured, where, and how well. Equal tasks have equal keys, on every machine."""
 
 import dataclasses
 import hashlib
@@ -6,112 +6,87 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+Matrix = tuple[tuple[float, ...], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The local constant of one layer at one window of a text.
+    """One thing to find out. Fields that a kind of task does not need keep their defaults.
 
     Attributes:
-        model: A name or folder that ``hs.load`` understands.
+        kind: What is asked: see :mod:`howsmooth.studies.kinds`.
+        model: A name or folder that ``hs.load`` understands; or nothing, and then ``A`` and ``V`` are given.
+        A: The form of a single head.
+        V: Its values.
+        layer: Which attention layer of the model.
+        map: Which part of it.
+        biases: Whether its biases are kept; the paper's inputs are built from heads without them.
         text: Where the text came from.
         digest: The hash of what the text holds.
-        layer: Which attention layer.
-        map: Which part of it.
-        length: How many tokens the window has.
-        window: Which of the consecutive windows of that length.
+        length: How many tokens the input has.
+        window: Which of the consecutive windows of the text.
         special_tokens: Whether the window begins and ends as the model's own inputs do.
-        seed: The seed of the solver's random start.
+        points: Which extremal input stands in place of a text.
+        head: The head that it is built from.
+        radius: The radius of the ball that it lies in.
+        climb: How many trials a search gets.
+        seed: The seed of everything random.
         rtol: The bracket to reach.
         confidence: The probability with which the upper end holds.
         certify: Whether to go on until the bracket closes.
         released: Whether to record the quantity of the paper's released scripts too.
-        dtype: The numbers to compute with.
+        dtype: The numbers to compute with; those of the model by default.
+        device: Where to compute.
     """
 
-    model: str
-    text: str
-    digest: str
-    layer: int
-    map: str
+    kind: str = "local"
+    model: str = ""
+    A: Matrix = ()
+    V: Matrix = ()
+    layer: int = 0
+    map: str = "attention"
+    biases: bool = True
+    text: str = ""
+    digest: str = ""
     length: int
-    window: int
+    window: int = 0
     special_tokens: bool = False
+    points: str = ""
+    head: int = 0
+    radius: float = 0.0
+    climb: int = 0
     seed: int = 0
     rtol: float = 1e-3
     confidence: float = 0.999
     certify: bool = True
     released: bool = False
-    dtype: str = "float32"
+    dtype: str = ""
+    device: str = ""
 
     @property
     def key(self) -> str:
-        """A stable hash: equal tasks have equal keys, on every machine."""
-        return fingerprint(dataclasses.asdict(self))
+        """A stable hash."""
+        return fingerprint(self.as_dict())
 
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    r"""What came of a task.
-
-    Attributes:
-        task: What was asked for.
-        lower: Attained by a stored kind of perturbation.
-        upper: Holds with the probability ``task.confidence``.
-        steps: How many steps the solver took.
-        status: Why it stopped, in words.
-        products: How many products with the Jacobian the whole batch took.
-        radius: The mean radius of the tokens, :math:`(\frac1n\sum_i|x_i|^2)^{1/2}`.
-        reach: The largest length of a token.
-        local_upper: The deterministic certificate at this input, where the theory has one.
-        released: :math:`\|J^\top f(X)\|^{1/2}`, if it was asked for.
-        sensitivity: The share of the worst perturbation that each token holds.
-        response: The share of the response that each token holds.
-        seconds: The share of the wall time.
-    """
-
-    task: Task
-    lower: float
-    upper: float
-    steps: int
-    status: str
-    products: int
-    radius: float
-    reach: float
-    local_upper: float | None
-    released: float | None
-    sensitivity: tuple[float, ...]
-    response: tuple[float, ...]
-    seconds: float
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the fields that the command line prints as JSON."""
-        row = {
-            "layer": self.task.layer,
-            "map": self.task.map,
-            "length": self.task.length,
-            "window": self.task.window,
-            "lower": self.lower,
-            "upper": self.upper,
-            "confidence": self.task.confidence,
-            "steps": self.steps,
-            "status": self.status,
-            "radius": self.radius,
-            "reach": self.reach,
-            "local_upper": self.local_upper,
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults: a field that is added later changes no key."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.name == "kind"
         }
-        return row | ({"released": self.released} if self.task.released else {})
 
     def to_json(self) -> str:
-        """Return everything but the task as one JSON object."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "task"}
-        return json.dumps(fields)
+        """Return one JSON object."""
+        return json.dumps(self.as_dict())
 
     @classmethod
-    def from_json(cls, task: Task, text: str) -> "Record":
+    def from_json(cls, text: str) -> "Task":
         """Read what :meth:`to_json` wrote."""
         fields = json.loads(text)
-        sensitivity, response = tuple(fields.pop("sensitivity")), tuple(fields.pop("response"))
-        return cls(task=task, sensitivity=sensitivity, response=response, **fields)
+        for name in ("A", "V"):
+            fields[name] = tuple(tuple(row) for row in fields.get(name, ()))
+        return cls(**fields)
 
 
 def fingerprint(value: Any) -> str:
