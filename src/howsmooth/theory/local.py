@@ -10,7 +10,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_scores_alone
 from howsmooth.theory.heads import Head, heads_of, log, matrix_norm, output_norm
 from howsmooth.theory.results import Bound, upper_bound
-from howsmooth.theory.traces import largest_norms
+from howsmooth.theory.traces import largest_eigenvalues, largest_norms
 from howsmooth.theory.views import View, views
 
 HERE = "the given input"
@@ -70,15 +70,28 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     )
 
 
-def _three_terms(view: View) -> float:
-    spread = float(largest_norms(view.query_side()).max())
-    return view.value_norm * view.norm_P() + spread + math.sqrt(float(view.key_side().sum()))
+def _three_terms(view: View) -> tuple[float, float]:
+    query_side, (moment, rounding) = view.query_side(), view.key_side()
+    W, norm_P = view.head.short_W, view.norm_P()
+    mixed = W.mT @ query_side, W.mT @ moment @ W, rounding * matrix_norm(W) ** 2
+    return (
+        view.head.norm_V * norm_P + _query_and_key(query_side, moment, rounding),
+        view.head.norm_WV * norm_P + _query_and_key(*mixed),
+    )
 
 
-def _from_the_map(view: View) -> float:
+def _query_and_key(query_side: Tensor, moment: Tensor, rounding: Tensor) -> float:
+    return float(largest_norms(query_side).max()) + math.sqrt(float((largest_eigenvalues(moment) + rounding).sum()))
+
+
+def _from_the_map(view: View) -> tuple[float, float]:
     centred = view.k - view.k.mean(0)
     steep = matrix_norm(centred @ view.head.Q) + matrix_norm(view.q @ view.head.K)
-    return view.value_norm * view.norm_P() + softmax_slope(view.P) * matrix_norm(view.y - view.y.mean(0)) * steep
+    norm_P, slope = view.norm_P(), softmax_slope(view.P)
+    alone, mixed = (
+        seen.value_norm * norm_P + slope * matrix_norm(seen.y - seen.y.mean(0)) * steep for seen in (view, view.mixed())
+    )
+    return alone, mixed
 
 
 def softmax_slope(P: Float[Tensor, "n m"]) -> float:
@@ -95,11 +108,10 @@ def softmax_slope(P: Float[Tensor, "n m"]) -> float:
     return float((first * (others + second)).max())
 
 
-def _combined(attention: Attention, X: Tensor, certificate: Callable[[View], float], heads: tuple[Head, ...]) -> float:
-    """Combine heads in the better of two ways: the sum with WV, or the concatenation with V and the norm of all W."""
-    alone = views(attention, X, heads)
-    stacked = math.hypot(*(certificate(view) for view in alone))
-    if attention.output is None:
-        return stacked
-    apart = sum(certificate(view.mixed()) for view in alone)
-    return min(apart, stacked * output_norm(heads))
+def _combined(
+    attention: Attention, X: Tensor, certificate: Callable[[View], tuple[float, float]], heads: tuple[Head, ...]
+) -> float:
+    """Combine heads in the better of two ways: the concatenation with V and the norm of all W, or the sum with WV."""
+    alone, mixed = zip(*(certificate(view) for view in views(attention, X, heads)), strict=True)
+    stacked = math.hypot(*alone)
+    return stacked if attention.output is None else min(sum(mixed), stacked * output_norm(heads))

@@ -13,7 +13,6 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian
 from howsmooth.theory.heads import Head, heads_of
-from howsmooth.theory.traces import largest_eigenvalues
 from howsmooth.validation import require_tokens
 
 # So many products bound the norm of the attention weights, to about one part in a thousand.
@@ -95,18 +94,16 @@ class View:
             pull = pull.sqrt()
         return pull if self.slope is None else pull * self.slope
 
-    def key_side(self) -> Float[Tensor, " n"]:
-        r"""Bound :math:`\lambda_{\max}(\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top)`."""
+    def key_side(self) -> tuple[Float[Tensor, "n v v"], Float[Tensor, " n"]]:
+        r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top` and its rounding error."""
         y = self.y - self.y.mean(0)
         o = self.P @ y
         w = (self.P * self.key_pull()).square()
         first, total = w @ y, w.sum(1)
-        second = weighted_pairs(w, y, y)
         cross = first[:, :, None] * o[:, None, :]
-        moment = second - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
+        moment = weighted_squares(w, y) - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
         # what the subtraction may have lost
-        rounding = 16 * torch.finfo(y.dtype).eps * total * y.square().sum(1).max()
-        return largest_eigenvalues(moment) + rounding
+        return moment, 16 * torch.finfo(y.dtype).eps * total * y.square().sum(1).max()
 
 
 def views(attention: Attention, X: Float[Tensor, "n d"], heads: tuple[Head, ...] | None = None) -> list[View]:
@@ -149,6 +146,17 @@ def _view(head: Head, alone: Attention, X: Tensor) -> View:
 def weighted_pairs(w: Float[Tensor, "n n"], a: Tensor, b: Tensor) -> Float[Tensor, "n u v"]:
     r"""Return :math:`\sum_jw_{ij}\,a_jb_j^\top` for every row i."""
     return (w @ (a[:, :, None] * b[:, None, :]).flatten(1)).unflatten(1, (a.shape[1], b.shape[1]))
+
+
+def weighted_squares(w: Float[Tensor, "n n"], a: Tensor) -> Float[Tensor, "n v v"]:
+    r"""Return :math:`\sum_jw_{ij}\,a_ja_j^\top` for every row i; half of it is computed, the rest is its mirror."""
+    v = a.shape[1]
+    row, column = torch.triu_indices(v, v)
+    half = w @ (a[:, row] * a[:, column])
+    whole = half.new_empty(len(w), v, v)
+    whole[:, row, column] = half
+    whole[:, column, row] = half
+    return whole
 
 
 def _unturn(rows: Float[Tensor, "v n k"], jacobian: AttentionJacobian, norm: NormJacobian | None) -> Tensor:
