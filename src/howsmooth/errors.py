@@ -33,6 +33,10 @@ class UnsupportedModelError(HowsmoothError, LookupError):
     """A model is of no known family, or cannot be found."""
 
 
+class StudyError(HowsmoothError, ValueError):
+    """A study file asks for something that cannot be had."""
+
+
 class ClusterError(HowsmoothError, RuntimeError):
     """A cluster cannot be reached, or is lost."""
 

@@ -12,7 +12,8 @@ from howsmooth.report.measurement_charts import constant_against_length, constan
 from howsmooth.report.token_chart import sensitive_tokens
 from howsmooth.studies.growth import growth
 from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
-from howsmooth.studies.tasks import Record, Task
+from howsmooth.studies.records import Record
+from howsmooth.studies.tasks import Task
 
 LENGTHS = (4, 8, 16)
 

@@ -10,10 +10,13 @@ import typer
 from howsmooth import __version__
 from howsmooth.cli.bounds import bounds
 from howsmooth.cli.demo import demo
+from howsmooth.cli.export import export
 from howsmooth.cli.measure import measure
 from howsmooth.cli.models import models
 from howsmooth.cli.regimes import regimes
+from howsmooth.cli.runs import runs, show
 from howsmooth.cli.split import split
+from howsmooth.cli.sweep import sweep
 from howsmooth.cli.worst_case import worst_case
 from howsmooth.errors import HowsmoothError
 
@@ -24,6 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(measure)
+app.command()(sweep)
+app.command()(runs)
+app.command()(show)
+app.command()(export)
 app.command()(models)
 app.command()(demo)
 app.command()(bounds)

@@ -78,7 +78,9 @@ def _growth(growth: "Growth | None") -> tuple[str, str]:
 
 
 def _legend(found: "Measurement", length: int) -> str:
-    widest = max((record.upper / record.lower for record in found.records if record.lower > 0), default=1.0)
+    widest = max(
+        (record.upper / record.lower for record in found.records if record.upper and record.lower), default=1.0
+    )
     confidence = found.records[0].task.confidence
     return (
         f"Each constant is attained, and within a factor of {widest:.4f} of the truth ({100 * confidence:g} %). "

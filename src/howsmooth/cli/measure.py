@@ -1,18 +1,17 @@
 """``howsmooth measure``: how smooth is each attention layer of a model on a text?"""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from howsmooth.cli.bounds import OptionJson
+from howsmooth.cli.progress import progress_bar
+from howsmooth.cli.sweep import OptionRetry, OptionScheduler, OptionWorkers
 from howsmooth.errors import AssumptionError
 
 if TYPE_CHECKING:
-    from howsmooth.studies.measure import Progress
     from howsmooth.studies.measurement import Measurement
 
 INTERRUPTED = 130
@@ -49,6 +48,9 @@ def measure(
     ] = True,
     seed: Annotated[int, typer.Option("--seed", help="The seed of the solver's random starts.")] = 0,
     device: Annotated[str | None, typer.Option("--device", help="Where to compute, as torch names it.")] = None,
+    workers: OptionWorkers = 0,
+    scheduler: OptionScheduler = None,
+    retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Where records and figures go; runs/… by default.")
@@ -67,6 +69,7 @@ def measure(
     from howsmooth.errors import ConvergenceWarning
     from howsmooth.studies.measure import plan
     from howsmooth.studies.store import Store
+    from howsmooth.studies.workers import executor
 
     chosen = None if layers is None else whole_numbers(layers, "--layers")
     sizes = whole_numbers(lengths, "--lengths")
@@ -89,13 +92,20 @@ def measure(
     )
     folder = made.default_folder if out is None else Path(out)
     interrupted = False
-    with Store(folder) as store, progress_bar() as progress, warnings.catch_warnings():
+    threads = None if scheduler is None and not workers else 1
+    with (
+        executor(workers=workers, scheduler=scheduler, threads=threads) as execute,
+        Store(folder) as store,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("once", ConvergenceWarning)
         try:
-            made.run(store, progress)
+            with progress_bar() as progress:
+                made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
         found = made.result(store)
+        failures = store.failures()
     if as_json:
         typer.echo(found.to_json())
     elif found.layers:
@@ -104,6 +114,8 @@ def measure(
     if found.layers:
         figures = write_figures(found, folder)
         typer.echo(f"Records are in {folder / 'records.sqlite'}, {len(figures)} figures in {folder}.", err=as_json)
+    for failure in failures:
+        typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
     if interrupted:
         _say_what_is_left(found, len(made.tasks) + len(made.heads))
         sys.exit(INTERRUPTED)
@@ -124,21 +136,6 @@ def check_folder(out: str | None) -> None:
     from howsmooth.studies.store import check_writable
 
     check_writable(Path("runs" if out is None else out))
-
-
-@contextmanager
-def progress_bar() -> Iterator["Progress"]:
-    """Show how far the work is and how long it still takes, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("left:"))
-    bar = Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
-    )
-    with bar:
-        work = bar.add_task("", total=1.0)
-        yield lambda share, what: bar.update(work, completed=share, description=what)
 
 
 def _say_what_is_left(found: "Measurement", total: int) -> None:

@@ -56,11 +56,7 @@ class Transformer:
     @property
     def digest(self) -> str:
         """A hash of the weights."""
-        found = hashlib.blake2b(digest_size=8)
-        for name, value in self.module.state_dict().items():
-            found.update(name.encode())
-            found.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return weights_digest(self.module)
 
     def windows(self, text: Text, *, length: int, count: int, special_tokens: bool = False) -> Tensor:
         """Cut a text into windows of exactly ``length`` tokens: consecutive, non-overlapping, from the beginning.
@@ -160,6 +156,7 @@ def load(
     """
     if isinstance(name_or_path, nn.Module):
         loaded, name = Loaded(module=name_or_path, tokenizer=None), type(name_or_path).__name__
+        name = f"{name}@{weights_digest(name_or_path)}"  # so that no two are mistaken
     elif isinstance(name_or_path, str):
         loaded, name = load_by_name(name_or_path), name_or_path
     else:
@@ -173,6 +170,15 @@ def load(
 
         own = HubTokenizer(tokenizer)
     return Transformer(name=name, module=base, sites=sites, tokenizer=own, notes=loaded.notes + notes)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return a hash of the weights of a module."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, value in module.state_dict().items():
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _trunk(module: nn.Module) -> Any:

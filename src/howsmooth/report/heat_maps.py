@@ -8,7 +8,7 @@ import altair as alt
 
 from howsmooth.report.charts import INK, Chart, Rows
 from howsmooth.studies.measurement import Measurement, mean_constant
-from howsmooth.studies.tasks import Record
+from howsmooth.studies.records import Record
 
 PLAIN = "#e6e6e6"
 # Where viridis becomes light enough for dark text.

@@ -11,7 +11,7 @@ from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
 from howsmooth.report.token_chart import sensitive_tokens, window_record
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.measurement import LayerSummary, Measurement
-from howsmooth.studies.tasks import Record
+from howsmooth.studies.records import Record
 
 COLUMNS, PANEL = 3, {"width": 215, "height": 165}
 ATTAINED, LAW, CERTIFICATE, RELEASED = "attained in a window", "power law", "certificate", "released quantity"
@@ -133,7 +133,7 @@ def _growth_title(layers: Sequence[LayerSummary]) -> str:
 
 def _spread_title(measurement: Measurement) -> str:
     records = [[r for r in measurement.at(layer=s.layer) if _drawable(r.lower)] for s in measurement.layers]
-    radius = _widest([[r.radius for r in layer if _drawable(r.radius)] for layer in records])
+    radius = _widest([[r.radius for r in layer if r.radius is not None and _drawable(r.radius)] for layer in records])
     constant = _widest([[r.lower for r in layer] for layer in records])
     if constant == 1:
         return "The constants of the windows against the radius of their tokens"

@@ -8,7 +8,7 @@ import altair as alt
 from howsmooth.errors import AssumptionError
 from howsmooth.report.charts import INK, Chart, Rows
 from howsmooth.studies.measurement import Measurement
-from howsmooth.studies.tasks import Record
+from howsmooth.studies.records import Record
 
 COLUMNS, COLUMN_WIDTH, LINE_HEIGHT, FONT_SIZE = 90, 7.6, 21, 12
 # How vocabularies write a space before a word and a newline (bytes, SentencePiece), and a word that goes on (BERT).

@@ -1,10 +1,10 @@
 """How smooth each attention layer of a model is on a text: plan, measure, summarise."""
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
 
 from torch import nn
 
@@ -13,16 +13,15 @@ from howsmooth.maps.attention import Attention
 from howsmooth.models.base import Transformer, load
 from howsmooth.models.sites import check_map
 from howsmooth.models.text import Text, read_text
-from howsmooth.studies.growth import Growth, growth
-from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
+from howsmooth.studies.measurement import LayerSummary, Measurement
+from howsmooth.studies.resources import adopt
 from howsmooth.studies.store import Store
-from howsmooth.studies.tasks import Record, Task, fingerprint
-from howsmooth.studies.windows import Batch, batches, run_batch
+from howsmooth.studies.summary import summarise
+from howsmooth.studies.sweep import Executor, Progress, Tally, sweep
+from howsmooth.studies.tasks import Task, fingerprint
 from howsmooth.theory.discrete import sharp_upper
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
-# Called with the share of the work that is done, from 0 to 1, and what is being done.
-Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,32 +51,41 @@ class Plan:
         progress: Progress | None = None,
     ) -> Tally:
         """Do what is not done yet, and keep every record as it comes."""
+        self.begin(store)
+        adopt(self.transformer)
+        return sweep(self.tasks + self.heads, store, execute=execute, retry_failed=retry_failed, progress=progress)
+
+    def begin(self, store: Store) -> None:
+        """Keep what is known about the model before any work.
+
+        Raises:
+            FileError: If the run was begun with other weights.
+        """
         if not store.agree(f"weights of {self.transformer.name}", self.transformer.digest):
             raise FileError(
                 f"the run in {str(store.folder)!r} was begun with other weights of {self.transformer.name!r}; give "
                 "another folder with --out."
             )
+        store.keep(f"notes on {self.transformer.name}", json.dumps(self.transformer.notes))
         self._note_first_window(store)
-        adopt(self.transformer)
-        return sweep(
-            self.tasks + self.heads, store, execute=execute, retry_failed=retry_failed, progress=progress
-        )
 
     def result(self, store: Store) -> Measurement:
         """Summarise what is done."""
         found = store.find(self.tasks + self.heads)
         records = tuple(found[task.key] for task in self.tasks if task.key in found)
         heads = tuple(found[task.key] for task in self.heads if task.key in found)
-        layers = sorted({record.task.layer for record in records})
+        layers = summarise(records, self._sharp_upper)
+        for layer in layers:
+            store.keep(sharp_fact(self.transformer.name, self.map, layer), json.dumps(layer.sharp_upper))
         return Measurement(
             model=self.transformer.name,
             text=self.text.name,
             map=self.map,
             records=records,
             heads=heads,
-            layers=tuple(self._summary(i, [r for r in records if r.task.layer == i]) for i in layers),
+            layers=layers,
             notes=self.transformer.notes,
-            tokens=store.window(_window_key(self._longest)),
+            tokens=store.window(window_key(self._longest)),
             run=None if store.folder is None else str(store.folder),
             complete=len(found) == len(self.tasks) + len(self.heads),
         )
@@ -102,25 +110,7 @@ class Plan:
             (first,) = self.transformer.windows(
                 self.text, length=task.length, count=1, special_tokens=task.special_tokens
             )
-            store.note_window(_window_key(task), tokenizer.pieces(first.tolist()))
-
-    def _summary(self, layer: int, records: Sequence[Record]) -> LayerSummary:
-        length = max(record.task.length for record in records)
-        last = [record for record in records if record.task.length == length]
-        radius = sum(record.radius for record in last) / len(last)
-        certificates = [record.local_upper for record in last if record.local_upper is not None]
-        return LayerSummary(
-            layer=layer,
-            length=length,
-            constant=mean_constant(last),
-            least=min(record.lower for record in last),
-            most=max(record.upper for record in last),
-            growth=_growth({r: r.lower for r in records}),
-            radius=radius,
-            sharp_upper=self._sharp_upper(layer, length, radius),
-            local_upper=geometric_mean(certificates) if certificates and min(certificates) > 0 else None,
-            released_growth=_growth({r: r.released for r in records if r.released is not None}),
-        )
+            store.note_window(window_key(task), tokenizer.pieces(first.tolist()))
 
     def _sharp_upper(self, layer: int, length: int, radius: float) -> float | None:
         site = self.transformer.sites[layer]
@@ -173,7 +163,7 @@ def measure(
         seed: The seed of the solver's random starts.
         device: Where to compute.
         out: The folder that keeps the records; what is there already is not measured again.
-        progress: Called after each step with the share of the work that is done, and what was done.
+        progress: Called after each step with how far the work is.
 
     Raises:
         HowsmoothError: If anything asked for cannot be had; before any long work.
@@ -195,7 +185,7 @@ def measure(
         device=device,
     )
     with Store(out) as store:
-        made.run(store, progress)
+        made.run(store, progress=progress)
         return made.result(store)
 
 
@@ -245,6 +235,7 @@ def plan(
             certify=certify,
             released=released_estimator,
             dtype=str(next(transformer.module.parameters()).dtype).removeprefix("torch."),
+            device=device or "",
         )
 
     places = [(i, n, window) for i in chosen for n in sorted(set(lengths)) for window in range(sequences)]
@@ -287,24 +278,11 @@ def _check_solver(rtol: float, confidence: float) -> None:
         raise AssumptionError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
 
 
-def _growth(values: dict[Record, float]) -> Growth | None:
-    """Fit the growth, where there are two lengths and no zeros."""
-    by_length: dict[int, list[float]] = {}
-    for record, value in values.items():
-        by_length.setdefault(record.task.length, []).append(value)
-    if len(by_length) < 2 or not all(value > 0 for found in by_length.values() for value in found):
-        return None
-    return growth(by_length)
+def sharp_fact(model: str, part: str, layer: LayerSummary) -> str:
+    """Name the fact that a run keeps about the sharp bound of a layer: reading it back needs no model."""
+    return f"sharp bound of {model}, {part}, layer {layer.layer}, n = {layer.length}, R = {layer.radius:.12g}"
 
 
-def _cost(batch: Batch, done: frozenset[str]) -> float:
-    return sum(_cell_cost(cell[0], len(cell)) for cell in batch.cells if not all(task.key in done for task in cell))
-
-
-def _cell_cost(task: Task, windows: int) -> float:
-    """Estimate the work of a cell, up to a factor: projections grow with the length, weights with its square."""
-    return windows * task.length * (500 + task.length) * (0.3 if task.map.startswith("head:") else 1.0)
-
-
-def _window_key(task: Task) -> str:
+def window_key(task: Task) -> str:
+    """Name a window of a text as a model sees it."""
     return fingerprint([task.model, task.digest, task.length, task.window, task.special_tokens])

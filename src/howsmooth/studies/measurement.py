@@ -7,7 +7,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from howsmooth.studies.growth import Growth
-from howsmooth.studies.tasks import Record
+from howsmooth.studies.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ def _read(name: str) -> Text:
 
 def number_type(name: str) -> torch.dtype | None:
     """Return the numbers that a name stands for; none for those of the model."""
-    if name not in ("", "float32", "float64"):
-        raise DtypeError(f"dtype must be float32 or float64, got {name!r}.")
+    if name not in ("", "float16", "bfloat16", "float32", "float64"):
+        raise DtypeError(f"dtype must be float32, float64, float16 or bfloat16, got {name!r}.")
     return getattr(torch, name) if name else None
 
 
@@ -57,7 +57,9 @@ def attention_of(task: Task) -> Attention:
         return Attention.single_head(A=A, V=V)
     found = transformer_of(task).sites[task.layer].map(task.map)
     if not isinstance(found, Attention):
-        raise DtypeError(f"{task.kind!r} tasks need an attention map, got {task.map!r}; use attention, heads or head:3.")
+        raise DtypeError(
+            f"{task.kind!r} tasks need an attention map, got {task.map!r}; use attention, heads or head:3."
+        )
     if task.biases:
         return found
     return dataclasses.replace(found, query_bias=None, key_bias=None, value_bias=None, output_bias=None)

@@ -77,9 +77,13 @@ class Store:
                 key, task = outcome.task.key, outcome.task.to_json()
                 with self._transaction():
                     if isinstance(outcome, Failure):
-                        self._database.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (key, task, outcome.error))
+                        self._database.execute(
+                            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (key, task, outcome.error)
+                        )
                     else:
-                        self._database.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, task, outcome.to_json()))
+                        self._database.execute(
+                            "INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, task, outcome.to_json())
+                        )
                         self._database.execute("DELETE FROM failures WHERE key = ?", (key,))
 
     def done(self, tasks: Iterable[Task]) -> frozenset[str]:

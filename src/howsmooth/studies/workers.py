@@ -61,13 +61,19 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
         try:
             client = distributed.Client(scheduler, timeout=PATIENCE, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
-            raise ClusterError(f"no Dask scheduler answers at {scheduler!r}; start one, or check the address.") from error
+            raise ClusterError(
+                f"no Dask scheduler answers at {scheduler!r}; start one, or check the address."
+            ) from error
         with client:
             yield client
         return
     with (
         distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, silence_logs=logging.CRITICAL
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
@@ -79,7 +85,7 @@ def _spread(client: Any, work: Sequence[Unit], threads: int | None) -> Iterator[
     distributed = _distributed()
     waiting = {client.submit(attempt_on_worker, unit, threads, pure=False, retries=LOSSES): unit for unit in work}
     try:
-        for future in distributed.as_completed(list(waiting)):
+        for future in distributed.as_completed(list(waiting), loop=client.loop):
             unit = waiting.pop(future)
             yield _collected(future, unit)
     finally:

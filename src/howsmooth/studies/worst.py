@@ -73,9 +73,7 @@ def _applies(theorem: Callable[..., object], f: Attention) -> bool:
 
 
 def _ascent(task: Task, f: Attention) -> Found:
-    found = maximise(
-        f, n=task.length, domain=Ball(task.radius), starts=2, steps=task.climb, generator=seeded([task])
-    )
+    found = maximise(f, n=task.length, domain=Ball(task.radius), starts=2, steps=task.climb, generator=seeded([task]))
     return found.value, None, {}
 
 

@@ -95,7 +95,7 @@ class View:
         return pull if self.slope is None else pull * self.slope
 
     def key_side(self) -> tuple[Float[Tensor, "n v v"], Float[Tensor, " n"]]:
-        r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top` and its rounding error."""
+        r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top`, and its rounding."""
         y = self.y - self.y.mean(0)
         o = self.P @ y
         w = (self.P * self.key_pull()).square()

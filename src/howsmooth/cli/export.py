@@ -1,0 +1,35 @@
+"""``howsmooth export``: records for other tools."""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(enum.StrEnum):
+    """What other tools read."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[Format, typer.Option("--to", help="The format.")] = Format.CSV,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="The file; records.FORMAT in the run by default.")
+    ] = None,
+) -> None:
+    """Write the records of a run as one table; the SQLite file itself has the same rows in its view `measurements`.
+
+    Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
+    """
+    from howsmooth.studies.export import write_table
+    from howsmooth.studies.reading import open_run
+
+    with open_run(run) as store:
+        target = Path(run) / f"records.{to}" if out is None else Path(out)
+        count = write_table(store, target, to)
+    typer.echo(f"{count} records in {target}.")
