@@ -58,8 +58,12 @@ class Transformer:
         """A hash of the weights."""
         return weights_digest(self.module)
 
-    def windows(self, text: Text, *, length: int, count: int, special_tokens: bool = False) -> Tensor:
+    def windows(
+        self, text: Text, *, length: int, count: int, special_tokens: bool = False, stride: int | None = None
+    ) -> Tensor:
         """Cut a text into windows of exactly ``length`` tokens: consecutive, non-overlapping, from the beginning.
+
+        With a ``stride``, window i begins at token ``i * stride`` instead.
 
         Raises:
             AssumptionError: If the text is too short, or the model has fewer positions.
@@ -73,7 +77,7 @@ class Transformer:
         limit = self.max_length
         if limit is not None and length > limit:
             raise AssumptionError(f"{self.name!r} has positions for {limit} tokens, got a length of {length}.")
-        return windows(self.tokenizer, text, length=length, count=count, special_tokens=special_tokens)
+        return windows(self.tokenizer, text, length=length, count=count, special_tokens=special_tokens, stride=stride)
 
     @torch.no_grad()
     def activations(self, tokens: Tensor, *, padding: Bool[Tensor, "batch n"] | None = None) -> "Activations":

@@ -134,11 +134,17 @@ class WordNumbers:
 
 
 def windows(
-    tokenizer: Tokenizer, text: Text, *, length: int, count: int, special_tokens: bool = False
+    tokenizer: Tokenizer,
+    text: Text,
+    *,
+    length: int,
+    count: int,
+    special_tokens: bool = False,
+    stride: int | None = None,
 ) -> Int[Tensor, "count length"]:
     """Cut the first ``count`` windows of exactly ``length`` tokens from a text.
 
-    Window i holds the tokens from ``i * length`` on. With special tokens, which count towards the length, every window
+    Window i holds the tokens from ``i * stride`` on, where ``stride`` is the length unless it is given. With special tokens, which count towards the length, every window
     begins and ends as an input of the model does.
 
     Raises:
@@ -149,10 +155,12 @@ def windows(
     inner = length - len(before) - len(behind)
     if inner < 1:
         raise AssumptionError(f"a window of {length} tokens has no room beside {length - inner} special tokens.")
-    if count * inner > len(tokens):
+    step = inner if stride is None else stride
+    if (count - 1) * step + inner > len(tokens):
+        room = max(0, (len(tokens) - inner) // step + 1)
         raise AssumptionError(
-            f"the text {text.name!r} has {len(tokens):,} tokens, enough for {len(tokens) // inner} windows of "
+            f"the text {text.name!r} has {len(tokens):,} tokens, enough for {room} windows of "
             f"{length}; {count} were asked for. Give a longer text, fewer windows, or shorter ones."
         )
-    cut = [before + tokens[i * inner : (i + 1) * inner] + behind for i in range(count)]
+    cut = [before + tokens[i * step : i * step + inner] + behind for i in range(count)]
     return torch.tensor(cut)

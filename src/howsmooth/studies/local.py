@@ -58,7 +58,11 @@ def entering(batch: Sequence[Task], cell: Sequence[Task]) -> tuple[Measurable, F
 def _activations(shared: Task, windows: tuple[int, ...]) -> Activations:
     transformer = transformer_of(shared)
     cut = transformer.windows(
-        text_of(shared), length=shared.length, count=windows[-1] + 1, special_tokens=shared.special_tokens
+        text_of(shared),
+        length=shared.length,
+        count=windows[-1] + 1,
+        special_tokens=shared.special_tokens,
+        stride=shared.stride or None,
     )
     return transformer.activations(cut[list(windows)])
 

@@ -25,6 +25,7 @@ class Task:
         digest: The hash of what the text holds.
         length: How many tokens the input has.
         window: Which of the consecutive windows of the text.
+        stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
         special_tokens: Whether the window begins and ends as the model's own inputs do.
         points: Which extremal input stands in place of a text.
         head: The head that it is built from.
@@ -50,6 +51,7 @@ class Task:
     digest: str = ""
     length: int
     window: int = 0
+    stride: int = 0
     special_tokens: bool = False
     points: str = ""
     head: int = 0
