@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, UnsupportedModelError
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError, UnsupportedModelError
 from howsmooth.models import unknown
 from howsmooth.models.calls import Call, listening
 from howsmooth.models.loading import Loaded, load_by_name
@@ -86,7 +86,12 @@ class Transformer:
         Args:
             tokens: The numbers of tokens, one row for each window; for models of pictures, the pixels.
             padding: True for real tokens, where some are padding.
+
+        Raises:
+            DtypeError: If ``padding`` is not boolean.
+            ShapeError: If it does not have the shape of ``tokens``.
         """
+        _require_padding(padding, tokens)
         paths = Counter(path for site in self.sites for path in {site.reads, site.block})
         with _without_cache(self.module), listening(self.module, paths) as heard:
             device = next(self.module.parameters()).device
@@ -129,6 +134,8 @@ class Activations:
 
     def at(self, layer: int, name: str = "attention") -> tuple[Measurable, Float[Tensor, "batch n d"]]:
         """Return a map of a layer, and the tokens that enter it: what :func:`hs.local_lipschitz` takes."""
+        if not 0 <= layer < len(self.sites):
+            raise AssumptionError(f"layer must name one of {len(self.sites)}, 0 to {len(self.sites) - 1}, got {layer}.")
         site = self.sites[layer]
         X = (self.blocks if reads_the_block(name) else self.attention)[layer]
         if name == "block":
@@ -181,7 +188,7 @@ def weights_digest(module: nn.Module) -> str:
     found = hashlib.blake2b(digest_size=8)
     for name, value in module.state_dict().items():
         found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -209,6 +216,17 @@ def _require_finite(base: nn.Module, name: str) -> None:
     for parameter, value in base.named_parameters():
         if not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.")
+
+
+def _require_padding(padding: Tensor | None, tokens: Tensor) -> None:
+    if padding is None:
+        return
+    if padding.dtype != torch.bool:
+        raise DtypeError(f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().")
+    if padding.shape != tokens.shape:
+        raise ShapeError(
+            f"padding must have one entry for each token, {tuple(tokens.shape)}, got {tuple(padding.shape)}."
+        )
 
 
 def _in_turn(paths: list[str], heard: dict[tuple[str, int], Call]) -> tuple[Call, ...]:

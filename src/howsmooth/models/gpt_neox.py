@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
-from howsmooth.models.reading import columns, layer_norm, rotary, rows
+from howsmooth.models.reading import columns, layer_norm, rotary, rotary_gain, rows
 from howsmooth.models.sites import Site
 
 
@@ -19,13 +22,14 @@ def _site(i: int, layer: Any, model: Any) -> Site:
     shift = own.query_key_value.bias
     biases = (None, None, None) if shift is None else shift.detach().unflatten(0, (heads, -1)).chunk(3, dim=1)
     query_bias, key_bias, value_bias = biases
+    gain = _gain(model, like=query[0, :, 0])
     attention = Attention(
-        query=query,
-        key=key,
+        query=query * gain[:, None],
+        key=key * gain[:, None],
         value=value,
         output=columns(own.dense.weight, heads),
-        query_bias=query_bias,
-        key_bias=key_bias,
+        query_bias=None if query_bias is None else query_bias * gain,
+        key_bias=None if key_bias is None else key_bias * gain,
         value_bias=value_bias,
         output_bias=None if own.dense.bias is None else own.dense.bias.detach(),
         scale=own.scaling,
@@ -41,3 +45,10 @@ def _site(i: int, layer: Any, model: Any) -> Site:
         block=path,
         before=before,
     )
+
+
+def _gain(model: Any, *, like: Tensor) -> Tensor:
+    """Return what stretched contexts multiply queries and keys by: the rotated coordinates only."""
+    gain = torch.ones_like(like)
+    gain[: rotary(model).dim] = rotary_gain(model)
+    return gain

@@ -107,18 +107,22 @@ def _why_not(path: Path, name: str, error: Exception) -> str:
         return f"no model can be loaded from the folder {name!r}: {_what_is_wrong(path, error)}"
     if path.is_file():
         return f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file."
+    if not isinstance(error, OSError):
+        return f"no model can be loaded from the hub id {name!r}: {_what_is_wrong(path, error)}"
     return _not_found(name)
 
 
 def _what_is_wrong(folder: Path, error: Exception) -> str:
     from safetensors import SafetensorError
 
-    if not (folder / "config.json").is_file():
+    if folder.is_dir() and not (folder / "config.json").is_file():
         return "it holds no config.json."
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle that holds more than numbers, which is not run; save them as safetensors."
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({error})."
+    if "custom code" in str(error):
+        return "it needs code of its own, which is not run; load it yourself and give the module to hs.load."
     if "ignore_mismatched_sizes" in str(error):
         return "its weights are not of the shapes that its config.json speaks of."
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -142,12 +146,16 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as hub
 
     level, bars = hub.get_verbosity(), hub.is_progress_bar_enabled()
+    network = logging.getLogger("huggingface_hub")
+    network_level = network.level
     hub.set_verbosity(logging.ERROR)
+    network.setLevel(logging.ERROR)
     hub.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # one bar that cannot be switched off
             yield
     finally:
         hub.set_verbosity(level)
+        network.setLevel(network_level)
         if bars:
             hub.enable_progress_bar()

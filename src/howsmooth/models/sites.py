@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -93,7 +94,13 @@ class Site:
     def _padded(self, padding: Tensor | None) -> Attention:
         if padding is None:
             return self.exact
-        return dataclasses.replace(self.exact, positions=dataclasses.replace(self.exact.positions, padding=padding))
+        positions = self.exact.positions
+        if positions.window is None and bool(padding[..., 0].all()):
+            return dataclasses.replace(self.exact, positions=dataclasses.replace(positions, padding=padding))
+        # a padded token could be left with nothing to see; let it see itself, as nobody reads what comes out there
+        itself = torch.eye(padding.shape[-1], dtype=torch.bool, device=padding.device)
+        mask = padding[..., None, None, :] | itself
+        return dataclasses.replace(self.exact, positions=dataclasses.replace(positions, mask=mask))
 
     def _normed(self, attention: Attention) -> Chain:
         if self.before is None:

@@ -148,8 +148,10 @@ def windows(
     begins and ends as an input of the model does.
 
     Raises:
-        AssumptionError: If the text is too short.
+        AssumptionError: If the text is too short, or no window is asked for.
     """
+    if count < 1:
+        raise AssumptionError(f"count must be at least 1 window, got {count}.")
     tokens = tokenizer.encode(text.content)
     before, behind = tokenizer.frame() if special_tokens else ([], [])
     inner = length - len(before) - len(behind)

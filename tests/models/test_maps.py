@@ -1,0 +1,166 @@
+"""The parts of a layer, each against what the module itself computes there."""
+
+import itertools
+
+import pytest
+import torch
+import transformers
+from models.families import (
+    CONFIGS,
+    EVERY,
+    SMALL,
+    build,
+    constant_by_rows,
+    inputs,
+    randomised,
+    run,
+    substituted,
+    tolerance,
+)
+from oracles import constant
+from torch.testing import assert_close
+
+import howsmooth as hs
+
+# Where the module holds the residual sum around attention, normed if the norm comes behind: what a part reads, or
+# puts out. GPT-NeoX adds attention and MLP in one go unless told otherwise.
+SUMS = {
+    "albert": ("attention", "writes"),
+    "bert": ("attention", "writes"),
+    "distilbert": ("sa_layer_norm", "writes"),
+    "electra": ("attention", "writes"),
+    "gemma2": ("pre_feedforward_layernorm", "reads"),
+    "gpt2": ("ln_2", "reads"),
+    "gpt_neox, one part after another, no biases": ("post_attention_layernorm", "reads"),
+    "llama": ("post_attention_layernorm", "reads"),
+    "mistral": ("post_attention_layernorm", "reads"),
+    "mpnet": ("attention", "writes"),
+    "opt": ("final_layer_norm", "reads"),
+    "opt, the norm behind": ("self_attn_layer_norm", "writes"),
+    "qwen2": ("post_attention_layernorm", "reads"),
+    "qwen3": ("post_attention_layernorm", "reads"),
+    "roberta": ("attention", "writes"),
+    "vit": ("layernorm_after", "reads"),
+}
+# Their norms stand in front of attention.
+PRE_NORM = ("gemma2", "gpt2", "gpt_neox", "llama", "mistral", "opt", "qwen2", "qwen3", "vit")
+
+
+def sites_and(transformer, heard):
+    return zip(transformer.sites, heard, strict=True)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_heads_are_what_the_output_projection_reads(family, rng):
+    transformer = build(family, rng)
+    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    for site, (read, _written) in sites_and(transformer, heard):
+        f, X = found.at(site.layer, "heads")
+        assert_close(f(X), read, **tolerance(family))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_single_heads_add_up_to_the_modules_output_less_its_bias(family, rng):
+    transformer = build(family, rng)
+    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    for site, (_read, written) in sites_and(transformer, heard):
+        total = torch.zeros_like(written)
+        for h in range(site.attention.layout.heads):
+            f, X = found.at(site.layer, f"head:{h}")
+            total += f(X)
+        bias = dict(transformer.module.named_modules())[site.writes].bias
+        assert_close(total if bias is None else total + bias, written, **tolerance(family))
+
+
+@pytest.mark.parametrize("family", PRE_NORM)
+def test_normed_attention_of_the_stream_is_the_modules_output(family, rng):
+    transformer = build(family, rng)
+    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    for site, (_read, written) in sites_and(transformer, heard):
+        f, X = found.at(site.layer, "normed")
+        assert X is not found.attention[site.layer]
+        assert_close(f(X), written, **tolerance(family))
+
+
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - set(PRE_NORM)))
+def test_where_the_norm_comes_behind_there_is_no_normed_map(family, rng):
+    found = build(family, rng).activations(inputs(family, rng))
+    with pytest.raises(hs.errors.AssumptionError, match="behind attention"):
+        found.at(0, "normed")
+
+
+def test_every_family_has_a_residual_sum_to_compare_with():
+    assert set(CONFIGS) == {family.split(",")[0] for family in SUMS}
+
+
+@pytest.mark.parametrize("family", SUMS)
+def test_the_residual_is_what_the_mlp_is_given(family, rng):
+    transformer = build(family, rng)
+    part, side = SUMS[family]
+    found, heard = run(transformer, inputs(family, rng), [f"{site.block}.{part}" for site in transformer.sites])
+    for site, (read, written) in sites_and(transformer, heard):
+        f, X = found.at(site.layer, "residual")
+        expected = read if side == "reads" else written
+        assert_close(f(X), expected.reshape(X.shape), **tolerance(family))
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_the_block_is_the_modules_own_at_its_input_and_elsewhere(family, rng):
+    transformer = build(family, rng)
+    paths = [site.block for site in transformer.sites]
+    tokens = inputs(family, rng)
+    found, heard = run(transformer, tokens, paths)
+    for site, (_read, written) in sites_and(transformer, heard):
+        f, X = found.at(site.layer, "block")
+        assert_close(f(X), written)
+        g = substituted(transformer, tokens, site.block, turn=paths[: site.layer].count(site.block))
+        elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
+        assert_close(f(elsewhere), g(elsewhere))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_constant_of_a_block_is_its_dense_jacobians(family, rng):
+    transformer = build(family, rng)
+    tokens = inputs(family, rng, batch=1, length=5)
+    f, X = transformer.activations(tokens).at(1, "block")
+    estimate = hs.local_lipschitz(f, X, generator=rng)
+    exact = constant_by_rows(substituted(transformer, tokens, transformer.sites[1].block), X)
+    slack = 1 + 1e-6  # some norms compute in float32
+    assert estimate.lower.item() <= exact.item() * slack
+    assert exact.item() <= estimate.upper.item() * slack
+    assert_close(estimate.lower.squeeze(), exact, rtol=1e-3, atol=0)  # the default rtol of the measurement
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *itertools.product(
+            ("bert", "gemma2", "gpt2", "opt, the norm behind", "qwen3"), ("attention", "heads", "head:2", "residual")
+        ),
+        *itertools.product(("gemma2", "gpt2", "qwen3"), ("normed",)),
+    ],
+)
+def test_the_constant_of_a_part_is_its_dense_jacobians(family, name, rng):
+    transformer = build(family, rng)
+    f, X = transformer.activations(inputs(family, rng, batch=1, length=5)).at(1, name)
+    estimate = hs.local_lipschitz(f, X, generator=rng)
+    assert_close(estimate.lower.squeeze(), constant(f, X), rtol=1e-3, atol=0)  # the measurement's own rtol
+
+
+def test_layers_that_share_their_weights_are_measured_where_each_of_them_runs(rng):
+    config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 3}, embedding_size=12)
+    transformer = hs.load(randomised(config, rng))
+    found = transformer.activations(inputs("albert", rng))
+    assert len({site.reads for site in transformer.sites}) == 1
+    for layer in (0, 1):
+        block, stream = found.at(layer, "block")
+        assert_close(block(stream), found.blocks[layer + 1])
+
+
+def test_a_measured_model_keeps_its_settings_and_its_hooks(rng):
+    config = CONFIGS["gpt2"]()
+    model = randomised(config, rng)
+    transformer = hs.load(model)
+    transformer.activations(inputs("gpt2", rng))
+    assert model.config.use_cache is True
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
