@@ -13,6 +13,7 @@ from howsmooth.cli.demo import demo
 from howsmooth.cli.export import export
 from howsmooth.cli.measure import measure
 from howsmooth.cli.models import models
+from howsmooth.cli.paper import paper
 from howsmooth.cli.regimes import regimes
 from howsmooth.cli.runs import runs, show
 from howsmooth.cli.split import split
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(measure)
 app.command()(sweep)
+app.command()(paper)
 app.command()(runs)
 app.command()(show)
 app.command()(export)

@@ -144,8 +144,8 @@ def windows(
 ) -> Int[Tensor, "count length"]:
     """Cut the first ``count`` windows of exactly ``length`` tokens from a text.
 
-    Window i holds the tokens from ``i * stride`` on, where ``stride`` is the length unless it is given. With special tokens, which count towards the length, every window
-    begins and ends as an input of the model does.
+    Window i holds the tokens from ``i * stride`` on; the stride is the length unless it is given. With special tokens,
+    which count towards the length, every window begins and ends as an input of the model does.
 
     Raises:
         AssumptionError: If the text is too short, or no window is asked for.

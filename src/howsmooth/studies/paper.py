@@ -1,8 +1,10 @@
 """Every figure of the paper as a study: which tasks it takes, at the paper's sizes and at a tenth of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from howsmooth.errors import AssumptionError
 from howsmooth.models.text import Text, read_text
 from howsmooth.studies.tasks import Matrix, Task
 
@@ -83,6 +85,10 @@ class Figure:
     title: str
     protocol: str
     tasks: Callable[[Sizes, Sequence[str]], Iterator[Task]]
+
+    def list(self, sizes: Sizes, models: Sequence[str]) -> list[Task]:
+        """Return all of its tasks."""
+        return [*self.tasks(sizes, models)]
 
 
 def real(sizes: Sizes, models: Sequence[str]) -> Iterator[Task]:
@@ -209,6 +215,26 @@ FIGURES = {
 }
 # Figures that are drawn from the tasks of others.
 ALSO = {"bounds": "real", "transition": "regimes"}
+
+
+def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
+    """Return the figures with these names; all of them if there are none.
+
+    Raises:
+        AssumptionError: If there is no figure of a name.
+    """
+    known = {name: FIGURES[ALSO.get(name, name)] for name in (*FIGURES, *ALSO)}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+            raise AssumptionError(f"there is no figure {name!r}; {hint}")
+    return {name: known[name] for name in (tuple(names) or known)}
+
+
+def protocol(name: str) -> str:
+    """Say what the paper did for a figure, and what differs here."""
+    return FIGURES[ALSO.get(name, name)].protocol
 
 
 def _on_text(

@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from howsmooth.errors import DtypeError, FileError
+from howsmooth.errors import AssumptionError, DtypeError, FileError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.base import Transformer, load
 from howsmooth.models.text import Text, read_text
@@ -63,3 +63,12 @@ def attention_of(task: Task) -> Attention:
     if task.biases:
         return found
     return dataclasses.replace(found, query_bias=None, key_bias=None, value_bias=None, output_bias=None)
+
+
+def check_layer(model: str, layer: int, length: int) -> None:
+    """Refuse a model that cannot be loaded, a layer that it does not have, or a length beyond its positions."""
+    found = _loaded(model, "", "")
+    if not 0 <= layer < len(found.sites):
+        raise AssumptionError(f"{model!r} has the layers 0 to {len(found.sites) - 1}, got {layer}.")
+    if found.max_length is not None and length > found.max_length:
+        raise AssumptionError(f"{model!r} has positions for {found.max_length} tokens, got a length of {length}.")
