@@ -2,6 +2,7 @@
 
 import pytest
 import tokenizers
+import torch
 
 import howsmooth as hs
 from howsmooth.models.builtin import built_in_path
