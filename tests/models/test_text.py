@@ -2,6 +2,7 @@
 
 import pytest
 import tokenizers
+import torch
 
 import howsmooth as hs
 from howsmooth.models.builtin import built_in_path
@@ -105,3 +106,20 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     file = tmp_path / "note.txt"
     file.write_bytes("\ufeffAlice".encode())
     assert read_text(file).content == "Alice"
+
+
+def test_words_keep_clear_of_special_tokens_and_start_again_beyond_the_vocabulary():
+    tokenizer = WordNumbers(10, first=7)
+    assert tokenizer.encode("a b a c d") == [7, 8, 7, 9, 7]
+    assert tokenizer.pieces([7, 8]) == ["a", "b"]
+
+
+def test_random_weights_are_the_same_in_every_process():
+    torch.manual_seed(1)
+    first = hs.load("random:distilbert")
+    torch.manual_seed(2)
+    drawn = torch.rand(1)
+    second = hs.load("random:distilbert")
+    assert first.digest == second.digest
+    torch.manual_seed(2)
+    assert torch.rand(1) == drawn  # and loading leaves the caller's random numbers alone

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from howsmooth.errors import UnsupportedModelError
@@ -19,6 +20,8 @@ from howsmooth.models.registry import FAMILIES
 from howsmooth.models.text import HubTokenizer, Tokenizer, WordNumbers
 
 RANDOM = "random:"
+# Special tokens below this number stand at the beginning of a vocabulary, others at its end.
+FEW = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,15 @@ def _random(family: str) -> Loaded:
     if family not in FAMILIES:
         raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}")
     config = CONFIG_MAPPING[family]()
-    tokenizer = WordNumbers(config.vocab_size) if hasattr(config, "vocab_size") else None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the same weights in every process
+        module = AutoModel.from_config(config)
+    if not hasattr(config, "vocab_size"):
+        return Loaded(module=module, tokenizer=None)
+    special = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls")]
+    first = 1 + max((number for number in special if number is not None and number < FEW), default=-1)
     notes = ("the weights are random, and words are numbered in the order in which they first appear",)
-    return Loaded(module=AutoModel.from_config(config), tokenizer=tokenizer, notes=notes if tokenizer else ())
+    return Loaded(module=module, tokenizer=WordNumbers(config.vocab_size, first=first), notes=notes)
 
 
 def _pretrained(path: Path, name: str) -> Loaded:

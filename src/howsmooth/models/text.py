@@ -115,22 +115,26 @@ class HubTokenizer:
 class WordNumbers:
     """Words numbered in the order in which they first appear: for random weights any tokens are as good as others."""
 
-    def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: int, *, first: int = 0) -> None:
+        """Number words from ``first`` on: before it come special tokens, which a model may treat apart."""
+        self._first, self._room = first, vocabulary - first
         self._words: dict[str, int] = {}
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of the words; beyond the vocabulary they start again."""
-        return [self._words.setdefault(word, len(self._words)) % self._vocabulary for word in text.split()]
+        return [self._number(self._words.setdefault(word, len(self._words))) for word in text.split()]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the words."""
-        names = {number % self._vocabulary: word for word, number in reversed(self._words.items())}
+        names = {self._number(place): word for word, place in reversed(self._words.items())}
         return [names.get(token, str(token)) for token in tokens]
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return nothing: there are no special tokens."""
         return [], []
+
+    def _number(self, place: int) -> int:
+        return self._first + place % self._room
 
 
 def windows(
