@@ -31,7 +31,7 @@ def measure(
     lengths: Annotated[
         str, typer.Option("--lengths", metavar="8,16,…", help="How many tokens a window has.")
     ] = "8,16,32,64,128,256",
-    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.", min=1)] = 10,
+    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.")] = 10,
     part: Annotated[
         str, typer.Option("--map", help="What is measured: attention, heads, head:3, normed, residual or block.")
     ] = "attention",
@@ -133,8 +133,14 @@ def progress_bar() -> Iterator["Progress"]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("left:"))
+    console = Console(stderr=True)
     bar = Progress(
-        *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+        *columns,
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         work = bar.add_task("", total=1.0)

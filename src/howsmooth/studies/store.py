@@ -49,7 +49,11 @@ class Store:
             _make(self.folder)
         with self._refusing():
             self._database = sqlite3.connect(self._where, timeout=60, isolation_level=None)
-            self._begin()
+            try:
+                self._begin()
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> "Store":
         return self
@@ -101,7 +105,11 @@ class Store:
         return kept == value
 
     def _begin(self) -> None:
+        # in this order: a run that another process begins meanwhile has its tables and its version at once
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if tables and version == 0:
+            raise FileError(f"{self._where!r} is a database, but holds no run of ours; give another folder.")
         if version > VERSION:
             raise FileError(
                 f"the run in {self._where!r} was written by a newer howsmooth (version {version} of the file, we know "
