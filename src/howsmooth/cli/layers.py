@@ -13,7 +13,7 @@ def print_answer(found: "Measurement") -> None:
     from rich.table import Table
 
     length = max(layer.length for layer in found.layers)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names may hold brackets
     console.print(_title(found, length), style="bold")
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("layer", "constant", "range", "exponent", "95 % interval", "R", "certificate", "sharp bound"):
@@ -35,14 +35,16 @@ def print_table(found: "Measurement") -> None:
 
     if len(found.lengths) < 2:
         return
-    table = Table(title="Mean constant by length", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("layer", justify="right")
     for n in found.lengths:
         table.add_column(f"n = {n}", justify="right")
     for layer in found.layers:
         cells = (found.at(layer=layer.layer, length=n) for n in found.lengths)
         table.add_row(str(layer.layer), *(f"{mean_constant(cell):.4g}" if cell else "" for cell in cells))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print("Mean constant by length", style="italic")
+    console.print(table)
 
 
 def notes(found: "Measurement") -> list[str]:
@@ -83,7 +85,7 @@ def _legend(found: "Measurement", length: int) -> str:
     )
     confidence = found.records[0].task.confidence
     return (
-        f"Each constant is attained, and within a factor of {widest:.4f} of the truth ({100 * confidence:g} %). "
+        f"Each constant is attained, and within a factor of {widest:.4f} of the truth ({100 * confidence:g} % each). "
         f"It grows like n^exponent. Certificate: a proof at these inputs (mean). Sharp bound: for any {length} tokens "
         "of length at most R, the mean radius."
     )

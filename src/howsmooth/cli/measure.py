@@ -30,7 +30,7 @@ def measure(
     lengths: Annotated[
         str, typer.Option("--lengths", metavar="8,16,…", help="How many tokens a window has.")
     ] = "8,16,32,64,128,256",
-    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.", min=1)] = 10,
+    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.")] = 10,
     part: Annotated[
         str, typer.Option("--map", help="What is measured: attention, heads, head:3, normed, residual or block.")
     ] = "attention",

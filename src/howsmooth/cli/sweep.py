@@ -74,7 +74,8 @@ def _run(
             interrupted = True
         for plan in made:
             plan.result(store)
-        done, failures = len(store.done(tasks)), store.failures()
+        done, keys = len(store.done(tasks)), store.failed(tasks)
+        failures = [failure for failure in store.failures() if failure.task.key in keys]
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "tasks": len(tasks), "done": done, "failed": len(failures)}))
     else:
@@ -90,11 +91,11 @@ def _run(
 def _estimate(made: "list[Plan]", folder: Path, workers: int, as_json: bool) -> None:
     """Time the smallest piece of work of each model, and extrapolate."""
     from howsmooth.studies.estimates import expected_seconds
-    from howsmooth.studies.store import Store
+    from howsmooth.studies.store import FILE, Store
 
     tasks = [task for plan in made for task in plan.tasks]
     done = frozenset[str]()
-    if folder.is_dir():
+    if (folder / FILE).is_file():
         with Store(folder) as store:
             done = store.done(tasks)
     seconds = expected_seconds([task for task in tasks if task.key not in done]) / max(1, workers)

@@ -89,10 +89,15 @@ class HubTokenizer:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._last: tuple[str, list[int]] = ("", [])
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens."""
-        return self._encode(text, special=False)
+        known, tokens = self._last
+        if text != known:  # a book is cut into windows many times
+            tokens = self._encode(text, special=False)
+            self._last = text, tokens
+        return tokens
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return what the tokens look like."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from howsmooth.errors import FileError
 from howsmooth.files import whole
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, strict_json
 from howsmooth.studies.store import Store
 
 
@@ -47,7 +47,7 @@ def _csv(target: Path, rows: list[dict[str, Any]], columns: list[str]) -> None:
 
 
 def _jsonl(target: Path, rows: list[dict[str, Any]], _columns: list[str]) -> None:
-    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    target.write_text("".join(strict_json(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _parquet(target: Path, rows: list[dict[str, Any]], columns: list[str]) -> None:

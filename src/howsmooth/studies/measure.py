@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from howsmooth.errors import AssumptionError, FileError
@@ -210,6 +211,7 @@ def plan(
     check_map(map)
     _check_counts(lengths, sequences)
     _check_solver(rtol, confidence)
+    _check_device(device)
     source = read_text(text)
     transformer = model if isinstance(model, Transformer) else load(model, device=device)
     chosen = _chosen_layers(transformer, layers)
@@ -276,6 +278,14 @@ def _check_solver(rtol: float, confidence: float) -> None:
         raise AssumptionError(f"rtol must lie between 0 and 1, got {rtol}.")
     if not 0 < confidence < 1:
         raise AssumptionError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+
+
+def _check_device(device: str | None) -> None:
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        what = str(error).splitlines()[0].rstrip(".")
+        raise AssumptionError(f"the device {device!r} cannot be used: {what}.") from error
 
 
 def sharp_fact(model: str, part: str, layer: LayerSummary) -> str:

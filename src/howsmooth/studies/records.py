@@ -1,6 +1,7 @@
 """What came of a task: the result, its evidence, and all that is needed to repeat it."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -71,7 +72,7 @@ class Record:
     def to_json(self) -> str:
         """Return everything but the task as one JSON object."""
         result = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "task"}
-        return json.dumps(result | {"numbers": dict(self.numbers), "setting": asdict(self.setting)})
+        return strict_json(result | {"numbers": dict(self.numbers), "setting": asdict(self.setting)})
 
     @classmethod
     def from_json(cls, task: Task, text: str) -> "Record":
@@ -93,3 +94,22 @@ class Failure:
 
     task: Task
     error: str
+
+
+def strict_json(values: dict[str, Any]) -> str:
+    """Return JSON that every reader understands: it has no infinity, but a number too large for a float is one."""
+    text = json.dumps(values)
+    if "Infinity" not in text:
+        return text
+    return json.dumps(_marked(values)).replace(f'"-{_MARK}"', "-1e999").replace(f'"{_MARK}"', "1e999")
+
+
+_MARK = "infinity, written as a number"
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _marked(entry) for name, entry in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return _MARK if value > 0 else f"-{_MARK}"
+    return [_marked(entry) for entry in value] if isinstance(value, tuple | list) else value

@@ -77,8 +77,11 @@ class Store:
                 key, task = outcome.task.key, outcome.task.to_json()
                 with self._transaction():
                     if isinstance(outcome, Failure):
+                        # another process may have done meanwhile what failed here
                         self._database.execute(
-                            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (key, task, outcome.error)
+                            "INSERT OR REPLACE INTO failures SELECT ?1, ?2, ?3 "
+                            "WHERE NOT EXISTS (SELECT 1 FROM records WHERE key = ?1)",
+                            (key, task, outcome.error),
                         )
                     else:
                         self._database.execute(
@@ -97,7 +100,7 @@ class Store:
     def find(self, tasks: Iterable[Task]) -> dict[str, Record]:
         """Return the records of those tasks that are done, by key."""
         found: dict[str, Record] = {}
-        with self._refusing():
+        with self._reading():
             for task in tasks:
                 row = self._database.execute("SELECT result FROM records WHERE key = ?", (task.key,)).fetchone()
                 if row is not None:
@@ -106,15 +109,15 @@ class Store:
 
     def records(self) -> list[Record]:
         """Return every record, in the order of their keys."""
-        with self._refusing():
+        with self._reading():
             rows = self._database.execute("SELECT task, result FROM records ORDER BY key").fetchall()
-        return [Record.from_json(Task.from_json(task), result) for task, result in rows]
+            return [Record.from_json(Task.from_json(task), result) for task, result in rows]
 
     def failures(self) -> list[Failure]:
         """Return every task that failed, with its error."""
-        with self._refusing():
+        with self._reading():
             rows = self._database.execute("SELECT task, error FROM failures ORDER BY key").fetchall()
-        return [Failure(task=Task.from_json(task), error=error) for task, error in rows]
+            return [Failure(task=Task.from_json(task), error=error) for task, error in rows]
 
     def keep(self, name: str, value: str) -> None:
         """Keep a fact about the run, in place of what was kept under this name."""
@@ -134,9 +137,9 @@ class Store:
 
     def window(self, key: str) -> tuple[str, ...]:
         """Return what :meth:`note_window` kept, or nothing."""
-        with self._refusing():
+        with self._reading():
             row = self._database.execute("SELECT pieces FROM windows WHERE key = ?", (key,)).fetchone()
-        return () if row is None else tuple(json.loads(row[0]))
+            return () if row is None else tuple(json.loads(row[0]))
 
     def agree(self, name: str, value: str) -> bool:
         """Keep a fact about the run; tell whether it agrees with what was kept before."""
@@ -146,6 +149,11 @@ class Store:
         return kept == value
 
     def _begin(self) -> None:
+        (state,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise FileError(
+                f"the records in {self._where!r} are damaged: {' '.join(state.split())}; give another folder."
+            )
         # in this order: a run that another process begins meanwhile has its tables and its version at once
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
@@ -171,11 +179,11 @@ class Store:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -183,6 +191,16 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise FileError(f"the records in {self._where!r} cannot be read or written: {error}.") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._refusing():
+            try:
+                yield
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # JSON that is not what we wrote
+                raise FileError(
+                    f"the records in {self._where!r} are damaged: {type(error).__name__}: {error}; give another folder."
+                ) from error
 
 
 def check_writable(folder: Path) -> None:

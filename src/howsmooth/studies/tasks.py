@@ -67,13 +67,13 @@ class Task:
 
     @property
     def key(self) -> str:
-        """A stable hash."""
-        return fingerprint(self.as_dict())
+        """A stable hash; of a text, what it holds counts, not where it lies."""
+        return fingerprint({name: value for name, value in self.as_dict().items() if name != "text"})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults: a field that is added later changes no key."""
         return {
-            field.name: value
+            field.name: _plain(value, field.type)
             for field in dataclasses.fields(self)
             if (value := getattr(self, field.name)) != field.default or field.name == "kind"
         }
@@ -89,6 +89,13 @@ class Task:
         for name in ("A", "V"):
             fields[name] = tuple(tuple(row) for row in fields.get(name, ()))
         return cls(**fields)
+
+
+def _plain(value: Any, declared: Any) -> Any:
+    """Write equal numbers alike: 2 and 2.0 are one radius, 0.0 and -0.0 one entry."""
+    if declared is Matrix:
+        return [[float(entry) + 0.0 for entry in row] for row in value]
+    return declared(value) if declared in (float, int, bool) else value
 
 
 def fingerprint(value: Any) -> str:

@@ -60,13 +60,21 @@ def _bounds(task: Task, f: Attention) -> Found:
     theorems = (discrete_lower, sharp_lower, sharp_upper, discrete_upper)
     numbers = {theorem.__name__: theorem(f, n=n, radius=radius).value for theorem in theorems if _applies(theorem, f)}
     inputs: tuple[Callable[[Attention, int, float], Witness], ...] = (two_point, tied_pair)
-    attained = {build.__name__: build(f, n, radius).value for build in inputs if n > 2}
+    attained = {build.__name__: build(f, n, radius).value for build in inputs if n > 2 and _exists(build, f)}
     return max(attained.values(), default=0.0), numbers["sharp_upper"], numbers | attained
 
 
 def _applies(theorem: Callable[..., object], f: Attention) -> bool:
     try:
         theorem(f, n=3, radius=1.0)
+    except AssumptionError:
+        return False
+    return True
+
+
+def _exists(build: Callable[[Attention, int, float], Witness], f: Attention) -> bool:
+    try:
+        build(f, 3, 1.0)
     except AssumptionError:
         return False
     return True
