@@ -298,13 +298,6 @@ def test_a_folder_with_something_else_in_it_is_refused(measure, tmp_path):
     check_refusal(measure("--lengths", "4", "--out", "."), "cannot be read or written", tmp_path, ["records.sqlite"])
 
 
-def test_other_weights_in_the_same_run_are_refused(howsmooth, tmp_path):
-    asked = ("measure", "random:distilbert", "--layers", "0", "--lengths", "3", "--sequences", "1", "--out", "o")
-    assert howsmooth(*asked).code == 0
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    check_refusal(howsmooth(*asked), "begun with other weights", tmp_path, before)
-
-
 def test_stopped_in_the_middle_it_keeps_what_is_done_and_goes_on(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "howsmooth", "measure", "minilm", "--layers", "0,1,2"]

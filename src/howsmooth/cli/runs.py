@@ -61,6 +61,8 @@ def show(
     for measurement in found:
         print_answer(measurement)
         print_table(measurement)
+    if not found:
+        typer.echo(f"Nothing in {run} was measured at a text; all there is: howsmooth export {run} --to csv")
     say_failures(failures)
 
 

@@ -1,27 +1,17 @@
-"""Logarithmic panels side by side, and what they show of worst cases: bounds, regimes, worst measures."""
+"""Charts of worst cases: bounds and inputs that attain them, regimes, worst measures, mass that splits."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import altair as alt
 
-from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows
-from howsmooth.report.measurement_charts import COLUMNS, PANEL, _drawable, _log, _round_ticks, _span
+from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows, splitting_chart
+from howsmooth.report.measurement_charts import PANEL, _drawable, _span
+from howsmooth.report.panels import PINK, SKY, YELLOW, Styles, grouped, panels, points, series_panels
+from howsmooth.search.splitting_map import splitting_map
 from howsmooth.studies.records import Record
 from howsmooth.studies.summary import growth_of
 from howsmooth.studies.tasks import Matrix
-
-SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#e69f00"
-MARKS: dict[str, dict[str, Any]] = {
-    "points": {"type": "point", "filled": True, "size": 28, "opacity": 0.8},
-    "line": {"type": "line", "strokeWidth": 2},
-    "dashes": {"type": "line", "strokeWidth": 1.5, "strokeDash": [5, 3]},
-    "dotted line": {"type": "line", "strokeWidth": 1.5, "point": {"filled": True, "size": 28}},
-    "rule": {"type": "rule", "strokeWidth": 1.2, "strokeDash": [2, 3]},
-}
-# How each series is drawn, by its name: mark and colour.
-Styles = dict[str, tuple[str, str]]
 
 BOUNDS: dict[str, tuple[str, str, str]] = {
     "discrete_upper": ("paper's upper", "dashes", GREY),
@@ -41,11 +31,13 @@ REGIMES: Styles = {
 HUES, GUIDE = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY), "√(n/n*), then 1"
 # How far from the crossing the transition is drawn, and how far its two laws are read off.
 FAR, CLEAR = 1e4, 10.0
-LIGHT = 1e-4
+# Atoms lighter than this are drawn alike; atoms nearer than this share of the radius are one.
+LIGHT, NEAR = 1e-4, 1e-3
+WINDOW, EQUAL, SPLIT, MOVE = "a window", "equal", "split one token", "move all tokens"
 
 
 def worst_case(records: Sequence[Record]) -> Chart:
-    """Draw bounds, explicit inputs and ascent, against the length at one radius, and against the radius at one length."""
+    """Draw bounds, explicit inputs and ascent: against the length at one radius, against the radius at one length."""
     bounds = [r for r in records if r.task.kind == "bounds"] or records
     radius, fixed_radius = _commonest(bounds, lambda r: r.task.radius)
     length, _fixed_length = _commonest(bounds, lambda r: r.task.length)
@@ -64,7 +56,7 @@ def worst_case(records: Sequence[Record]) -> Chart:
 def regimes_panels(records: Sequence[Record]) -> Chart:
     """Draw, for each head and radius, the worst constant found against the length, between bounds and plateau."""
     rows: Rows = []
-    for case, found in grouped(records, _case).items():
+    for case, found in _cases(records).items():
         crossing = found[0].number("crossing")
         panel = f"{case}: n* ≈ {crossing:,.0f}"
         for series, value in (
@@ -83,7 +75,7 @@ def regimes_panels(records: Sequence[Record]) -> Chart:
 def transition(records: Sequence[Record]) -> Chart:
     """Draw all regimes in one: the constant in units of its plateau against the length in units of the crossing."""
     rows: Rows = []
-    for case, found in grouped(records, _case).items():
+    for case, found in _cases(records).items():
         scaled = ((r.task.length / r.number("crossing"), r.lower / r.number("plateau")) for r in found)
         rows += points(((x, y) for x, y in scaled if 1 / FAR <= x <= FAR), panel="", series=case)
     cases = list(dict.fromkeys(row["series"] for row in rows))
@@ -103,92 +95,64 @@ def transition(records: Sequence[Record]) -> Chart:
 def worst_measures(records: Sequence[Record]) -> Chart:
     """Draw the atoms of the worst measures found on the line, the larger the heavier, one row for each measure."""
     rows: Rows = []
-    for r in sorted(records, key=lambda r: (r.task.A, r.task.radius, r.task.length)):
-        numbers = dict(r.numbers)
-        for k in range(r.task.length):
-            if f"mass {k}" in numbers and numbers[f"mass {k}"] > 0:
-                atom = {"place": numbers[f"coordinate {k}"], "mass": numbers[f"mass {k}"]}
-                row = f"{r.task.length} atoms: {r.lower:.4g}"
-                rows.append({"panel": _case(r), "row": row, "atoms": r.task.length, **atom})
-    rows = [row | {"label": f"{row['mass']:.2g}"} for row in rows]
-    return _atoms(rows, title=_light_title(rows))
+    for case, found in _cases(records).items():
+        for r in found:
+            row = {"panel": case, "row": f"{r.task.length} atoms: {r.lower:.4g}", "atoms": r.task.length}
+            rows += [row | atom for atom in _merged(r)]
+    heaviest = [max(atom["mass"] for atom in _merged(r)) for r in records]
+    title = f"The worst measures are unbalanced: one place holds {_share(min(heaviest))} of the mass or more"
+    return _atoms(rows, title=title)
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """Return the records of each key, keys and lengths in their order."""
-    groups: dict[Any, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (r.task.length, r.task.window)):
-        groups.setdefault(key(record), []).append(record)
-    return dict(sorted(groups.items()))
+def splitting_on_text(records: Sequence[Record]) -> Chart:
+    """Draw, for each map and layer, what splitting one token gains over moving them all; above 1 a window splits."""
+    rows: Rows = []
+    for (model, _head, _digits, part), found in grouped(records, _part).items():
+        panel = f"{model}, {part}"
+        rows += points(((r.task.layer, _gain(r)) for r in found), panel=panel, series=WINDOW)
+        rows += points(((layer, 1.0) for layer in sorted({r.task.layer for r in found})), panel=panel, series=EQUAL)
+    splits = sum(r.number("splits") > 0 for r in records)
+    title = f"Splitting one token beats moving all in {splits} of {len(records)} cases"
+    x = alt.X("x:O", title="layer", axis=alt.Axis(labelAngle=0))
+    styles = {EQUAL: ("dashes", GREY), WINDOW: ("points", BLUE)}
+    return series_panels(rows, styles, across=x, up="split / move", title=title, shared=True)
 
 
-def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
-    """Return a row for each pair that logarithmic axes can show."""
-    return [{"x": x, "y": y, **fields} for x, y in pairs if y is not None and _drawable(x) and _drawable(y)]
+def attack(records: Sequence[Record]) -> Chart:
+    """Draw the true ratios of distances that the attack attains against those that the derivative predicts."""
+    rows: Rows = []
+    for series, predicted, attained in ((MOVE, "move", "move_ratio"), (SPLIT, "split", "split_ratio")):
+        pairs = [(r.number(predicted), r.number(attained)) for r in records if attained in dict(r.numbers)]
+        rows += points(((x, y) for x, y in pairs if _drawable(x)), panel="", series=series)
+    errors = [abs(row["y"] / row["x"] - 1) for row in rows]
+    ends = _span([row[name] for row in rows for name in ("x", "y")])
+    rows += points(((end, end) for end in ends), panel="", series=EQUAL)
+    title = f"The attack attains what the derivative predicts, within {max(errors, default=0.0):.2g}"
+    styles = {EQUAL: ("dashes", GREY), MOVE: ("points", BLUE), SPLIT: ("points", PINK)}
+    size = {"width": 340, "height": 340}
+    return series_panels(rows, styles, across="predicted", up="attained", title=title, size=size)
 
 
-def series_panels(
-    rows: Rows,
-    styles: Styles,
-    *,
-    title: str,
-    across: str | alt.X,
-    up: str = "Lipschitz constant",
-    size: dict[str, int] = PANEL,
-    shared: bool = False,
-) -> alt.FacetChart:
-    """Draw series of points and lines on logarithmic axes, one panel for each ``panel`` of the rows."""
-    drawn = {name: style for name, style in styles.items() if any(row["series"] == name for row in rows)}
-    colours = alt.Scale(domain=list(drawn), range=[colour for _mark, colour in drawn.values()])
-    legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=300, symbolOpacity=1) if len(drawn) > 1 else None
-    colour = alt.Color("series:N", title=None, scale=colours, legend=legend)
-    layers = [marked(mark, series=name).encode(color=colour) for name, (mark, _colour) in drawn.items()]
-    return log_panels(layers, rows, across=across, up=up, title=title, size=size, shared=shared)
+def _part(record: Record) -> tuple[str, bool, int, str]:
+    """Order whole layers before heads, and heads by their number."""
+    part = record.task.map
+    return record.task.model, part.startswith("head"), len(part), part
 
 
-def log_panels(
-    layers: Sequence[alt.Chart],
-    rows: Rows,
-    *,
-    title: str,
-    across: str | alt.X,
-    up: str,
-    size: dict[str, int] = PANEL,
-    shared: bool = False,
-) -> alt.FacetChart:
-    """Draw layers over each other in every panel; heights are shared by all panels, or each has its own."""
-    span = _span([row["x"] for row in rows])
-    x = alt.X("x:Q", title=across, scale=_log(span), axis=_round_ticks(span)) if isinstance(across, str) else across
-    ticks = alt.Axis(labelExpr=LARGE_NUMBERS, tickCount=4, labelOverlap="greedy")
-    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=ticks)
-    placed = [layer.encode(x=x) if layer.mark.type == "rule" else layer.encode(x=x, y=y) for layer in layers]
-    chart = panels(alt.LayerChart(layer=placed).properties(**size), rows, title=title)
-    return chart if shared else chart.resolve_scale(y="independent")
+def _gain(record: Record) -> float | None:
+    return record.number("split") / record.number("move") if record.number("move") else None
 
 
-def panels(chart: alt.LayerChart, rows: Rows, *, title: str) -> alt.FacetChart:
-    """Repeat a chart for each ``panel`` of the rows, in their order, under a label that may have several lines."""
-    header = alt.Header(
-        labelExpr="split(datum.value, '\\n')", labelFontSize=12, labelAnchor="start", labelLineHeight=15
-    )
-    facet = alt.Facet("panel:N", title=None, sort=list(dict.fromkeys(row["panel"] for row in rows)), header=header)
-    return chart.facet(facet=facet, data=alt.Data(values=rows), columns=COLUMNS).properties(
-        title=alt.TitleParams(title, offset=12)
-    )
-
-
-def marked(mark: str, *, series: str) -> alt.Chart:
-    """Return one of our marks for the rows of one series."""
-    return alt.Chart(mark=alt.MarkDef(**MARKS[mark])).transform_filter(alt.datum.series == series)
+def splitting_on_the_line(_records: Sequence[Record]) -> Chart:
+    """Draw which pairs of equal masses on the line split; the formula needs no records."""
+    return splitting_chart(splitting_map(A=-1.0, V=1.0))
 
 
 def _commonest(records: Sequence[Record], key: Callable[[Record], float]) -> tuple[float, list[Record]]:
     return max(grouped(records, key).items(), key=lambda item: len(item[1]))
 
 
-def _bounds(
-    records: Sequence[Record], at: Callable[[Record], bool], x: Callable[[Record], float], panel: str
-) -> Rows:
+def _bounds(records: Sequence[Record], at: Callable[[Record], bool], x: Callable[[Record], float], panel: str) -> Rows:
     here = sorted((r for r in records if at(r)), key=x)
     rows = points(((x(r), r.lower) for r in here if r.task.kind == "ascent"), panel=panel, series=ASCENT)
     for name, (series, _mark, _colour) in BOUNDS.items():
@@ -211,7 +175,7 @@ def _gap(record: Record) -> str:
 def _transition_title(records: Sequence[Record]) -> str:
     before = [
         growth_of((r.task.length, r.lower) for r in found if r.task.length * CLEAR < r.number("crossing"))
-        for found in grouped(records, _case).values()
+        for found in _cases(records).values()
     ]
     slopes = [law.exponent for law in before if law is not None]
     after = [r.lower / r.number("plateau") for r in records if r.task.length > CLEAR * r.number("crossing")]
@@ -220,15 +184,29 @@ def _transition_title(records: Sequence[Record]) -> str:
     return "; ".join(said).capitalize() or "The constant around the crossing"
 
 
-def _light_title(rows: Rows) -> str:
-    heaviest = {(row["panel"], row["row"]): max(r["mass"] for r in rows if r["row"] == row["row"]) for row in rows}
-    return f"The worst measures are unbalanced: one atom holds {min(heaviest.values()):.1%} or more of the mass"
+def _merged(record: Record) -> Rows:
+    """Return the places of a measure with their masses; atoms at one place are one."""
+    numbers, places = dict(record.numbers), list[dict[str, float]]()
+    for k in range(record.task.length):
+        place, mass = numbers.get(f"coordinate {k}", 0.0), numbers.get(f"mass {k}", 0.0)
+        same = [atom for atom in places if abs(atom["place"] - place) <= NEAR * record.task.radius]
+        if same:
+            same[0]["mass"] += mass
+        elif mass > 0:
+            places.append({"place": place, "mass": mass})
+    return [atom | {"label": f"{atom['mass']:.2g}"} for atom in places]
+
+
+def _share(mass: float) -> str:
+    return f"{mass:.2%}" if mass < 0.9999 else "99.99 %"
 
 
 def _atoms(rows: Rows, *, title: str) -> Chart:
     sizes = alt.Scale(type="log", domain=[LIGHT, 1], range=[12, 420], clamp=True)
     base = alt.Chart().encode(
-        x=alt.X("place:Q", title="place on the line", scale=alt.Scale(padding=24, nice=False), axis=alt.Axis(tickCount=5)),
+        x=alt.X(
+            "place:Q", title="place on the line", scale=alt.Scale(padding=24, nice=False), axis=alt.Axis(tickCount=5)
+        ),
         y=alt.Y("row:N", title=None, sort=alt.SortField("atoms"), axis=alt.Axis(grid=True, labelLimit=200)),
     )
     dots = base.mark_point(filled=True, color=BLUE, opacity=0.75).encode(
@@ -239,8 +217,10 @@ def _atoms(rows: Rows, *, title: str) -> Chart:
     return panels(chart, rows, title=title).resolve_scale(x="independent", y="independent")
 
 
-def _case(record: Record) -> str:
-    return f"A = {_written(record.task.A)}, R = {record.task.radius:g}"
+def _cases(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each head and radius, by what to call them."""
+    cases = grouped(records, lambda r: (len(r.task.A), r.task.A, r.task.radius))
+    return {f"A = {_written(A)}, R = {radius:g}": found for (_d, A, radius), found in cases.items()}
 
 
 def _written(A: Matrix) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -68,6 +68,7 @@ class Plan:
                 "another folder with --out."
             )
         store.keep(f"notes on {self.transformer.name}", json.dumps(self.transformer.notes))
+        store.keep(plan_fact(self.tasks[0]), json.dumps([task.key for task in self.tasks + self.heads]))
         self._note_first_window(store)
 
     def result(self, store: Store) -> Measurement:
@@ -286,6 +287,11 @@ def _check_device(device: str | None) -> None:
     except (RuntimeError, AssertionError) as error:
         what = str(error).splitlines()[0].rstrip(".")
         raise AssumptionError(f"the device {device!r} cannot be used: {what}.") from error
+
+
+def plan_fact(task: Task) -> str:
+    """Name the fact that a run keeps about what was asked for with the settings of a task."""
+    return f"tasks like {replace(task, layer=0, length=1, window=0).key}"
 
 
 def sharp_fact(model: str, part: str, layer: LayerSummary) -> str:

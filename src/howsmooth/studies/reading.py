@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from howsmooth.errors import FileError
-from howsmooth.studies.measure import sharp_fact, window_key
+from howsmooth.studies.measure import plan_fact, sharp_fact, window_key
 from howsmooth.studies.measurement import Measurement
 from howsmooth.studies.records import Record
 from howsmooth.studies.store import FILE, Store
@@ -28,20 +28,26 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
 
 def measurements(store: Store) -> list[Measurement]:
     """Return the measurements on text that a run holds: one for each model, text, map and solver setting."""
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    heads: dict[tuple[object, ...], list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in store.records():
         if record.task.kind == "local":
-            place = heads if record.task.map.startswith("head:") else groups
-            place.setdefault(_setting(record), []).append(record)
+            groups.setdefault(plan_fact(record.task), []).append(record)
+    plans = {name: frozenset(json.loads(store.fact(name) or "[]")) for name in groups}
+    known = {record.task.key: record for records in groups.values() for record in records}
+    # heads that were measured beside a layer belong to it, unless they were asked for by themselves
+    beside = {key for planned in plans.values() for key in planned}
     found = []
-    for key, records in (groups or heads).items():
-        of_heads = heads.get(_without_map(key), []) if groups else []
-        found.append(_measurement(store, records, of_heads))
+    for name, records in groups.items():
+        if not plans[name] and all(record.task.key in beside for record in records):
+            continue
+        mine = {record.task.key for record in records}
+        heads = [known[key] for key in plans[name] - mine if key in known]
+        complete = plans[name] <= known.keys() if plans[name] else not store.failures()
+        found.append(_measurement(store, records, heads, complete))
     return found
 
 
-def _measurement(store: Store, records: Sequence[Record], heads: Sequence[Record]) -> Measurement:
+def _measurement(store: Store, records: Sequence[Record], heads: Sequence[Record], complete: bool) -> Measurement:
     ordered = sorted(records, key=_place)
     first = ordered[0].task
     longest = max(ordered, key=lambda record: (record.task.length, -record.task.window)).task
@@ -58,20 +64,10 @@ def _measurement(store: Store, records: Sequence[Record], heads: Sequence[Record
         notes=tuple(json.loads(store.fact(f"notes on {first.model}") or "[]")),
         tokens=store.window(window_key(longest)),
         run=str(store.folder),
-        complete=not store.failures(),
+        complete=complete,
     )
 
 
 def _place(record: Record) -> tuple[int, int, int, str]:
     task = record.task
     return task.layer, task.length, task.window, task.map
-
-
-def _setting(record: Record) -> tuple[object, ...]:
-    task = record.task
-    part = "" if task.map.startswith("head:") else task.map
-    return (task.model, task.digest, task.special_tokens, task.seed, task.rtol, task.confidence, task.certify, part)
-
-
-def _without_map(key: tuple[object, ...]) -> tuple[object, ...]:
-    return (*key[:-1], "")

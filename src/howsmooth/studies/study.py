@@ -124,9 +124,14 @@ class Lines:
     def of(cls, path: Path) -> "Lines":
         """Read a file."""
         try:
-            return cls(name=str(path), text=path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"the study {str(path)!r} cannot be read: {error}.") from error
+            content = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"the study {str(path)!r} cannot be read: {error.strerror or error}.") from error
+        try:
+            return cls(name=str(path), text=content.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            line = content[: error.start].count(b"\n") + 1
+            raise StudyError(f"{path}, line {line}: this is not UTF-8; is it text? Convert it first.") from error
 
     def at(self, key: str) -> str:
         """Return the file and the line in which a key is set; the file alone if it is not."""

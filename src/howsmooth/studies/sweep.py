@@ -66,7 +66,7 @@ def sweep(
         retry_failed: Whether to try again what failed before.
         progress: Called whenever something was stored.
     """
-    tasks = tuple(dict.fromkeys(tasks))
+    tasks = tuple({task.key: task for task in tasks}.values())
     done = store.done(tasks)
     failed = frozenset[str]() if retry_failed else store.failed(tasks) - done
     finished = done | failed
