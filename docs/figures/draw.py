@@ -11,6 +11,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.report.charts import regimes_chart, save_chart, splitting_chart
+from howsmooth.report.measurement_charts import constant_against_length
 
 HERE = Path(__file__).parent
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#9a9a9a", "#0072b2", "#d55e00", "#009e73"
@@ -190,7 +191,13 @@ def regimes() -> Any:
     return regimes_chart(hs.regimes(hs.Attention.single_head(A=-one, V=one), 2.0, lengths))
 
 
+def minilm() -> alt.FacetChart:
+    """Draw what ``make demo`` finds: the constant of every layer of MiniLM on Alice against the length."""
+    return constant_against_length(hs.measure("minilm"))
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
+    "minilm": minilm,
     "splitting": splitting,
     "regimes": regimes,
     "radius": radius,
@@ -220,7 +227,7 @@ def chosen(names: list[str]) -> Iterator[str]:
 if __name__ == "__main__":
     for name in chosen(sys.argv[1:]):
         chart, target = FIGURES[name](), HERE / f"{name}.svg"
-        if name in ("splitting", "regimes"):
+        if name in ("splitting", "regimes", "minilm"):
             save_chart(chart, target)
         else:
             styled(chart).save(target)

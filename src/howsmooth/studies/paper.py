@@ -154,7 +154,7 @@ def splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Task]:
 
 def measures(sizes: Sizes, _models: Sequence[str]) -> Iterator[Task]:
     """Search for the worst measures on the line: few atoms, very unbalanced."""
-    for A, radius in ((-1.0, 2.0), (8.0, 1.0), (1.0, 4.0)):
+    for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
         for atoms in sizes.atoms:
             yield Task(kind="measure", A=_number(A), V=_number(1.0), length=atoms, radius=radius, climb=100)
 
