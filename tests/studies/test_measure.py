@@ -424,3 +424,15 @@ def test_what_cannot_be_had_is_refused_before_any_work(options, words, tokenizer
         hs.measure(tiny(tokenizer), out=tmp_path / "run", **small | options)
     assert len(str(refusal.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_measurement_shows_itself(tokenizer, small):
+    measured = hs.measure(tiny(tokenizer), **small)
+    shown = repr(measured).splitlines()
+    assert "BertModel@" in shown[0]
+    assert shown[1].split()[:2] == ["layer", "constant"]
+    assert shown[2].split()[1] == f"{measured.layers[0].constant:.4g}"
+    html = dataclasses.replace(measured, model="<script>alert(1)</script>")._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert f"{measured.layers[1].constant:.4g}" in html

@@ -65,7 +65,7 @@ def measure(
     import warnings
 
     from howsmooth.cli.figures import write_figures
-    from howsmooth.cli.layers import print_answer, print_table
+    from howsmooth.cli.layers import print_answer
     from howsmooth.errors import ConvergenceWarning
     from howsmooth.studies.measure import plan
     from howsmooth.studies.store import Store
@@ -110,7 +110,6 @@ def measure(
         typer.echo(found.to_json())
     elif found.layers:
         print_answer(found)
-        print_table(found)
     if found.layers:
         figures = write_figures(found, folder)
         typer.echo(f"Records are in {folder / 'records.sqlite'}, {len(figures)} figures in {folder}.", err=as_json)

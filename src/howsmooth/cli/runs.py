@@ -50,7 +50,7 @@ def show(
 
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
-    from howsmooth.cli.layers import print_answer, print_table
+    from howsmooth.cli.layers import print_answer
     from howsmooth.studies.reading import measurements, open_run
 
     with open_run(run) as store:
@@ -60,7 +60,6 @@ def show(
         return
     for measurement in found:
         print_answer(measurement)
-        print_table(measurement)
     if not found:
         typer.echo(f"Nothing in {run} was measured at a text; all there is: howsmooth export {run} --to csv")
     say_failures(failures)

@@ -21,6 +21,10 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 # How each series is drawn, by its name: mark and colour.
 Styles = dict[str, tuple[str, str]]
+# Labels at 6, 8 and 9 stay away: nine to a decade are too many.
+FEW_DIGITS = f"test(/^[689]e/, format(datum.value, '.3~e')) ? '' : {LARGE_NUMBERS}"
+# Panels whose values differ by less than this factor are drawn as flat: noise is not blown up.
+FLAT, ROOM = 1.04, "room"
 
 
 def series_panels(
@@ -57,11 +61,11 @@ def log_panels(
     """Draw layers over each other in every panel; heights are shared by all panels, or each has its own."""
     span = _span([row["x"] for row in rows])
     x = alt.X("x:Q", title=across, scale=_log(span), axis=_round_ticks(span)) if isinstance(across, str) else across
-    ticks = alt.Axis(labelExpr=LARGE_NUMBERS, tickCount=4, labelOverlap="greedy")
-    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=ticks)
-    placed = [layer.encode(x=x) if layer.mark.type == "rule" else layer.encode(x=x, y=y) for layer in layers]
-    chart = panels(alt.LayerChart(layer=placed).properties(**size), rows, title=title)
-    return chart if shared else chart.resolve_scale(y="independent")
+    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks())
+    unseen = marked("points", series=ROOM).encode(opacity=alt.value(0))
+    placed = [layer.encode(x=x) if layer.mark.type == "rule" else layer.encode(x=x, y=y) for layer in (*layers, unseen)]
+    chart = panels(alt.LayerChart(layer=placed).properties(**size), rows + room(rows, "y"), title=title)
+    return chart.resolve_axis(x="independent").resolve_scale(y="shared" if shared else "independent")
 
 
 def panels(chart: alt.LayerChart, rows: Rows, *, title: str) -> alt.FacetChart:
@@ -73,6 +77,24 @@ def panels(chart: alt.LayerChart, rows: Rows, *, title: str) -> alt.FacetChart:
     return chart.facet(facet=facet, data=alt.Data(values=rows), columns=COLUMNS).properties(
         title=alt.TitleParams(title, offset=12)
     )
+
+
+def room(rows: Rows, axis: str) -> Rows:
+    """Return two unseen points for each panel that is nearly flat along an axis."""
+    widened: Rows = []
+    for panel in dict.fromkeys(row["panel"] for row in rows):
+        here = sorted((row for row in rows if row["panel"] == panel and "y" in row), key=lambda row: row[axis])
+        if here and here[-1][axis] < FLAT * here[0][axis]:
+            ends = here[0][axis] / FLAT, here[-1][axis] * FLAT
+            widened += [
+                {"x": here[0]["x"], "y": here[0]["y"], axis: end, "panel": panel, "series": ROOM} for end in ends
+            ]
+    return widened
+
+
+def log_ticks() -> alt.Axis:
+    """Return an axis whose labels do not crowd; all are as wide, so that panels stand below each other."""
+    return alt.Axis(labelExpr=FEW_DIGITS, tickCount=5, labelOverlap="greedy", labelSeparation=3, minExtent=40)
 
 
 def marked(mark: str, *, series: str) -> alt.Chart:

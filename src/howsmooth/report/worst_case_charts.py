@@ -5,9 +5,9 @@ from statistics import median
 
 import altair as alt
 
-from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows, splitting_chart
-from howsmooth.report.measurement_charts import PANEL, _drawable, _span
-from howsmooth.report.panels import PINK, SKY, YELLOW, Styles, grouped, panels, points, series_panels
+from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE, Chart, Rows, splitting_chart
+from howsmooth.report.measurement_charts import _drawable, _span
+from howsmooth.report.panels import PINK, SKY, YELLOW, Styles, grouped, log_ticks, panels, points, series_panels
 from howsmooth.search.splitting_map import splitting_map
 from howsmooth.studies.records import Record
 from howsmooth.studies.summary import growth_of
@@ -42,12 +42,13 @@ def worst_case(records: Sequence[Record]) -> Chart:
     radius, fixed_radius = _commonest(bounds, lambda r: r.task.radius)
     length, _fixed_length = _commonest(bounds, lambda r: r.task.length)
     rows = [
-        *_bounds(records, lambda r: r.task.radius == radius, lambda r: r.task.length, f"against n, R = {radius:g}"),
-        *_bounds(records, lambda r: r.task.length == length, lambda r: r.task.radius, f"against R, n = {length}"),
+        *_bounds(
+            records, lambda r: r.task.radius == radius, lambda r: r.task.length, f"number of tokens n (R = {radius:g})"
+        ),
+        *_bounds(records, lambda r: r.task.length == length, lambda r: r.task.radius, f"radius R (n = {length})"),
     ]
     styles: Styles = {name: (mark, colour) for name, mark, colour in BOUNDS.values()} | {ASCENT: ("points", INK)}
-    ticks = alt.Axis(labelExpr=LARGE_NUMBERS, tickCount=5, labelOverlap="greedy")
-    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log", nice=False, padding=8), axis=ticks)
+    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks())
     title = _gap(max(fixed_radius, key=lambda r: r.task.length))
     chart = series_panels(rows, styles, across=x, title=title, size={"width": 310, "height": 260}, shared=True)
     return chart.resolve_scale(x="independent")
@@ -67,8 +68,8 @@ def regimes_panels(records: Sequence[Record]) -> Chart:
             rows += points(((r.task.length, value(r)) for r in found), panel=panel, series=series)
         if found[0].task.length <= crossing <= found[-1].task.length:
             rows.append({"x": crossing, "panel": panel, "series": CROSSING})
-    share = median(r.lower / r.upper for r in records if r.upper)
-    title = f"The worst found is {share:.0%} of the upper bound (median); it rises to a plateau"
+    shares = [r.lower / r.upper for r in records if r.upper] or [0.0]
+    title = f"The worst found lies between {min(shares):.1%} and {max(shares):.0%} of the upper bound"
     return series_panels(rows, REGIMES, across="number of tokens n", title=title)
 
 
@@ -127,7 +128,7 @@ def attack(records: Sequence[Record]) -> Chart:
     errors = [abs(row["y"] / row["x"] - 1) for row in rows]
     ends = _span([row[name] for row in rows for name in ("x", "y")])
     rows += points(((end, end) for end in ends), panel="", series=EQUAL)
-    title = f"The attack attains what the derivative predicts, within {max(errors, default=0.0):.2g}"
+    title = f"The attack attains what the derivative predicts, within {max(errors, default=0.0):.2%}"
     styles = {EQUAL: ("dashes", GREY), MOVE: ("points", BLUE), SPLIT: ("points", PINK)}
     size = {"width": 340, "height": 340}
     return series_panels(rows, styles, across="predicted", up="attained", title=title, size=size)
@@ -179,7 +180,7 @@ def _transition_title(records: Sequence[Record]) -> str:
     ]
     slopes = [law.exponent for law in before if law is not None]
     after = [r.lower / r.number("plateau") for r in records if r.task.length > CLEAR * r.number("crossing")]
-    said = [f"well below n* the constant grows like n^{median(slopes):.2f}"] if slopes else []
+    said = [f"well below n* the constant grows like n^{min(slopes):.2f} to n^{max(slopes):.2f}"] if slopes else []
     said += [f"well above it is {median(after):.2f} of the plateau"] if after else []
     return "; ".join(said).capitalize() or "The constant around the crossing"
 
@@ -194,7 +195,7 @@ def _merged(record: Record) -> Rows:
             same[0]["mass"] += mass
         elif mass > 0:
             places.append({"place": place, "mass": mass})
-    return [atom | {"label": f"{atom['mass']:.2g}"} for atom in places]
+    return [atom | {"label": f"{atom['mass']:.1g}".replace("e-0", "e-")} for atom in places]
 
 
 def _share(mass: float) -> str:
@@ -205,7 +206,7 @@ def _atoms(rows: Rows, *, title: str) -> Chart:
     sizes = alt.Scale(type="log", domain=[LIGHT, 1], range=[12, 420], clamp=True)
     base = alt.Chart().encode(
         x=alt.X(
-            "place:Q", title="place on the line", scale=alt.Scale(padding=24, nice=False), axis=alt.Axis(tickCount=5)
+            "place:Q", title="place on the line", scale=alt.Scale(padding=18, nice=False), axis=alt.Axis(tickCount=5)
         ),
         y=alt.Y("row:N", title=None, sort=alt.SortField("atoms"), axis=alt.Axis(grid=True, labelLimit=200)),
     )
@@ -213,7 +214,7 @@ def _atoms(rows: Rows, *, title: str) -> Chart:
         size=alt.Size("mass:Q", scale=sizes, legend=alt.Legend(values=[1, 0.1, 0.01, 0.001, 1e-4], format="~g"))
     )
     masses = base.mark_text(dy=-15, fontSize=10, color=INK).encode(text="label:N")
-    chart = alt.LayerChart(layer=[dots, masses]).properties(width=PANEL["width"], height=alt.Step(46))
+    chart = alt.LayerChart(layer=[dots, masses]).properties(width=170, height=alt.Step(46))
     return panels(chart, rows, title=title).resolve_scale(x="independent", y="independent")
 
 

@@ -3,11 +3,18 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from statistics import geometric_mean
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
 from howsmooth.studies.growth import Growth
 from howsmooth.studies.records import Record
+
+COLUMNS = ("layer", "constant", "range", "exponent", "95 % interval", "R", "certificate", "sharp bound")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,21 @@ class LayerSummary:
     sharp_upper: float | None
     local_upper: float | None
     released_growth: Growth | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The answer in words, one for each of :data:`COLUMNS`."""
+        growth = self.growth
+        return (
+            str(self.layer),
+            f"{self.constant:.4g}",
+            f"{self.least:.3g}–{self.most:.3g}",
+            "—" if growth is None else f"{growth.exponent:.3f}",
+            "—" if growth is None else f"[{growth.low:.2f}, {growth.high:.2f}]",
+            f"{self.radius:.3g}",
+            "—" if self.local_upper is None else f"{self.local_upper:.3g}",
+            "—" if self.sharp_upper is None else f"{self.sharp_upper:.3g}",
+        )
 
     def as_row(self) -> dict[str, Any]:
         """Return the fields that the command line prints as JSON."""
@@ -100,6 +122,62 @@ class Measurement:
     def lengths(self) -> tuple[int, ...]:
         """The lengths that were measured."""
         return tuple(sorted({record.task.length for record in self.records}))
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        windows = len({record.task.window for record in self.records})
+        length = max(self.lengths, default=0)
+        return f"{self.model} on {self.text}: the constant of {self.map!r} at {windows} windows of n = {length} tokens"
+
+    @property
+    def legend(self) -> str:
+        """What the columns mean and what the numbers are worth."""
+        pairs = [(record.upper, record.lower) for record in self.records if record.upper and record.lower]
+        widest = max((upper / lower for upper, lower in pairs), default=1.0)
+        worth = 100 * self.records[0].task.confidence if self.records else 0
+        return (
+            f"Each constant is attained, and within a factor of {widest:.4f} of the truth ({worth:g} % each). "
+            "It grows like n^exponent. Certificate: a proof at these inputs (mean). Sharp bound: for any "
+            f"{max(self.lengths, default=0)} tokens of length at most R, the mean radius."
+        )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the numbers has to know."""
+        said = list(self.notes)
+        open_ends = sum(record.status not in ("converged", "invariant", "zero") for record in self.records)
+        if open_ends:
+            said.append(f"{open_ends} of {len(self.records)} brackets did not close: their upper ends are loose")
+        said += [f"layer {s.layer}: {s.growth.note}" for s in self.layers if s.growth is not None and s.growth.note]
+        return tuple(said)
+
+    def __repr__(self) -> str:
+        """Show the answer for each layer as plain text."""
+        table = [COLUMNS, *(layer.cells for layer in self.layers)]
+        widths = [max(len(row[i]) for row in table) for i in range(len(COLUMNS))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join((self.title, *lines, *(f"Note: {remark}." for remark in self.remarks)))
+
+    def __rich__(self) -> Group:
+        """Render in a rich console: the answer, what it is worth, and what to know."""
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for layer in self.layers:
+            table.add_row(*layer.cells)
+        # names may hold brackets, which are no markup
+        said = [Text(f"Note: {remark}.", style="yellow") for remark in self.remarks]
+        return Group(Text(self.title, style="bold"), table, Text(self.legend, style="dim"), *said)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in layer.cells)}</tr>" for layer in self.layers
+        )
+        said = "".join(f"<li>{escape(remark)}</li>" for remark in self.remarks)
+        table = f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{body}</table>"
+        return f"{table}<p>{escape(self.legend)}</p><ul>{said}</ul>"
 
     def to_json(self) -> str:
         """Return one JSON object."""
