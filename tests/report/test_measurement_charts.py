@@ -13,6 +13,7 @@ from howsmooth.report.token_chart import sensitive_tokens
 from howsmooth.studies.growth import growth
 from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
 from howsmooth.studies.records import Record
+from howsmooth.studies.setting import here
 from howsmooth.studies.tasks import Task
 
 LENGTHS = (4, 8, 16)
@@ -36,6 +37,7 @@ def record(layer, length, window, *, part="attention", lower=None, local_upper=N
         sensitivity=shares,
         response=shares,
         seconds=0.1,
+        setting=here(),
     )
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import jaxtyping
 import pytest
+import torch
+import transformers
 
 from howsmooth.cli.app import main
+from howsmooth.models.builtin import built_in_path
 from howsmooth.models.text import read_text
 from howsmooth.studies.records import Record
 from howsmooth.studies.tasks import Task
@@ -66,6 +69,24 @@ def alice_tasks():
         ]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def save_model():
+    """Save a small model with random weights and MiniLM's tokenizer in a folder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(built_in_path("minilm"))
+
+    def save(folder, seed=0):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+        model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=30522, max_position_embeddings=40))
+        for parameter in model.parameters():
+            parameter.data = 0.3 * torch.randn(parameter.shape)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save
 
 
 @pytest.fixture

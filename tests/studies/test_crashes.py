@@ -199,7 +199,7 @@ def test_a_process_that_only_writes_can_be_killed_at_any_moment(launcher, tmp_pa
 def test_the_command_line_killed_and_called_again_ends_as_one_that_was_not(howsmooth, tmp_path, untimed):
     study = tmp_path / "study.toml"
     study.write_text(
-        'name = "k"\nlayers = [0, 1, 2, 3]\nlengths = [8, 16, 32, 64, 128]\nsequences = 5\nmaps = ["attention", "head:0"]',
+        'lengths = [8, 12, 16]\nsequences = 4\ncertify = false\nmaps = ["head:0", "head:1"]',
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "howsmooth", "sweep", str(study), "--out", str(tmp_path / "killed")]
@@ -214,11 +214,11 @@ def test_the_command_line_killed_and_called_again_ends_as_one_that_was_not(howsm
         process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     with Store(tmp_path / "killed") as store:
-        assert 0 < len(store.records()) < 200
+        assert 0 < len(store.records()) < 144
     assert howsmooth("sweep", str(study), "--out", str(tmp_path / "killed")).code == 0
     assert howsmooth("sweep", str(study), "--out", str(tmp_path / "whole")).code == 0
     with Store(tmp_path / "killed") as killed, Store(tmp_path / "whole") as whole:
-        assert len(whole.records()) == 200
+        assert len(whole.records()) == 144
         assert untimed(killed.records()) == untimed(whole.records())
 
 
@@ -231,7 +231,7 @@ def _some(folder):
 
 @pytest.mark.slow
 def test_two_processes_on_one_folder_both_finish_and_every_record_is_there_once(launcher, uninterrupted, tmp_path):
-    for name in ("one", "two", "three"):  # they also begin the file at the same moment
+    for name in ("one", "two"):  # they also begin the file at the same moment
         pids = [launcher.start(tmp_path / name) for _ in range(2)]
         assert [launcher.wait(pid) for pid in pids] == [0, 0]
         check_whole(tmp_path / name, uninterrupted)
@@ -245,7 +245,7 @@ def test_a_process_finishes_beside_one_that_is_killed(launcher, uninterrupted, t
     check_whole(tmp_path / "run", uninterrupted)
 
 
-@pytest.mark.parametrize("limit", [0, 4096, 150_000])
+@pytest.mark.parametrize("limit", [4096, 150_000])
 def test_a_file_that_may_not_grow_is_a_clear_error_and_the_store_stays_whole(limit, launcher, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     assert launcher.wait(launcher.start(folder, limit=limit)) == 2
@@ -351,20 +351,12 @@ def test_a_store_that_was_cut_off_is_refused(size, filled):
 
 
 def test_garbage_in_any_page_is_refused(filled):
-    pages = (filled / FILE).stat().st_size // 4096
     whole = (filled / FILE).read_bytes()
     noise = random.Random(0)
-    with contextlib.closing(sqlite3.connect(filled / FILE)) as database:
-        used = {page for (page,) in database.execute("SELECT pageno FROM dbstat WHERE name = 'records'")} if _has_dbstat() else set()
-    for page in range(pages) if not used else sorted(page - 1 for page in used):
+    for start in range(0, len(whole), 4096):
         (filled / FILE).write_bytes(whole)
-        overwrite(filled, page * 4096, noise.randbytes(4096))
+        overwrite(filled, start, noise.randbytes(4096))
         check_refusal(filled)
-
-
-def _has_dbstat():
-    with contextlib.closing(sqlite3.connect(":memory:")) as database:
-        return ("ENABLE_DBSTAT_VTAB",) in database.execute("PRAGMA compile_options").fetchall()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lower": 1}', "7", '{"lower": 1, "sensitivity": 3}'])

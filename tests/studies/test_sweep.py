@@ -3,9 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
 
+import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.studies.records import Failure
+from howsmooth.studies.resources import transformer_of
 from howsmooth.studies.setting import here
 from howsmooth.studies.store import Store
 from howsmooth.studies.sweep import Unit, attempt, in_process, sweep, units
@@ -155,7 +158,9 @@ def test_the_tally_always_adds_up(alice_tasks, tmp_path):
         sweep(tasks[:2], store)
         tally = sweep(tasks, store, progress=seen.append)
     assert all(now.done + now.failed + now.left == len(tasks) for now in seen)
-    assert all(before.left > after.left and before.share < after.share for before, after in zip(seen, seen[1:], strict=False))
+    assert all(
+        before.left > after.left and before.share < after.share for before, after in zip(seen, seen[1:], strict=False)
+    )
     assert all(0 < now.share <= 1 for now in seen)
     assert (tally.done, tally.failed, tally.left) == (7, 2, 0)
     assert tally.share == pytest.approx(1.0)
@@ -209,6 +214,36 @@ def test_an_error_in_the_middle_keeps_what_was_done(tmp_path):
             sweep(lengths(5), store, execute=broken)
         assert [record.task.length for record in sorted(store.records(), key=lambda r: r.task.length)] == [3, 4]
         assert sweep(lengths(5), store).done == 5
+
+
+def test_a_model_that_changed_in_its_folder_is_measured_anew(save_model, tmp_path):
+    found = []
+    for seed in (0, 1):
+        model = save_model(tmp_path / "model", seed)
+        found.append(hs.measure(model, layers=[0], lengths=[8], sequences=1).records[0].lower)
+        fresh = save_model(tmp_path / f"model {seed}", seed)
+        assert found[-1] == pytest.approx(
+            hs.measure(fresh, layers=[0], lengths=[8], sequences=1).records[0].lower, rel=1e-4
+        )
+        hs.measure(model, layers=[0], lengths=[8], sequences=1)
+    assert found[0] != pytest.approx(found[1], rel=1e-2)
+
+
+def test_a_text_that_changed_in_its_file_is_measured_anew(tmp_path):
+    book, found = tmp_path / "book.txt", []
+    for line in ("the rabbit hole went straight on like a tunnel", "and what is the use of a book without pictures"):
+        book.write_text(line, encoding="utf-8")
+        measured = hs.measure("minilm", text=book, layers=[0], lengths=[8], sequences=1)
+        assert measured.complete
+        found.append(measured.records[0].lower)
+    assert found[0] != found[1]
+
+
+def test_a_model_in_memory_does_not_stand_in_for_other_numbers(alice_tasks, tmp_path):
+    hs.measure("minilm", layers=[0], lengths=[8], sequences=1)
+    (single,), (double,) = alice_tasks(windows=1, dtype="float32"), alice_tasks(windows=1, dtype="float64")
+    assert transformer_of(single).module.dtype == torch.float32
+    assert transformer_of(double).module.dtype == torch.float64
 
 
 def test_records_hold_versions_and_hardware(tmp_path):

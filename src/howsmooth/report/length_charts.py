@@ -9,8 +9,8 @@ from statistics import fmean, geometric_mean, median
 import altair as alt
 
 from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows
-from howsmooth.report.measurement_charts import _drawable, _span
 from howsmooth.report.panels import grouped, log_panels, marked, points, room, series_panels
+from howsmooth.report.scales import drawable, span_of
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.records import Record
 from howsmooth.studies.summary import growth_of
@@ -19,6 +19,7 @@ Value = Callable[[Record], float | None]
 TOKENS, CONSTANT = "number of tokens n", "local Lipschitz constant"
 WINDOW, MEAN = "a window", "geometric mean"
 LAW, RELEASED, MEASURED, CERTIFICATE = "power law", "released quantity", "measured", "certificate"
+DASHES, HUES = {LAW: [1, 0], RELEASED: [5, 3]}, {LAW: ORANGE, RELEASED: GREY}
 BUILT = {"two_point": ("two points", ORANGE), "tied_pair": ("tied pairs", BLUE)}
 # What is drawn of a record.
 _constant, _radius, _released, _certificate = map(attrgetter, ("lower", "radius", "released", "local_upper"))
@@ -30,20 +31,19 @@ def constant_against_length(records: Sequence[Record]) -> Chart:
     for place, found in _places(records).items():
         law, released, radius = _law(found), _law(found, _released), fmean(r.radius or 0.0 for r in found)
         beside = f"released n^{_digits(released.exponent)}, " if released else ""
-        panel = "\n".join([place, *([_exponent(law)] if law else []), f"{beside}R ≈ {radius:.3g}"])
+        panel = "\n".join([place, _exponent(law) if law else "no exponent", f"{beside}R ≈ {radius:.3g}"])
         for r in found:
-            bright = {"radius": r.radius / radius} if r.radius else {}
-            rows += points([(r.task.length, r.lower)], panel=panel, series=WINDOW, **bright)
+            relative = r.radius / radius if r.radius else 1.0
+            rows += points([(r.task.length, r.lower)], panel=panel, series=WINDOW, radius=relative)
         rows += points(((n, law.at(n)) for n in _lengths(found)), panel=panel, series=LAW) if law else []
         rows += points(_means(found, _released), panel=panel, series=RELEASED)
     legend = alt.Legend(orient="top", labelFontSize=12, symbolStrokeColor=INK, symbolSize=400)
-    kinds = alt.Scale(domain=[LAW, RELEASED], range=[[1, 0], [5, 3]])
+    drawn = [name for name in DASHES if any(row["series"] == name for row in rows)]
+    kinds = alt.Scale(domain=drawn, range=[DASHES[name] for name in drawn])
     dash = alt.StrokeDash("series:N", title=None, scale=kinds, legend=legend)
-    layers = [
-        marked("line", series=RELEASED).encode(color=alt.value(GREY), strokeDash=dash),
-        marked("points", series=WINDOW).encode(color=_shade("radius", "radius / mean", rows, log=False)),
-        marked("line", series=LAW).encode(color=alt.value(ORANGE), strokeDash=dash),
-    ]
+    lines = [marked("line", series=name).encode(color=alt.value(HUES[name]), strokeDash=dash) for name in drawn]
+    shade = _shade("radius", "radius / mean", rows, log=False)
+    layers = [marked("points", series=WINDOW).encode(color=shade), *lines]
     return log_panels(layers, rows, across=TOKENS, up=CONSTANT, title=_growth_title(records))
 
 
@@ -71,9 +71,10 @@ def radius_against_length(records: Sequence[Record]) -> Chart:
 def relative_growth(records: Sequence[Record]) -> Chart:
     """Draw how the constant of each window changes as it grows at its place, relative to its shortest length."""
     relative: list[Record] = []
-    for found in grouped(records, lambda r: (r.task.model, r.task.layer, r.task.window)).values():
-        first = found[0].lower
-        relative += [dataclasses.replace(r, lower=r.lower / first) for r in found] if _drawable(first) else []
+    for found in _places(records).values():
+        first = {r.task.window: r.lower for r in found if r.task.length == found[0].task.length and drawable(r.lower)}
+        kept = [r for r in found if r.task.window in first]
+        relative += [dataclasses.replace(r, lower=r.lower / first[r.task.window]) for r in kept]
     title = f"As windows grow in place, the constant changes by {_range(_changes(relative, _constant))}"
     return _windows(relative, _constant, mark="thread", up="relative to the shortest", title=title)
 
@@ -94,7 +95,7 @@ def certificates(records: Sequence[Record]) -> Chart:
         ratios = [bound / dict(measured)[n] for n, bound in certified if n in dict(measured)]
         panel = f"{place}\n{f'certificate looser by {_range(ratios)}' if ratios else 'no certificate'}"
         rows += points(measured, panel=panel, series=MEASURED) + points(certified, panel=panel, series=CERTIFICATE)
-    each = [r.local_upper / r.lower for r in records if r.local_upper and _drawable(r.lower)]
+    each = [r.local_upper / r.lower for r in records if r.local_upper and drawable(r.lower)]
     title = f"The certificate is {median(each):.3g} times the constant (median)" if each else "No certificates"
     styles = {CERTIFICATE: ("dotted line", GREEN), MEASURED: ("dotted line", BLUE)}
     return series_panels(rows, styles, across=TOKENS, up=CONSTANT, title=title)
@@ -106,7 +107,7 @@ def adversarial(records: Sequence[Record]) -> Chart:
     for place, found in _heads(records).items():
         told, drawn = [place], list[Rows]()
         for name, (series, _colour) in BUILT.items():
-            chosen = [r for r in found if r.task.points == name and _drawable(r.lower)]
+            chosen = [r for r in found if r.task.points == name and drawable(r.lower)]
             if not chosen:
                 continue
             c = geometric_mean(r.lower / math.sqrt(r.task.length) for r in chosen)
@@ -130,7 +131,7 @@ def _windows(records: Sequence[Record], value: Value, *, mark: str, up: str, tit
 
 
 def _shade(field: str, title: str, rows: Rows, *, log: bool) -> alt.Color:
-    domain = _span([row[field] for row in rows if field in row], room=1.0 + 1e-9)
+    domain = span_of([row[field] for row in rows if field in row], room=1.0 + 1e-9)
     shades = alt.Scale(scheme="viridis", reverse=True, domain=domain, type="log" if log else "linear")
     return alt.Color(f"{field}:Q", title=title, scale=shades, legend=alt.Legend(tickCount=4, labelExpr=LARGE_NUMBERS))
 
@@ -139,7 +140,7 @@ def _means(records: Sequence[Record], value: Value) -> list[tuple[int, float]]:
     """Return the geometric mean over windows at each length that has one."""
     means = []
     for n, here in grouped(records, lambda r: r.task.length).items():
-        positive = [v for r in here if (v := value(r)) is not None and _drawable(v)]
+        positive = [v for r in here if (v := value(r)) is not None and drawable(v)]
         means += [(n, geometric_mean(positive))] if positive else []
     return means
 
@@ -152,7 +153,7 @@ def _changes(records: Sequence[Record], value: Value) -> list[float]:
 
 def _spreads(records: Sequence[Record], value: Value) -> list[float]:
     """Return, for each place, the largest value over the smallest."""
-    each = [[v for r in found if (v := value(r)) and _drawable(v)] for found in _places(records).values()]
+    each = [[v for r in found if (v := value(r)) and drawable(v)] for found in _places(records).values()]
     return [max(values) / min(values) for values in each if values]
 
 

@@ -1,13 +1,13 @@
 """Charts of a measured model: constants against lengths and radii, layers and heads side by side, tokens to move."""
 
-import math
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 
 import altair as alt
 
-from howsmooth.report.charts import BLUE, GREEN, GREY, LARGE_NUMBERS, ORANGE, Chart, Rows, powers
+from howsmooth.report.charts import BLUE, GREEN, GREY, ORANGE, Chart, Rows
 from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
+from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
 from howsmooth.report.token_chart import sensitive_tokens, window_record
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.measurement import LayerSummary, Measurement
@@ -44,13 +44,13 @@ def constant_against_length(measurement: Measurement) -> Chart:
         records = measurement.at(layer=layer.layer)
         found = [*_points(records), *_law(layer.growth, records), *_means(records)]
         rows += [row | {"panel": panels[layer.layer]} for row in found]
-    lengths, heights = _span(measurement.lengths), _span(_values(rows, "value", "low", "high"))
-    x = alt.X("n:Q", title="number of tokens n", scale=_log(lengths), axis=_ticks(measurement.lengths))
-    y = alt.Y("value:Q", title="local Lipschitz constant", scale=_log(heights), axis=_round_ticks(heights))
+    lengths, heights = span_of(measurement.lengths), span_of(_values(rows, "value", "low", "high"))
+    x = alt.X("n:Q", title="number of tokens n", scale=log_scale(lengths), axis=_ticks(measurement.lengths))
+    y = alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights))
     plain = alt.Chart().encode(x=x, y=y, color=_colour({row["kind"] for row in rows if "kind" in row}))
     band = alt.Chart().mark_area(color=ORANGE, opacity=0.22)
     layers = [
-        _only(band.encode(x=x, y=alt.Y("low:Q", scale=_log(heights)), y2="high:Q"), LAW),
+        _only(band.encode(x=x, y=alt.Y("low:Q", scale=log_scale(heights)), y2="high:Q"), LAW),
         _only(plain.mark_line(strokeWidth=1.2), CERTIFICATE),
         _only(plain.mark_line(strokeWidth=1.5, strokeDash=[5, 3]), RELEASED),
         _only(plain.mark_point(filled=True, size=14, opacity=0.55), ATTAINED),
@@ -63,14 +63,14 @@ def constant_against_radius(measurement: Measurement) -> Chart:
     """Draw, for each layer, every window's constant against the mean radius of its tokens, coloured by the length."""
     rows: Rows = [
         {"panel": f"layer {r.task.layer}", "radius": r.radius, "length": r.task.length}
-        | ({"value": r.lower} if _drawable(r.lower) else {})
+        | ({"value": r.lower} if drawable(r.lower) else {})
         for r in measurement.records
     ]
-    heights = _span(_values(rows, "value"))
+    heights = span_of(_values(rows, "value"))
     radii = alt.Scale(zero=False, padding=8)
     plain = alt.Chart().encode(
         x=alt.X("radius:Q", title="mean radius of the tokens", scale=radii, axis=alt.Axis(tickCount=4)),
-        y=alt.Y("value:Q", title="local Lipschitz constant", scale=_log(heights), axis=_round_ticks(heights)),
+        y=alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights)),
         tooltip=["length:Q", "radius:Q"],
     )
     points = plain.mark_point(filled=True, size=22, opacity=0.8).encode(
@@ -84,7 +84,7 @@ def constant_against_radius(measurement: Measurement) -> Chart:
 
 
 def _points(records: Iterable[Record]) -> Rows:
-    return [{"kind": ATTAINED, "n": r.task.length, "value": r.lower} for r in records if _drawable(r.lower)]
+    return [{"kind": ATTAINED, "n": r.task.length, "value": r.lower} for r in records if drawable(r.lower)]
 
 
 def _law(growth: Growth | None, records: Sequence[Record]) -> Rows:
@@ -107,7 +107,7 @@ def _means(records: Sequence[Record]) -> Rows:
             (CERTIFICATE, [r.local_upper for r in here]),
             (RELEASED, [r.released for r in here]),
         ):
-            positive = [v for v in values if v is not None and _drawable(v)]
+            positive = [v for v in values if v is not None and drawable(v)]
             rows += [{"kind": kind, "n": n, "value": geometric_mean(positive)}] if positive else []
     return rows
 
@@ -132,8 +132,8 @@ def _growth_title(layers: Sequence[LayerSummary]) -> str:
 
 
 def _spread_title(measurement: Measurement) -> str:
-    records = [[r for r in measurement.at(layer=s.layer) if _drawable(r.lower)] for s in measurement.layers]
-    radius = _widest([[r.radius for r in layer if r.radius is not None and _drawable(r.radius)] for layer in records])
+    records = [[r for r in measurement.at(layer=s.layer) if drawable(r.lower)] for s in measurement.layers]
+    radius = _widest([[r.radius for r in layer if r.radius is not None and drawable(r.radius)] for layer in records])
     constant = _widest([[r.lower for r in layer] for layer in records])
     if constant == 1:
         return "The constants of the windows against the radius of their tokens"
@@ -168,7 +168,7 @@ def _colour(kinds: set[str]) -> alt.Color:
 
 
 def _length_colour(lengths: Sequence[int]) -> alt.Color:
-    scale = alt.Scale(type="log", scheme="viridis", domain=_span(lengths, room=1.0))
+    scale = alt.Scale(type="log", scheme="viridis", domain=span_of(lengths, room=1.0))
     legend = alt.Legend(values=list(lengths), format="d") if len(lengths) > 1 else None
     return alt.Color("length:Q", title="tokens", scale=scale, legend=legend)
 
@@ -177,30 +177,5 @@ def _ticks(values: Sequence[int]) -> alt.Axis:
     return alt.Axis(values=list(values), format="d", labelOverlap="greedy")
 
 
-def _round_ticks(span: Sequence[float]) -> alt.Axis:
-    """Return an axis with ticks at 1, 2, 5, 10 and so on; at powers of ten if the span is long."""
-    low, high = span
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 2, 5) if len(decades) < 5 else (1,)
-    values = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
-    return alt.Axis(values=values, labelExpr=LARGE_NUMBERS) if len(values) > 2 else powers()
-
-
 def _values(rows: Rows, *names: str) -> list[float]:
     return [row[name] for row in rows for name in names if name in row]
-
-
-def _log(span: list[float]) -> alt.Scale:
-    return alt.Scale(type="log", nice=False, domain=span)
-
-
-def _span(values: Sequence[float], *, room: float = 1.15) -> list[float]:
-    """Return a domain that a logarithmic scale can draw, though there be one value or none."""
-    low, high = (min(values), max(values)) if values else (1.0, 1.0)
-    if low == high:
-        room = 2.0
-    return [low / room, high * room]
-
-
-def _drawable(value: float) -> bool:
-    return 0 < value < math.inf

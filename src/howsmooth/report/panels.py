@@ -6,7 +6,8 @@ from typing import Any
 import altair as alt
 
 from howsmooth.report.charts import LARGE_NUMBERS, Rows
-from howsmooth.report.measurement_charts import COLUMNS, PANEL, _drawable, _log, _round_ticks, _span
+from howsmooth.report.measurement_charts import COLUMNS, PANEL
+from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
 from howsmooth.studies.records import Record
 
 # The rest of Okabe and Ito's palette.
@@ -21,8 +22,8 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 # How each series is drawn, by its name: mark and colour.
 Styles = dict[str, tuple[str, str]]
-# Labels at 6, 8 and 9 stay away: nine to a decade are too many.
-FEW_DIGITS = f"test(/^[689]e/, format(datum.value, '.3~e')) ? '' : {LARGE_NUMBERS}"
+# Which digits get no label, where some panel spans more than a factor.
+UNLABELLED = {12.0: "4689", 2.0: "9"}
 # Panels whose values differ by less than this factor are drawn as flat: noise is not blown up.
 FLAT, ROOM = 1.04, "room"
 
@@ -42,9 +43,7 @@ def series_panels(
     colours = alt.Scale(domain=list(drawn), range=[colour for _mark, colour in drawn.values()])
     legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=300, symbolOpacity=1) if len(drawn) > 1 else None
     colour = alt.Color("series:N", title=None, scale=colours, legend=legend)
-    layers = [
-        marked(mark, series=name).encode(color=colour, detail="window:N") for name, (mark, _colour) in drawn.items()
-    ]
+    layers = [marked(mark, series=name).encode(color=colour) for name, (mark, _colour) in drawn.items()]
     return log_panels(layers, rows, across=across, up=up, title=title, size=size, shared=shared)
 
 
@@ -59,9 +58,9 @@ def log_panels(
     shared: bool = False,
 ) -> alt.FacetChart:
     """Draw layers over each other in every panel; heights are shared by all panels, or each has its own."""
-    span = _span([row["x"] for row in rows])
-    x = alt.X("x:Q", title=across, scale=_log(span), axis=_round_ticks(span)) if isinstance(across, str) else across
-    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks())
+    span = span_of([row["x"] for row in rows])
+    x = alt.X("x:Q", title=across, scale=log_scale(span), axis=round_ticks(span)) if isinstance(across, str) else across
+    y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks(rows, "y"))
     unseen = marked("points", series=ROOM).encode(opacity=alt.value(0))
     placed = [layer.encode(x=x) if layer.mark.type == "rule" else layer.encode(x=x, y=y) for layer in (*layers, unseen)]
     chart = panels(alt.LayerChart(layer=placed).properties(**size), rows + room(rows, "y"), title=title)
@@ -82,9 +81,8 @@ def panels(chart: alt.LayerChart, rows: Rows, *, title: str) -> alt.FacetChart:
 def room(rows: Rows, axis: str) -> Rows:
     """Return two unseen points for each panel that is nearly flat along an axis."""
     widened: Rows = []
-    for panel in dict.fromkeys(row["panel"] for row in rows):
-        here = sorted((row for row in rows if row["panel"] == panel and "y" in row), key=lambda row: row[axis])
-        if here and here[-1][axis] < FLAT * here[0][axis]:
+    for panel, here in _sorted(rows, axis).items():
+        if here[-1][axis] < FLAT * here[0][axis]:
             ends = here[0][axis] / FLAT, here[-1][axis] * FLAT
             widened += [
                 {"x": here[0]["x"], "y": here[0]["y"], axis: end, "panel": panel, "series": ROOM} for end in ends
@@ -92,14 +90,18 @@ def room(rows: Rows, axis: str) -> Rows:
     return widened
 
 
-def log_ticks() -> alt.Axis:
+def log_ticks(rows: Rows, axis: str) -> alt.Axis:
     """Return an axis whose labels do not crowd; all are as wide, so that panels stand below each other."""
-    return alt.Axis(labelExpr=FEW_DIGITS, tickCount=5, labelOverlap="greedy", labelSeparation=3, minExtent=40)
+    span = max((here[-1][axis] / here[0][axis] for here in _sorted(rows, axis).values()), default=1.0)
+    digits = next((digits for factor, digits in UNLABELLED.items() if span > factor), "")
+    few = f"test(/^[{digits}]e/, format(datum.value, '.3~e')) ? '' : {LARGE_NUMBERS}" if digits else LARGE_NUMBERS
+    return alt.Axis(labelExpr=few, tickCount=5, labelOverlap="greedy", labelSeparation=3, minExtent=40)
 
 
 def marked(mark: str, *, series: str) -> alt.Chart:
-    """Return one of our marks for the rows of one series."""
-    return alt.Chart(mark=alt.MarkDef(**MARKS[mark])).transform_filter(alt.datum.series == series)
+    """Return one of our marks for the rows of one series; threads are one for each window."""
+    chart = alt.Chart(mark=alt.MarkDef(**MARKS[mark])).transform_filter(alt.datum.series == series)
+    return chart.encode(detail="window:N") if mark == "thread" else chart
 
 
 def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
@@ -112,4 +114,12 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any
 
 def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
     """Return a row for each pair whose second number a logarithmic axis can show."""
-    return [{"x": x, "y": y, **fields} for x, y in pairs if y is not None and _drawable(y)]
+    return [{"x": x, "y": y, **fields} for x, y in pairs if y is not None and drawable(y)]
+
+
+def _sorted(rows: Rows, axis: str) -> dict[str, Rows]:
+    """Return the rows of each panel, in their order along an axis."""
+    found: dict[str, Rows] = {}
+    for row in sorted((row for row in rows if axis in row), key=lambda row: row[axis]):
+        found.setdefault(row["panel"], []).append(row)
+    return found

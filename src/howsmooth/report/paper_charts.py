@@ -12,7 +12,7 @@ from howsmooth.report.length_charts import (
     radius_against_length,
     relative_growth,
 )
-from howsmooth.report.measurement_charts import _drawable
+from howsmooth.report.scales import drawable
 from howsmooth.report.worst_case_charts import (
     attack,
     regimes_panels,
@@ -34,7 +34,8 @@ def _study(charts: dict[str, Draw], wanted: Callable[[Record], bool]) -> Study:
 
     def draw(records: Sequence[Record]) -> dict[str, Chart]:
         found = [r for r in records if wanted(r)]
-        return {name: chart(found) for name, chart in charts.items()} if any(_drawable(r.lower) for r in found) else {}
+        drawn = {name: chart(found) for name, chart in charts.items()} if any(drawable(r.lower) for r in found) else {}
+        return {name: chart for name, chart in drawn.items() if getattr(chart.data, "values", True)}
 
     return draw
 

@@ -6,8 +6,8 @@ from statistics import median
 import altair as alt
 
 from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE, Chart, Rows, splitting_chart
-from howsmooth.report.measurement_charts import _drawable, _span
 from howsmooth.report.panels import PINK, SKY, YELLOW, Styles, grouped, log_ticks, panels, points, series_panels
+from howsmooth.report.scales import drawable, span_of
 from howsmooth.search.splitting_map import splitting_map
 from howsmooth.studies.records import Record
 from howsmooth.studies.summary import growth_of
@@ -48,7 +48,7 @@ def worst_case(records: Sequence[Record]) -> Chart:
         *_bounds(records, lambda r: r.task.length == length, lambda r: r.task.radius, f"radius R (n = {length})"),
     ]
     styles: Styles = {name: (mark, colour) for name, mark, colour in BOUNDS.values()} | {ASCENT: ("points", INK)}
-    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks())
+    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks(rows, "x"))
     title = _gap(max(fixed_radius, key=lambda r: r.task.length))
     chart = series_panels(rows, styles, across=x, title=title, size={"width": 310, "height": 260}, shared=True)
     return chart.resolve_scale(x="independent")
@@ -80,7 +80,7 @@ def transition(records: Sequence[Record]) -> Chart:
         scaled = ((r.task.length / r.number("crossing"), r.lower / r.number("plateau")) for r in found)
         rows += points(((x, y) for x, y in scaled if 1 / FAR <= x <= FAR), panel="", series=case)
     cases = list(dict.fromkeys(row["series"] for row in rows))
-    guide = sorted({1.0, *(row["x"] for row in rows)})
+    guide = sorted({1.0, *(row["x"] for row in rows)}) if rows else []
     rows += points(((x, min(x, 1.0) ** 0.5) for x in guide), panel="", series=GUIDE)
     styles: Styles = {case: ("dotted line", HUES[i % len(HUES)]) for i, case in enumerate(cases)}
     return series_panels(
@@ -124,9 +124,9 @@ def attack(records: Sequence[Record]) -> Chart:
     rows: Rows = []
     for series, predicted, attained in ((MOVE, "move", "move_ratio"), (SPLIT, "split", "split_ratio")):
         pairs = [(r.number(predicted), r.number(attained)) for r in records if attained in dict(r.numbers)]
-        rows += points(((x, y) for x, y in pairs if _drawable(x)), panel="", series=series)
+        rows += points(((x, y) for x, y in pairs if drawable(x)), panel="", series=series)
     errors = [abs(row["y"] / row["x"] - 1) for row in rows]
-    ends = _span([row[name] for row in rows for name in ("x", "y")])
+    ends = span_of([row[name] for row in rows for name in ("x", "y")])
     rows += points(((end, end) for end in ends), panel="", series=EQUAL)
     title = f"The attack attains what the derivative predicts, within {max(errors, default=0.0):.2%}"
     styles = {EQUAL: ("dashes", GREY), MOVE: ("points", BLUE), SPLIT: ("points", PINK)}
@@ -170,7 +170,8 @@ def _gap(record: Record) -> str:
         for whose, (upper, lower) in pairs.items()
         if upper in numbers and numbers.get(lower, 0) > 0
     ]
-    return f"Bounds on the worst case at n = {record.task.length} leave: {', '.join(gaps) or 'no factor'}"
+    said = f"Bounds on the worst case at n = {record.task.length} leave: {', '.join(gaps)}"
+    return said if gaps else "The worst case: what is attained"
 
 
 def _transition_title(records: Sequence[Record]) -> str:

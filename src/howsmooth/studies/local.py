@@ -11,7 +11,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.base import Activations
+from howsmooth.models.base import Activations, Transformer
 from howsmooth.models.sites import Measurable
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
@@ -46,7 +46,8 @@ def run(batch: Sequence[Task], cell: Sequence[Task]) -> list[Record]:
 def entering(batch: Sequence[Task], cell: Sequence[Task]) -> tuple[Measurable, Float[Tensor, "windows n d"]]:
     """Return the map that a cell asks for, and what enters it at each of its windows."""
     windows = sorted({task.window for task in batch})
-    f, X = _activations(replace(cell[0], layer=0, map="", window=0), tuple(windows)).at(cell[0].layer, cell[0].map)
+    shared = replace(cell[0], layer=0, map="", window=0)
+    f, X = _activations(transformer_of(shared), shared, tuple(windows)).at(cell[0].layer, cell[0].map)
     rows = [windows.index(task.window) for task in cell]
     if rows != list(range(len(windows))) and not hasattr(f, "jacobian"):
         raise AssumptionError("a map without a closed form is measured at all windows of its batch.")
@@ -55,8 +56,7 @@ def entering(batch: Sequence[Task], cell: Sequence[Task]) -> tuple[Measurable, F
 
 # the cells of a batch come one after the other: each finds what the first one computed
 @functools.lru_cache(maxsize=1)
-def _activations(shared: Task, windows: tuple[int, ...]) -> Activations:
-    transformer = transformer_of(shared)
+def _activations(transformer: Transformer, shared: Task, windows: tuple[int, ...]) -> Activations:
     cut = transformer.windows(
         text_of(shared),
         length=shared.length,

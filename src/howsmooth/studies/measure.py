@@ -53,7 +53,6 @@ class Plan:
     ) -> Tally:
         """Do what is not done yet, and keep every record as it comes."""
         self.begin(store)
-        adopt(self.transformer)
         return sweep(self.tasks + self.heads, store, execute=execute, retry_failed=retry_failed, progress=progress)
 
     def begin(self, store: Store) -> None:
@@ -70,6 +69,7 @@ class Plan:
         store.keep(f"notes on {self.transformer.name}", json.dumps(self.transformer.notes))
         store.keep(plan_fact(self.tasks[0]), json.dumps([task.key for task in self.tasks + self.heads]))
         self._note_first_window(store)
+        adopt(self.transformer, self.tasks[0])
 
     def result(self, store: Store) -> Measurement:
         """Summarise what is done."""

@@ -11,18 +11,18 @@ from howsmooth.models.base import Transformer, load
 from howsmooth.models.text import Text, read_text
 from howsmooth.studies.tasks import Task
 
-# Models in memory, which no name leads to.
-_ADOPTED: dict[str, Transformer] = {}
+# Models in memory, by name, numbers and device: some of them no name leads to.
+_ADOPTED: dict[tuple[str, str, str], Transformer] = {}
 
 
-def adopt(transformer: Transformer) -> None:
-    """Let tasks of this process find a model that is in memory already."""
-    _ADOPTED[transformer.name] = transformer
+def adopt(transformer: Transformer, task: Task) -> None:
+    """Let tasks like this one, in this process, find a model that is in memory already."""
+    _ADOPTED[task.model, task.dtype, task.device] = transformer
 
 
 def transformer_of(task: Task) -> Transformer:
     """Return the model that a task names."""
-    return _ADOPTED[task.model] if task.model in _ADOPTED else _loaded(task.model, task.dtype, task.device)
+    return _ADOPTED.get((task.model, task.dtype, task.device)) or _loaded(task.model, task.dtype, task.device)
 
 
 @functools.lru_cache(maxsize=2)
@@ -33,6 +33,9 @@ def _loaded(name: str, dtype: str, device: str) -> Transformer:
 def text_of(task: Task) -> Text:
     """Return the text that a task names, if it still is what it was."""
     text = _read(task.text)
+    if text.digest != task.digest:
+        _read.cache_clear()  # the file may have changed before the task was made
+        text = _read(task.text)
     if text.digest != task.digest:
         raise FileError(f"the text {task.text!r} is not what it was when the task was made; make the study anew.")
     return text

@@ -1,5 +1,6 @@
 """Work on many processes: on this machine, or on a cluster that Dask already runs."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
@@ -59,8 +60,10 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
     distributed = _distributed()
     if scheduler is not None:
         try:
+            # a client waits for ever for a listener that says nothing, and complains at exit about an odd address
+            asyncio.run(asyncio.wait_for(_greet(distributed, scheduler), PATIENCE))
             client = distributed.Client(scheduler, timeout=PATIENCE, set_as_default=False)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, TypeError, AttributeError) as error:
             raise ClusterError(
                 f"no Dask scheduler answers at {scheduler!r}; start one, or check the address."
             ) from error
@@ -73,11 +76,22 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
             threads_per_worker=1,
             host="127.0.0.1",
             dashboard_address=None,
+            scheduler_kwargs={
+                "dashboard_address": "127.0.0.1:0"
+            },  # or it listens to everyone, on a port that may be taken
             silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+async def _greet(distributed: Any, address: str) -> None:
+    trust = distributed.Security().get_connection_args("client")
+    async with distributed.rpc(address, connection_args=trust) as other:
+        who = await other.identity()
+    if who["type"] != "Scheduler":
+        raise ValueError(f"{address} is a {who['type']}")
 
 
 def _spread(client: Any, work: Sequence[Unit], threads: int | None) -> Iterator[list[Outcome]]:
@@ -87,9 +101,15 @@ def _spread(client: Any, work: Sequence[Unit], threads: int | None) -> Iterator[
     try:
         for future in distributed.as_completed(list(waiting), loop=client.loop):
             unit = waiting.pop(future)
+            if future.cancelled():  # by the client itself, when its scheduler is gone
+                raise ClusterError(
+                    f"the Dask scheduler at {client.scheduler.address!r} was lost; what is done is kept, and the same "
+                    "command goes on from there."
+                )
             yield _collected(future, unit)
     finally:
-        client.cancel(list(waiting), force=True)
+        if client.status == "running":
+            client.cancel(list(waiting), force=True)
 
 
 def _collected(future: Any, unit: Unit) -> list[Outcome]:

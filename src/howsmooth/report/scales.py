@@ -1,0 +1,35 @@
+"""Axes and scales for numbers over many decades."""
+
+import math
+from collections.abc import Sequence
+
+import altair as alt
+
+from howsmooth.report.charts import LARGE_NUMBERS, powers
+
+
+def round_ticks(span: Sequence[float]) -> alt.Axis:
+    """Return an axis with ticks at 1, 2, 5, 10 and so on; at powers of ten if the span is long."""
+    low, high = span
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if len(decades) < 5 else (1,)
+    values = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
+    return alt.Axis(values=values, labelExpr=LARGE_NUMBERS) if len(values) > 2 else powers()
+
+
+def log_scale(span: list[float]) -> alt.Scale:
+    """Return a logarithmic scale over a span."""
+    return alt.Scale(type="log", nice=False, domain=span)
+
+
+def span_of(values: Sequence[float], *, room: float = 1.15) -> list[float]:
+    """Return a domain that a logarithmic scale can draw, though there be one value or none."""
+    low, high = (min(values), max(values)) if values else (1.0, 1.0)
+    if low == high:
+        room = 2.0
+    return [low / room, high * room]
+
+
+def drawable(value: float) -> bool:
+    """Tell whether a logarithmic scale has a place for a value."""
+    return 0 < value < math.inf
