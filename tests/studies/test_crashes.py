@@ -1,7 +1,7 @@
 """Whatever happens to a process, a disk or a file: what was stored is whole, and a sweep goes on from there.
 
-This file is also a program: it loads everything once, and then forks a sweep whenever it is asked to, so that a sweep can
-be killed twenty times without paying for twenty imports.
+This file is also a program: it loads everything once, and then forks a sweep whenever it is asked to, so that a sweep
+can be killed twenty times without paying for twenty imports.
 """
 
 import contextlib
@@ -46,9 +46,15 @@ def work():
     return [task for i in range(6) for task in alone[10 * i : 10 * i + 10] + together[4 * i : 4 * i + 4]]
 
 
-def filler(i):
+def filler(i, most=40):
     task = Task(kind="regime", length=i + 1, **ONE)
-    return Record(task=task, lower=float(i), numbers=tuple((f"n{j}", j / 7) for j in range(i % 40)), setting=here())
+    numbers = tuple((f"n{j}", j / 7) for j in range(37 * i % most))
+    return Record(task=task, lower=float(i), numbers=numbers, setting=here())
+
+
+def large(i):
+    """A record that takes many pages, so that a kill finds some of them written and others not."""
+    return filler(i, most=3000)
 
 
 def serve():
@@ -78,7 +84,7 @@ def do(folder, what, limit=None):
                     sweep(work(), store)
             else:
                 for i in range(len(store.records()), 100_000):
-                    store.add([filler(i)])
+                    store.add([large(i)])
     except hs.errors.FileError as error:
         Path(f"{folder}.said").write_text(str(error), encoding="utf-8")
         return 2
@@ -189,10 +195,11 @@ def test_a_process_that_only_writes_can_be_killed_at_any_moment(launcher, tmp_pa
         with Store(tmp_path / "run") as store:
             found = sorted(store.records(), key=lambda record: record.task.length)
         assert rows(tmp_path / "run", "PRAGMA integrity_check") == [("ok",)]
-        assert found == [filler(i) for i in range(len(found))], "a hole, or half a record"
+        assert found == [large(i) for i in range(len(found))], "a hole, or half a record"
         assert len(found) >= count
         count = len(found)
     assert count > KILLS
+    assert rows(tmp_path / "run", "PRAGMA journal_mode") == [("wal",)]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A sweep does what is missing, writes down what fails, and never depends on what was there before."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -158,9 +159,7 @@ def test_the_tally_always_adds_up(alice_tasks, tmp_path):
         sweep(tasks[:2], store)
         tally = sweep(tasks, store, progress=seen.append)
     assert all(now.done + now.failed + now.left == len(tasks) for now in seen)
-    assert all(
-        before.left > after.left and before.share < after.share for before, after in zip(seen, seen[1:], strict=False)
-    )
+    assert all(before.left > after.left and before.share < after.share for before, after in itertools.pairwise(seen))
     assert all(0 < now.share <= 1 for now in seen)
     assert (tally.done, tally.failed, tally.left) == (7, 2, 0)
     assert tally.share == pytest.approx(1.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from howsmooth.errors import FileError, HowsmoothError, StudyError
+from howsmooth.errors import AssumptionError, FileError, HowsmoothError, StudyError
 from howsmooth.studies.measure import LENGTHS, Plan, plan
 
 
@@ -104,7 +104,7 @@ def plans(study: Study, lines: "Lines") -> list[Plan]:
                 try:
                     made.append(_plan(study, model, part, seed))
                 except HowsmoothError as error:
-                    raise StudyError(f"{lines.at(_blamed(error, study))}: {error}") from error
+                    raise StudyError(f"{lines.at_first(_blamed(error, study))}: {error}") from error
     return made
 
 
@@ -139,6 +139,10 @@ class Lines:
             if re.match(rf'\s*["\']?{re.escape(key)}["\']?\s*[=.\]]|\s*\[+\s*{re.escape(key)}\b', line):
                 return f"{self.name}, line {number}"
         return self.name
+
+    def at_first(self, keys: Sequence[str]) -> str:
+        """Return the place of the first of these keys that is set; the file alone if none is."""
+        return next((where for key in keys if (where := self.at(key)) != self.name), self.name)
 
 
 def _check(key: str, value: Any, lines: Lines) -> None:
@@ -185,19 +189,23 @@ def _plan(study: Study, model: str, part: str, seed: int) -> Plan:
     )
 
 
-def _blamed(error: HowsmoothError, study: Study) -> str:
-    """Return the key that an error is about: the one whose name or value it speaks of."""
+def _blamed(error: HowsmoothError, study: Study) -> Sequence[str]:
+    """Return the keys that an error may be about, the likeliest first: those whose name or value it speaks of."""
     said = str(error)
+    for key in ("rtol", "confidence", "sequences", "lengths"):
+        if said.startswith(key):
+            return (key,)
+    if "has the layers" in said:
+        return ("layers",)
+    if "positions for" in said or "enough for 0 windows" in said:
+        return ("lengths", "text")
+    if "tokens, enough for" in said:
+        return ("sequences", "lengths", "text")
+    if isinstance(error, AssumptionError) and re.search(r"\bmaps?\b|\bhead", said):
+        return ("maps",)
     clues = {
         "models": ("model", "built-in", "weights", *(repr(name) for name in study.models if "token" not in said)),
         "text": ("the text", repr(study.text)),
         "maps": ("map ", "map=", "head", *(repr(name) for name in study.maps)),
     }
-    for key in ("rtol", "confidence", "sequences", "lengths"):
-        if said.startswith(key):
-            return key
-    if "has the layers" in said:
-        return "layers"
-    if "positions for" in said or "tokens, enough for" in said:
-        return "lengths"
-    return next((key for key, words in clues.items() if any(word in said for word in words)), "models")
+    return [key for key, words in clues.items() if any(word in said for word in words)] or ["models"]
