@@ -1,4 +1,4 @@
-"""The engine adds less than 2 ms to a task, and two worker processes do small tasks at least 1.7 times faster than one."""
+"""The engine adds less than 2 ms to a task, and two worker processes do small tasks 1.7 times faster than one."""
 
 import time
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """All layers of MiniLM, n = 8 to 256, ten windows each: eight times faster than ``torch.func`` and power iteration."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from claims import quick, verdict
@@ -33,15 +34,14 @@ class Sweep:
         return self.transformer.windows(self.text, length=length, count=self.windows)
 
 
-def ours(sweep: Sweep, *, certify: bool) -> dict[Key, float]:
-    """Every window of a length in one iteration."""
+def ours(sweep: Sweep, *, rtol: float = RTOL, certify: bool = True) -> dict[Key, float]:
+    """Every window of a length in one iteration: until the bracket closes, or until the residual is small."""
     found: dict[Key, float] = {}
     for n in sweep.lengths:
         entering = sweep.transformer.activations(sweep.inputs(n))
         for i in sweep.layers:
             f, X = entering.at(i)
-            # a residual of 1e-2 puts the value within 1e-4: the error is quadratic in it
-            estimate = hs.local_lipschitz(f, X, rtol=RTOL if certify else 1e-2, certify=certify)
+            estimate = hs.local_lipschitz(f, X, rtol=rtol, certify=certify)
             found |= {(i, n, window): float(value) for window, value in enumerate(estimate.lower)}
     return found
 
@@ -108,33 +108,31 @@ def main() -> None:
         windows=2 if small else 10,
     )
     torch.manual_seed(0)
-    reference = {key: value for key, value in ours(sweep, certify=True).items()}
-    # the loosest stopping rule with which power iteration is as right as asked for
-    for change in (1e-4, 1e-5, 1e-6, 1e-7):
-        hand_seconds, hand = timed(lambda change=change: by_hand(sweep, change=change))
-        error = shortfall(hand, reference)
-        print(f"torch.func and power iteration, change {change:.0e}: {hand_seconds:7.1f} s, error {error:.1e}")
-        if error <= RTOL or small:
-            break
-    rows = {
-        "ours, values": lambda: ours(sweep, certify=False),
-        "ours, values with 99.9 % brackets": lambda: ours(sweep, certify=True),
-        "hs.measure: brackets, certificates, tokens": lambda: measured(sweep),
-    }
-    ratios = {}
-    for name, run in rows.items():
-        seconds, found = min((timed(run) for _ in range(1 if small else 2)), key=lambda pair: pair[0])
-        ratios[name] = hand_seconds / seconds
-        print(f"{name}: {seconds:7.1f} s, error {shortfall(found, reference):.1e}, {ratios[name]:.1f} times faster")
-    print(f"share of the time outside matrix products: {1 - share_in_products(rows['ours, values']):.0%}")
-    fast = ratios["ours, values"], ratios["ours, values with 99.9 % brackets"]
-    verdict(
-        {
-            "at least 8 times faster for values": fast[0] >= 8,
-            "at least 8 times faster with brackets": fast[1] >= 8,
-        },
-        quick=small,
-    )
+    reference = ours(sweep)
+    # both sides get the loosest stopping rule with which they are as right as asked for
+    hand = loosest(lambda change: by_hand(sweep, change=change), (1e-4, 1e-5, 1e-6), reference, "by hand, change")
+    best = loosest(lambda rtol: ours(sweep, rtol=rtol, certify=False), (1e-2, 2e-3, 1e-3), reference, "ours, residual")
+    brackets, _found = timed(lambda: ours(sweep))
+    whole, _found = timed(lambda: measured(sweep))
+    print(f"values to {RTOL:.0e}: {hand / best:.1f} times faster than torch.func and power iteration")
+    print(f"with brackets at 99.9 %: {brackets:.1f} s, {hand / brackets:.1f} times faster")
+    print(f"hs.measure, with certificates and tokens: {whole:.1f} s, {hand / whole:.1f} times faster")
+    share = share_in_products(lambda: ours(sweep, rtol=2e-3, certify=False))
+    print(f"share of the time outside matrix products: {1 - share:.0%}")
+    verdict({"at least 8 times faster to the same tolerance": hand / best >= 8}, quick=small)
+
+
+def loosest(
+    run: Callable[[float], dict[Key, float]], settings: Sequence[float], reference: dict[Key, float], name: str
+) -> float:
+    """Return the seconds of the first setting with which every constant is right."""
+    for setting in settings:
+        seconds, found = min((timed(partial(run, setting)) for _ in range(2)), key=lambda pair: pair[0])
+        error = shortfall(found, reference)
+        print(f"{name} {setting:.0e}: {seconds:7.1f} s, largest error {error:.1e}")
+        if error <= RTOL:
+            return seconds
+    raise SystemExit(f"{name}: no setting reaches {RTOL:.0e}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,12 @@ def _check_models(tasks: "dict[str, list[Task]]") -> None:
     from howsmooth.studies.resources import check_layer
 
     for model, layer, length in sorted(
-        {(task.model, task.layer, task.length) for found in tasks.values() for task in found if task.model}
+        {
+            (task.model, task.layer, task.length if task.text else 0)
+            for found in tasks.values()
+            for task in found
+            if task.model
+        }
     ):
         check_layer(model, layer, length)
 

@@ -51,12 +51,12 @@ class LayerSummary:
         growth = self.growth
         return (
             str(self.layer),
-            f"{self.constant:.4g}",
-            f"{self.least:.3g}–{self.most:.3g}",
+            _digits(self.constant, 4),
+            f"{_digits(self.least, 3)}–{_digits(self.most, 3)}",
             "—" if growth is None else f"{growth.exponent:.3f}",
             "—" if growth is None else f"[{growth.low:.2f}, {growth.high:.2f}]",
             f"{self.radius:.3g}",
-            "—" if self.local_upper is None else f"{self.local_upper:.3g}",
+            "—" if self.local_upper is None else _digits(self.local_upper, 3),
             "—" if self.sharp_upper is None else f"{self.sharp_upper:.3g}",
         )
 
@@ -194,6 +194,11 @@ class Measurement:
                 "heads": [record.as_row() for record in self.heads],
             }
         )
+
+
+def _digits(value: float, digits: int) -> str:
+    """Write a number with so many digits, but never as a power of ten below 10⁵."""
+    return f"{value:.{digits}g}" if value < 10**digits or value >= 1e5 else f"{value:.0f}"
 
 
 def mean_constant(records: Sequence[Record]) -> float:

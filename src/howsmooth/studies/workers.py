@@ -76,9 +76,8 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
             threads_per_worker=1,
             host="127.0.0.1",
             dashboard_address=None,
-            scheduler_kwargs={
-                "dashboard_address": "127.0.0.1:0"
-            },  # or it listens to everyone, on a port that may be taken
+            # without an address of its own it would listen to everyone, on a port that may be taken
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
             silence_logs=logging.CRITICAL,
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
