@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from claims import quick, verdict
@@ -67,11 +68,13 @@ def by_hand(sweep: Sweep, *, change: float) -> dict[Key, float]:
 
 def power_iteration(f: Callable[[Tensor], Tensor], X: Tensor, change: float) -> float:
     """Iterate on JᵀJ until the value changes by less than ``change``, relatively."""
-    _value, pull_back = torch.func.vjp(f, X)
+    recorded: Any = torch.func.vjp(f, X)
+    _value, pull_back = recorded
     u = torch.randn_like(X)
     sigma = 0.0
     while True:
-        _value, moved = torch.func.jvp(f, (X,), (u / u.norm(),))
+        pushed: Any = torch.func.jvp(f, (X,), (u / u.norm(),))
+        _value, moved = pushed
         before, sigma = sigma, float(moved.norm())
         (u,) = pull_back(moved)
         if abs(sigma - before) <= change * sigma:

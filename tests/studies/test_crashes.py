@@ -195,6 +195,8 @@ def test_a_process_that_only_writes_can_be_killed_at_any_moment(launcher, tmp_pa
         with Store(tmp_path / "run") as store:
             found = sorted(store.records(), key=lambda record: record.task.length)
         assert rows(tmp_path / "run", "PRAGMA integrity_check") == [("ok",)]
+        # another process may use another number of threads
+        found = [dataclasses.replace(record, setting=here()) for record in found]
         assert found == [large(i) for i in range(len(found))], "a hole, or half a record"
         assert len(found) >= count
         count = len(found)
