@@ -137,8 +137,7 @@ def worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Task]:
 
 def regimes(sizes: Sizes, _models: Sequence[str]) -> Iterator[Task]:
     """Follow the worst constant of explicit heads from few tokens to measures."""
-    turn = ((0.0, -1.0), (1.0, 0.0))
-    for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_identity(-1.0), 2.0), (turn, 2.0)):
+    for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
         for n in sizes.regimes:
             yield Task(kind="regime", A=A, V=_identity(1.0) if len(A) == 2 else _number(1.0), length=n, radius=radius)
 
