@@ -166,7 +166,7 @@ class Attention(Value):
 
     @property
     def score_scale(self) -> float:
-        r"""What the scores are multiplied by: ``scale``, or :math:`1/\sqrt k` where none is given."""
+        r"""What the scores are multiplied by, ``scale`` or :math:`1/\sqrt k` where none is given."""
         return 1 / math.sqrt(self.layout.k) if self.scale is None else self.scale
 
     @property

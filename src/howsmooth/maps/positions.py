@@ -96,7 +96,7 @@ class Positions(Value):
 
     @property
     def heads(self) -> int:
-        """How many heads the mask and the bias distinguish (1: all alike)."""
+        """How many heads the mask and the bias distinguish (1 if all are alike)."""
         mask = 1 if self.mask is None or self.mask.ndim == 2 else self.mask.shape[-3]
         bias = 1 if self.relative_bias is None else self.relative_bias.shape[-2]
         return max(mask, bias)

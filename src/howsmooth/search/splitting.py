@@ -62,7 +62,7 @@ class Splitting:
 
     @property
     def value(self) -> float:
-        """The local Lipschitz constant of attention on measures: the larger of the two."""
+        """The local Lipschitz constant of attention on measures, which is the larger of the two."""
         return max(self.move, self.split)
 
     def __repr__(self) -> str:

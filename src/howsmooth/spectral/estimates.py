@@ -60,12 +60,12 @@ class NormEstimate:
 
     @property
     def token_sensitivity(self) -> Float[Tensor, "*batch n"]:
-        """The share of the direction that each token holds: which tokens to move."""
+        """The share of the direction that each token holds, so which tokens to move."""
         return _shares(self.direction, self.lower.ndim)
 
     @property
     def token_response(self) -> Float[Tensor, "*batch n"]:
-        """The share of the response that each token holds: which tokens move."""
+        """The share of the response that each token holds, so which tokens move."""
         return _shares(self.response, self.lower.ndim)
 
     def __len__(self) -> int:

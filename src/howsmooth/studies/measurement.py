@@ -47,7 +47,7 @@ class LayerSummary:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The answer in words, one for each of :data:`COLUMNS`."""
+        """The answer in words, one for each of ``COLUMNS``."""
         growth = self.growth
         return (
             str(self.layer),

@@ -14,7 +14,7 @@ class Task:
     """One thing to find out. Fields that a kind of task does not need keep their defaults.
 
     Attributes:
-        kind: What is asked: see :mod:`howsmooth.studies.kinds`.
+        kind: What is asked: see ``howsmooth.studies.kinds``.
         model: A name or folder that ``hs.load`` understands; or nothing, and then ``A`` and ``V`` are given.
         A: The form of a single head.
         V: Its values.

@@ -135,7 +135,7 @@ class Witness:
 
     @property
     def value(self) -> float:
-        """The largest proven lower bound: by formula, or by the stored direction."""
+        """The largest proven lower bound, by formula or by the stored direction."""
         attained = float(self.measured.lower)
         return attained if self.formula is None else max(attained, self.formula)
 
@@ -207,7 +207,7 @@ class Bracket:
 
     @property
     def ratio(self) -> float:
-        """How far apart the two are: upper / lower."""
+        """How far apart the two are, as upper / lower."""
         if self.lower.value <= 0:
             return math.inf
         log_ratio = self.upper.log_value - math.log(self.lower.value)
