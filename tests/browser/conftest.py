@@ -1,0 +1,69 @@
+"""Reports in headless Chromium: skipped where there is none, unless HOWSMOOTH_BROWSER=required."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browser.pages import Open, Report, opened
+from browser.runs import Runs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def _missing(what: str, remedy: str) -> None:
+    stop = pytest.fail if os.environ.get("HOWSMOOTH_BROWSER") == "required" else pytest.skip
+    stop(f"the browser tests need {what}: {remedy}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chromium() -> str:
+    """The browser of this machine."""
+    for package in ("playwright", "axe_playwright_python"):
+        if find_spec(package) is None:
+            _missing(package, "pip install 'howsmooth[browser]'")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        _missing("Chromium", "make setup-browser")
+    return str(found)
+
+
+# Of a module, no longer: while Playwright runs, its event loop is that of the whole thread.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> "Iterator[Browser]":
+    """One browser, headless."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs of every kind, shared by all workers."""
+    place = tmp_path_factory.getbasetemp()
+    return Runs((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "browser")
+
+
+@pytest.fixture
+def open_report(browser: "Browser", runs: Runs) -> Iterator[Open]:
+    """Open the report of a run, or a page; whatever the test does there, nothing may go wrong behind the scenes."""
+    reports: list[Report] = []
+    with ExitStack() as stack:
+
+        def visit(what: str | Path, **options: Any) -> Report:
+            path = what if isinstance(what, Path) else runs.report(what)
+            reports.append(stack.enter_context(opened(browser, path, **options)))
+            return reports[-1]
+
+        yield visit
+    assert [complaint for report in reports for complaint in report.watch.complaints] == []
