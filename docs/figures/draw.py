@@ -10,8 +10,9 @@ import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.report.charts import regimes_chart, save_chart, splitting_chart
+from howsmooth.report.charts import regimes_chart, splitting_chart
 from howsmooth.report.measurement_charts import constant_against_length
+from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#9a9a9a", "#0072b2", "#d55e00", "#009e73"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from howsmooth.maps.rotary import Rotary
     from howsmooth.maps.weighted import mean_field
     from howsmooth.models.base import Transformer, load
+    from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
     from howsmooth.search.brackets import bracket
     from howsmooth.search.domains import LayerNormImage, Neighbourhood, Sphere
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.growth import growth
     from howsmooth.studies.measure import measure
     from howsmooth.studies.measurement import Measurement
+    from howsmooth.studies.reading import Run, read_run
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
     from howsmooth.transport.measures import Measure
@@ -55,6 +57,7 @@ __all__ = [
     "RMSNorm",
     "Residual",
     "Rotary",
+    "Run",
     "SingularValues",
     "Sphere",
     "Status",
@@ -72,6 +75,7 @@ __all__ = [
     "mean_field",
     "measure",
     "power_iteration",
+    "read_run",
     "regimes",
     "singular_values",
     "spectral_norm",
@@ -80,6 +84,7 @@ __all__ = [
     "splitting_map",
     "transport_plan",
     "wasserstein",
+    "write_report",
 ]
 
 # Loaded on first use, so that the command line can say its version without importing torch.
@@ -103,6 +108,7 @@ _HOMES = {
     "RMSNorm": "maps.norms",
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
+    "Run": "studies.reading",
     "SingularValues": "spectral.estimates",
     "Sphere": "search.domains",
     "Status": "spectral.estimates",
@@ -117,6 +123,7 @@ _HOMES = {
     "mean_field": "maps.weighted",
     "measure": "studies.measure",
     "power_iteration": "spectral.power",
+    "read_run": "studies.reading",
     "regimes": "search.regimes",
     "singular_values": "spectral.deflation",
     "spectral_norm": "spectral.solvers",
@@ -125,6 +132,7 @@ _HOMES = {
     "splitting_map": "search.splitting_map",
     "transport_plan": "transport.wasserstein",
     "wasserstein": "transport.wasserstein",
+    "write_report": "report.page",
 }
 
 # Modules that are reached by name: hs.bounds.sharp_upper.

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.report.charts import regimes_chart, save_chart, splitting_chart
+from howsmooth.report.charts import regimes_chart, splitting_chart
+from howsmooth.report.saving import save_chart
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 STARTS = {".svg": b"<svg", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}

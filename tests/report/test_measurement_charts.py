@@ -6,9 +6,9 @@ from statistics import geometric_mean
 import pytest
 
 import howsmooth as hs
-from howsmooth.report.charts import save_chart
 from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
 from howsmooth.report.measurement_charts import constant_against_length, constant_against_radius, figures
+from howsmooth.report.saving import save_chart
 from howsmooth.report.token_chart import sensitive_tokens
 from howsmooth.studies.growth import growth
 from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
@@ -70,8 +70,8 @@ def summary(records):
         most=max(values[longest]),
         growth=growth(values) if fitted else None,
         radius=5.0,
-        sharp_upper=1234.0,
         local_upper=None,
+        ladder=Ladder(rungs=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),)),
     )
 
 

@@ -5,8 +5,8 @@ from statistics import geometric_mean
 
 import pytest
 
-from howsmooth.report.charts import save_chart
 from howsmooth.report.paper_charts import CHARTS
+from howsmooth.report.saving import save_chart
 from howsmooth.studies.paper import ALSO, FIGURES
 from howsmooth.studies.records import Record
 from howsmooth.studies.setting import here

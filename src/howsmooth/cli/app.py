@@ -11,10 +11,12 @@ from howsmooth import __version__
 from howsmooth.cli.bounds import bounds
 from howsmooth.cli.demo import demo
 from howsmooth.cli.export import export
+from howsmooth.cli.figure import figure
 from howsmooth.cli.measure import measure
 from howsmooth.cli.models import models
 from howsmooth.cli.paper import paper
 from howsmooth.cli.regimes import regimes
+from howsmooth.cli.report import report
 from howsmooth.cli.runs import runs, show
 from howsmooth.cli.split import split
 from howsmooth.cli.sweep import sweep
@@ -32,6 +34,8 @@ app.command()(sweep)
 app.command()(paper)
 app.command()(runs)
 app.command()(show)
+app.command()(report)
+app.command()(figure)
 app.command()(export)
 app.command()(models)
 app.command()(demo)

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 def write_figures(found: "Measurement", folder: Path) -> list[Path]:
     """Draw every figure of a measurement into a folder."""
-    from howsmooth.report.charts import save_chart
     from howsmooth.report.measurement_charts import figures
+    from howsmooth.report.saving import save_chart
 
     written = []
     for name, chart in figures(found).items():

@@ -67,6 +67,7 @@ def measure(
     from howsmooth.cli.figures import write_figures
     from howsmooth.cli.layers import print_answer
     from howsmooth.errors import ConvergenceWarning
+    from howsmooth.report.page import write_report
     from howsmooth.studies.measure import plan
     from howsmooth.studies.store import Store
     from howsmooth.studies.workers import executor
@@ -104,7 +105,7 @@ def measure(
                 made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
-        found = made.result(store)
+        found = made.result(store, bounded=not interrupted)
         failures = store.failures()
     if as_json:
         typer.echo(found.to_json())
@@ -112,7 +113,8 @@ def measure(
         print_answer(found)
     if found.layers:
         figures = write_figures(found, folder)
-        typer.echo(f"Records are in {folder / 'records.sqlite'}, {len(figures)} figures in {folder}.", err=as_json)
+        report = write_report(folder)
+        typer.echo(f"The report is {report}. Records and {len(figures)} figures are in {folder}.", err=as_json)
     for failure in failures:
         typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
     if interrupted:

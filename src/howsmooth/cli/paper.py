@@ -54,6 +54,7 @@ def paper(
     tasks = {name: figure.list(sizes, model or tuple(MODELS)) for name, figure in names.items()}
     _check_models(tasks)
     interrupted = _run([task for found in tasks.values() for task in found], folder, workers, scheduler, retry_failed)
+    _keep(tasks, folder, ["howsmooth", "paper", *(figures or ()), *_options(quick, model)], bounded=not interrupted)
     _tell(tasks, folder, as_json)
     if interrupted:
         typer.echo("Stopped: what is done is kept; the same command goes on from there.", err=True)
@@ -93,12 +94,36 @@ def _run(tasks: "Sequence[Task]", folder: Path, workers: int, scheduler: str | N
     return False
 
 
+def _options(quick: bool, models: list[str] | None) -> list[str]:
+    return ["--quick"] * quick + [word for model in models or () for word in ("--model", model)]
+
+
+def _keep(tasks: "dict[str, list[Task]]", folder: Path, command: list[str], bounded: bool) -> None:
+    """Keep what a report needs beside the records: the command, the figures, and what is known about the models."""
+    from howsmooth.studies.context import keep_ladder, keep_notes
+    from howsmooth.studies.provenance import keep_command, keep_figures
+    from howsmooth.studies.reading import measurements
+    from howsmooth.studies.resources import transformer_of
+    from howsmooth.studies.store import Store
+
+    with Store(folder) as store:
+        keep_command(store, command)
+        keep_figures(store, tasks)
+        for measurement in measurements(store) if bounded else ():
+            task = measurement.records[0].task
+            transformer = transformer_of(task)
+            keep_notes(store, transformer)
+            for layer in measurement.layers if task.stride == 0 else ():
+                keep_ladder(store, transformer, task.map, layer.layer, layer.length, layer.radius)
+
+
 def _tell(tasks: "dict[str, list[Task]]", folder: Path, as_json: bool) -> None:
     """Draw every figure and say in a line what it shows."""
     from howsmooth.cli.runs import say_failures
-    from howsmooth.report.charts import save_chart
+    from howsmooth.report.page import write_report
     from howsmooth.report.paper_charts import CHARTS
-    from howsmooth.studies.paper import protocol
+    from howsmooth.report.saving import save_chart
+    from howsmooth.studies.paper import title_and_protocol
     from howsmooth.studies.store import Store
 
     drawn: dict[str, list[str]] = {}
@@ -110,11 +135,13 @@ def _tell(tasks: "dict[str, list[Task]]", folder: Path, as_json: bool) -> None:
         for chart_name, chart in CHARTS[name](found).items():
             save_chart(chart, folder / f"{name}-{chart_name}.svg")
             drawn[name].append(str(folder / f"{name}-{chart_name}.svg"))
+    report = write_report(folder)
     if as_json:
         counts = {name: {"records": len(found), "figures": drawn[name]} for name, found in records.items()}
-        typer.echo(json.dumps({"run": str(folder), "failed": len(failures), "figures": counts}))
+        typer.echo(json.dumps({"run": str(folder), "failed": len(failures), "figures": counts, "report": str(report)}))
     else:
         for name, found in records.items():
-            typer.echo(f"{name}: {len(found)} records, {len(drawn[name])} figures. {protocol(name)}")
+            typer.echo(f"{name}: {len(found)} records, {len(drawn[name])} figures. {title_and_protocol(name)[1]}")
         typer.echo(f"Records and figures are in {folder}.")
+        typer.echo(f"The report is {report}.")
     say_failures(failures)

@@ -39,7 +39,7 @@ def regimes(
     Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
     """
     if figure is not None:
-        from howsmooth.report.charts import checked_target
+        from howsmooth.report.saving import checked_target
 
         checked_target(figure)
     numbers = _whole_numbers(lengths)
@@ -48,7 +48,8 @@ def regimes(
 
     found = find(attention, radius, numbers)
     if figure is not None:
-        from howsmooth.report.charts import regimes_chart, save_chart
+        from howsmooth.report.charts import regimes_chart
+        from howsmooth.report.saving import save_chart
 
         save_chart(regimes_chart(found), figure)
     if as_json:

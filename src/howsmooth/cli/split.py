@@ -66,7 +66,7 @@ def split(
     Example: howsmooth split --map-1d A=-1,V=1 --figure splitting.svg
     """
     if figure is not None:
-        from howsmooth.report.charts import checked_target
+        from howsmooth.report.saving import checked_target
 
         checked_target(figure)
     if map_1d is not None:
@@ -100,7 +100,8 @@ def _map(text: str, span: float, step: float, as_json: bool, figure: str | None)
     numbers = parse_numbers(text)
     found = splitting_map(A=numbers["A"], V=numbers.get("V", 1.0), span=span, step=step)
     if figure is not None:
-        from howsmooth.report.charts import save_chart, splitting_chart
+        from howsmooth.report.charts import splitting_chart
+        from howsmooth.report.saving import save_chart
 
         save_chart(splitting_chart(found), figure)
     typer.echo(found.to_json() if as_json else repr(found).removeprefix("SplittingMap: "))

@@ -51,13 +51,14 @@ def sweep(
     if dry_run:
         _estimate(made, folder, workers, as_json)
         return
-    _run(made, folder, workers, scheduler, retry_failed, as_json)
+    _run(study, made, folder, workers, scheduler, retry_failed, as_json)
 
 
 def _run(
-    made: "list[Plan]", folder: Path, workers: int, scheduler: str | None, retry_failed: bool, as_json: bool
+    study: str, made: "list[Plan]", folder: Path, workers: int, scheduler: str | None, retry_failed: bool, as_json: bool
 ) -> None:
     from howsmooth.cli.runs import say_failures
+    from howsmooth.studies.provenance import keep_command
     from howsmooth.studies.store import Store
     from howsmooth.studies.sweep import sweep as run_sweep
     from howsmooth.studies.workers import executor
@@ -72,15 +73,17 @@ def _run(
                 run_sweep(tasks, store, execute=execute, retry_failed=retry_failed, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
+        keep_command(store, ["howsmooth", "sweep", study])
         for plan in made:
-            plan.result(store)
+            plan.result(store, bounded=not interrupted)
         done, keys = len(store.done(tasks)), store.failed(tasks)
         failures = [failure for failure in store.failures() if failure.task.key in keys]
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "tasks": len(tasks), "done": done, "failed": len(failures)}))
     else:
         typer.echo(f"{done} of {len(tasks)} measured, {len(failures)} failed. Records are in {folder}.")
-        typer.echo(f"See them: howsmooth show {folder}; take them along: howsmooth export {folder} --to csv")
+        typer.echo(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
+        typer.echo(f"Take them along: howsmooth export {folder} --to csv")
     say_failures(failures)
     if interrupted:
         typer.echo("Stopped: what is done is kept; the same command goes on from there.", err=True)

@@ -1,17 +1,12 @@
-"""Charts: one specification each, drawn by Altair, written as HTML, SVG, PDF or PNG without a network."""
+"""Charts of regimes and of splitting; the palette and the axes that all charts share."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import altair as alt
 
-from howsmooth.errors import AssumptionError, FileError
-from howsmooth.files import whole
 from howsmooth.search.regimes import Regimes
 from howsmooth.search.splitting_map import SplittingMap
 
-ENDINGS = (".html", ".svg", ".pdf", ".png")
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#8a8a8a", "#0072b2", "#d55e00", "#009e73"
 LARGE_NUMBERS = "datum.value >= 1e5 || datum.value < 1e-3 ? format(datum.value, '.0e') : format(datum.value, '~g')"
@@ -81,30 +76,6 @@ def regimes_chart(found: Regimes) -> Chart:
             )
         )
     return alt.layer(*layers).properties(width=480, height=300, title=f"Radius {found.radius:g}")
-
-
-def save_chart(chart: Chart, path: str | os.PathLike[str]) -> None:
-    """Write a chart; the ending says how. HTML holds everything it needs."""
-    target = checked_target(path)
-    quiet = chart.configure_axis(
-        gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
-    ).configure_title(fontSize=14, fontWeight="normal", anchor="start")
-    options: dict[str, Any] = {"inline": True} if target.suffix == ".html" else {}
-    try:
-        with whole(target) as partial:
-            quiet.configure_view(stroke=None).save(partial, **options)
-    except OSError as error:
-        raise FileError(f"the figure cannot be written to {os.fspath(path)!r}: {error.strerror or error}.") from error
-
-
-def checked_target(path: str | os.PathLike[str]) -> Path:
-    """Refuse a file name that no figure can be written to."""
-    target = Path(path)
-    if target.suffix not in ENDINGS:
-        raise AssumptionError(f"a figure ends in {', '.join(ENDINGS)}, got {target.name!r}; change the ending.")
-    if not target.parent.is_dir():
-        raise FileError(f"there is no folder {os.fspath(target.parent)!r} to write the figure to.")
-    return target
 
 
 def powers() -> alt.Axis:

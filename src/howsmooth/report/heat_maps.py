@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 import altair as alt
 
-from howsmooth.report.charts import INK, Chart, Rows
+from howsmooth.report.charts import Chart, Rows
 from howsmooth.studies.measurement import Measurement, mean_constant
 from howsmooth.studies.records import Record
 
 PLAIN = "#e6e6e6"
+# On a light cell, whatever the colours around the chart are.
+DARK_TEXT = "#1a1a1a"
 # Where viridis becomes light enough for dark text.
 LIGHT = 0.45
 
@@ -52,7 +54,10 @@ def _cells(records: Iterable[tuple[int, int, Record]], *, digits: int) -> Rows:
         light = value == 0 or math.log(value / low) > LIGHT * math.log(high / low)
         # Through a float, so that 1234 is written as 1230 and not as 1.23e+03.
         number = f"{float(f'{value:.{digits}g}'):g}"
-        rows.append({"layer": layer, "column": column, "value": value, "number": number, "light": light})
+        group = groups[layer, column]
+        found = {"layer": layer, "column": column, "value": value, "number": number, "light": light}
+        ends = f"{min(r.lower for r in group):.4g} – {max(r.upper or r.lower for r in group):.4g}"
+        rows.append(found | {"windows": len(group), "ends": ends})
     return rows
 
 
@@ -60,13 +65,20 @@ def _heat_map(rows: Rows, *, columns: str, step: int, title: str) -> Chart:
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("column:O", title=columns, axis=alt.Axis(labelAngle=0), scale=alt.Scale(padding=0)),
         y=alt.Y("layer:O", title="layer", scale=alt.Scale(padding=0)),
+        tooltip=[
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("column:O", title=columns),
+            alt.Tooltip("value:Q", title="mean constant", format=".5~r"),
+            alt.Tooltip("ends:N", title="error bars of all windows"),
+            alt.Tooltip("windows:Q"),
+        ],
     )
     # Every cell says its number, so there is no legend.
     scale = alt.Scale(type="log", scheme="viridis", domain=_domain(row["value"] for row in rows))
     colour = alt.Color("value:Q", scale=scale, legend=None)
     rects = base.mark_rect(stroke="white", strokeWidth=1)
     numbers = base.mark_text(fontSize=11).encode(
-        text="number:N", color=alt.condition("datum.light", alt.value(INK), alt.value("white"))
+        text="number:N", color=alt.condition("datum.light", alt.value(DARK_TEXT), alt.value("white"))
     )
     # A constant of zero has no place on a logarithmic scale: its cell stays plain.
     cells = rects.encode(color=alt.condition("datum.value > 0", colour, alt.value(PLAIN)))

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
+from typing import Any
 
 import altair as alt
+import numpy as np
 
 from howsmooth.report.charts import BLUE, GREEN, GREY, ORANGE, Chart, Rows
 from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
+from howsmooth.report.ladder_chart import bounds_ladder
 from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
-from howsmooth.report.token_chart import sensitive_tokens, window_record
+from howsmooth.report.token_chart import running_text, sensitive_tokens, window_record
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.measurement import LayerSummary, Measurement
 from howsmooth.studies.records import Record
 
+PLACES = 25
 COLUMNS, PANEL = 3, {"width": 215, "height": 165}
 ATTAINED, LAW, CERTIFICATE, RELEASED = "attained in a window", "power law", "certificate", "released quantity"
 COLOURS = {ATTAINED: BLUE, LAW: ORANGE, CERTIFICATE: GREEN, RELEASED: GREY}
@@ -26,24 +30,25 @@ def figures(measurement: Measurement) -> dict[str, Chart]:
         "constant_against_length": constant_against_length(measurement),
         "constant_against_radius": constant_against_radius(measurement),
         "layers_by_length": layers_by_length(measurement),
+        "bounds_ladder": bounds_ladder(measurement, _least_smooth(measurement.layers).layer),
     }
     if measurement.heads:
         charts["heads_by_layer"] = heads_by_layer(measurement)
     explained = [layer for layer in measurement.layers if window_record(measurement, layer.layer)]
     if explained:
-        worst = max(explained, key=lambda layer: layer.constant)
-        charts["sensitive_tokens"] = sensitive_tokens(measurement, worst.layer)
+        charts["sensitive_tokens"] = sensitive_tokens(measurement, _least_smooth(explained).layer)
     return charts
 
 
 def constant_against_length(measurement: Measurement) -> Chart:
     """Draw, for each layer, every window's constant against the length, the fitted power law and the certificates."""
     panels = {layer.layer: _length_panel(layer) for layer in measurement.layers}
-    rows: Rows = [{"panel": panel} for panel in panels.values()]
+    rows: Rows = []
     for layer in measurement.layers:
         records = measurement.at(layer=layer.layer)
-        found = [*_points(records), *_law(layer.growth, records), *_means(records)]
-        rows += [row | {"panel": panels[layer.layer]} for row in found]
+        points = [described(measurement, r) | {"kind": ATTAINED} for r in records if drawable(r.lower)]
+        found = [{}, *points, *_law(layer.growth, records), *_means(records)]
+        rows += [row | {"panel": panels[layer.layer], "layer": layer.layer} for row in found]
     lengths, heights = span_of(measurement.lengths), span_of(_values(rows, "value", "low", "high"))
     x = alt.X("n:Q", title="number of tokens n", scale=log_scale(lengths), axis=_ticks(measurement.lengths))
     y = alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights))
@@ -53,7 +58,7 @@ def constant_against_length(measurement: Measurement) -> Chart:
         _only(band.encode(x=x, y=alt.Y("low:Q", scale=log_scale(heights)), y2="high:Q"), LAW),
         _only(plain.mark_line(strokeWidth=1.2), CERTIFICATE),
         _only(plain.mark_line(strokeWidth=1.5, strokeDash=[5, 3]), RELEASED),
-        _only(plain.mark_point(filled=True, size=14, opacity=0.55), ATTAINED),
+        _only(plain.mark_point(filled=True, size=14, opacity=0.55).encode(tooltip=told_on_hover()), ATTAINED),
         _only(plain.mark_line(strokeWidth=2), LAW),
     ]
     return _facets(alt.LayerChart(layer=layers), rows, list(panels.values()), title=_growth_title(measurement.layers))
@@ -62,8 +67,8 @@ def constant_against_length(measurement: Measurement) -> Chart:
 def constant_against_radius(measurement: Measurement) -> Chart:
     """Draw, for each layer, every window's constant against the mean radius of its tokens, coloured by the length."""
     rows: Rows = [
-        {"panel": f"layer {r.task.layer}", "radius": r.radius, "length": r.task.length}
-        | ({"value": r.lower} if drawable(r.lower) else {})
+        described(measurement, r)
+        | {"panel": f"layer {r.task.layer}", "layer": r.task.layer, "value": r.lower if drawable(r.lower) else None}
         for r in measurement.records
     ]
     heights = span_of(_values(rows, "value"))
@@ -71,11 +76,9 @@ def constant_against_radius(measurement: Measurement) -> Chart:
     plain = alt.Chart().encode(
         x=alt.X("radius:Q", title="mean radius of the tokens", scale=radii, axis=alt.Axis(tickCount=4)),
         y=alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights)),
-        tooltip=["length:Q", "radius:Q"],
+        tooltip=told_on_hover(),
     )
-    points = plain.mark_point(filled=True, size=22, opacity=0.8).encode(
-        color=_length_colour(measurement.lengths), tooltip=["length:Q", "radius:Q", "value:Q"]
-    )
+    points = plain.mark_point(filled=True, size=22, opacity=0.8).encode(color=_length_colour(measurement.lengths))
     # Zero has no place on a logarithmic axis: it is written at the foot.
     zeros = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(y=alt.value(PANEL["height"]))
     drawn = alt.LayerChart(layer=[points, zeros.transform_filter("!isValid(datum.value)")])
@@ -83,8 +86,31 @@ def constant_against_radius(measurement: Measurement) -> Chart:
     return _facets(drawn, rows, panels, title=_spread_title(measurement)).resolve_scale(x="independent")
 
 
-def _points(records: Iterable[Record]) -> Rows:
-    return [{"kind": ATTAINED, "n": r.task.length, "value": r.lower} for r in records if drawable(r.lower)]
+def described(measurement: Measurement, record: Record) -> dict[str, Any]:
+    """Return what is drawn and told of one window: its constant, the error bar, and which sequence it is."""
+    task, upper = record.task, record.upper
+    opening = measurement.openings.get((task.length, task.window), ())
+    return {
+        "n": task.length,
+        "window": task.window,
+        "value": record.lower,
+        "error": f"{record.lower:.5g}" + ("" if upper is None else f" – {upper:.5g} ({100 * task.confidence:g} %)"),
+        "radius": record.radius,
+        "begins": f"{running_text(opening)} …" if opening else "—",
+    }
+
+
+def told_on_hover() -> list[alt.Tooltip]:
+    """Return what :func:`described` says, line by line."""
+    return [
+        alt.Tooltip("layer:Q", title="layer"),
+        alt.Tooltip("n:Q", title="tokens"),
+        alt.Tooltip("value:Q", title="constant", format=".5~r"),
+        alt.Tooltip("error:N", title="error bar"),
+        alt.Tooltip("radius:Q", title="mean radius", format=".4~r"),
+        alt.Tooltip("window:Q", title="window"),
+        alt.Tooltip("begins:N", title="sequence"),
+    ]
 
 
 def _law(growth: Growth | None, records: Sequence[Record]) -> Rows:
@@ -93,7 +119,10 @@ def _law(growth: Growth | None, records: Sequence[Record]) -> Rows:
     # Least squares passes through the mean of log n, taken over windows: the slopes turn around that point.
     centre = geometric_mean(r.task.length for r in records)
     rows: Rows = []
-    for n in sorted({centre, *(float(r.task.length) for r in records)}):
+    lengths = [r.task.length for r in records]
+    # enough places for the law to look smooth on linear axes too
+    between = np.geomspace(min(lengths), max(lengths), PLACES).tolist()
+    for n in sorted({centre, *between}):
         ends = [growth.at(centre) * (n / centre) ** slope for slope in (growth.low, growth.high)]
         rows.append({"kind": LAW, "n": n, "value": growth.at(n), "low": min(ends), "high": max(ends)})
     return rows
@@ -112,15 +141,19 @@ def _means(records: Sequence[Record]) -> Rows:
     return rows
 
 
+def _least_smooth(layers: Sequence[LayerSummary]) -> LayerSummary:
+    return max(layers, key=lambda layer: layer.constant)
+
+
 def _length_panel(layer: LayerSummary) -> str:
     growth, bound = layer.growth, layer.sharp_upper
     notes = [] if bound is None else [f"sharp bound {bound:.3g}"]
     if growth is None:
-        return f"layer {layer.layer}: {layer.constant:.3g} at {layer.length} tokens\n{', '.join(notes)}"
+        return f"layer {layer.layer}: {layer.constant:.3g} at {layer.length} tokens\n{', '.join(notes)}".rstrip()
     if growth.lack_of_fit is not None and growth.lack_of_fit < DOUBTFUL:
         notes.append("no power law")
     exponent = f"n^{growth.exponent:.2f} [{growth.low:.2f}, {growth.high:.2f}]"
-    return f"layer {layer.layer}: {exponent}\n{', '.join(notes)}"
+    return f"layer {layer.layer}: {exponent}\n{', '.join(notes)}".rstrip()
 
 
 def _growth_title(layers: Sequence[LayerSummary]) -> str:
@@ -170,7 +203,7 @@ def _colour(kinds: set[str]) -> alt.Color:
 def _length_colour(lengths: Sequence[int]) -> alt.Color:
     scale = alt.Scale(type="log", scheme="viridis", domain=span_of(lengths, room=1.0))
     legend = alt.Legend(values=list(lengths), format="d") if len(lengths) > 1 else None
-    return alt.Color("length:Q", title="tokens", scale=scale, legend=legend)
+    return alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
 
 
 def _ticks(values: Sequence[int]) -> alt.Axis:
@@ -178,4 +211,4 @@ def _ticks(values: Sequence[int]) -> alt.Axis:
 
 
 def _values(rows: Rows, *names: str) -> list[float]:
-    return [row[name] for row in rows for name in names if name in row]
+    return [row[name] for row in rows for name in names if row.get(name) is not None]

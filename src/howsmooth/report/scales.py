@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 
-from howsmooth.report.charts import LARGE_NUMBERS, powers
+from howsmooth.report.charts import LARGE_NUMBERS, Chart, powers
 
 
 def round_ticks(span: Sequence[float]) -> alt.Axis:
@@ -33,3 +34,28 @@ def span_of(values: Sequence[float], *, room: float = 1.15) -> list[float]:
 def drawable(value: float) -> bool:
     """Tell whether a logarithmic scale has a place for a value."""
     return 0 < value < math.inf
+
+
+def straightened(chart: Chart) -> Chart:
+    """Return a chart with linear axes in place of logarithmic ones."""
+    return type(chart).from_dict(linear(chart.to_dict()))
+
+
+def linear(spec: Any) -> Any:
+    """Return a specification with linear axes in place of logarithmic ones."""
+    if isinstance(spec, list):
+        return [linear(part) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    return {name: _straight(part) if name in ("x", "y") else linear(part) for name, part in spec.items()}
+
+
+def _straight(channel: Any) -> Any:
+    scale = channel.get("scale") if isinstance(channel, dict) else None
+    if not isinstance(scale, dict) or scale.get("type") != "log":
+        return channel
+    axis = channel.get("axis") or {}
+    # labels and ticks were chosen for decades
+    kept = {name: value for name, value in axis.items() if name in ("minExtent", "labelOverlap", "labelSeparation")}
+    domain = {"domain": [0, scale["domain"][1]]} if "domain" in scale else {"zero": True}
+    return channel | {"scale": {"type": "linear", "nice": False} | domain, "axis": kept | {"tickCount": 5}}

@@ -82,7 +82,7 @@ def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
     """Return one row for each token: where it stands, in columns and lines of monospace text."""
     rows: Rows = []
     column = line = 0
-    for (space, text), share in zip(_words(tokens), shares, strict=True):
+    for (space, text), share in zip(words(tokens), shares, strict=True):
         column += space if column else 0
         if column and column + _columns(text) > COLUMNS:
             line, column = line + 1, 0
@@ -93,7 +93,12 @@ def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
     return rows
 
 
-def _words(tokens: Sequence[str]) -> Iterator[tuple[bool, str]]:
+def running_text(tokens: Sequence[str]) -> str:
+    """Return tokens as a reader wants them."""
+    return "".join(f" {word}" if space else word for space, word in words(tokens)).strip()
+
+
+def words(tokens: Sequence[str]) -> Iterator[tuple[bool, str]]:
     """Yield whether a space comes before each token, and the token as a reader wants it."""
     in_bytes = any(mark in token for token in tokens for mark in BYTE_MARKS)
     pieces = [_decoded(token) if in_bytes else token for token in tokens]
@@ -112,9 +117,7 @@ def _decoded(token: str) -> str:
 
 def _readable(piece: str) -> str:
     text = (piece.removeprefix(GOES_ON) or piece).replace("\n", "⏎")
-    text = "".join(" " if unicodedata.category(c).startswith("C") else c for c in text).strip() or "␣"
-    # Altair writes data into HTML as they are: a word joiner, which has no width, keeps "</script>" from ending it.
-    return text.replace("<", "<\u2060")
+    return "".join(" " if unicodedata.category(c).startswith("C") else c for c in text).strip() or "␣"
 
 
 def _columns(text: str) -> int:

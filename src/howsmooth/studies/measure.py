@@ -10,19 +10,21 @@ import torch
 from torch import nn
 
 from howsmooth.errors import AssumptionError, FileError
-from howsmooth.maps.attention import Attention
 from howsmooth.models.base import Transformer, load
 from howsmooth.models.sites import check_map
 from howsmooth.models.text import Text, read_text
-from howsmooth.studies.measurement import LayerSummary, Measurement
+from howsmooth.studies.context import keep_ladder, keep_notes, kept_ladder
+from howsmooth.studies.measurement import Measurement
 from howsmooth.studies.resources import adopt
 from howsmooth.studies.store import Store
 from howsmooth.studies.summary import summarise
 from howsmooth.studies.sweep import Executor, Progress, Tally, sweep
 from howsmooth.studies.tasks import Task, fingerprint
-from howsmooth.theory.discrete import sharp_upper
+from howsmooth.theory.results import Ladder
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
+# How many tokens say which window is meant.
+OPENING = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,28 +68,32 @@ class Plan:
                 f"the run in {str(store.folder)!r} was begun with other weights of {self.transformer.name!r}; give "
                 "another folder with --out."
             )
-        store.keep(f"notes on {self.transformer.name}", json.dumps(self.transformer.notes))
+        keep_notes(store, self.transformer)
         store.keep(plan_fact(self.tasks[0]), json.dumps([task.key for task in self.tasks + self.heads]))
-        self._note_first_window(store)
+        self._note_windows(store)
         adopt(self.transformer, self.tasks[0])
 
-    def result(self, store: Store) -> Measurement:
-        """Summarise what is done."""
+    def result(self, store: Store, *, bounded: bool = True) -> Measurement:
+        """Summarise what is done, with every bound that the theory has, which takes about a second for each layer."""
         found = store.find(self.tasks + self.heads)
         records = tuple(found[task.key] for task in self.tasks if task.key in found)
         heads = tuple(found[task.key] for task in self.heads if task.key in found)
-        layers = summarise(records, self._sharp_upper)
-        for layer in layers:
-            store.keep(sharp_fact(self.transformer.name, self.map, layer), json.dumps(layer.sharp_upper))
+
+        def bounds(layer: int, length: int, radius: float) -> Ladder:
+            if bounded:
+                return keep_ladder(store, self.transformer, self.map, layer, length, radius)
+            return kept_ladder(store, self.transformer.name, self.map, layer, length, radius)
+
         return Measurement(
             model=self.transformer.name,
             text=self.text.name,
             map=self.map,
             records=records,
             heads=heads,
-            layers=layers,
+            layers=summarise(records, bounds),
             notes=self.transformer.notes,
             tokens=store.window(window_key(self._longest)),
+            openings={(task.length, task.window): store.window(opening_key(task)) for task in self.tasks},
             run=None if store.folder is None else str(store.folder),
             complete=len(found) == len(self.tasks) + len(self.heads),
         )
@@ -106,25 +112,20 @@ class Plan:
     def _longest(self) -> Task:
         return max(self.tasks, key=lambda task: (task.length, -task.window, -task.layer))
 
-    def _note_first_window(self, store: Store) -> None:
-        task, tokenizer = self._longest, self.transformer.tokenizer
-        if tokenizer is not None:
-            (first,) = self.transformer.windows(
-                self.text, length=task.length, count=1, special_tokens=task.special_tokens
+    def _note_windows(self, store: Store) -> None:
+        """Keep how every window begins, and the whole of the first one of the longest length."""
+        tokenizer, longest = self.transformer.tokenizer, self._longest
+        if tokenizer is None:
+            return
+        for length in sorted({task.length for task in self.tasks}):
+            tasks = {task.window: task for task in self.tasks if task.length == length}
+            found = self.transformer.windows(
+                self.text, length=length, count=len(tasks), special_tokens=longest.special_tokens
             )
-            store.note_window(window_key(task), tokenizer.pieces(first.tolist()))
-
-    def _sharp_upper(self, layer: int, length: int, radius: float) -> float | None:
-        site = self.transformer.sites[layer]
-        if site.attention is None or self.map == "block":
-            return None
-        f = site.map(self.map)
-        if not isinstance(f, Attention):
-            return None
-        try:
-            return sharp_upper(f, n=length, radius=radius).value
-        except AssumptionError:
-            return None  # the theorem does not cover this map
+            for task, tokens in zip(tasks.values(), found.tolist(), strict=True):
+                store.note_window(opening_key(task), tokenizer.pieces(tokens[:OPENING]))
+                if (length, task.window) == (longest.length, longest.window):
+                    store.note_window(window_key(task), tokenizer.pieces(tokens))
 
 
 def measure(
@@ -294,11 +295,11 @@ def plan_fact(task: Task) -> str:
     return f"tasks like {replace(task, layer=0, length=1, window=0).key}"
 
 
-def sharp_fact(model: str, part: str, layer: LayerSummary) -> str:
-    """Name the fact that a run keeps about the sharp bound of a layer: reading it back needs no model."""
-    return f"sharp bound of {model}, {part}, layer {layer.layer}, n = {layer.length}, R = {layer.radius:.12g}"
-
-
 def window_key(task: Task) -> str:
     """Name a window of a text as a model sees it."""
     return fingerprint([task.model, task.digest, task.length, task.window, task.special_tokens])
+
+
+def opening_key(task: Task) -> str:
+    """Name the first few tokens of a window."""
+    return f"opening of {window_key(task)}"

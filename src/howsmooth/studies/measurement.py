@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from statistics import geometric_mean
 from typing import Any
@@ -13,8 +13,10 @@ from rich.text import Text
 
 from howsmooth.studies.growth import Growth
 from howsmooth.studies.records import Record
+from howsmooth.theory.results import Ladder
 
 COLUMNS = ("layer", "constant", "range", "exponent", "95 % interval", "R", "certificate", "sharp bound")
+NO_BOUNDS = Ladder(rungs=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class LayerSummary:
         most: The largest of them.
         growth: How the constant grows with the length; none if only one length was measured.
         radius: The mean radius of the tokens at that length.
-        sharp_upper: The bound for that many tokens in the ball of that radius, where the theory has one.
+        ladder: Every bound for that many tokens in the ball of that radius; empty where the theory has none.
         local_upper: The geometric mean of the certificates at these inputs, likewise.
         released_growth: How the quantity of the paper's released scripts grows, if it was asked for.
     """
@@ -41,9 +43,19 @@ class LayerSummary:
     most: float
     growth: Growth | None
     radius: float
-    sharp_upper: float | None
     local_upper: float | None
+    ladder: Ladder = NO_BOUNDS
     released_growth: Growth | None = None
+
+    @property
+    def sharp_upper(self) -> float | None:
+        """The sharp bound for any such tokens, where the theory has one."""
+        return next((bound.value for bound in self.ladder.rungs if bound.name == "sharp_upper"), None)
+
+    @property
+    def headroom(self) -> float | None:
+        """How many times larger the sharp bound is than the constant."""
+        return None if self.sharp_upper is None or self.constant == 0 else self.sharp_upper / self.constant
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -99,6 +111,7 @@ class Measurement:
         layers: The answer for each layer.
         notes: What the reader has to know: quantised weights, maps without a closed form, and the like.
         tokens: The tokens of the first window of the longest length, in words.
+        openings: The first few tokens of each window, by length and window.
         run: The folder with the records; none if they were not kept.
         complete: Whether every task was done.
     """
@@ -113,6 +126,7 @@ class Measurement:
     tokens: tuple[str, ...]
     run: str | None
     complete: bool
+    openings: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
 
     def at(self, *, layer: int | None = None, length: int | None = None) -> tuple[Record, ...]:
         """Return the records of a layer, or of a length, or of both."""

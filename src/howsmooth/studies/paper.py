@@ -215,6 +215,10 @@ FIGURES = {
 }
 # Figures that are drawn from the tasks of others.
 ALSO = {"bounds": "real", "transition": "regimes"}
+ALSO_TITLES = {
+    "bounds": "Certificates: what the formula says, and what is measured",
+    "transition": "The transition between the two regimes",
+}
 
 
 def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
@@ -232,9 +236,10 @@ def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
     return {name: known[name] for name in (tuple(names) or known)}
 
 
-def protocol(name: str) -> str:
-    """Say what the paper did for a figure, and what differs here."""
-    return FIGURES[ALSO.get(name, name)].protocol
+def title_and_protocol(name: str) -> tuple[str, str]:
+    """Say what a figure shows; what the paper did for it, and what differs here."""
+    figure = FIGURES[ALSO.get(name, name)]
+    return ALSO_TITLES.get(name, figure.title), figure.protocol
 
 
 def _on_text(

@@ -6,18 +6,19 @@ from statistics import fmean, geometric_mean
 from howsmooth.studies.growth import Growth, growth
 from howsmooth.studies.measurement import LayerSummary, mean_constant
 from howsmooth.studies.records import Record
+from howsmooth.theory.results import Ladder
 
-# The sharp bound for a layer, a length and a radius, where the theory has one.
-SharpUpper = Callable[[int, int, float], float | None]
+# Every bound for a layer, a length and a radius.
+Bounds = Callable[[int, int, float], Ladder]
 
 
-def summarise(records: Sequence[Record], sharp_upper: SharpUpper) -> tuple[LayerSummary, ...]:
+def summarise(records: Sequence[Record], bounds: Bounds) -> tuple[LayerSummary, ...]:
     """Return the answer for each layer of one model and map."""
     layers = sorted({record.task.layer for record in records})
-    return tuple(_summary(i, [r for r in records if r.task.layer == i], sharp_upper) for i in layers)
+    return tuple(_summary(i, [r for r in records if r.task.layer == i], bounds) for i in layers)
 
 
-def _summary(layer: int, records: Sequence[Record], sharp_upper: SharpUpper) -> LayerSummary:
+def _summary(layer: int, records: Sequence[Record], bounds: Bounds) -> LayerSummary:
     length = max(record.task.length for record in records)
     last = [record for record in records if record.task.length == length]
     radius = fmean(record.radius or 0.0 for record in last)
@@ -30,7 +31,7 @@ def _summary(layer: int, records: Sequence[Record], sharp_upper: SharpUpper) -> 
         most=max(record.upper or record.lower for record in last),
         growth=growth_of((r.task.length, r.lower) for r in records),
         radius=radius,
-        sharp_upper=sharp_upper(layer, length, radius),
+        ladder=bounds(layer, length, radius),
         local_upper=geometric_mean(certificates) if certificates and min(certificates) > 0 else None,
         released_growth=growth_of((r.task.length, r.released) for r in records if r.released is not None),
     )

@@ -40,20 +40,25 @@ __all__ = [
 ]
 
 Theorem = Callable[..., Bound]
-LOWER: tuple[Theorem, ...] = (discrete_lower, kim_lower, sharp_lower)
 UPPER: tuple[Theorem, ...] = (sharp_upper, discrete_upper)
 # These bound measures, hence sequences of every length.
 MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
 MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
 
 
-def table(attention: Attention, *, n: int, radius: float) -> Ladder:
+def table(attention: Attention, *, n: int, radius: float, heads: int | None = None) -> Ladder:
     """Apply every theorem about ``n`` tokens in a ball, from the lowest lower bound to the highest upper one.
 
-    Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``.
+    Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``. With ``heads``,
+    tied pairs are looked for at so many heads only, see :func:`sharp_lower`.
     """
     uppers = _uppers(attention, n, radius)
-    outcomes = [*(_outcome(theorem, attention, n=n, radius=radius) for theorem in LOWER), *uppers]
+    lowers = [
+        _outcome(discrete_lower, attention, n=n, radius=radius),
+        _outcome(kim_lower, attention, n=n, radius=radius),
+        _outcome(sharp_lower, attention, n=n, radius=radius, heads=heads),
+    ]
+    outcomes = [*lowers, *uppers]
     found = [dataclasses.replace(x, domain=in_ball(n, radius)) for x in outcomes if isinstance(x, Bound)]
     found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
     return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
@@ -82,7 +87,7 @@ def _uppers(attention: Attention, n: int, radius: float) -> list[Bound | Refusal
     ]
 
 
-def _outcome(theorem: Theorem, attention: Attention, **arguments: float) -> Bound | Refusal:
+def _outcome(theorem: Theorem, attention: Attention, **arguments: float | None) -> Bound | Refusal:
     try:
         return theorem(attention, **arguments)
     except AssumptionError as reason:

@@ -83,6 +83,13 @@ class Bound:
             "confidence": self.confidence,
         }
 
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Bound":
+        """Read what :meth:`as_dict` returned."""
+        value = math.inf if fields["value"] is None else fields["value"]
+        log_value = math.copysign(math.inf, value - 1) if fields["log_value"] is None else fields["log_value"]
+        return cls(**fields | {"side": Side[fields["side"].upper()], "value": value, "log_value": log_value})
+
     def to_json(self) -> str:
         """Return one JSON object."""
         return json.dumps(self.as_dict())
@@ -287,6 +294,13 @@ class Ladder:
         """Return one JSON object."""
         refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
         return json.dumps({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ladder":
+        """Read what :meth:`to_json` wrote."""
+        found = json.loads(text)
+        rungs = tuple(Bound.from_dict(fields) for fields in found["bounds"])
+        return cls(rungs=rungs, refused=tuple(Refusal(**fields) for fields in found["refused"]))
 
 
 def safe_digits(value: float, log_value: float, side: Side) -> str:

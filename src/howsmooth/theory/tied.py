@@ -214,11 +214,19 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
     return problem.pair(x)
 
 
-def best_pairs(attention: Attention, n: int, frame: Callable[[Head], Frame]) -> list[TiedPair]:
-    """Find the best tied pair of every head that has one; heads without scores or values have none."""
+def best_pairs(
+    attention: Attention, n: int, frame: Callable[[Head], Frame], *, heads: int | None = None
+) -> list[TiedPair]:
+    """Find the best tied pair of every head that has one; heads without scores or values have none.
+
+    With ``heads``, only so many are looked at: those that promise most, by the product of their two norms.
+    """
     require_tied(attention)
     pairs, refusal = [], None
-    for head in heads_of(attention):
+    promising = heads_of(attention)
+    if heads is not None:
+        promising = tuple(sorted(promising, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads])
+    for head in promising:
         try:
             pairs.append(best_pair(head, frame(head), n))
         except AssumptionError as error:
@@ -228,9 +236,9 @@ def best_pairs(attention: Attention, n: int, frame: Callable[[Head], Frame]) -> 
     return pairs
 
 
-def tied_value(attention: Attention, n: int, radius: float) -> float:
+def tied_value(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> float:
     """Return the logarithm of what tied pairs prove about a layer in a ball."""
-    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=True))
+    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=True), heads=heads)
     return max(proven(attention, pair, n) for pair in pairs)
 
 

@@ -1,0 +1,124 @@
+"""The answer on top of a report: which layers are smooth and which are not, in two sentences and one table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from howsmooth.studies.measurement import LayerSummary, Measurement
+from howsmooth.studies.reading import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRow:
+    """What is known about one layer, and of which measurement.
+
+    Attributes:
+        measurement: Where the numbers come from.
+        layer: The numbers.
+        label: What to call the layer in a sentence.
+        share: The constant relative to the largest one of the table.
+        mark: What stands out about it, if anything.
+    """
+
+    measurement: Measurement
+    layer: LayerSummary
+    label: str
+    share: float
+    mark: str = ""
+
+    @property
+    def exponent(self) -> str:
+        """The growth with its interval, in words."""
+        growth = self.layer.growth
+        if growth is None:
+            return "—"
+        return f"{_plain(growth.exponent)} [{_plain(growth.low)}, {_plain(growth.high)}]"
+
+    @property
+    def headroom(self) -> str:
+        """How far the sharp bound is away, in words."""
+        room = self.layer.headroom
+        return "—" if room is None else f"{_times(room)}×"
+
+
+def answer_rows(run: Run) -> list[AnswerRow]:
+    """Return a row for each layer of each measurement at consecutive windows, in their order."""
+    found = [(m, layer) for m in run.measurements if m.records[0].task.stride == 0 for layer in m.layers]
+    names = _names([m for m, _layer in found])
+    most = max((layer.constant for _m, layer in found), default=1.0) or 1.0
+    least = min((layer.constant for _m, layer in found), default=1.0)
+    rows = []
+    for m, layer in found:
+        mark = "least smooth" if layer.constant == most else "smoothest" if layer.constant == least else ""
+        label = f"layer {layer.layer}{names[id(m)]}"
+        share = layer.constant / most
+        rows.append(
+            AnswerRow(measurement=m, layer=layer, label=label, share=share, mark=mark if len(found) > 1 else "")
+        )
+    return rows
+
+
+def sentences(rows: Sequence[AnswerRow], run: Run) -> tuple[str, str]:
+    """Say what was found in two sentences: who is smooth and who is not; how it grows, and what room there is."""
+    if not rows:
+        return (
+            f"This run holds {len(run.records)} records and no measurement on a text.",
+            f"They are drawn below: {', '.join(run.figures) or 'there is nothing to draw'}.",
+        )
+    return _first(rows), f"{_growth(rows)}, {_room(rows)}."
+
+
+def _first(rows: Sequence[AnswerRow]) -> str:
+    worst = max(rows, key=lambda row: row.layer.constant)
+    layer = worst.layer
+    windows = sum(r.task.layer == layer.layer and r.task.length == layer.length for r in worst.measurement.records)
+    spread = f" ({layer.least:.3g} to {layer.most:.3g} over {windows} windows)" if windows > 1 else ""
+    moved = (
+        f"a small perturbation of the {layer.length} tokens that enter it can move its output "
+        f"{layer.constant:.3g} times as far{spread}"
+    )
+    if len(rows) == 1:
+        return f"In {worst.label}, {moved}."
+    best = min(rows, key=lambda row: row.layer.constant)
+    return f"The least smooth is {worst.label}: {moved}; the smoothest is {best.label}, with {best.layer.constant:.3g}."
+
+
+def _growth(rows: Sequence[AnswerRow]) -> str:
+    grown = [row for row in rows if row.layer.growth is not None]
+    if not grown:
+        return "Nothing is said about growth, since no layer was measured at several lengths"
+    exponents = [(row.layer.growth.exponent, row) for row in grown if row.layer.growth is not None]
+    slowest, fastest = (choose(exponents, key=lambda pair: pair[0])[1] for choose in (min, max))
+    if slowest is fastest:
+        return f"With the number of tokens n the constant grows like n to the power {fastest.exponent}"
+    return (
+        f"With the number of tokens n the constant grows like n to the power {slowest.exponent} ({slowest.label}) "
+        f"up to {fastest.exponent} ({fastest.label})"
+    )
+
+
+def _room(rows: Sequence[AnswerRow]) -> str:
+    rooms = [row.layer.headroom for row in rows if row.layer.headroom is not None]
+    if not rooms:
+        known = any(row.layer.ladder.refused for row in rows)
+        return "and no theorem bounds these maps over all inputs" if known else "and no bounds were computed"
+    ends = list(dict.fromkeys(_times(end) for end in (min(rooms), max(rooms))))
+    return f"and the sharp bound over all inputs lies {' to '.join(ends)} times above what the text attains"
+
+
+def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
+    """Return what tells measurements apart, to be said behind a layer: nothing if there is one."""
+    told = {id(m): m for m in measurements}
+    differ = ["model", *(part for part in ("text", "map") if len({getattr(m, part) for m in told.values()}) > 1)]
+    forms = {"model": " of {}", "text": " on {}", "map": " ({})"}
+    return {key: "".join(forms[part].format(getattr(m, part)) for part in differ) for key, m in told.items()}
+
+
+def _plain(exponent: float) -> str:
+    # adding zero turns -0.0 into 0.0
+    return f"{round(exponent, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def _times(factor: float) -> str:
+    if factor >= 1e7:
+        return f"{factor:.1e}"
+    return f"{float(f'{factor:.2g}'):,.0f}" if factor >= 10 else f"{factor:.2g}"

@@ -1,0 +1,84 @@
+"""How much of the worst perturbation and of the response each token of a window holds, layer by layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from howsmooth.report.token_chart import window_record, words
+from howsmooth.studies.measurement import Measurement
+
+MOST = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """A token as it stands in running text.
+
+    Attributes:
+        text: What a reader sees.
+        space: Whether a space comes before it.
+        shade: How dark it is, from 0 to 1.
+    """
+
+    text: str
+    space: bool
+    shade: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The shares of all tokens of the first of the longest windows in one layer.
+
+    Attributes:
+        layer: Which one.
+        sensitivity: Of the worst perturbation.
+        response: Of the response to it.
+        tokens: The tokens in words.
+    """
+
+    layer: int
+    sensitivity: tuple[float, ...]
+    response: tuple[float, ...]
+    tokens: tuple[str, ...]
+
+    @property
+    def sensitive(self) -> str:
+        """The tokens that hold most of the worst perturbation."""
+        return self._largest(self.sensitivity)
+
+    @property
+    def responding(self) -> str:
+        """The tokens that respond most."""
+        return self._largest(self.response)
+
+    def as_dict(self) -> dict[str, tuple[float, ...]]:
+        """Return the shares by name."""
+        return {"sensitivity": self.sensitivity, "response": self.response}
+
+    def _largest(self, values: Sequence[float]) -> str:
+        order = sorted(range(len(values)), key=lambda i: -values[i])[:MOST]
+        return ", ".join(f"“{self.tokens[i]}” ({i}, {values[i]:.1%})" for i in order)
+
+
+def shares(m: Measurement) -> list[Shares]:
+    """Return the shares of every layer that was measured at the window whose tokens are kept."""
+    texts = tuple(text for _space, text in words(m.tokens))
+    found = []
+    for layer in m.layers:
+        record = window_record(m, layer.layer)
+        if texts and record is not None:
+            found.append(
+                Shares(layer=layer.layer, sensitivity=record.sensitivity, response=record.response, tokens=texts)
+            )
+    return found
+
+
+def words_of(m: Measurement, shown: Shares | None) -> list[Word]:
+    """Return the window as running text, shaded as one layer has it; nothing if no layer was measured there."""
+    if shown is None:
+        return []
+    most = max(shown.sensitivity) or 1.0
+    return [
+        Word(text=text, space=space, shade=math.sqrt(share / most))
+        for (space, text), share in zip(words(m.tokens), shown.sensitivity, strict=True)
+    ]
