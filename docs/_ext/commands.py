@@ -1,0 +1,78 @@
+"""The reference of the command line, written from the commands themselves."""
+
+import re
+from typing import Any
+
+import typer
+from sphinx.application import Sphinx
+
+from howsmooth.cli.app import app as command_line
+
+PLACE = "<!-- commands -->"
+
+
+def commands() -> dict[str, Any]:
+    """Return every command by name; what it takes is in its ``params``."""
+    return typer.main.get_command(command_line).commands
+
+
+def reference() -> str:
+    """Describe every command: what it does, its arguments and options."""
+    return "\n".join(_command(name, command) for name, command in commands().items())
+
+
+def _command(name: str, command: Any) -> str:
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    usage = " ".join(["howsmooth", name, *(_argument(p) for p in shown if not _is_option(p)), "[OPTIONS]"])
+    rows = "\n".join(_row(parameter) for parameter in shown)
+    table = f"| option | default | meaning |\n|:---|:---|:---|\n{rows}\n" if shown else ""
+    return f"## {name}\n\n{_prose(command.help or '')}\n\n```text\n{usage}\n```\n\n{table}"
+
+
+def _prose(text: str) -> str:
+    """Turn the example lines of a help text into code; the rest is sentences."""
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    return "\n\n".join(re.sub(r"^(Example|First): (.*)$", r"\1:\n\n```text\n\2\n```", part) for part in paragraphs)
+
+
+def _is_option(parameter: Any) -> bool:
+    return parameter.param_type_name == "option"
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name.upper()).strip("{}")
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def _row(parameter: Any) -> str:
+    if not _is_option(parameter):
+        names = f"`{_argument(parameter)}`"
+    elif parameter.is_flag:
+        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    else:
+        *others, last = parameter.opts
+        value = parameter.metavar or {int: "INT", float: "FLOAT"}.get(type(parameter.default), "VALUE")
+        names = ", ".join([*(f"`{name}`" for name in others), f"`{last} {value}`"])
+    meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
+    return f"| {names} | {_default(parameter)} | {meaning} |"
+
+
+def _default(parameter: Any) -> str:
+    default = parameter.default
+    if parameter.required:
+        return "required"
+    if getattr(parameter, "is_flag", False):
+        return f"`{parameter.opts[0] if default else parameter.secondary_opts[0]}`" if parameter.secondary_opts else ""
+    return "" if default is None or callable(default) else f"`{default}`"
+
+
+def write(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the reference in its place, as the page is read."""
+    if PLACE in source[0]:
+        source[0] = source[0].replace(PLACE, reference())
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register with Sphinx."""
+    app.connect("source-read", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

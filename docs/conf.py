@@ -1,0 +1,88 @@
+"""The documentation site: `make docs`."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import howsmooth  # noqa: E402
+
+project = "howsmooth"
+author = "the howsmooth authors"
+version = release = howsmooth.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "sphinxcontrib.bibtex",
+    "commands",
+    "front_door",
+]
+# examples/ holds files that pages offer for download; gallery/ is read by sphinx-gallery, which writes pictures/.
+exclude_patterns = ["_build", "_ext", "examples", "figures", "gallery", "pictures/*.ipynb", "pictures/*.py"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+bibtex_bibfiles = ["references.bib"]
+
+# One file with everything in it, so that pages show their formulas from a disk as well.
+mathjax_package = importlib.util.find_spec("sphinx-mathjax-offline")
+mathjax_file = Path(mathjax_package.origin).parent / "static" / "mathjax" / "tex-svg.js"
+mathjax_path = mathjax_file.name
+mathjax3_config = {"tex": {"macros": {"Lip": r"\operatorname{Lip}"}}, "options": {"enableMenu": False}}
+
+html_theme = "furo"
+html_title = "howsmooth"
+html_static_path = ["_static", str(mathjax_file)]
+html_css_files = ["house.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0072b2", "color-brand-content": "#0072b2"},
+    "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
+}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+autosummary_generate = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False  # shapes are in the signature
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "pictures",
+    "filename_pattern": r"\.py$",
+    "image_scrapers": ("pictures.draw_altair",),
+    "reset_modules": (),
+    "capture_repr": (),
+    "within_subsection_order": "pictures.Order",
+    "download_all_examples": False,
+    "min_reported_time": 10**6,
+    "write_computation_times": False,
+    "show_memory": False,
+    "abort_on_example_error": True,
+    "notebook_extensions": (),
+    "remove_config_comments": True,
+}
+
+nitpick_ignore_regex = [
+    # torch, numpy, altair and jaxtyping are not linked: the site is built, and read, without a network
+    (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|rich|transformers|tokenizers)\..*"),
+    (r"py:.*", r"(Tensor|nn\.Module|Float|Bool|Int)(\[.*)?"),
+    # what rooms keep to themselves: shown by name, not documented
+    (r"py:.*", r"howsmooth\.(maps|models|search|studies)\.\w+\.\w+"),
+    # the standard library, likewise
+    (r"py:.*", r"(collections|typing|os|pathlib|enum|dataclasses|functools)\..*"),
+]
