@@ -108,7 +108,7 @@ def _room(rows: Sequence[AnswerRow]) -> str:
 def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
     """Return what tells measurements apart, to be said behind a layer: nothing if there is one."""
     told = {id(m): m for m in measurements}
-    differ = ["model", *(part for part in ("text", "map") if len({getattr(m, part) for m in told.values()}) > 1)]
+    differ = [part for part in ("model", "text", "map") if len({getattr(m, part) for m in told.values()}) > 1]
     forms = {"model": " of {}", "text": " on {}", "map": " ({})"}
     return {key: "".join(forms[part].format(getattr(m, part)) for part in differ) for key, m in told.items()}
 

@@ -1,7 +1,9 @@
 """Every chart of a run, with what a reader who cannot see it needs: a sentence, a description and the numbers."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.report.charts import Chart
@@ -34,10 +36,15 @@ class Drawing:
     about: str
     numbers: Numbers
 
+    @functools.cached_property
+    def spec(self) -> dict[str, Any]:
+        """The specification of the chart, with its data."""
+        return self.chart.to_dict(validate=False)
+
     @property
     def caption(self) -> str:
         """What the chart shows, in a sentence: its title."""
-        title = self.chart.to_dict(validate=False).get("title", "")
+        title = self.spec.get("title", "")
         text = title["text"] if isinstance(title, dict) else title
         return " ".join(text) if isinstance(text, list) else text
 

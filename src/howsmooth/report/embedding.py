@@ -25,10 +25,10 @@ def in_script(value: Any) -> Markup:
     return Markup(text)
 
 
-def apart(chart: Chart) -> tuple[dict[str, Any], dict[str, Rows]]:
+def apart(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Return the specification of a chart with names in place of data, and the data."""
     data: dict[str, Rows] = {}
-    return _without_data(chart.to_dict(validate=False), data), data
+    return _without_data(spec, data), data
 
 
 def columns(rows: Rows) -> dict[str, Any]:

@@ -12,7 +12,9 @@ def warnings(run: Run) -> list[str]:
     """Return what a reader has to know before trusting the numbers."""
     said: list[str] = []
     for m in run.measurements:
-        said += [f"{m.model}: {remark}." for remark in m.remarks]
+        # of windows that grow in place the answer does not speak
+        remarks = m.notes if m.records[0].task.stride else m.remarks
+        said += [f"{m.model}: {remark}." for remark in remarks]
         if not m.complete:
             said.append(f"{m.model}: not everything that was asked for is measured yet.")
     for failure in run.failures[:FAILURES]:

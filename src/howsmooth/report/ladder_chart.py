@@ -28,15 +28,16 @@ def bounds_ladder(measurement: Measurement, layer: int | None = None) -> Chart:
     """Draw the rungs of one layer; of all layers if none is named, for a page that shows one at a time."""
     chosen = [summary for summary in measurement.layers if layer in (None, summary.layer)]
     rows = [row for summary in chosen for row in rungs(summary)]
+    scale = alt.Scale(zero=False, nice=False, padding=70)  # room for the numbers
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("log10", op="min"), axis=alt.Axis(labelLimit=260)),
-        x=alt.X("log10:Q", title="Lipschitz constant", scale=alt.Scale(zero=False, padding=24), axis=_decades()),
+        x=alt.X("log10:Q", title="Lipschitz constant", scale=scale, axis=_decades()),
     )
     kinds = list(COLOURS)
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(COLOURS.values())))
     shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(SHAPES.values())))
-    legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=220, symbolSize=90)
-    spread = base.mark_rule(strokeWidth=3, opacity=0.45).encode(x2="end:Q", color=colour)
+    legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=220, symbolSize=90, symbolOpacity=1)
+    spread = base.mark_rule(strokeWidth=5, opacity=0.4).encode(x="from:Q", x2="to:Q", color=colour)
     marks = base.mark_point(filled=True, size=110, opacity=1).encode(
         color=colour.legend(legend),
         shape=shape.legend(legend),
@@ -64,7 +65,6 @@ def _rungs(summary: LayerSummary) -> Iterator[dict]:
             "name": NAMES[bound.name],
             "kind": AT_MOST if bound.side is Side.UPPER else ATTAINED,
             "log10": bound.log_value / math.log(10),
-            "end": bound.log_value / math.log(10),
             "number": f"{bound.side} {bound.digits}",
             "worth": f"{bound.domain} ({bound.source})",
         }
@@ -73,7 +73,8 @@ def _rungs(summary: LayerSummary) -> Iterator[dict]:
             "name": "measured (mean)",
             "kind": MEASURED,
             "log10": math.log10(summary.constant),
-            "end": math.log10(summary.constant),
+            "from": math.log10(summary.least),
+            "to": math.log10(summary.most),
             "number": f"{summary.constant:.4g}",
             "worth": f"windows of {summary.length} tokens: {summary.least:.4g} to {summary.most:.4g}",
         }
@@ -82,7 +83,6 @@ def _rungs(summary: LayerSummary) -> Iterator[dict]:
             "name": "certificate (mean)",
             "kind": AT_MOST,
             "log10": math.log10(summary.local_upper),
-            "end": math.log10(summary.local_upper),
             "number": f"≤ {summary.local_upper:.4g}",
             "worth": "at these windows alone (a proof)",
         }
@@ -98,6 +98,5 @@ def _title(summary: LayerSummary) -> str:
 def _decades() -> alt.Axis:
     """Return an axis for logarithms: powers of ten, with the plain number where it is short."""
     plain = "datum.value > -4 && datum.value < 5"
-    return alt.Axis(
-        labelExpr=f"{plain} ? format(pow(10, datum.value), '.2~r') : '10^' + format(datum.value, '.3~r')", tickCount=6
-    )
+    label = f"{plain} ? format(pow(10, datum.value), '.2~r') : '10^' + format(datum.value, '.3~r')"
+    return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=8)

@@ -9,7 +9,7 @@ from statistics import fmean, geometric_mean, median
 import altair as alt
 
 from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows
-from howsmooth.report.panels import grouped, log_panels, marked, points, room, series_panels
+from howsmooth.report.panels import grouped, log_panels, marked, points, room, series_panels, told
 from howsmooth.report.scales import drawable, span_of
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.records import Record
@@ -32,11 +32,12 @@ def constant_against_length(records: Sequence[Record]) -> Chart:
         law, released, radius = _law(found), _law(found, _released), fmean(r.radius or 0.0 for r in found)
         beside = f"released n^{_digits(released.exponent)}, " if released else ""
         panel = "\n".join([place, _exponent(law) if law else "no exponent", f"{beside}R ≈ {radius:.3g}"])
+        at = {"panel": panel, "layer": found[0].task.layer}
         for r in found:
             relative = r.radius / radius if r.radius else 1.0
-            rows += points([(r.task.length, r.lower)], panel=panel, series=WINDOW, radius=relative)
-        rows += points(((n, law.at(n)) for n in _lengths(found)), panel=panel, series=LAW) if law else []
-        rows += points(_means(found, _released), panel=panel, series=RELEASED)
+            rows += points([(r.task.length, r.lower)], **at, series=WINDOW, radius=relative, told=told(r))
+        rows += points(((n, law.at(n)) for n in _lengths(found)), **at, series=LAW) if law else []
+        rows += points(_means(found, _released), **at, series=RELEASED)
     legend = alt.Legend(orient="top", labelFontSize=12, symbolStrokeColor=INK, symbolSize=400)
     drawn = [name for name in DASHES if any(row["series"] == name for row in rows)]
     kinds = alt.Scale(domain=drawn, range=[DASHES[name] for name in drawn])
@@ -51,8 +52,9 @@ def constant_against_radius(records: Sequence[Record]) -> Chart:
     """Draw every window's constant against the mean radius of its tokens, coloured by the length."""
     rows: Rows = []
     for place, found in _places([r for r in records if r.radius]).items():
+        at = {"panel": place, "layer": found[0].task.layer}
         for r in found:
-            rows += points([(r.radius or 0.0, r.lower)], panel=place, series=WINDOW, tokens=r.task.length)
+            rows += points([(r.radius or 0.0, r.lower)], **at, series=WINDOW, tokens=r.task.length, told=told(r))
     layer = marked("points", series=WINDOW).encode(color=_shade("tokens", "tokens", rows, log=True))
     x = alt.X("x:Q", title="mean radius", scale=alt.Scale(zero=False, padding=8), axis=alt.Axis(tickCount=4))
     radius, constant = (max(_spreads(records, value), default=1.0) for value in (_radius, _constant))
@@ -94,7 +96,8 @@ def certificates(records: Sequence[Record]) -> Chart:
         measured, certified = _means(found, _constant), _means(found, _certificate)
         ratios = [bound / dict(measured)[n] for n, bound in certified if n in dict(measured)]
         panel = f"{place}\n{f'certificate looser by {_range(ratios)}' if ratios else 'no certificate'}"
-        rows += points(measured, panel=panel, series=MEASURED) + points(certified, panel=panel, series=CERTIFICATE)
+        at = {"panel": panel, "layer": found[0].task.layer}
+        rows += points(measured, **at, series=MEASURED) + points(certified, **at, series=CERTIFICATE)
     each = [r.local_upper / r.lower for r in records if r.local_upper and drawable(r.lower)]
     title = f"The certificate is {median(each):.3g} times the constant (median)" if each else "No certificates"
     styles = {CERTIFICATE: ("dotted line", GREEN), MEASURED: ("dotted line", BLUE)}
@@ -105,17 +108,17 @@ def adversarial(records: Sequence[Record]) -> Chart:
     """Draw the constant at inputs built from one head against the length, with the multiple of √n that fits best."""
     rows: Rows = []
     for place, found in _heads(records).items():
-        told, drawn = [place], list[Rows]()
+        heading, drawn = [place], list[Rows]()
         for name, (series, _colour) in BUILT.items():
             chosen = [r for r in found if r.task.points == name and drawable(r.lower)]
             if not chosen:
                 continue
             c = geometric_mean(r.lower / math.sqrt(r.task.length) for r in chosen)
             law = _law(chosen)
-            told.append(f"{series}: {c:.3g}√n" + (f" (fit {_exponent(law)})" if law else ""))
-            drawn.append(points(((r.task.length, r.lower) for r in chosen), series=series))
+            heading.append(f"{series}: {c:.3g}√n" + (f" (fit {_exponent(law)})" if law else ""))
+            drawn += [points([(r.task.length, r.lower)], series=series, told=told(r)) for r in chosen]
             drawn.append(points(((n, c * math.sqrt(n)) for n in _lengths(chosen)), series=f"c√n, {series}"))
-        rows += [row | {"panel": "\n".join(told)} for part in drawn for row in part]
+        rows += [row | {"panel": "\n".join(heading)} for part in drawn for row in part]
     styles = {series: ("points", colour) for series, colour in BUILT.values()}
     styles |= {f"c√n, {series}": ("dashes", colour) for series, colour in BUILT.values()}
     return series_panels(rows, styles, across=TOKENS, up=CONSTANT, title=_built_title(records))
@@ -124,9 +127,10 @@ def adversarial(records: Sequence[Record]) -> Chart:
 def _windows(records: Sequence[Record], value: Value, *, mark: str, up: str, title: str) -> Chart:
     rows: Rows = []
     for place, found in _places(records).items():
+        at = {"panel": place, "layer": found[0].task.layer}
         for r in found:
-            rows += points([(r.task.length, value(r))], panel=place, series=WINDOW, window=r.task.window)
-        rows += points(_means(found, value), panel=place, series=MEAN)
+            rows += points([(r.task.length, value(r))], **at, series=WINDOW, window=r.task.window, told=told(r))
+        rows += points(_means(found, value), **at, series=MEAN)
     return series_panels(rows, {WINDOW: (mark, BLUE), MEAN: ("line", ORANGE)}, across=TOKENS, up=up, title=title)
 
 

@@ -78,7 +78,10 @@ def constant_against_radius(measurement: Measurement) -> Chart:
         y=alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights)),
         tooltip=told_on_hover(),
     )
-    points = plain.mark_point(filled=True, size=22, opacity=0.8).encode(color=_length_colour(measurement.lengths))
+    # the rim keeps the darkest dots visible on a dark page
+    points = plain.mark_point(filled=True, size=24, opacity=0.9, stroke=GREY, strokeWidth=0.6).encode(
+        color=_length_colour(measurement.lengths)
+    )
     # Zero has no place on a logarithmic axis: it is written at the foot.
     zeros = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(y=alt.value(PANEL["height"]))
     drawn = alt.LayerChart(layer=[points, zeros.transform_filter("!isValid(datum.value)")])

@@ -124,7 +124,7 @@ def _study(name: str, run: Run) -> StudyPart:
 
 
 def _chart(drawing: Drawing) -> dict[str, Any]:
-    spec, data = apart(drawing.chart)
+    spec, data = apart(drawing.spec)
     spec.pop("title", None)  # the caption says it
     spec.pop("config", None)
     straight = linear(spec)

@@ -13,7 +13,7 @@ from howsmooth.studies.records import Record
 # The rest of Okabe and Ito's palette.
 SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#e69f00"
 MARKS: dict[str, dict[str, Any]] = {
-    "points": {"type": "point", "filled": True, "size": 28, "opacity": 0.8},
+    "points": {"type": "point", "filled": True, "size": 28, "opacity": 0.85},
     "line": {"type": "line", "strokeWidth": 2},
     "thread": {"type": "line", "strokeWidth": 1, "opacity": 0.5},
     "dashes": {"type": "line", "strokeWidth": 1.5, "strokeDash": [5, 3]},
@@ -62,7 +62,14 @@ def log_panels(
     x = alt.X("x:Q", title=across, scale=log_scale(span), axis=round_ticks(span)) if isinstance(across, str) else across
     y = alt.Y("y:Q", title=up, scale=alt.Scale(type="log", nice=False, padding=8), axis=log_ticks(rows, "y"))
     unseen = marked("points", series=ROOM).encode(opacity=alt.value(0))
-    placed = [layer.encode(x=x) if layer.mark.type == "rule" else layer.encode(x=x, y=y) for layer in (*layers, unseen)]
+    told = [
+        alt.Tooltip("series:N", title="what"),
+        alt.Tooltip("x:Q", title=across if isinstance(across, str) else "across", format=".4~r"),
+        alt.Tooltip("y:Q", title=up, format=".5~r"),
+        alt.Tooltip("told:N", title="error bar, sequence"),
+    ]
+    placed = [layer.encode(x=x, y=y, tooltip=told) for layer in layers if layer.mark.type != "rule"]
+    placed += [layer.encode(x=x) for layer in layers if layer.mark.type == "rule"] + [unseen.encode(x=x, y=y)]
     chart = panels(alt.LayerChart(layer=placed).properties(**size), rows + room(rows, "y"), title=title)
     return chart.resolve_axis(x="independent").resolve_scale(y="shared" if shared else "independent")
 
@@ -84,9 +91,7 @@ def room(rows: Rows, axis: str) -> Rows:
     for panel, here in _sorted(rows, axis).items():
         if here[-1][axis] < FLAT * here[0][axis]:
             ends = here[0][axis] / FLAT, here[-1][axis] * FLAT
-            widened += [
-                {"x": here[0]["x"], "y": here[0]["y"], axis: end, "panel": panel, "series": ROOM} for end in ends
-            ]
+            widened += [here[0] | {axis: end, "panel": panel, "series": ROOM} for end in ends]
     return widened
 
 
@@ -114,7 +119,14 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any
 
 def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
     """Return a row for each pair whose second number a logarithmic axis can show."""
-    return [{"x": x, "y": y, **fields} for x, y in pairs if y is not None and drawable(y)]
+    return [{"x": x, "y": y, "told": "—", **fields} for x, y in pairs if y is not None and drawable(y)]
+
+
+def told(record: Record) -> str:
+    """Say the error bar of a record, and which window it is about."""
+    upper = "" if record.upper is None else f" – {record.upper:.5g} ({100 * record.task.confidence:g} %)"
+    window = f", window {record.task.window}" if record.task.text else ""
+    return f"{record.lower:.5g}{upper}{window}"
 
 
 def _sorted(rows: Rows, axis: str) -> dict[str, Rows]:

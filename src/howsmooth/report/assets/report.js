@@ -17,7 +17,7 @@
 
   // Panels stand side by side as far as there is room.
   const fitted = (spec, width) => {
-    if (!spec.columns) return spec;
+    if (!spec.columns) return typeof spec.width === "number" ? { ...spec, width: Math.min(spec.width, width - 150) } : spec;
     return { ...spec, columns: Math.max(1, Math.min(spec.columns, Math.floor(width / (spec.spec.width + 62)))) };
   };
 
