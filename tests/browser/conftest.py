@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of every kind, shared by all workers."""
     place = tmp_path_factory.getbasetemp()
     return Runs((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "browser")
+
+
+@pytest.fixture(scope="module")
+def _shown(browser: "Browser", runs: Runs) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        @cache
+        def visit(run: str) -> Report:
+            return stack.enter_context(opened(browser, runs.report(run)))
+
+        yield visit
+
+
+@pytest.fixture
+def shown(_shown: Open) -> Iterator[Open]:
+    """Look at the report of a run without changing anything: tests of one module see the same page."""
+    reports: list[Report] = []
+
+    def visit(run: str) -> Report:
+        reports.append(_shown(run))
+        return reports[-1]
+
+    yield visit
+    assert [complaint for report in reports for complaint in report.watch.complaints] == []
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ class Runs:
 
     def records(self, name: str) -> tuple[Record, ...]:
         """Return the records of a run."""
-        return _records(self.folder(name))
+        return records_in(self.folder(name))
 
     def tokens(self, name: str) -> tuple[str, ...]:
         """Return the tokens of the window that was kept for show."""
@@ -177,6 +177,7 @@ class Runs:
 
 
 @cache
-def _records(folder: Path) -> tuple[Record, ...]:
+def records_in(folder: Path) -> tuple[Record, ...]:
+    """Return the records in a folder."""
     with Store(folder) as store:
         return tuple(store.records())

@@ -1,0 +1,101 @@
+"""Whatever a model or a text brings in stays text."""
+
+from itertools import pairwise
+
+import pytest
+from browser.runs import HOSTILE_ERROR, HOSTILE_MODEL, HOSTILE_TEXT, HOSTILE_TOKENS
+
+INTRUDERS = """() => {
+    const handlers = [...document.querySelectorAll("*")].filter(
+        element => [...element.attributes].some(attribute => /^on|^srcdoc$/i.test(attribute.name)));
+    const links = [...document.querySelectorAll("[href], [src], [action]")].filter(element =>
+        /^\\s*javascript:/i.test(element.getAttribute("href") || element.getAttribute("src") || ""));
+    const strays = [...document.querySelectorAll("img, iframe, object, embed, .pwned, svg:not(figure.chart svg)")];
+    return [...handlers, ...links, ...strays].map(element => element.outerHTML.slice(0, 200));
+}"""
+
+
+def kinds_of_elements(report):
+    return report.page.evaluate(
+        "() => [...new Set([...document.querySelectorAll('*')].map(element => element.localName))]"
+    )
+
+
+def check_that_nothing_got_in(report):
+    assert report.page.evaluate("() => typeof window.pwned") == "undefined"
+    assert report.page.evaluate("() => typeof ({}).pwned") == "undefined"
+    assert report.page.evaluate(INTRUDERS) == []
+
+
+@pytest.mark.parametrize("run", ["hostile", "interrupted"])
+def test_no_script_and_no_element_comes_from_outside(shown, run):
+    report = shown(run)
+    report.open_details()
+    check_that_nothing_got_in(report)
+    plain = shown("small")
+    assert report.find("script, style").count() == plain.find("script, style").count()
+    assert set(kinds_of_elements(report)) - set(kinds_of_elements(plain)) <= {"ul", "ol", "li", "p", "section", "h2"}
+
+
+def test_tokens_made_of_tags_are_shown_as_text(shown):
+    report = shown("hostile")
+    tokens = report.find("div.tokens span.token")
+    found = tokens.all_text_contents()
+    assert {token.strip() for token in found} >= set(HOSTILE_TOKENS)
+    assert all(token.is_visible() for token in tokens.all())
+    assert tokens.locator("script, img, svg, b, i").count() == 0
+
+
+def test_names_made_of_tags_are_shown_as_text(shown):
+    report = shown("hostile")
+    text = report.find("main#report").inner_text()
+    assert HOSTILE_MODEL in text
+    assert HOSTILE_TEXT in text
+    for row in report.find("#answer-table tbody tr").all():
+        assert row.get_attribute("data-model") == HOSTILE_MODEL
+
+
+def test_an_error_made_of_tags_is_shown_as_text(shown):
+    report = shown("interrupted")
+    assert HOSTILE_ERROR in report.find("section#warnings").inner_text()
+
+
+def test_tooltips_show_tags_as_text(open_report):
+    report = open_report("hostile")
+    tokens = report.find("div.tokens span.token")
+    for place in range(len(HOSTILE_TOKENS)):
+        report.hover(tokens.nth(place))
+        tooltip = report.tooltip("#tooltip")
+        assert tooltip.locator("script, img, svg, .pwned").count() == 0
+    for mark in ("symbol", "rect"):
+        for shape in report.find(f"figure.chart svg g.mark-{mark}.role-mark path").all()[::4]:
+            box = shape.bounding_box()
+            if box and box["width"] > 1:
+                report.hover(shape)
+                report.page.wait_for_timeout(20)
+    report.find('fieldset.colouring input[value="response"]').check()
+    report.find('input[name=layer][value="1"]').uncheck()
+    report.settle()
+    check_that_nothing_got_in(report)
+
+
+def test_a_token_that_turns_the_direction_of_writing_turns_no_other(open_report):
+    report = open_report("hostile")
+    boxes = report.page.eval_on_selector_all(
+        "div.tokens span.token",
+        """all => all.map(token => {
+            const range = document.createRange();
+            range.selectNodeContents(token);
+            const {x, y, height} = range.getBoundingClientRect();
+            return {x, y, height};
+        })""",
+    )
+    for before, after in pairwise(boxes):
+        same_line = abs(before["y"] - after["y"]) < 1 and before["height"] == after["height"]
+        assert not same_line or before["x"] < after["x"]
+
+
+def test_nothing_gets_in_without_scripts_either(open_report):
+    report = open_report("hostile", scripts=False)
+    assert report.find(".pwned, img, iframe, object, embed, main script:not([type])").count() == 0
+    assert HOSTILE_MODEL in report.find("main#report").inner_text()
