@@ -36,7 +36,7 @@ bibtex_bibfiles = ["references.bib"]
 mathjax_package = importlib.util.find_spec("sphinx-mathjax-offline")
 mathjax_file = Path(mathjax_package.origin).parent / "static" / "mathjax" / "tex-svg.js"
 mathjax_path = mathjax_file.name
-mathjax3_config = {"tex": {"macros": {"Lip": r"\operatorname{Lip}"}}, "options": {"enableMenu": False}}
+mathjax3_config = {"svg": {"scale": 0.92}, "options": {"enableMenu": False}}
 
 html_theme = "furo"
 html_title = "howsmooth"
@@ -44,6 +44,8 @@ html_static_path = ["_static", str(mathjax_file)]
 html_css_files = ["house.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
+html_show_sourcelink = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072b2", "color-brand-content": "#0072b2"},
     "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
@@ -72,6 +74,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 10**6,
     "write_computation_times": False,
     "show_memory": False,
+    "show_signature": False,
     "abort_on_example_error": True,
     "notebook_extensions": (),
     "remove_config_comments": True,
@@ -80,7 +83,7 @@ sphinx_gallery_conf = {
 nitpick_ignore_regex = [
     # torch, numpy, altair and jaxtyping are not linked: the site is built, and read, without a network
     (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|rich|transformers|tokenizers)\..*"),
-    (r"py:.*", r"(Tensor|nn\.Module|Float|Bool|Int)(\[.*)?"),
+    (r"py:.*", r"(Tensor|nn\.Module|Bool|Float|Int|Shaped)(\[.*)?"),
     # what rooms keep to themselves: shown by name, not documented
     (r"py:.*", r"howsmooth\.(maps|models|search|studies)\.\w+\.\w+"),
     # the standard library, likewise

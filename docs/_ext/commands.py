@@ -25,8 +25,8 @@ def _command(name: str, command: Any) -> str:
     shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
     usage = " ".join(["howsmooth", name, *(_argument(p) for p in shown if not _is_option(p)), "[OPTIONS]"])
     rows = "\n".join(_row(parameter) for parameter in shown)
-    table = f"| option | default | meaning |\n|:---|:---|:---|\n{rows}\n" if shown else ""
-    return f"## {name}\n\n{_prose(command.help or '')}\n\n```text\n{usage}\n```\n\n{table}"
+    table = f"| option | meaning |\n|:---|:---|\n{rows}\n" if shown else ""
+    return f"## {name}\n\n```text\n{usage}\n```\n\n{_prose(command.help or '')}\n\n{table}"
 
 
 def _prose(text: str) -> str:
@@ -54,16 +54,18 @@ def _row(parameter: Any) -> str:
         value = parameter.metavar or {int: "INT", float: "FLOAT"}.get(type(parameter.default), "VALUE")
         names = ", ".join([*(f"`{name}`" for name in others), f"`{last} {value}`"])
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
-    return f"| {names} | {_default(parameter)} | {meaning} |"
+    return f"| {names} | {meaning}{_default(parameter)} |"
 
 
 def _default(parameter: Any) -> str:
     default = parameter.default
     if parameter.required:
-        return "required"
+        return " Required."
     if getattr(parameter, "is_flag", False):
-        return f"`{parameter.opts[0] if default else parameter.secondary_opts[0]}`" if parameter.secondary_opts else ""
-    return "" if default is None or callable(default) else f"`{default}`"
+        if not parameter.secondary_opts:
+            return ""
+        default = parameter.opts[0] if default else parameter.secondary_opts[0]
+    return "" if default is None or callable(default) else f" Default: `{default}`."
 
 
 def write(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Names of the library, found where readers reach them: annotations name the home of a class, pages its front door."""
 
+import re
 import sys
 from typing import Any
 
@@ -32,7 +33,17 @@ def at_the_front_door(
     return None
 
 
+def shortened(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write signatures that a reader would write: Float[Tensor, "n d"] without its module, a default without <>."""
+    if signature is None:
+        return signature, returns
+    return re.sub(r"~?jaxtyping\.", "", signature).replace("<factory>", "..."), returns
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
     app.connect("missing-reference", at_the_front_door)
+    app.connect("autodoc-process-signature", shortened)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
