@@ -18,7 +18,7 @@ import transformers
 from howsmooth.models.builtin import built_in_path
 from howsmooth.models.text import read_text
 
-FIGURES = {"constant_against_length", "constant_against_radius", "layers_by_length", "sensitive_tokens"}
+FIGURES = {"bounds_ladder", "constant_against_length", "constant_against_radius", "layers_by_length", "sensitive_tokens"}
 ASKED = ("layer", "length", "window", "lower", "upper", "confidence", "steps", "radius", "local_upper")
 PATIENCE = 120.0
 
@@ -81,7 +81,8 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
     assert "Mean constant by length" in rest
     (folder,) = (tmp_path / "runs").iterdir()
     place = folder.relative_to(tmp_path)
-    assert rest[-1] == f"Records are in {place / 'records.sqlite'}, 4 figures in {place}."
+    assert rest[-1] == f"The report is {place / 'report.html'}. Records and 5 figures are in {place}."
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert folder.name.startswith("minilm-attention-")
     assert (folder / "records.sqlite").is_file()
     check_figures(folder, FIGURES)

@@ -6,7 +6,7 @@ from howsmooth.report.charts import regimes_chart, splitting_chart
 from howsmooth.report.saving import save_chart
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
-STARTS = {".svg": b"<svg", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}
+STARTS = {".svg": b"<svg", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!doctype html>"}
 
 
 @pytest.mark.parametrize("ending", STARTS)

@@ -1,92 +1,17 @@
 import dataclasses
+import json
 import math
 from itertools import pairwise
 from statistics import geometric_mean
 
 import pytest
+from measured import LENGTHS, grid, heads, measurement, record
 
 import howsmooth as hs
 from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
 from howsmooth.report.measurement_charts import constant_against_length, constant_against_radius, figures
 from howsmooth.report.saving import save_chart
 from howsmooth.report.token_chart import sensitive_tokens
-from howsmooth.studies.growth import growth
-from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
-from howsmooth.studies.records import Record
-from howsmooth.studies.setting import here
-from howsmooth.studies.tasks import Task
-
-LENGTHS = (4, 8, 16)
-
-
-def record(layer, length, window, *, part="attention", lower=None, local_upper=None, released=None):
-    value = (layer + 1) * length**0.3 * (1 + 0.05 * window) if lower is None else lower
-    shares = tuple((i + 1) / (length * (length + 1) / 2) for i in range(length))
-    task = Task(model="m", text="t", digest="d", layer=layer, map=part, length=length, window=window)
-    return Record(
-        task=task,
-        lower=value,
-        upper=1.001 * value,
-        steps=5,
-        status="converged",
-        products=10,
-        radius=5.0 + layer + 0.1 * window,
-        reach=9.0,
-        local_upper=local_upper,
-        released=released,
-        sensitivity=shares,
-        response=shares,
-        seconds=0.1,
-        setting=here(),
-    )
-
-
-def measurement(records, *, heads=(), tokens=None):
-    lengths = sorted({r.task.length for r in records})
-    layers = [summary([r for r in records if r.task.layer == layer]) for layer in {r.task.layer for r in records}]
-    return Measurement(
-        model="m",
-        text="t",
-        map="attention",
-        records=tuple(records),
-        heads=tuple(heads),
-        layers=tuple(layers),
-        notes=(),
-        tokens=tuple(f"word{i}" for i in range(lengths[-1])) if tokens is None else tokens,
-        run=None,
-        complete=True,
-    )
-
-
-def summary(records):
-    values = {n: [r.lower for r in records if r.task.length == n] for n in {r.task.length for r in records}}
-    longest = max(values)
-    fitted = len(values) > 1 and all(r.lower > 0 for r in records)
-    return LayerSummary(
-        layer=records[0].task.layer,
-        length=longest,
-        constant=mean_constant([r for r in records if r.task.length == longest]),
-        least=min(values[longest]),
-        most=max(values[longest]),
-        growth=growth(values) if fitted else None,
-        radius=5.0,
-        local_upper=None,
-        ladder=Ladder(rungs=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),)),
-    )
-
-
-def grid(layers=2, lengths=LENGTHS, windows=3, **fields):
-    return [record(layer, n, w, **fields) for layer in range(layers) for n in lengths for w in range(windows)]
-
-
-def heads(layers=2, count=3, length=16):
-    return [
-        record(layer, length, w, part=f"head:{h}", lower=1.0 + h + layer * w)
-        for layer in range(layers)
-        for h in range(count)
-        for w in range(2)
-    ]
-
 
 CASES = {
     "everything": lambda: measurement(grid(local_upper=30.0, released=0.5), heads=heads()),
@@ -131,7 +56,7 @@ def test_every_figure_can_be_written(tmp_path, case):
 
 
 def test_figures_are_named_by_what_the_measurement_holds():
-    always = ["constant_against_length", "constant_against_radius", "layers_by_length"]
+    always = ["constant_against_length", "constant_against_radius", "layers_by_length", "bounds_ladder"]
     assert list(figures(measurement(grid(), heads=heads()))) == [*always, "heads_by_layer", "sensitive_tokens"]
     assert list(figures(measurement(grid(), tokens=()))) == always
     assert figures(dataclasses.replace(measurement(grid()), records=(), layers=(), complete=False)) == {}
@@ -274,11 +199,11 @@ def test_a_wide_character_takes_two_columns_and_a_combining_one_none():
 def test_a_token_cannot_end_the_script_it_is_written_into(tmp_path):
     chart = sensitive_tokens(measurement([record(0, 3, 0)], tokens=("</script>", "<!--", "<script>")), 0)
     save_chart(chart, tmp_path / "tokens.html")
-    _before, found, spec = (tmp_path / "tokens.html").read_text(encoding="utf-8").partition("const spec = ")
+    _before, found, rest = (tmp_path / "tokens.html").read_text(encoding="utf-8").partition('id="specification">')
     assert found
-    assert spec.count("</script>") == 1
-    assert "<!--" not in spec
-    assert "<script>" not in spec
+    spec, _end, _after = rest.partition("</script>")
+    assert "<" not in spec
+    assert [row["text"] for row in json.loads(spec)["data"]["values"]] == ["</script>", "<!--", "<script>"]
 
 
 def test_the_tokens_of_the_layer_with_the_largest_constant_are_shown():

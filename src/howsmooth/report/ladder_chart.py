@@ -38,6 +38,7 @@ def bounds_ladder(measurement: Measurement, layer: int | None = None) -> Chart:
     shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(SHAPES.values())))
     legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=220, symbolSize=90, symbolOpacity=1)
     spread = base.mark_rule(strokeWidth=5, opacity=0.4).encode(x="from:Q", x2="to:Q", color=colour)
+    spread = spread.transform_filter("isValid(datum.from)")
     marks = base.mark_point(filled=True, size=110, opacity=1).encode(
         color=colour.legend(legend),
         shape=shape.legend(legend),

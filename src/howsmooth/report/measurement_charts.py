@@ -67,8 +67,7 @@ def constant_against_length(measurement: Measurement) -> Chart:
 def constant_against_radius(measurement: Measurement) -> Chart:
     """Draw, for each layer, every window's constant against the mean radius of its tokens, coloured by the length."""
     rows: Rows = [
-        described(measurement, r)
-        | {"panel": f"layer {r.task.layer}", "layer": r.task.layer, "value": r.lower if drawable(r.lower) else None}
+        described(measurement, r) | {"panel": f"layer {r.task.layer}", "layer": r.task.layer}
         for r in measurement.records
     ]
     heights = span_of(_values(rows, "value"))
@@ -76,15 +75,17 @@ def constant_against_radius(measurement: Measurement) -> Chart:
     plain = alt.Chart().encode(
         x=alt.X("radius:Q", title="mean radius of the tokens", scale=radii, axis=alt.Axis(tickCount=4)),
         y=alt.Y("value:Q", title="local Lipschitz constant", scale=log_scale(heights), axis=round_ticks(heights)),
-        tooltip=told_on_hover(),
     )
     # the rim keeps the darkest dots visible on a dark page
     points = plain.mark_point(filled=True, size=24, opacity=0.9, stroke=GREY, strokeWidth=0.6).encode(
-        color=_length_colour(measurement.lengths)
+        color=_length_colour(measurement.lengths), tooltip=told_on_hover()
     )
     # Zero has no place on a logarithmic axis: it is written at the foot.
-    zeros = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(y=alt.value(PANEL["height"]))
-    drawn = alt.LayerChart(layer=[points, zeros.transform_filter("!isValid(datum.value)")])
+    zeros = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(
+        y=alt.value(PANEL["height"]), tooltip=[told for told in told_on_hover() if told.title != "constant"]
+    )
+    valid = "isValid(datum.value)"
+    drawn = alt.LayerChart(layer=[points.transform_filter(valid), zeros.transform_filter(f"!{valid}")])
     panels = [f"layer {layer.layer}" for layer in measurement.layers]
     return _facets(drawn, rows, panels, title=_spread_title(measurement)).resolve_scale(x="independent")
 
@@ -96,10 +97,11 @@ def described(measurement: Measurement, record: Record) -> dict[str, Any]:
     return {
         "n": task.length,
         "window": task.window,
-        "value": record.lower,
         "error": f"{record.lower:.5g}" + ("" if upper is None else f" – {upper:.5g} ({100 * task.confidence:g} %)"),
         "radius": record.radius,
         "begins": f"{running_text(opening)} …" if opening else "—",
+        # zero has no place on a logarithmic axis
+        **({"value": record.lower} if drawable(record.lower) else {}),
     }
 
 

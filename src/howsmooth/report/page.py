@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from howsmooth import __version__
 from howsmooth.errors import FileError
 from howsmooth.files import whole
 from howsmooth.report.answer import answer_rows, sentences
@@ -76,7 +75,6 @@ def render(run: Run) -> str:
     layers = {row.layer.layer for row in answer} | {layer for m in measured for layer in _layers(m)}
     return fill(
         "report.html",
-        version=__version__,
         title=_title(run),
         lead=sentences(answer, run),
         answer=answer,
