@@ -212,6 +212,17 @@ def test_colours_become_variables_of_the_page():
     assert all(asset("report.css").count(variable[4:-1] + ":") == 4 for variable in VARIABLES.values())
 
 
+def test_a_large_measurement_makes_a_page_below_five_megabytes_and_its_tables_hold_all():
+    records = grid(layers=24, lengths=(8, 16, 32, 64, 128), windows=100)
+    short = tuple(dataclasses.replace(r, sensitivity=(), response=()) for r in records if r.task.window)
+    found = measurement([*(r for r in records if not r.task.window), *short], tokens=("word",) * 128)
+    text = render(run_of(found))
+    assert len(text.encode()) < 5_000_000
+    page = Page(text)
+    assert "Dots are drawn for 7920 of 12000 windows" in page.text
+    assert measurement_drawings(found)[0].numbers.rows[0][1][2] == "100"
+
+
 def test_names_of_charts_differ_where_measurements_do():
     one = measurement(grid(layers=1))
     two = dataclasses.replace(one, map="head:3")

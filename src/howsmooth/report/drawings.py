@@ -1,5 +1,6 @@
 """Every chart of a run, with what a reader who cannot see it needs: a sentence, a description and the numbers."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from howsmooth.studies.measurement import Measurement
 from howsmooth.studies.paper import title_and_protocol
 from howsmooth.studies.reading import Run
 from howsmooth.studies.records import Record
+
+# A page stays below five megabytes.
+MOST_DOTS = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +72,24 @@ ABOUT = {
 
 
 def measurement_drawings(measurement: Measurement, prefix: str = "") -> list[Drawing]:
-    """Return every chart of a measurement; the ladder holds all layers."""
-    drawn = figures(measurement) | ({"bounds_ladder": bounds_ladder(measurement)} if measurement.records else {})
+    """Return every chart of a measurement; the ladder holds all layers, the tables all windows."""
+    drawn = figures(thinned(measurement)) | (
+        {"bounds_ladder": bounds_ladder(measurement)} if measurement.records else {}
+    )
     return [
         Drawing(name=prefix + kind, kind=kind, chart=drawn[kind], about=ABOUT[kind], numbers=table(measurement))
         for kind, table in TABLES.items()
         if kind in drawn
     ]
+
+
+def thinned(measurement: Measurement) -> Measurement:
+    """Return a measurement with as many windows of each length as a page can carry; the summaries stay those of all."""
+    windows = len({record.task.window for record in measurement.records})
+    kept = max(1, windows * MOST_DOTS // max(MOST_DOTS, len(measurement.records)))
+    if kept == windows:
+        return measurement
+    return dataclasses.replace(measurement, records=tuple(r for r in measurement.records if r.task.window < kept))
 
 
 def study_drawings(figure: str, records: Sequence[Record]) -> list[Drawing]:

@@ -82,7 +82,7 @@ def constant_against_radius(measurement: Measurement) -> Chart:
     )
     # Zero has no place on a logarithmic axis: it is written at the foot.
     zeros = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(
-        y=alt.value(PANEL["height"]), tooltip=[told for told in told_on_hover() if told.title != "constant"]
+        y=alt.value(PANEL["height"]), tooltip=told_on_hover(drawn=False)
     )
     valid = "isValid(datum.value)"
     drawn = alt.LayerChart(layer=[points.transform_filter(valid), zeros.transform_filter(f"!{valid}")])
@@ -105,12 +105,13 @@ def described(measurement: Measurement, record: Record) -> dict[str, Any]:
     }
 
 
-def told_on_hover() -> list[alt.Tooltip]:
+def told_on_hover(*, drawn: bool = True) -> list[alt.Tooltip]:
     """Return what :func:`described` says, line by line."""
+    constant = [alt.Tooltip("value:Q", title="constant", format=".5~r")] if drawn else []
     return [
         alt.Tooltip("layer:Q", title="layer"),
         alt.Tooltip("n:Q", title="tokens"),
-        alt.Tooltip("value:Q", title="constant", format=".5~r"),
+        *constant,
         alt.Tooltip("error:N", title="error bar"),
         alt.Tooltip("radius:Q", title="mean radius", format=".4~r"),
         alt.Tooltip("window:Q", title="window"),

@@ -9,7 +9,7 @@ from typing import Any
 from howsmooth.errors import FileError
 from howsmooth.files import whole
 from howsmooth.report.answer import answer_rows, sentences
-from howsmooth.report.drawings import Drawing, measurement_drawings, own_measurements, prefixes, study_drawings
+from howsmooth.report.drawings import Drawing, measurement_drawings, own_measurements, prefixes, study_drawings, thinned
 from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
 from howsmooth.report.facts import facts, warnings
 from howsmooth.report.scales import linear
@@ -32,6 +32,7 @@ class MeasurementPart:
     drawings: list[Drawing]
     layers: list[int]
     chosen: int
+    tokens: int
     words: list[Word]
     shares: list[Shares]
 
@@ -107,13 +108,19 @@ def _measurement(m: Measurement, prefix: str) -> MeasurementPart:
     return MeasurementPart(
         map=m.map,
         heading=f"{m.model} on {m.text}: {m.map}",
-        legend=m.legend,
+        legend=m.legend + _left_out(m),
         drawings=measurement_drawings(m, prefix),
         layers=_layers(m),
         chosen=worst,
+        tokens=len(m.tokens),
         words=words_of(m, next((row for row in found if row.layer == worst), None)),
         shares=found,
     )
+
+
+def _left_out(m: Measurement) -> str:
+    shown, found = len(thinned(m).records), len(m.records)
+    return "" if shown == found else f" Dots are drawn for {shown} of {found} windows; the tables hold all."
 
 
 def _study(name: str, run: Run) -> StudyPart:

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from howsmooth.report.token_chart import window_record, words
 from howsmooth.studies.measurement import Measurement
 
 MOST = 8
+# How many tokens of a long window are shown.
+LONGEST = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class Shares:
         return self._largest(self.response)
 
     def as_dict(self) -> dict[str, tuple[float, ...]]:
-        """Return the shares by name."""
-        return {"sensitivity": self.sensitivity, "response": self.response}
+        """Return the shares of the tokens that are shown, by name."""
+        return {"sensitivity": self.sensitivity[:LONGEST], "response": self.response[:LONGEST]}
 
     def _largest(self, values: Sequence[float]) -> str:
         order = sorted(range(len(values)), key=lambda i: -values[i])[:MOST]
@@ -80,5 +83,5 @@ def words_of(m: Measurement, shown: Shares | None) -> list[Word]:
     most = max(shown.sensitivity) or 1.0
     return [
         Word(text=text, space=space, shade=math.sqrt(share / most))
-        for (space, text), share in zip(words(m.tokens), shown.sensitivity, strict=True)
+        for (space, text), share in islice(zip(words(m.tokens), shown.sensitivity, strict=True), LONGEST)
     ]
