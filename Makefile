@@ -60,4 +60,4 @@ docs-links: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -D plot_gallery=0 -b linkcheck docs docs/_build/linkcheck
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/pictures

@@ -1,11 +1,14 @@
 """The documentation site: `make docs`."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
+# Matrices of the gallery are small: a second thread slows them down where others use the cores. Before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import howsmooth  # noqa: E402
 
@@ -67,6 +70,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "pictures",
     "filename_pattern": r"\.py$",
     "image_scrapers": ("pictures.draw_altair",),
+    "run_stale_examples": True,  # pictures follow the library, not only their scripts
     "reset_modules": (),
     "capture_repr": (),
     "within_subsection_order": "pictures.Order",
