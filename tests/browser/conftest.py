@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser.pages import Open, Report, opened
+from browser.pages import DESKTOP, Open, Report, opened
 from browser.runs import Runs
+
+from howsmooth.cli.app import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -55,13 +58,27 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "browser")
 
 
+@pytest.fixture
+def howsmooth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The command line in this process: importing torch for every call would take most of the time."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["howsmooth", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def _shown(browser: "Browser", runs: Runs) -> Iterator[Open]:
     with ExitStack() as stack:
 
         @cache
-        def visit(run: str) -> Report:
-            return stack.enter_context(opened(browser, runs.report(run)))
+        def visit(run: str, scheme: str, size: tuple[int, int]) -> Report:
+            return stack.enter_context(opened(browser, runs.report(run), scheme=scheme, size=size))
 
         yield visit
 
@@ -71,8 +88,8 @@ def shown(_shown: Open) -> Iterator[Open]:
     """Look at the report of a run without changing anything: tests of one module see the same page."""
     reports: list[Report] = []
 
-    def visit(run: str) -> Report:
-        reports.append(_shown(run))
+    def visit(run: str, *, scheme: str = "light", size: tuple[int, int] = DESKTOP) -> Report:
+        reports.append(_shown(run, scheme, size))
         return reports[-1]
 
     yield visit

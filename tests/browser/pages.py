@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-PATIENCE = 20_000  # milliseconds
+PATIENCE, SOON = 20_000, 4_000  # milliseconds
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 READY = f"""() => Promise.race([
@@ -133,7 +133,7 @@ class Report:
     def tooltip(self, selector: str) -> "Locator":
         """Return the tooltip, which must be there."""
         tooltip = self.find(selector)
-        tooltip.wait_for(state="visible")
+        tooltip.wait_for(state="visible", timeout=SOON)
         return tooltip
 
 

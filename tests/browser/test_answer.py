@@ -4,14 +4,11 @@ import json
 import math
 import re
 import shlex
-import sys
 from dataclasses import replace
 
 import pytest
 from browser.pages import numbers_in
-from browser.runs import HOSTILE_ERROR, LAYERS, LENGTHS, MEASURED, WINDOWS, howsmooth, records_in
-
-from howsmooth.cli.app import main
+from browser.runs import HOSTILE_ERROR, LAYERS, LENGTHS, MEASURED, WINDOWS, records_in
 
 MEASUREMENT = {"constant_against_length", "constant_against_radius", "layers_by_length", "bounds_ladder"}
 
@@ -19,19 +16,6 @@ MEASUREMENT = {"constant_against_length", "constant_against_radius", "layers_by_
 def shows(text, value):
     """Tell whether a text shows a number to two or more digits that count."""
     return any(math.isclose(number, value, rel_tol=0.02, abs_tol=0.006) for number in numbers_in(text))
-
-
-@pytest.fixture
-def answer_of(monkeypatch, capsys):
-    """Return what ``howsmooth show`` says of a run."""
-
-    def show(folder):
-        monkeypatch.setattr(sys, "argv", ["howsmooth", "show", str(folder), "--json"])
-        with pytest.raises(SystemExit):
-            main()
-        return json.loads(capsys.readouterr().out)
-
-    return show
 
 
 @pytest.mark.parametrize("run", MEASURED)
@@ -53,8 +37,8 @@ def test_the_answer_comes_first_in_two_sentences_and_one_table(shown, run):
 
 
 @pytest.mark.parametrize("run", ["small", "two maps"])
-def test_the_table_tells_constant_growth_and_headroom_of_every_layer(shown, runs, answer_of, run):
-    found = answer_of(runs.folder(run))
+def test_the_table_tells_constant_growth_and_headroom_of_every_layer(shown, runs, howsmooth, run):
+    found = json.loads(howsmooth("show", str(runs.folder(run)), "--json"))
     report = shown(run)
     rows = report.find("#answer-table tbody tr")
     assert rows.count() == sum(len(measurement["layers"]) for measurement in found)
@@ -71,8 +55,8 @@ def test_the_table_tells_constant_growth_and_headroom_of_every_layer(shown, runs
                 assert shows(text, bound) or shows(text, bound / layer["constant"]), text
 
 
-def test_a_single_constant_is_told_without_a_law_of_growth(shown, runs, answer_of):
-    (layer,) = answer_of(runs.folder("single"))[0]["layers"]
+def test_a_single_constant_is_told_without_a_law_of_growth(shown, runs, howsmooth):
+    (layer,) = json.loads(howsmooth("show", str(runs.folder("single")), "--json"))[0]["layers"]
     report = shown("single")
     row = report.find("#answer-table tbody tr")
     assert row.count() == 1
@@ -154,7 +138,7 @@ def test_a_report_tells_how_to_read_it_and_what_was_run(shown, runs, run):
         assert "measure minilm" in command
 
 
-def test_the_command_to_repeat_a_run_gives_its_records(shown, runs, tmp_path):
+def test_the_command_to_repeat_a_run_gives_its_records(shown, runs, howsmooth, tmp_path):
     command = shlex.split(shown("single").find("section#provenance code.command").first.inner_text())
     assert command[0] == "howsmooth"
     if "--out" in command:

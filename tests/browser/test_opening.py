@@ -4,7 +4,8 @@ import re
 import shutil
 
 import pytest
-from browser.runs import FIGURES, KINDS, howsmooth
+from browser import runs as commands
+from browser.runs import FIGURES, KINDS
 
 MEGABYTE = 1_000_000
 
@@ -55,13 +56,13 @@ def test_the_same_records_give_the_same_bytes(runs, tmp_path, run):
     written = runs.report(run).read_bytes()
     copied = shutil.copytree(runs.folder(run), tmp_path / "elsewhere")
     (copied / "report.html").unlink()
-    said = howsmooth("report", str(copied))
+    said = commands.howsmooth("report", str(copied))  # a process of its own: its hashes differ from those of any other
     assert str(copied / "report.html") in said.replace("\n", "")
     assert (copied / "report.html").read_bytes() == written
     assert str(runs.folder(run).parent).encode() not in written, "a report does not say where on a disk its run lay"
 
 
-def test_the_report_goes_where_it_is_asked_to_go(runs, tmp_path):
+def test_the_report_goes_where_it_is_asked_to_go(runs, howsmooth, tmp_path):
     copied = shutil.copytree(runs.folder("single"), tmp_path / "run")
     (copied / "report.html").unlink()
     asked = tmp_path / "a name & more.html"
