@@ -8,12 +8,13 @@ import pytest
 import howsmooth
 
 ROOT = Path(howsmooth.__file__).parent
-GROUND = {"errors", "validation", "files"}
+GROUND = {"errors", "validation", "files", "markup"}
 # What each room may import besides itself.
 ALLOWED = {
     "errors": set(),
     "validation": {"errors"},
     "files": set(),
+    "markup": set(),
     "maps": GROUND,
     "spectral": GROUND,
     "transport": GROUND,

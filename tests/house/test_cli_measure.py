@@ -18,7 +18,13 @@ import transformers
 from howsmooth.models.builtin import built_in_path
 from howsmooth.models.text import read_text
 
-FIGURES = {"bounds_ladder", "constant_against_length", "constant_against_radius", "layers_by_length", "sensitive_tokens"}
+FIGURES = {
+    "bounds_ladder",
+    "constant_against_length",
+    "constant_against_radius",
+    "layers_by_length",
+    "sensitive_tokens",
+}
 ASKED = ("layer", "length", "window", "lower", "upper", "confidence", "steps", "radius", "local_upper")
 PATIENCE = 120.0
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.markup import paragraph, table
 from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper
@@ -60,6 +61,11 @@ class Regimes:
         """Show the lengths, the constants and the crossing."""
         lines = [f"n = {row.n:>8}   {row.found:>12.5g} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
         return "\n".join((*lines, f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}"))
+
+    def _repr_html_(self) -> str:
+        rows = ((f"{row.n:,}", f"{row.found:.5g}", row.upper.digits) for row in self.rows)
+        told = f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}"
+        return table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}") + paragraph(told)
 
     def to_json(self) -> str:
         """Return one JSON object."""

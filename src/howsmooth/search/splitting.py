@@ -12,6 +12,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.weighted import mean_field
+from howsmooth.markup import paragraph
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.transport.measures import Measure
@@ -70,6 +71,9 @@ class Splitting:
         verdict = f"atom {self.atom} splits" if self.splits else "no atom splits"
         doubt = "" if self.decided else " (within the error bars)"
         return f"Splitting: move {self.move:.5g}, split {self.split:.5g}; {verdict}{doubt}"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self))
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -154,6 +158,9 @@ class SplitAttack:
         """Show both true ratios."""
         wins = "splitting wins" if self.splits else "moving wins"
         return f"SplitAttack: split {self.split_ratio:.5g}, move {self.move_ratio:.5g} at ε = {self.eps:g}; {wins}"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self))
 
     def to_json(self) -> str:
         """Return one JSON object."""

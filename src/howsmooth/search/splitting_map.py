@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.markup import paragraph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -43,6 +44,9 @@ class SplittingMap:
         """Say how many pairs split."""
         square = f"[{self.grid[0]:g}, {self.grid[-1]:g}]²"
         return f"SplittingMap: {100 * self.share:.1f} % of the pairs in {square} split (A = {self.A:g}, V = {self.V:g})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self))
 
     def to_json(self) -> str:
         """Return one JSON object."""

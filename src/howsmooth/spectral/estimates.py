@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.markup import paragraph, table
+
 
 class Status(enum.StrEnum):
     """Why a solver stopped, from the best news to the worst; the value is the sentence shown to the user."""
@@ -117,15 +119,9 @@ class NormEstimate:
         return self._summary()
 
     def _repr_html_(self) -> str:
-        rows = list(self._flat())
-        cells = "".join(
-            "<tr><td>{}</td><td>{}</td><td>{}</td></tr>".format(
-                *bracket_digits(float(row.lower), float(row.upper)), row.status
-            )
-            for row in rows
-        )
-        head = f"<tr><th>Lip ≥</th><th>Lip ≤ ({100 * self.confidence:.10g} %)</th><th>status</th></tr>"
-        return f"<table>{head}{cells}</table><p>{self.steps} steps, {self.products} products</p>"
+        head = ("Lip ≥", f"Lip ≤ ({100 * self.confidence:.10g} %)", "status")
+        rows = ((*bracket_digits(float(row.lower), float(row.upper)), row.status) for row in self._flat())
+        return table(head, rows) + paragraph(f"{self.steps} steps, {self.products} products")
 
     def _flat(self) -> Iterator["NormEstimate"]:
         if self.lower.ndim:
@@ -182,6 +178,12 @@ class SingularValues:
         """Show the values."""
         values = self.values.tolist() if self.values.ndim > 1 else [float(f"{x:.6g}") for x in self.values]
         return f"SingularValues: {values} ({100 * self.confidence:.10g} %), {self.products} products"
+
+    def _repr_html_(self) -> str:
+        head = ("number", "σ ≥", f"σ ≤ ({100 * self.confidence:.10g} %)")
+        ends = zip(self.values.flatten().tolist(), self.upper.flatten().tolist(), strict=True)
+        rows = ((i % self.values.shape[-1], *bracket_digits(low, high)) for i, (low, high) in enumerate(ends))
+        return table(head, rows) + paragraph(f"{self.products} products")
 
 
 def gravest(statuses: Iterable[Status]) -> Status:

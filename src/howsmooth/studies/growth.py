@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from howsmooth.errors import AssumptionError
+from howsmooth.markup import paragraph
 
 RESAMPLES = 2000
 # A power law is doubted when data that follow one would deviate as much in one case of a hundred.
@@ -42,6 +43,11 @@ class Growth:
     def at(self, n: float) -> float:
         """Return the value of the fitted law."""
         return self.factor * n**self.exponent
+
+    def _repr_html_(self) -> str:
+        interval = f"[{self.low:.3f}, {self.high:.3f}] ({100 * self.confidence:g} %)"
+        said = f"Note: {self.note}." if self.note else ""
+        return paragraph(f"{self.factor:.4g} · n^{self.exponent:.3f}, exponent in {interval}. {said}".rstrip())
 
 
 def growth(

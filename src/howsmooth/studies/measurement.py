@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from statistics import geometric_mean
 from typing import Any
 
@@ -11,6 +10,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from howsmooth.markup import paragraph
+from howsmooth.markup import table as table_html
 from howsmooth.studies.growth import Growth
 from howsmooth.studies.records import Record
 from howsmooth.theory.results import Ladder
@@ -185,13 +186,9 @@ class Measurement:
         return Group(Text(self.title, style="bold"), table, Text(self.legend, style="dim"), *said)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in layer.cells)}</tr>" for layer in self.layers
-        )
-        said = "".join(f"<li>{escape(remark)}</li>" for remark in self.remarks)
-        table = f"<table><caption>{escape(self.title)}</caption><tr>{head}</tr>{body}</table>"
-        return f"{table}<p>{escape(self.legend)}</p><ul>{said}</ul>"
+        answer = table_html(COLUMNS, (layer.cells for layer in self.layers), caption=self.title)
+        said = "".join(paragraph(f"Note: {remark}.") for remark in self.remarks)
+        return answer + paragraph(self.legend) + said
 
     def to_json(self) -> str:
         """Return one JSON object."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Group
 
 from howsmooth.errors import FileError
+from howsmooth.markup import paragraph
 from howsmooth.studies.context import kept_ladder, kept_notes
 from howsmooth.studies.measure import opening_key, plan_fact, window_key
 from howsmooth.studies.measurement import Measurement
@@ -56,7 +57,7 @@ class Run:
         return Group(self._summary, *self.measurements)
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._summary}</p>" + "".join(m._repr_html_() for m in self.measurements)
+        return paragraph(self._summary) + "".join(m._repr_html_() for m in self.measurements)
 
     @property
     def _summary(self) -> str:

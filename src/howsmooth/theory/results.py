@@ -15,6 +15,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.files import whole
+from howsmooth.markup import paragraph, table
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.transport.measures import Measure
 
@@ -69,7 +70,7 @@ class Bound:
         return self._summary()
 
     def _repr_html_(self) -> str:
-        return f"<p>Lip {self.side} <b>{self.digits}</b> on {self.domain} <i>({self.source})</i></p>"
+        return paragraph(self._summary())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; an infinite value becomes ``None``, since JSON has no infinity."""
@@ -163,9 +164,7 @@ class Witness:
         return self._summary()
 
     def _repr_html_(self) -> str:
-        return (
-            f"<p>Lip ≥ <b>{safe_digits(self.value, math.inf, Side.LOWER)}</b> on {self.domain} <i>({self.name})</i></p>"
-        )
+        return paragraph(self._summary())
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the tensors as plain values."""
@@ -235,7 +234,7 @@ class Bracket:
         return self._summary()
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._summary()}</p>"
+        return paragraph(self._summary())
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -280,15 +279,14 @@ class Ladder:
 
     def __rich__(self) -> Table:
         """Render in a rich console."""
-        table = Table("bound", "Lip", "theorem", box=None, header_style="bold")
-        table.columns[1].justify = "right"
+        shown = Table("bound", "Lip", "theorem", box=None, header_style="bold")
+        shown.columns[1].justify = "right"
         for b in self.rungs:
-            table.add_row(b.name, f"{b.side} {b.digits}", b.source)
-        return table
+            shown.add_row(b.name, f"{b.side} {b.digits}", b.source)
+        return shown
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{b.name}</td><td>{b.side} {b.digits}</td><td>{b.source}</td></tr>" for b in self.rungs)
-        return f"<table><tr><th>bound</th><th>Lip</th><th>theorem</th></tr>{rows}</table>"
+        return table(("bound", "Lip", "theorem"), ((b.name, f"{b.side} {b.digits}", b.source) for b in self.rungs))
 
     def to_json(self) -> str:
         """Return one JSON object."""
