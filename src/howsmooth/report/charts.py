@@ -9,6 +9,7 @@ from howsmooth.search.splitting_map import SplittingMap
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#8a8a8a", "#0072b2", "#d55e00", "#009e73"
+SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#e69f00"
 LARGE_NUMBERS = "datum.value >= 1e5 || datum.value < 1e-3 ? format(datum.value, '.0e') : format(datum.value, '~g')"
 
 Rows = list[dict[str, Any]]

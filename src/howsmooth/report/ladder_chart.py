@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import altair as alt
 
-from howsmooth.report.charts import BLUE, GREEN, ORANGE, Chart, Rows
+from howsmooth.report.charts import BLUE, GREEN, ORANGE, PINK, Chart, Rows
 from howsmooth.studies.measurement import LayerSummary, Measurement
 from howsmooth.theory.results import Side
 
-ATTAINED, MEASURED, AT_MOST = "some input attains it", "measured on the text", "no input exceeds it"
-COLOURS = {ATTAINED: GREEN, MEASURED: BLUE, AT_MOST: ORANGE}
-SHAPES = {ATTAINED: "triangle-right", MEASURED: "circle", AT_MOST: "triangle-left"}
+MEASURED, CERTIFIED = "measured on the text", "proven at these windows"
+ATTAINED, AT_MOST = "some input attains it", "no input exceeds it"
+COLOURS = {MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MOST: ORANGE}
+SHAPES = {MEASURED: "circle", CERTIFIED: "square", ATTAINED: "triangle-right", AT_MOST: "triangle-left"}
 NAMES = {
     "sharp_lower": "tied pair",
     "kim_lower": "token at the origin",
@@ -36,8 +37,8 @@ def bounds_ladder(measurement: Measurement, layer: int | None = None) -> Chart:
     kinds = list(COLOURS)
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(COLOURS.values())))
     shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(SHAPES.values())))
-    legend = alt.Legend(orient="top", labelFontSize=12, labelLimit=220, symbolSize=90, symbolOpacity=1)
-    spread = base.mark_rule(strokeWidth=5, opacity=0.4).encode(x="from:Q", x2="to:Q", color=colour)
+    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=220, symbolSize=90, symbolOpacity=1)
+    spread = base.mark_rule(strokeWidth=6, opacity=0.4, color=BLUE).encode(x="from:Q", x2="to:Q")
     spread = spread.transform_filter("isValid(datum.from)")
     marks = base.mark_point(filled=True, size=110, opacity=1).encode(
         color=colour.legend(legend),
@@ -51,7 +52,7 @@ def bounds_ladder(measurement: Measurement, layer: int | None = None) -> Chart:
     )
     numbers = base.mark_text(align="left", dx=10, fontSize=12).encode(text="number:N")
     title = _title(chosen[0]) if layer is not None else "What the theory allows, and what the text attains"
-    return alt.layer(spread, marks, numbers).properties(width=430, height=alt.Step(34), title=title)
+    return alt.layer(spread, marks, numbers).properties(width=520, height=alt.Step(32), title=title)
 
 
 def rungs(summary: LayerSummary) -> Rows:
@@ -82,10 +83,10 @@ def _rungs(summary: LayerSummary) -> Iterator[dict]:
     if summary.local_upper is not None and summary.local_upper > 0:
         yield {
             "name": "certificate (mean)",
-            "kind": AT_MOST,
+            "kind": CERTIFIED,
             "log10": math.log10(summary.local_upper),
             "number": f"≤ {summary.local_upper:.4g}",
-            "worth": "at these windows alone (a proof)",
+            "worth": f"windows of {summary.length} tokens: a proof, for these alone",
         }
 
 

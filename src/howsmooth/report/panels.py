@@ -10,8 +10,6 @@ from howsmooth.report.measurement_charts import COLUMNS, PANEL
 from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
 from howsmooth.studies.records import Record
 
-# The rest of Okabe and Ito's palette.
-SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#e69f00"
 MARKS: dict[str, dict[str, Any]] = {
     "points": {"type": "point", "filled": True, "size": 28, "opacity": 0.85},
     "line": {"type": "line", "strokeWidth": 2},

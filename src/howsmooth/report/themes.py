@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE
-from howsmooth.report.panels import PINK, SKY, YELLOW
+from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW
 
 VARIABLES = {
     INK: "var(--ink)",

@@ -5,8 +5,8 @@ from statistics import median
 
 import altair as alt
 
-from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE, Chart, Rows, splitting_chart
-from howsmooth.report.panels import PINK, SKY, YELLOW, Styles, grouped, log_ticks, panels, points, series_panels
+from howsmooth.report.charts import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, Chart, Rows, splitting_chart
+from howsmooth.report.panels import Styles, grouped, log_ticks, panels, points, series_panels
 from howsmooth.report.scales import drawable, span_of
 from howsmooth.search.splitting_map import splitting_map
 from howsmooth.studies.records import Record
