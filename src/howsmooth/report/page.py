@@ -54,7 +54,7 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
         FileError: If the folder holds no run, or the file cannot be written.
     """
     path = Path(folder) / FILE if target is None else Path(target)
-    if not path.parent.is_dir():
+    if target is not None and not path.parent.is_dir():
         raise FileError(f"there is no folder {os.fspath(path.parent)!r} to write the report to.")
     page = render(read_run(folder))
     try:
