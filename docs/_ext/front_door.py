@@ -42,8 +42,14 @@ def shortened(
     return re.sub(r"~?jaxtyping\.", "", signature).replace("<factory>", "..."), returns
 
 
+def cited(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn the keys that docstrings write in brackets into citations."""
+    lines[:] = [re.sub(r"\[([a-z]+\d{4})\](?!_)", r":cite:t:`\1`", line) for line in lines]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
     app.connect("missing-reference", at_the_front_door)
     app.connect("autodoc-process-signature", shortened)
+    app.connect("autodoc-process-docstring", cited)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
