@@ -27,6 +27,7 @@ from howsmooth.cli.matrices import (
     Weights,
     split_source,
 )
+from howsmooth.cli.model_layers import OptionLayer, OptionModel, OptionPart
 from howsmooth.errors import AssumptionError, FileError
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def bounds(
     groups: OptionGroups = None,
     scale: OptionScale = None,
     causal: OptionCausal = False,
+    model: OptionModel = None,
+    layer: OptionLayer = None,
+    part: OptionPart = "attention",
     n: OptionN,
     radius: OptionRadius,
     search: OptionSearch = False,
@@ -66,11 +70,10 @@ def bounds(
 ) -> None:
     """Bound the Lipschitz constant of attention on n tokens in a ball: every theorem, and a measured input.
 
-    Weights are FILE, or FILE:KEY where a file holds several arrays. Rows are outputs, as in torch.nn.Linear.
+    Of a layer of a model, or of weights in files: FILE, or FILE:KEY where a file holds several arrays. Rows are
+    outputs, as in torch.nn.Linear.
 
-    First: python -c "import numpy; numpy.save('A.npy', -numpy.eye(4))"
-
-    Example: howsmooth bounds --A A.npy --n 128 --radius 3
+    Example: howsmooth bounds --model minilm --layer 4 --map head:3 --n 64 -r 13
     """
     weights = Weights(
         A=A,
@@ -83,6 +86,9 @@ def bounds(
         groups=groups,
         scale=scale,
         causal=causal,
+        model=model,
+        layer=layer,
+        part=part,
     )
     check_task(weights, n, radius, save)
     attention = weights.read()
@@ -97,7 +103,7 @@ def bounds(
         require_range(bracket.lower)
         if as_json:
             found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())
-            print_json(found | {"n": n, "radius": radius, "causal": causal})
+            print_json(found | {"n": n, "radius": radius, "causal": attention.positions.causal})
         else:
             _print_ladder(repr(attention), ladder, bracket, in_ball(n, radius))
     if save is not None:

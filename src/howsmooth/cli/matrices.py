@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from howsmooth.cli.model_layers import read_layer
 from howsmooth.errors import AssumptionError, DtypeError, FileError, NonFiniteError, ShapeError
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Weights:
         groups: Into how many groups 2-D keys and values are split.
         scale: What scores are multiplied by.
         causal: Whether a token sees only itself and the past.
+        model: A model whose layer stands in place of files.
+        layer: Which one.
+        part: Which part of it.
     """
 
     A: str | None = None
@@ -79,6 +83,9 @@ class Weights:
     groups: int | None = None
     scale: float | None = None
     causal: bool = False
+    model: str | None = None
+    layer: int | None = None
+    part: str = "attention"
 
     @property
     def sources(self) -> dict[str, str]:
@@ -88,6 +95,9 @@ class Weights:
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other, before any file is opened."""
+        if self.model is not None or self.layer is not None:
+            self._require_model_alone()
+            return
         given, single = set(self.sources), {"A", "V"}
         if given & single and given - single:
             raise AssumptionError(
@@ -96,7 +106,7 @@ class Weights:
         missing = [name for name in ("query", "key", "value") if name not in given]
         if "A" not in given and missing:
             raise AssumptionError(
-                "give the weights: --A and --V for one head, or --query, --key and --value; "
+                "give the weights: --A and --V for one head, or --query, --key and --value, or --model and --layer; "
                 f"got {_flags(self.sources) or 'none of them'}."
             )
         for name, many in (("heads", self.heads), ("groups", self.groups)):
@@ -105,10 +115,20 @@ class Weights:
             if many is not None and many != 1 and "A" in given:
                 raise AssumptionError(f"--{name} splits --query, --key and --value, but A is one head; leave it out.")
 
+    def _require_model_alone(self) -> None:
+        if self.model is None or self.layer is None:
+            raise AssumptionError("--model and --layer go together: the model, and the number of one of its layers.")
+        flags = {"heads": self.heads, "groups": self.groups, "scale": self.scale, "causal": self.causal or None}
+        given = self.sources | {name: "" for name, value in flags.items() if value is not None}
+        if given:
+            raise AssumptionError(f"a layer of a model has its own weights, got {_flags(given)} too; leave them out.")
+
     def read(self) -> "Attention":
         """Read every file and build the layer; one dtype for all, float64 if any of them needs it."""
         import torch
 
+        if self.model is not None and self.layer is not None:
+            return read_layer(self.model, self.layer, self.part)
         read = {name: read_matrix(source, name) for name, source in self.sources.items()}
         double = any(x.dtype == torch.float64 for x in read.values())
         matrices = {name: x.to(torch.float64 if double else torch.float32) for name, x in read.items()}

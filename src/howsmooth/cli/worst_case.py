@@ -32,6 +32,7 @@ from howsmooth.cli.matrices import (
     OptionValue,
     Weights,
 )
+from howsmooth.cli.model_layers import OptionLayer, OptionModel, OptionPart
 from howsmooth.errors import AssumptionError
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def worst_case(
     groups: OptionGroups = None,
     scale: OptionScale = None,
     causal: OptionCausal = False,
+    model: OptionModel = None,
+    layer: OptionLayer = None,
+    part: OptionPart = "attention",
     n: OptionN,
     radius: OptionRadius,
     search: OptionSearch = False,
@@ -77,11 +81,10 @@ def worst_case(
 ) -> None:
     """Find n tokens in a ball where attention is least smooth, and how near they come to the proven maximum.
 
-    Weights are FILE, or FILE:KEY where a file holds several arrays. Rows are outputs, as in torch.nn.Linear.
+    Of a layer of a model, or of weights in files: FILE, or FILE:KEY where a file holds several arrays. Rows are
+    outputs, as in torch.nn.Linear.
 
-    First: python -c "import numpy; numpy.save('A.npy', -numpy.eye(4))"
-
-    Example: howsmooth worst-case --A A.npy --n 64 --radius 3 --search --steps 20
+    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 --n 64 -r 13
     """
     weights = Weights(
         A=A,
@@ -94,6 +97,9 @@ def worst_case(
         groups=groups,
         scale=scale,
         causal=causal,
+        model=model,
+        layer=layer,
+        part=part,
     )
     _check_search(search, steps, starts)
     check_task(weights, n, radius, save)
@@ -112,7 +118,7 @@ def worst_case(
         if as_json:
             result = {"witness": witness.as_dict(), "upper": bracket.upper.as_dict()}
             share = _share(witness, bracket.upper)
-            print_json(result | {"share": share, "n": n, "radius": radius, "causal": causal})
+            print_json(result | {"share": share, "n": n, "radius": radius, "causal": attention.positions.causal})
         else:
             _print_witness(repr(attention), witness, bracket.upper, f"{in_ball(n, radius)}; {origin}")
     if save is not None:
