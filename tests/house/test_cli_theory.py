@@ -293,7 +293,7 @@ REFUSALS = {
     "--query heads3.npy --key heads3.npy --value heads3.npy --heads 2": "query must have 2 heads along its first axis",
     "--query heads2.npy --key heads2.npy --value heads2.npy --output heads3.npy": "output must have 2 heads",
     # options
-    "": "give the weights: --A and --V for one head, or --query, --key and --value; got none of them",
+    "": "give the weights: --A and --V for one head, or --query, --key and --value, or --model and --layer; got none",
     "--V I4.npy": "give the weights",
     "--query I4.npy --key I4.npy": "got --query, --key",
     "--A I4.npy --query I4.npy": "give either --A and --V, or --query",

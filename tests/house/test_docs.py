@@ -43,7 +43,7 @@ def named(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
 def test_the_code_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    jaxtyping.config.update("jaxtyping_disable", True)  # as readers run it, and three times faster
+    jaxtyping.config.update("jaxtyping_disable", True)  # as readers run it
     names = {}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)

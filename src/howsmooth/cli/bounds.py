@@ -27,7 +27,7 @@ from howsmooth.cli.matrices import (
     Weights,
     split_source,
 )
-from howsmooth.cli.model_layers import OptionLayer, OptionModel, OptionPart
+from howsmooth.cli.model_layers import BESIDES, OptionLayer, OptionModel, OptionPart
 from howsmooth.errors import AssumptionError, FileError
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ def bounds(
 ) -> None:
     """Bound the Lipschitz constant of attention on n tokens in a ball: every theorem, and a measured input.
 
-    Of a layer of a model, or of weights in files: FILE, or FILE:KEY where a file holds several arrays. Rows are
-    outputs, as in torch.nn.Linear.
+    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear.
 
-    Example: howsmooth bounds --model minilm --layer 4 --map head:3 --n 64 -r 13
+    Example: howsmooth bounds --model minilm --layer 4 --map head:3 -n 64 -r 9
     """
     weights = Weights(
         A=A,
@@ -89,6 +88,7 @@ def bounds(
         model=model,
         layer=layer,
         part=part,
+        besides=BESIDES,
     )
     check_task(weights, n, radius, save)
     attention = weights.read()

@@ -71,6 +71,7 @@ class Weights:
         model: A model whose layer stands in place of files.
         layer: Which one.
         part: Which part of it.
+        besides: What else the command takes in place of weights, in words.
     """
 
     A: str | None = None
@@ -86,6 +87,7 @@ class Weights:
     model: str | None = None
     layer: int | None = None
     part: str = "attention"
+    besides: str = ""
 
     @property
     def sources(self) -> dict[str, str]:
@@ -106,7 +108,7 @@ class Weights:
         missing = [name for name in ("query", "key", "value") if name not in given]
         if "A" not in given and missing:
             raise AssumptionError(
-                "give the weights: --A and --V for one head, or --query, --key and --value, or --model and --layer; "
+                f"give the weights: --A and --V for one head, or --query, --key and --value{self.besides}; "
                 f"got {_flags(self.sources) or 'none of them'}."
             )
         for name, many in (("heads", self.heads), ("groups", self.groups)):

@@ -9,6 +9,7 @@ from howsmooth.errors import AssumptionError
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
 
+BESIDES = ", or --model and --layer"
 PANEL = "A layer of a model, in place of weights in files"
 OptionModel = Annotated[
     str | None,

@@ -32,7 +32,7 @@ from howsmooth.cli.matrices import (
     OptionValue,
     Weights,
 )
-from howsmooth.cli.model_layers import OptionLayer, OptionModel, OptionPart
+from howsmooth.cli.model_layers import BESIDES, OptionLayer, OptionModel, OptionPart
 from howsmooth.errors import AssumptionError
 
 if TYPE_CHECKING:
@@ -81,10 +81,9 @@ def worst_case(
 ) -> None:
     """Find n tokens in a ball where attention is least smooth, and how near they come to the proven maximum.
 
-    Of a layer of a model, or of weights in files: FILE, or FILE:KEY where a file holds several arrays. Rows are
-    outputs, as in torch.nn.Linear.
+    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear.
 
-    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 --n 64 -r 13
+    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 -n 64 -r 9
     """
     weights = Weights(
         A=A,
@@ -100,6 +99,7 @@ def worst_case(
         model=model,
         layer=layer,
         part=part,
+        besides=BESIDES,
     )
     _check_search(search, steps, starts)
     check_task(weights, n, radius, save)
