@@ -2,7 +2,7 @@
 The ladder of bounds
 ====================
 
-For this head the paper's two bounds are a factor of 700 apart; the sharp pair leaves a factor of 1.2.
+For this head the paper's two bounds are a factor of 700 apart; the sharp pair leaves 1.15.
 """
 
 import altair as alt
