@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from browser.pages import DESKTOP, Open, Report, opened
 from browser.runs import Runs
-
 from howsmooth.cli.app import main
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def chromium() -> str:
     return str(found)
 
 
-# Of a module, no longer: while Playwright runs, its event loop is that of the whole thread.
-@pytest.fixture(scope="module")
+# Of this folder, no longer: while Playwright runs, its event loop is that of the whole thread.
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> "Iterator[Browser]":
     """One browser, headless."""
     from playwright.sync_api import sync_playwright
@@ -72,7 +72,7 @@ def howsmooth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def _shown(browser: "Browser", runs: Runs) -> Iterator[Open]:
     with ExitStack() as stack:
 
@@ -85,7 +85,7 @@ def _shown(browser: "Browser", runs: Runs) -> Iterator[Open]:
 
 @pytest.fixture
 def shown(_shown: Open) -> Iterator[Open]:
-    """Look at the report of a run without changing anything: tests of one module see the same page."""
+    """Look at the report of a run without changing anything: all tests see the same page."""
     reports: list[Report] = []
 
     def visit(run: str, *, scheme: str = "light", size: tuple[int, int] = DESKTOP) -> Report:

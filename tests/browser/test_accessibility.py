@@ -3,6 +3,7 @@
 from itertools import combinations, pairwise
 
 import pytest
+
 from browser.pages import DESKTOP, PHONE
 from browser.runs import KINDS
 
@@ -112,8 +113,8 @@ def lab(rgb, matrix):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_charts_tell_apart_by_colour_alone_differs_without_one_kind_of_cone(open_report, scheme):
-    report = open_report("small", scheme=scheme)
+def test_what_charts_tell_apart_by_colour_alone_differs_without_one_kind_of_cone(shown, scheme):
+    report = shown("small", scheme=scheme)
     colours = report.colours("""
         const marks = document.querySelectorAll('figure.chart[data-chart$="constant_against_length"] '
             + 'svg g.role-mark:is(.mark-symbol, .mark-line) path');

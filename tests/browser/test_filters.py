@@ -21,8 +21,8 @@ def visible_rows(report):
     ]
 
 
-def test_everything_is_shown_at_first(open_report):
-    report = open_report("two maps")
+def test_everything_is_shown_at_first(shown):
+    report = shown("two maps")
     assert report.find("fieldset#filter-layers input[name=layer]").count() == len(LAYERS)
     assert all(box(report, layer).is_checked() for layer in LAYERS)
     assert report.find("select#filter-map").input_value() == ""

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+
 from browser.runs import HOSTILE_ERROR, HOSTILE_MODEL, HOSTILE_TEXT, HOSTILE_TOKENS
 
 INTRUDERS = """() => {
@@ -79,8 +80,8 @@ def test_tooltips_show_tags_as_text(open_report):
     check_that_nothing_got_in(report)
 
 
-def test_a_token_that_turns_the_direction_of_writing_turns_no_other(open_report):
-    report = open_report("hostile")
+def test_a_token_that_turns_the_direction_of_writing_turns_no_other(shown):
+    report = shown("hostile")
     boxes = report.page.eval_on_selector_all(
         "div.tokens span.token",
         """all => all.map(token => {

@@ -47,8 +47,8 @@ def test_tab_reaches_every_control_and_shows_where_it_is(open_report, run):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_ring_can_be_seen(open_report, scheme):
-    report = open_report("small", scheme=scheme)
+def test_the_ring_can_be_seen(shown, scheme):
+    report = shown("small", scheme=scheme)
     for selector in ("input[name=layer]", "button#theme", "select.chosen-layer", "details.numbers summary"):
         control = report.find(selector).first
         control.scroll_into_view_if_needed()
@@ -122,8 +122,8 @@ def test_layer_and_colouring_are_chosen_from_the_keyboard(open_report):
     assert report.find("fieldset.colouring input:checked").input_value() != was
 
 
-def test_every_control_has_a_name(open_report):
-    report = open_report("two maps")
+def test_every_control_has_a_name(shown):
+    report = shown("two maps")
     nameless = report.page.evaluate("""() => [...document.querySelectorAll("input, select, button, summary, fieldset")]
         .filter(element => element.checkVisibility()).filter(element => !(
             element.getAttribute("aria-label") || element.getAttribute("aria-labelledby") ||

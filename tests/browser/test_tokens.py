@@ -4,6 +4,7 @@ import math
 from itertools import combinations
 
 import pytest
+
 from browser.pages import numbers_in
 from browser.runs import LAYERS
 
@@ -37,8 +38,8 @@ def choose(report, place):
     report.settle()
 
 
-def test_the_tokens_of_a_window_are_shown_as_they_are(open_report, runs):
-    report = open_report("small")
+def test_the_tokens_of_a_window_are_shown_as_they_are(shown, runs):
+    report = shown("small")
     shown = [token.strip() for token in report.find("div.tokens span.token").all_text_contents()]
     assert tuple(shown) == runs.tokens("small")
 
