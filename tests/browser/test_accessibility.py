@@ -28,6 +28,22 @@ for (const text of document.querySelectorAll("figure.chart svg :is(.role-axis-la
 return found;
 """
 
+# Dots and lines against what lies behind the drawing: their inside or their outline must stand out.
+PALE = """
+const found = {};
+for (const mark of document.querySelectorAll("figure.chart svg g.role-mark:is(.mark-symbol, .mark-line) path")) {
+    const style = getComputedStyle(mark), paper = over(behind(mark.closest("svg")));
+    const seen = [["fill", style.fillOpacity], ["stroke", style.strokeOpacity]].filter(([name]) =>
+        style[name] !== "none" && (name === "fill" || parseFloat(style.strokeWidth) > 0)).map(([name, opacity]) => {
+            const share = Number(opacity) * Number(style.opacity), colour = over([`rgb(${paper})`, style[name]]);
+            return contrast(colour.map((value, place) => share * value + (1 - share) * paper[place]), paper);
+        });
+    const best = Math.max(...seen), name = mark.closest("figure").dataset.chart;
+    if (seen.length && best < 3) found[name] = Math.min(best, found[name] || 3).toFixed(2);
+}
+return found;
+"""
+
 # Machado, Oliveira, Fernandes 2009: what is left of linear RGB without one kind of cone.
 BLINDNESS = {
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -74,6 +90,12 @@ def test_what_is_written_in_charts_can_be_read(open_report, run, scheme):
     report.find("button#theme").click()
     report.settle()
     assert report.colours(FAINT) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("run", ["small", "paper"])
+def test_what_is_drawn_in_charts_stands_out(shown, run, scheme):
+    assert shown(run, scheme=scheme).colours(PALE) == {}
 
 
 @pytest.mark.parametrize("run", KINDS)

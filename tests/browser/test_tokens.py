@@ -90,3 +90,12 @@ def check_shares(report, runs, what):
         ), (text, shares[place])
     report.page.mouse.move(1, 1)
     report.find("#tooltip").wait_for(state="hidden")
+
+
+def test_a_layer_without_this_window_has_no_colours_of_another(open_report, runs):
+    shown = len(runs.tokens("interrupted"))
+    assert 5 not in {record.task.layer for record in runs.records("interrupted") if record.task.length == shown}
+    report = open_report("interrupted")
+    choose(report, LAYERS.index(5))
+    if report.find("div.tokens span.token:visible").count():
+        assert max(report.colours(STRENGTHS)) < 1
