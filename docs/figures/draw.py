@@ -11,7 +11,6 @@ import torch
 
 import howsmooth as hs
 from howsmooth.report.charts import regimes_chart, splitting_chart
-from howsmooth.report.measurement_charts import constant_against_length
 from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent
@@ -192,13 +191,7 @@ def regimes() -> Any:
     return regimes_chart(hs.regimes(hs.Attention.single_head(A=-one, V=one), 2.0, lengths))
 
 
-def minilm() -> alt.FacetChart:
-    """Draw what ``make demo`` finds: the constant of every layer of MiniLM on Alice against the length."""
-    return constant_against_length(hs.measure("minilm"))
-
-
 FIGURES: dict[str, Callable[[], Any]] = {
-    "minilm": minilm,
     "splitting": splitting,
     "regimes": regimes,
     "radius": radius,
@@ -228,7 +221,7 @@ def chosen(names: list[str]) -> Iterator[str]:
 if __name__ == "__main__":
     for name in chosen(sys.argv[1:]):
         chart, target = FIGURES[name](), HERE / f"{name}.svg"
-        if name in ("splitting", "regimes", "minilm"):
+        if name in ("splitting", "regimes"):
             save_chart(chart, target)
         else:
             styled(chart).save(target)
