@@ -60,7 +60,7 @@ def constant_against_length(measurement: Measurement) -> Chart:
         _only(plain.mark_line(strokeWidth=1.5, strokeDash=[5, 3]), RELEASED),
         _only(plain.mark_line(strokeWidth=2), LAW),
         # on top, so that a pointer finds them
-        _only(plain.mark_point(filled=True, size=24, opacity=0.6).encode(tooltip=told_on_hover()), ATTAINED),
+        _only(plain.mark_point(filled=True, size=24, opacity=0.8).encode(tooltip=told_on_hover()), ATTAINED),
     ]
     return _facets(alt.LayerChart(layer=layers), rows, list(panels.values()), title=_growth_title(measurement.layers))
 

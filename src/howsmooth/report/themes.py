@@ -19,8 +19,6 @@ TEXT, LINE, FONT = "var(--ink)", "var(--line)", "system-ui, -apple-system, 'Sego
 CONFIG: dict[str, Any] = {
     "background": None,
     "font": FONT,
-    # the page describes each drawing as one picture, with a table
-    "aria": False,
     "view": {"stroke": None},
     "text": {"color": TEXT},
     "axis": {

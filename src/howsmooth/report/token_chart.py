@@ -17,6 +17,9 @@ BYTE_MARKS, WRITTEN, GOES_ON = ("Ġ", "Ċ"), {"▁": " ", "<0x0A>": "\n"}, "##"
 PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 HIDDEN = tuple(byte for byte in range(256) if byte not in PRINTABLE)
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(HIDDEN)}
+SIGNS = {"\n": "⏎", "\t": "⇥"}
+# What joins letters or keeps them apart has no shape, but gives one.
+JOINERS = "\u200c\u200d"
 SHADES = ["#ffffff", "#9ecae1", "#08519c"]
 DARK, MOST = 0.5, 5
 
@@ -116,8 +119,15 @@ def _decoded(token: str) -> str:
 
 
 def _readable(piece: str) -> str:
-    text = (piece.removeprefix(GOES_ON) or piece).replace("\n", "⏎")
-    return "".join(" " if unicodedata.category(c).startswith("C") else c for c in text).strip() or "␣"
+    text = "".join(map(_visible, piece.removeprefix(GOES_ON) or piece))
+    return text.strip() or "␣"
+
+
+def _visible(character: str) -> str:
+    """Show what has no shape of its own, and what turns the direction of writing, by a sign or by its number."""
+    if character in SIGNS or character in JOINERS or not unicodedata.category(character).startswith("C"):
+        return SIGNS.get(character, character)
+    return f"⟨U+{ord(character):04X}⟩"
 
 
 def _columns(text: str) -> int:

@@ -37,6 +37,8 @@
     } else {
       const options = { actions: false, renderer: "svg", logLevel: 1, defaultStyle: false, config: report.config, tooltip: { disableDefaultStyle: true } };
       drawn.set(figure, await vegaEmbed(target, { ...spec, datasets }, options));
+      // The drawing is one picture with a description and a table; its parts say nothing by themselves.
+      target.querySelector("svg").setAttribute("aria-hidden", "true");
     }
     figure.dataset.scale = chart.linear ? scale() : "log";
   };
