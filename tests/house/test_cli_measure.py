@@ -87,7 +87,8 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
     assert "Mean constant by length" in rest
     (folder,) = (tmp_path / "runs").iterdir()
     place = folder.relative_to(tmp_path)
-    assert rest[-1] == f"The report is {place / 'report.html'}. Records and 5 figures are in {place}."
+    told = "8 records (8 of them new)"
+    assert rest[-1] == f"The report is {place / 'report.html'}. {told} and 5 figures are in {place}."
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert folder.name.startswith("minilm-attention-")
     assert (folder / "records.sqlite").is_file()

@@ -15,10 +15,10 @@ from howsmooth.report.drawings import chart_named, measurement_drawings, prefixe
 from howsmooth.report.embedding import apart, asset, columns, in_script
 from howsmooth.report.ladder_chart import rungs
 from howsmooth.report.page import render, write_report
-from howsmooth.report.scales import linear
+from howsmooth.report.scales import linear, straightened
 from howsmooth.report.themes import VARIABLES, themed
 from howsmooth.studies.context import kept_ladder
-from howsmooth.studies.provenance import command_for, keep_command, keep_figures, kept_commands, kept_figures
+from howsmooth.studies.provenance import commands_for, grids, keep_command, keep_figures, kept_commands, kept_figures
 from howsmooth.studies.reading import Run, read_run
 from howsmooth.studies.records import Failure
 from howsmooth.studies.store import Store
@@ -238,6 +238,10 @@ def test_an_unknown_figure_or_layer_is_refused_with_those_there_are():
         chart_named(run, "x")
     with pytest.raises(hs.errors.AssumptionError, match="layer 9 was not measured; the run has 0, 1"):
         chart_named(run, "bounds_ladder", layer=9)
+    with pytest.raises(hs.errors.AssumptionError, match="layers_by_length shows all layers, got --layer 1"):
+        chart_named(run, "layers_by_length", layer=1)
+    with pytest.raises(hs.errors.AssumptionError, match="no axes that can be linear"):
+        straightened(chart_named(run, "bounds_ladder"))
     title = chart_named(run, "bounds_ladder", layer=0).to_dict()["title"]
     assert title.startswith("Layer 0: the sharp bound is")
 
@@ -269,7 +273,8 @@ def test_a_run_is_read_back_with_its_bounds_words_and_command(small_run):
 
 def test_the_command_of_a_measurement_measures_the_same(small_run):
     (found,) = read_run(small_run).measurements
-    words = command_for(found).split()
+    (command,) = commands_for(found)
+    words = command.split()
     options = dict(zip(words[3:-1:2], words[4::2], strict=True))
     again = hs.measure(
         words[2],
@@ -280,6 +285,17 @@ def test_the_command_of_a_measurement_measures_the_same(small_run):
         seed=int(options["--seed"]),
     )
     assert [r.task.key for r in again.records] == [r.task.key for r in found.records]
+
+
+def test_a_run_that_was_added_to_says_each_part():
+    records = [*grid(layers=3, windows=2), *(record(1, 6, w) for w in range(3)), *(record(2, 6, w) for w in range(3))]
+    found = measurement(records, tokens=())
+    parts = [(g.layers, g.lengths, g.windows) for g in grids(found)]
+    assert parts == [((0, 1, 2), (4, 8, 16), 2), ((1, 2), (6,), 3)]
+    first, second = commands_for(found)
+    assert "--layers 0,1,2 --lengths 4,8,16 --sequences 2" in first
+    assert "--layers 1,2 --lengths 6 --sequences 3" in second
+    assert "at 2 windows of n = 16 tokens" in found.title
 
 
 def test_commands_and_figures_are_kept_once_and_together():

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def swept(folder, howsmooth, save_model, tmp_path):
+def swept(folder, howsmooth, save_model):
     """A run of a small model that is gone meanwhile."""
     if not (folder / "small").exists():
         model = save_model(folder / "model")
@@ -35,8 +35,8 @@ def swept(folder, howsmooth, save_model, tmp_path):
             f'models = ["{model}"]\nlengths = [6, 8]\nsequences = 2\nreleased = true\n'
             'maps = ["attention", "residual", "head:0", "head:1"]\nseeds = [0, 1]\n'
         )
-        (tmp_path / "study.toml").write_text(text, encoding="utf-8")
-        done = howsmooth("sweep", "study.toml", "--out", str(folder / "small"))
+        (folder / "study.toml").write_text(text, encoding="utf-8")
+        done = howsmooth("sweep", str(folder / "study.toml"), "--out", str(folder / "small"))
         assert done.code == 0, done.err
         shutil.rmtree(model)
     return folder / "small"
@@ -54,9 +54,13 @@ def test_runs_are_listed(howsmooth, tmp_path):
         store.add([Record(task=Task(model="m", length=3), lower=1.0, setting=here())])
         store.add([Failure(task=Task(model="m", length=4), error="no")])
     found = howsmooth("runs")
-    assert found.out.splitlines() == ["runs/a: 1 records; no model", "runs/deep/b: 1 records, 1 failed; m"]
+    assert found.out.splitlines() == [
+        "runs/a: 1 records; no model; attention; n = 5",
+        "runs/deep/b: 1 records, 1 failed; m; attention; n = 3",
+    ]
     rows = json.loads(howsmooth("runs", "--json").out)
-    assert rows[1] == {"run": "runs/deep/b", "records": 1, "failed": 1, "models": ["m"]}
+    about = {"models": ["m"], "texts": [], "maps": ["attention"], "lengths": [3]}
+    assert rows[1] == {"run": "runs/deep/b", "records": 1, "failed": 1} | about
     assert howsmooth("runs", "runs/deep").out.startswith("runs/deep/b")
 
 

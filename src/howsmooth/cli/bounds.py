@@ -107,7 +107,7 @@ def bounds(
         else:
             _print_ladder(repr(attention), ladder, bracket, in_ball(n, radius))
     if save is not None:
-        save_witness(bracket.lower, save, quiet=as_json)
+        save_witness(bracket.lower, save, weights, quiet=as_json)
 
 
 def check_task(weights: Weights, n: int, radius: float, save: Path | None) -> None:
@@ -138,12 +138,12 @@ def _require_writable(target: Path, weights: Weights) -> None:
         raise FileError(f"nothing can be saved to {str(target.parent)!r}: {error.strerror}.") from error
 
 
-def save_witness(witness: "Witness", target: Path, *, quiet: bool) -> None:
+def save_witness(witness: "Witness", target: Path, weights: Weights, *, quiet: bool) -> None:
     """Keep the input and say where; the talk goes to stderr where stdout is for JSON."""
     from safetensors import SafetensorError
 
     try:
-        witness.save(target)
+        witness.save(target, about=weights.about)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{str(target)!r} could not be written: {error}") from error
     typer.echo(f"Saved tokens, direction and response to {target}.", err=quiet)

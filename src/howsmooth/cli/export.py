@@ -19,7 +19,7 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
     to: Annotated[Format, typer.Option("--to", help="The format.")] = Format.CSV,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="The file; records.FORMAT in the run by default.")
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; records.FORMAT in the run by default.")
     ] = None,
 ) -> None:
     """Write the records of a run as one table; the SQLite file itself has the same rows in its view `measurements`.

@@ -4,14 +4,21 @@ from typing import Annotated
 
 import typer
 
+NAMES = (
+    "constant_against_length",
+    "constant_against_radius",
+    "layers_by_length",
+    "heads_by_layer",
+    "bounds_ladder",
+    "sensitive_tokens",
+)
+
 
 def figure(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Which figure; the report names them, and so does a wrong name.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}, or as the report names it.")],
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
+        str, typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
     ],
     layer: Annotated[
         int | None, typer.Option("--layer", help="Which layer, for figures of one layer; the least smooth by default.")

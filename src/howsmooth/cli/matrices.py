@@ -95,6 +95,14 @@ class Weights:
         named = {name: getattr(self, name) for name in ("A", "V", "query", "key", "value", "output")}
         return {name: source for name, source in named.items() if source is not None}
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What is kept beside an input that was built from these weights."""
+        from howsmooth import __version__
+
+        layer = {"model": self.model, "layer": str(self.layer), "map": self.part} if self.model is not None else {}
+        return {"howsmooth": __version__} | layer | self.sources
+
     def __post_init__(self) -> None:
         """Refuse options that contradict each other, before any file is opened."""
         if self.model is not None or self.layer is not None:
@@ -119,7 +127,8 @@ class Weights:
 
     def _require_model_alone(self) -> None:
         if self.model is None or self.layer is None:
-            raise AssumptionError("--model and --layer go together: the model, and the number of one of its layers.")
+            missing = "--model" if self.model is None else "--layer"
+            raise AssumptionError(f"--model and --layer go together; {missing} is missing.")
         flags = {"heads": self.heads, "groups": self.groups, "scale": self.scale, "causal": self.causal or None}
         given = self.sources | {name: "" for name, value in flags.items() if value is not None}
         if given:

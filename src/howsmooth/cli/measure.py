@@ -53,7 +53,7 @@ def measure(
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Where records and figures go; runs/… by default.")
+        str | None, typer.Option("--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.")
     ] = None,
 ) -> None:
     """Measure the local Lipschitz constant of every attention layer of a model on real text.
@@ -100,6 +100,7 @@ def measure(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("once", ConvergenceWarning)
+        before = len(store.done(made.tasks + made.heads))
         try:
             with progress_bar() as progress:
                 made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
@@ -114,7 +115,9 @@ def measure(
     if found.layers:
         figures = write_figures(found, folder)
         report = write_report(folder)
-        typer.echo(f"The report is {report}. Records and {len(figures)} figures are in {folder}.", err=as_json)
+        done = len(found.records) + len(found.heads)
+        records = f"{done} records ({done - before} of them new)"
+        typer.echo(f"The report is {report}. {records} and {len(figures)} figures are in {folder}.", err=as_json)
     for failure in failures:
         typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
     if interrupted:

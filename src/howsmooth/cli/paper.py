@@ -37,7 +37,7 @@ def paper(
     as_json: OptionJson = False,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Where it goes; runs/paper or runs/paper-quick by default."),
+        typer.Option("--out", "-o", metavar="DIR", help="Where it goes; runs/paper or runs/paper-quick by default."),
     ] = None,
 ) -> None:
     """Repeat the experiments of the paper, with the constant itself, error bars and sharper bounds.

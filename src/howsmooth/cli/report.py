@@ -8,7 +8,8 @@ import typer
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Where it goes; RUN/report.html by default.")
+        str | None,
+        typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes; RUN/report.html by default."),
     ] = None,
 ) -> None:
     """Write one HTML file with the answer, the pictures and how to read them; it needs no network.

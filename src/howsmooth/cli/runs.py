@@ -1,7 +1,7 @@
 """``howsmooth runs`` and ``howsmooth show``: what was measured, without any model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,16 +31,32 @@ def runs(
     for path in sorted(Path(folder).rglob(FILE)):
         with Store(path.parent) as store:
             records, failed = store.records(), len(store.failures())
-        models = sorted({record.task.model for record in records if record.task.model})
-        rows.append({"run": str(path.parent), "records": len(records), "failed": failed, "models": models})
+        tasks = [record.task for record in records]
+        models, texts, maps = (_named(getattr(task, part) for task in tasks) for part in ("model", "text", "map"))
+        lengths = sorted({task.length for task in tasks})
+        counts = {"run": str(path.parent), "records": len(records), "failed": failed}
+        rows.append(counts | {"models": models, "texts": texts, "maps": maps, "lengths": lengths})
     if as_json:
         typer.echo(json.dumps(rows))
         return
     for row in rows:
         failed_text = f", {row['failed']} failed" if row["failed"] else ""
-        typer.echo(f"{row['run']}: {row['records']} records{failed_text}; {', '.join(row['models']) or 'no model'}")
+        told = ", ".join(row["models"]) or "no model"
+        told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
+        parts = row["maps"] if len(row["maps"]) < MANY else [f"{len(row['maps'])} maps"]
+        sizes = row["lengths"]
+        told += f"; {', '.join(parts)}; n = {_span(sizes)}" if sizes else ""
+        typer.echo(f"{row['run']}: {row['records']} records{failed_text}; {told}")
     if not rows:
         typer.echo(f"No runs in {folder}.")
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
+
+
+def _named(names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name})
 
 
 def show(

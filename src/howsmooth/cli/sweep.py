@@ -26,7 +26,7 @@ INTERRUPTED = 130
 def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY.toml", help="The grid: models, layers, lengths, maps, seeds.")],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Where records go; runs/NAME by default.")
+        str | None, typer.Option("--out", "-o", metavar="DIR", help="Where records go; runs/NAME by default.")
     ] = None,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,

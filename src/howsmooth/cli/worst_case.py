@@ -122,7 +122,7 @@ def worst_case(
         else:
             _print_witness(repr(attention), witness, bracket.upper, f"{in_ball(n, radius)}; {origin}")
     if save is not None:
-        save_witness(witness, save, quiet=as_json)
+        save_witness(witness, save, weights, quiet=as_json)
 
 
 def _check_search(search: bool, steps: int | None, starts: int | None) -> None:

@@ -19,7 +19,7 @@ Measurable = Attention | Chain | Residual | Callable[[Tensor], Any]
 MAPS = ("attention", "heads", "head:3", "normed", "residual", "block")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Site:
     """One attention layer.
 
@@ -43,6 +43,10 @@ class Site:
     before: Norm | None = None
     after: Norm | None = None
     outer: Norm | None = None
+
+    def __repr__(self) -> str:
+        """Say which layer it is, and what its attention is."""
+        return f"Site(layer {self.layer}, {'by autograd' if self.attention is None else self.attention})"
 
     @property
     def exact(self) -> Attention:

@@ -34,6 +34,18 @@ class AnswerRow:
         return f"{_plain(growth.exponent)} [{_plain(growth.low)}, {_plain(growth.high)}]"
 
     @property
+    def radius(self) -> str:
+        """The mean radius, and the longest token."""
+        reach = self.layer.reach
+        return f"{self.layer.radius:.3g}" + ("" if reach is None else f" (≤ {reach:.3g})")
+
+    @property
+    def sharp_upper(self) -> str:
+        """The sharp bound, in words."""
+        bound = self.layer.sharp_upper
+        return "—" if bound is None else _times(bound, digits=3)
+
+    @property
     def headroom(self) -> str:
         """How far the sharp bound is away, in words."""
         room = self.layer.headroom
@@ -79,7 +91,11 @@ def _first(rows: Sequence[AnswerRow]) -> str:
     if len(rows) == 1:
         return f"In {worst.label}, {moved}."
     best = min(rows, key=lambda row: row.layer.constant)
-    return f"The least smooth is {worst.label}: {moved}; the smoothest is {best.label}, with {best.layer.constant:.3g}."
+    rivals = [row.label for row in rows if row is not worst and row.layer.most >= layer.least]
+    close = f", with {rivals[0]} within its range" if len(rivals) == 1 else ""
+    close = f", with {len(rivals)} others within its range" if len(rivals) > 1 else close
+    end = f"; the smoothest is {best.label}, with {best.layer.constant:.3g}."
+    return f"The least smooth is {worst.label}{close}: {moved}{end}"
 
 
 def _growth(rows: Sequence[AnswerRow]) -> str:
@@ -89,9 +105,9 @@ def _growth(rows: Sequence[AnswerRow]) -> str:
     exponents = [(row.layer.growth.exponent, row) for row in grown if row.layer.growth is not None]
     slowest, fastest = (choose(exponents, key=lambda pair: pair[0])[1] for choose in (min, max))
     if slowest is fastest:
-        return f"With the number of tokens n the constant grows like n to the power {fastest.exponent}"
+        return f"With the number of tokens n the constant changes like n to the power {fastest.exponent}"
     return (
-        f"With the number of tokens n the constant grows like n to the power {slowest.exponent} ({slowest.label}) "
+        f"With the number of tokens n the constant changes like n to the power {slowest.exponent} ({slowest.label}) "
         f"up to {fastest.exponent} ({fastest.label})"
     )
 
@@ -102,7 +118,9 @@ def _room(rows: Sequence[AnswerRow]) -> str:
         known = any(row.layer.ladder.refused for row in rows)
         return "and no theorem bounds these maps over all inputs" if known else "and no bounds were computed"
     ends = list(dict.fromkeys(_times(end) for end in (min(rooms), max(rooms))))
-    return f"and the sharp bound over all inputs lies {' to '.join(ends)} times above what the text attains"
+    return (
+        f"and the sharp bound for any tokens of that radius lies {' to '.join(ends)} times above what the text attains"
+    )
 
 
 def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
@@ -118,7 +136,8 @@ def _plain(exponent: float) -> str:
     return f"{round(exponent, 2) + 0.0:.2f}".replace("-", "−")
 
 
-def _times(factor: float) -> str:
+def _times(factor: float, digits: int = 2) -> str:
     if factor >= 1e7:
-        return f"{factor:.1e}"
-    return f"{float(f'{factor:.2g}'):,.0f}" if factor >= 10 else f"{factor:.2g}"
+        return f"{factor:.{digits - 1}e}"
+    rounded = float(f"{factor:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"

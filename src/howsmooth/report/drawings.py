@@ -129,16 +129,17 @@ def chart_named(run: Run, name: str, layer: int | None = None) -> Chart:
     measured = own_measurements(run)
     for m, prefix in zip(measured, prefixes(measured), strict=True):
         known |= {prefix + kind: chart for kind, chart in figures(m).items()}
-        if layer is not None:
+        if layer is not None and name in (f"{prefix}bounds_ladder", f"{prefix}sensitive_tokens"):
             if layer not in {summary.layer for summary in m.layers}:
                 raise AssumptionError(f"layer {layer} was not measured; the run has {_layers(m)}.")
-            known[f"{prefix}bounds_ladder"] = bounds_ladder(m, layer)
-            if name == f"{prefix}sensitive_tokens":
-                known[name] = sensitive_tokens(m, layer)
+            known[name] = bounds_ladder(m, layer) if name.endswith("ladder") else sensitive_tokens(m, layer)
+            layer = None
     for figure, records in run.figures.items():
         known |= {f"{figure}-{kind}": chart for kind, chart in CHARTS[figure](records).items()}
     if name not in known:
         raise AssumptionError(f"the run has no figure {name!r}; it has {', '.join(known) or 'none'}.")
+    if layer is not None:
+        raise AssumptionError(f"{name} shows all layers, got --layer {layer}; leave it out.")
     return known[name]
 
 

@@ -1,9 +1,13 @@
 """What a report says about its making: what was run, and what to know before trusting it."""
 
+import shlex
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from howsmooth.studies.measurement import Measurement
+from howsmooth.studies.provenance import grids
 from howsmooth.studies.reading import Run
+from howsmooth.theory.results import Side
 
 FAILURES = 5
 
@@ -47,20 +51,38 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return told
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorstInput:
+    """The command that builds a worst input for one layer."""
+
+    layer: int
+    command: str
+
+
+def worst_inputs(m: Measurement) -> list[WorstInput]:
+    """Return, for each layer that has an input of its own on the ladder, the command that builds one and keeps it."""
+    found = []
+    for layer in m.layers:
+        if any(bound.side is Side.LOWER for bound in layer.ladder.rungs):
+            words = ["howsmooth", "worst-case", "--model", m.model, "--layer", str(layer.layer), "--map", m.map]
+            words += ["--n", str(layer.length), "--radius", f"{layer.radius:.6g}", "--save", "worst.safetensors"]
+            found.append(WorstInput(layer=layer.layer, command=shlex.join(words)))
+    return found
+
+
 def _setup(m: Measurement) -> str:
     task = m.records[0].task
-    windows = len({r.task.window for r in m.records})
     parts = [
-        f"layers {_listed(layer.layer for layer in m.layers)}",
-        f"{windows} windows of {_listed(m.lengths)} tokens",
-        f"text {task.digest}" if task.digest else "",
+        *(f"layers {_listed(g.layers)}: {g.windows} windows of {_listed(g.lengths)} tokens" for g in grids(m)),
+        "every head by itself too" if m.heads else "",
+        f"fingerprint of the text {task.digest}" if task.digest else "",
         f"one beginning every {task.stride} tokens" if task.stride else "",
         "with special tokens" if task.special_tokens else "",
         f"in {task.dtype}" if task.dtype else "",
         f"on {task.device}" if task.device else "",
         f"brackets to {task.rtol:g} at {100 * task.confidence:g} %" if task.certify else "without upper ends",
     ]
-    return ", ".join(part for part in parts if part)
+    return "; ".join(part for part in parts if part)
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from howsmooth.studies.measurement import LayerSummary, Measurement
 from howsmooth.theory.results import Side
 
 MEASURED, CERTIFIED = "measured on the text", "proven at these windows"
-ATTAINED, AT_MOST = "some input attains it", "no input exceeds it"
+ATTAINED, AT_MOST = "some input of this radius attains it", "no input of this radius exceeds it"
 COLOURS = {MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MOST: ORANGE}
 SHAPES = {MEASURED: "circle", CERTIFIED: "square", ATTAINED: "triangle-right", AT_MOST: "triangle-left"}
 NAMES = {
@@ -37,7 +37,7 @@ def bounds_ladder(measurement: Measurement, layer: int | None = None) -> Chart:
     kinds = list(COLOURS)
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(COLOURS.values())))
     shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds, range=list(SHAPES.values())))
-    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=220, symbolSize=90, symbolOpacity=1)
+    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=260, symbolSize=90, symbolOpacity=1)
     spread = base.mark_rule(strokeWidth=6, opacity=0.4, color=BLUE).encode(x="from:Q", x2="to:Q")
     spread = spread.transform_filter("isValid(datum.from)")
     marks = base.mark_point(filled=True, size=110, opacity=1).encode(
@@ -101,4 +101,5 @@ def _decades() -> alt.Axis:
     """Return an axis for logarithms: powers of ten, with the plain number where it is short."""
     plain = "datum.value > -4 && datum.value < 5"
     label = f"{plain} ? format(pow(10, datum.value), '.2~r') : '10^' + format(datum.value, '.3~r')"
-    return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=8)
+    # its own description would call these logarithms numbers
+    return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=8, aria=False)

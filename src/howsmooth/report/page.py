@@ -11,7 +11,7 @@ from howsmooth.files import whole
 from howsmooth.report.answer import answer_rows, sentences
 from howsmooth.report.drawings import Drawing, measurement_drawings, own_measurements, prefixes, study_drawings, thinned
 from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
-from howsmooth.report.facts import facts, warnings
+from howsmooth.report.facts import WorstInput, facts, warnings, worst_inputs
 from howsmooth.report.scales import linear
 from howsmooth.report.themes import CONFIG, themed
 from howsmooth.report.token_shares import Shares, Word, shares, words_of
@@ -35,6 +35,7 @@ class MeasurementPart:
     tokens: int
     words: list[Word]
     shares: list[Shares]
+    worst_inputs: list[WorstInput]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ def _measurement(m: Measurement, prefix: str) -> MeasurementPart:
         tokens=len(m.tokens),
         words=words_of(m, next((row for row in found if row.layer == worst), None)),
         shares=found,
+        worst_inputs=worst_inputs(m),
     )
 
 

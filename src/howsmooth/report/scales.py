@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from howsmooth.errors import AssumptionError
 from howsmooth.report.charts import LARGE_NUMBERS, Chart, powers
 
 
@@ -37,8 +38,16 @@ def drawable(value: float) -> bool:
 
 
 def straightened(chart: Chart) -> Chart:
-    """Return a chart with linear axes in place of logarithmic ones."""
-    return type(chart).from_dict(linear(chart.to_dict()))
+    """Return a chart with linear axes in place of logarithmic ones.
+
+    Raises:
+        AssumptionError: If it has no logarithmic axis that can be made linear.
+    """
+    spec = chart.to_dict()
+    straight = linear(spec)
+    if straight == spec:
+        raise AssumptionError("this figure has no axes that can be linear; leave --linear out.")
+    return type(chart).from_dict(straight)
 
 
 def linear(spec: Any) -> Any:

@@ -106,12 +106,14 @@ class NormEstimate:
         return f"NormEstimate: {self._summary()}"
 
     def _summary(self) -> str:
-        many = self.lower.numel()
-        count = "" if not self.lower.ndim else f" over {many} input{'s' if many > 1 else ''}"
-        lower, upper = float(self.lower.min()), float(self.upper.max())
-        low, high = bracket_digits(lower, upper)
+        low, high = bracket_digits(float(self.lower.min()), float(self.upper.max()))
         steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
-        text = f"{low} ≤ Lip ≤ {high}{count} ({100 * self.confidence:.10g} %), {steps}"
+        many, worth = self.lower.numel(), f"({100 * self.confidence:.10g} %), {steps}"
+        text = f"{low} ≤ Lip ≤ {high} {worth}"
+        if many > 1:
+            # the spread of many constants is no error bar
+            widest = float((self.upper / self.lower).nan_to_num(1.0).max())
+            text = f"{many} inputs, Lip from {low} to {high}, each within a factor of {widest:.5g} {worth}"
         return text if self.status == Status.CONVERGED else f"{text}. {self.status}"
 
     def __rich__(self) -> str:

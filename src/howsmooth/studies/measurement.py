@@ -32,6 +32,7 @@ class LayerSummary:
         most: The largest of them.
         growth: How the constant grows with the length; none if only one length was measured.
         radius: The mean radius of the tokens at that length.
+        reach: The length of the longest token among them.
         ladder: Every bound for that many tokens in the ball of that radius; empty where the theory has none.
         local_upper: The geometric mean of the certificates at these inputs, likewise.
         released_growth: How the quantity of the paper's released scripts grows, if it was asked for.
@@ -45,6 +46,7 @@ class LayerSummary:
     growth: Growth | None
     radius: float
     local_upper: float | None
+    reach: float | None = None
     ladder: Ladder = NO_BOUNDS
     released_growth: Growth | None = None
 
@@ -65,7 +67,7 @@ class LayerSummary:
         return (
             str(self.layer),
             _digits(self.constant, 4),
-            f"{_digits(self.least, 3)}–{_digits(self.most, 3)}",
+            "–".join(dict.fromkeys(_digits(end, 3) for end in (self.least, self.most))),
             "—" if growth is None else f"{growth.exponent:.3f}",
             "—" if growth is None else f"[{growth.low:.2f}, {growth.high:.2f}]",
             f"{self.radius:.3g}",
@@ -141,9 +143,10 @@ class Measurement:
     @property
     def title(self) -> str:
         """What was measured, in a line."""
-        windows = len({record.task.window for record in self.records})
         length = max(self.lengths, default=0)
-        return f"{self.model} on {self.text}: the constant of {self.map!r} at {windows} windows of n = {length} tokens"
+        count = len({record.task.window for record in self.at(length=length)})
+        windows = "1 window" if count == 1 else f"{count} windows"
+        return f"{self.model} on {self.text}: the constant of {self.map!r} at {windows} of n = {length} tokens"
 
     @property
     def legend(self) -> str:
@@ -152,9 +155,9 @@ class Measurement:
         widest = max((upper / lower for upper, lower in pairs), default=1.0)
         worth = 100 * self.records[0].task.confidence if self.records else 0
         return (
-            f"Each constant is attained, and within a factor of {widest:.4f} of the truth ({worth:g} % each). "
+            f"Each window's constant is attained, and within a factor of {widest:.4f} of the truth ({worth:g} % each). "
             "It grows like n^exponent. Certificate: a proof at these inputs (mean). Sharp bound: for any "
-            f"{max(self.lengths, default=0)} tokens of length at most R, the mean radius."
+            f"{max(self.lengths, default=0)} tokens no longer than R, the mean radius of those in the text."
         )
 
     @property

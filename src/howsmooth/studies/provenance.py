@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from howsmooth.models.text import ALICE
 from howsmooth.studies.measurement import Measurement
@@ -10,6 +11,21 @@ from howsmooth.studies.store import Store
 from howsmooth.studies.tasks import Task
 
 COMMANDS, FIGURES = "commands", "figures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Some layers at some lengths, with as many windows everywhere.
+
+    Attributes:
+        layers: Which layers.
+        lengths: Which lengths.
+        windows: How many windows of each.
+    """
+
+    layers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    windows: int
 
 
 def keep_command(store: Store, words: Iterable[str]) -> None:
@@ -35,15 +51,32 @@ def kept_figures(store: Store) -> dict[str, list[str]]:
     return json.loads(store.fact(FIGURES) or "{}")
 
 
-def command_for(measurement: Measurement) -> str:
-    """Return the command that measures the same again, from the records alone."""
-    tasks = [record.task for record in measurement.records]
-    first = tasks[0]
+def grids(measurement: Measurement) -> list[Grid]:
+    """Return what was measured as full grids of layers and lengths; one, unless a run was added to."""
+    windows: dict[tuple[int, int], set[int]] = {}
+    for task in (record.task for record in measurement.records):
+        windows.setdefault((task.length, task.layer), set()).add(task.window)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for (length, layer), found in sorted(windows.items()):
+        rows.setdefault((length, max(found) + 1), []).append(layer)
+    blocks: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for (length, count), layers in rows.items():
+        blocks.setdefault((tuple(layers), count), []).append(length)
+    return [Grid(layers=layers, lengths=tuple(lengths), windows=count) for (layers, count), lengths in blocks.items()]
+
+
+def commands_for(measurement: Measurement) -> list[str]:
+    """Return the commands that measure the same again, from the records alone."""
+    return [_command(measurement, grid) for grid in grids(measurement)]
+
+
+def _command(measurement: Measurement, grid: Grid) -> str:
+    first = measurement.records[0].task
     options = {
         "--text": None if first.text == ALICE else first.text,
-        "--layers": _numbers(task.layer for task in tasks),
-        "--lengths": _numbers(task.length for task in tasks),
-        "--sequences": str(len({task.window for task in tasks})),
+        "--layers": ",".join(map(str, grid.layers)),
+        "--lengths": ",".join(map(str, grid.lengths)),
+        "--sequences": str(grid.windows),
         "--map": measurement.map,
         "--rtol": f"{first.rtol:g}",
         "--confidence": f"{first.confidence:g}",
@@ -59,7 +92,3 @@ def command_for(measurement: Measurement) -> str:
     words = ["howsmooth", "measure", measurement.model]
     words += [word for name, value in options.items() if value is not None for word in (name, value)]
     return shlex.join(words + [flag for flag, wanted in flags.items() if wanted])
-
-
-def _numbers(values: Iterable[int]) -> str:
-    return ",".join(map(str, sorted(set(values))))

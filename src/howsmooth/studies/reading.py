@@ -13,7 +13,7 @@ from howsmooth.markup import paragraph
 from howsmooth.studies.context import kept_ladder, kept_notes
 from howsmooth.studies.measure import opening_key, plan_fact, window_key
 from howsmooth.studies.measurement import Measurement
-from howsmooth.studies.provenance import command_for, kept_commands, kept_figures
+from howsmooth.studies.provenance import commands_for, kept_commands, kept_figures
 from howsmooth.studies.records import Failure, Record
 from howsmooth.studies.store import FILE, Store
 from howsmooth.studies.summary import summarise
@@ -74,7 +74,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """
     with open_run(folder) as store:
         records, measured = store.records(), measurements(store)
-        told = kept_commands(store) or [command_for(measurement) for measurement in measured]
+        told = kept_commands(store) or [command for found in measured for command in commands_for(found)]
         return Run(
             records=tuple(records),
             failures=tuple(store.failures()),
@@ -90,10 +90,12 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
     Raises:
         FileError: If the folder holds no run.
     """
-    if not (Path(folder) / FILE).is_file():
-        raise FileError(
-            f"{os.fspath(folder)!r} holds no run: there is no {FILE}; howsmooth runs lists those there are."
-        )
+    path = Path(folder)
+    if path.is_file():
+        raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
+    if not (path / FILE).is_file():
+        missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
+        raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
     return Store(folder)
 
 

@@ -31,6 +31,7 @@ def _summary(layer: int, records: Sequence[Record], bounds: Bounds) -> LayerSumm
         most=max(record.upper or record.lower for record in last),
         growth=growth_of((r.task.length, r.lower) for r in records),
         radius=radius,
+        reach=max((record.reach for record in last if record.reach is not None), default=None),
         ladder=bounds(layer, length, radius),
         local_upper=geometric_mean(certificates) if certificates and min(certificates) > 0 else None,
         released_growth=growth_of((r.task.length, r.released) for r in records if r.released is not None),

@@ -184,8 +184,11 @@ class Witness:
         """Return one JSON object; :meth:`save` keeps the tokens too."""
         return json.dumps(self.as_dict())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata."""
+    def save(self, path: str | os.PathLike[str], *, about: dict[str, str] | None = None) -> None:
+        """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata.
+
+        What is said in ``about`` (which model, which layer) is kept beside it.
+        """
         from safetensors.torch import save_file
 
         target = Path(path)
@@ -196,7 +199,7 @@ class Witness:
             tensors["weights"] = self.weights
         detached = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
         with whole(target) as partial:
-            save_file(detached, partial, {"witness": self.to_json()})
+            save_file(detached, partial, {**(about or {}), "witness": self.to_json()})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -71,6 +71,7 @@
       const shown = ladder ? Number(row.dataset.layer) === chosenIn(row) : !filtering || layers.has(Number(row.dataset.layer));
       row.hidden = !shown || (row.dataset.map !== undefined && map !== "" && row.dataset.map !== map);
     }
+    for (const hint of all(".of-layer")) hint.hidden = Number(hint.dataset.layer) !== chosenIn(hint);
     const count = all("#answer-table tbody tr:not([hidden])").length;
     document.getElementById("status").textContent = `${count} rows are shown.`;
   };
@@ -121,6 +122,7 @@
     section.querySelector(".chosen-layer").addEventListener("change", () => {
       applyFilters();
       shade(section);
+      tooltip.hidden = true;
       redraw(all('figure[data-chart$="bounds_ladder"]', section));
     });
     section.querySelector(".colouring")?.addEventListener("change", () => shade(section));
