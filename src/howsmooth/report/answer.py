@@ -118,9 +118,7 @@ def _room(rows: Sequence[AnswerRow]) -> str:
         known = any(row.layer.ladder.refused for row in rows)
         return "and no theorem bounds these maps over all inputs" if known else "and no bounds were computed"
     ends = list(dict.fromkeys(_times(end) for end in (min(rooms), max(rooms))))
-    return (
-        f"and the sharp bound for any tokens of that radius lies {' to '.join(ends)} times above what the text attains"
-    )
+    return f"and the sharp bound for any tokens of that radius is {' to '.join(ends)} times what the text attains"
 
 
 def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
