@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+
 from browser.pages import numbers_in
 from browser.runs import HOSTILE_ERROR, LAYERS, LENGTHS, MEASURED, WINDOWS, records_in
 

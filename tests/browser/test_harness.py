@@ -1,6 +1,7 @@
 """The tests themselves: what a report must not do would be noticed."""
 
 import pytest
+
 from browser.pages import opened
 
 PAGE = "<!doctype html><title>t</title><script>window.howsmooth = {{ready: Promise.resolve()}}; {}</script>{}"

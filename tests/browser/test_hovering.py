@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+
 from browser.pages import numbers_in
 from browser.runs import LAYERS
 

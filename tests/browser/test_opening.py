@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+
 from browser import runs as commands
 from browser.runs import FIGURES, KINDS
 

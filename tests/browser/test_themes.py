@@ -1,6 +1,7 @@
 """Light, dark, and on paper."""
 
 import pytest
+
 from browser.pages import PHONE
 from browser.test_accessibility import FAINT
 

@@ -13,6 +13,7 @@ import howsmooth as hs
 from howsmooth.report.answer import answer_rows, sentences
 from howsmooth.report.drawings import chart_named, measurement_drawings, prefixes
 from howsmooth.report.embedding import apart, asset, columns, in_script
+from howsmooth.report.facts import worst_inputs
 from howsmooth.report.ladder_chart import rungs
 from howsmooth.report.page import render, write_report
 from howsmooth.report.scales import linear, straightened
@@ -269,6 +270,14 @@ def test_a_run_is_read_back_with_its_bounds_words_and_command(small_run):
     assert len(found.openings[8, 0]) == 8
     assert "records" in repr(run)
     assert "<table>" in run._repr_html_()
+
+
+def test_the_page_says_how_to_build_a_worst_input_where_the_theory_has_one(small_run):
+    page = Page(render(read_run(small_run)))
+    hints = [hint["data-layer"] for hint in page.all("p", **{"class": "hint of-layer"})]
+    assert hints == ["1", "4"]
+    assert "howsmooth worst-case --model minilm --layer 4 --map attention --n 16 --radius" in page.text
+    assert not worst_inputs(measurement(grid()))
 
 
 def test_the_command_of_a_measurement_measures_the_same(small_run):

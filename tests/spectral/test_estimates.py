@@ -23,6 +23,14 @@ def test_an_estimate_prints_its_bracket(estimate):
     assert repr(part) == f"NormEstimate: {low} ≤ Lip ≤ {high} (99.9 %), {part.steps} steps"
 
 
+def test_the_spread_of_a_batch_is_not_told_as_an_error_bar(estimate):
+    low, high = bracket_digits(float(estimate.lower.min()), float(estimate.upper.max()))
+    widest = float((estimate.upper / estimate.lower).max())
+    told = f"3 inputs, Lip from {low} to {high}, each within a factor of {widest:.5g} (99.9 %), {estimate.steps} steps"
+    assert repr(estimate) == f"NormEstimate: {told}"
+    assert widest < 1.001 < float(estimate.upper.max() / estimate.lower.min())
+
+
 def test_an_estimate_renders_in_rich_and_in_notebooks(estimate):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(estimate[0])

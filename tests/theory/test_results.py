@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 
 import howsmooth as hs
-from howsmooth.theory.results import Side, lower_bound, safe_digits, upper_bound
+from howsmooth.theory.results import Ladder, Side, lower_bound, safe_digits, upper_bound
 
 EYE = torch.eye(2, dtype=torch.float64)
 
@@ -65,13 +65,28 @@ def test_a_ladder_says_what_does_not_apply():
 
 def test_a_witness_is_saved_whole(tmp_path):
     witness = hs.extremal.tied_pair(hs.Attention.single_head(A=-EYE, V=EYE), 5, 1.0)
-    witness.save(tmp_path / "w.safetensors")
+    witness.save(tmp_path / "w.safetensors", about={"model": "m", "layer": "3"})
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("tokens"), witness.tokens)
         assert json.loads(file.metadata()["witness"])["value"] == witness.value
+        assert (file.metadata()["model"], file.metadata()["layer"]) == ("m", "3")
     assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
     with pytest.raises(hs.errors.AssumptionError, match="safetensors"):
         witness.save(tmp_path / "w.npz")
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.0, 1e6])
+def test_a_table_of_bounds_reads_back_whole_though_a_bound_exceed_the_largest_float(radius):
+    ladder = hs.bounds.table(hs.Attention.single_head(A=-EYE, V=EYE), n=5, radius=radius)
+    assert Ladder.from_json(ladder.to_json()) == ladder
+
+
+def test_a_table_that_looks_at_fewer_heads_is_no_higher(rng):
+    layer = hs.Attention.random(heads=3, d=6, dtype=torch.float64, generator=rng)
+    whole, quick = (hs.bounds.table(layer, n=9, radius=3.0, heads=heads) for heads in (None, 1))
+    assert quick.lower.value <= whole.lower.value * (1 + 1e-12)
+    assert quick.upper == whole.upper
+    assert hs.bounds.sharp_lower(layer, n=9, radius=3.0, heads=3) == hs.bounds.sharp_lower(layer, n=9, radius=3.0)
 
 
 def test_results_show_themselves():
