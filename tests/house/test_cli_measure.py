@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -312,7 +313,14 @@ def test_stopped_in_the_middle_it_keeps_what_is_done_and_goes_on(tmp_path):
     command += ["--lengths", "32,64", "--sequences", "5", "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        # whoever runs the tests in the background ignores what Ctrl-C sends, and so would what they start
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             wait_for_records(out / "records.sqlite", process)

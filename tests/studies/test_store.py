@@ -109,8 +109,8 @@ def test_facts_are_kept_and_compared(tmp_path):
 def test_windows_are_kept(tmp_path):
     with Store(tmp_path) as store:
         assert store.window("k") == ()
-        store.note_window("k", ["down", "the", "rabbit-hole", "“é”"])
-        store.note_window("k", ["other"])
+        store.note_windows({"k": ["down", "the", "rabbit-hole", "“é”"]})
+        store.note_windows({"k": ["other"]})
     with Store(tmp_path) as store:
         assert store.window("k") == ("down", "the", "rabbit-hole", "“é”")
 

@@ -117,15 +117,17 @@ class Plan:
         tokenizer, longest = self.transformer.tokenizer, self._longest
         if tokenizer is None:
             return
+        noted: dict[str, list[str]] = {}
         for length in sorted({task.length for task in self.tasks}):
             tasks = {task.window: task for task in self.tasks if task.length == length}
             found = self.transformer.windows(
                 self.text, length=length, count=len(tasks), special_tokens=longest.special_tokens
             )
             for task, tokens in zip(tasks.values(), found.tolist(), strict=True):
-                store.note_window(opening_key(task), tokenizer.pieces(tokens[:OPENING]))
+                noted[opening_key(task)] = tokenizer.pieces(tokens[:OPENING])
                 if (length, task.window) == (longest.length, longest.window):
-                    store.note_window(window_key(task), tokenizer.pieces(tokens))
+                    noted[window_key(task)] = tokenizer.pieces(tokens)
+        store.note_windows(noted)
 
 
 def measure(

@@ -3,7 +3,7 @@
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -130,13 +130,14 @@ class Store:
             row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
-    def note_window(self, key: str, pieces: Sequence[str]) -> None:
-        """Keep what the tokens of a window look like."""
-        with self._refusing():
-            self._database.execute("INSERT OR IGNORE INTO windows VALUES (?, ?)", (key, json.dumps(list(pieces))))
+    def note_windows(self, windows: Mapping[str, Sequence[str]]) -> None:
+        """Keep what the tokens of windows look like, all in one transaction."""
+        rows = [(key, json.dumps(list(pieces))) for key, pieces in windows.items()]
+        with self._refusing(), self._transaction():
+            self._database.executemany("INSERT OR IGNORE INTO windows VALUES (?, ?)", rows)
 
     def window(self, key: str) -> tuple[str, ...]:
-        """Return what :meth:`note_window` kept, or nothing."""
+        """Return what :meth:`note_windows` kept, or nothing."""
         with self._reading():
             row = self._database.execute("SELECT pieces FROM windows WHERE key = ?", (key,)).fetchone()
             return () if row is None else tuple(json.loads(row[0]))
