@@ -588,7 +588,6 @@ def test_a_layer_of_a_model_stands_in_place_of_files(command, howsmooth):
         (("--model", "minilm", "--layer", "6"), "has the layers 0 to 5, got 6"),
         (("--model", "minilm", "--layer", "2", "--map", "residual"), "theorems are about attention alone"),
         (("--model", "minilm", "--layer", "2", "--map", "hats"), "map must be one of"),
-        (("--model", "no-such-folder/x", "--layer", "2"), "no-such-folder"),
     ],
 )
 def test_a_layer_that_is_not_there_is_refused_in_one_sentence(arguments, said, howsmooth):
