@@ -64,10 +64,7 @@ def measure(
     """
     import warnings
 
-    from howsmooth.cli.figures import write_figures
-    from howsmooth.cli.layers import print_answer
     from howsmooth.errors import ConvergenceWarning
-    from howsmooth.report.page import write_report
     from howsmooth.studies.measure import plan
     from howsmooth.studies.store import Store
     from howsmooth.studies.workers import executor
@@ -108,6 +105,20 @@ def measure(
             interrupted = True
         found = made.result(store, bounded=not interrupted)
         failures = store.failures()
+    _tell(found, folder, before, as_json)
+    for failure in failures:
+        typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
+    if interrupted:
+        _say_what_is_left(found, len(made.tasks) + len(made.heads))
+        sys.exit(INTERRUPTED)
+
+
+def _tell(found: "Measurement", folder: Path, before: int, as_json: bool) -> None:
+    """Print the answer, then draw it, and say where everything is."""
+    from howsmooth.cli.figures import write_figures
+    from howsmooth.cli.layers import print_answer
+    from howsmooth.report.page import write_report
+
     if as_json:
         typer.echo(found.to_json())
     elif found.layers:
@@ -118,11 +129,6 @@ def measure(
         done = len(found.records) + len(found.heads)
         records = f"{done} records ({done - before} of them new)"
         typer.echo(f"The report is {report}. {records} and {len(figures)} figures are in {folder}.", err=as_json)
-    for failure in failures:
-        typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
-    if interrupted:
-        _say_what_is_left(found, len(made.tasks) + len(made.heads))
-        sys.exit(INTERRUPTED)
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

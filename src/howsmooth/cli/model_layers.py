@@ -32,11 +32,8 @@ def read_layer(model: str, layer: int, part: str) -> "Attention":
     from howsmooth.models.sites import check_map
 
     check_map(part)
-    transformer = load(model)
-    count = len(transformer.sites)
-    if not 0 <= layer < count:
-        raise AssumptionError(f"{model!r} has the layers 0 to {count - 1}, got {layer}.")
-    found = None if part == "block" else transformer.sites[layer].map(part)
+    site = load(model).site(layer)
+    found = None if part == "block" else site.map(part)
     if not isinstance(found, Attention):
         raise AssumptionError(f"theorems are about attention alone, got --map {part}; use attention, heads or head:3.")
     return found

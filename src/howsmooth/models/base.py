@@ -53,6 +53,16 @@ class Transformer:
             return limit - table.padding_idx - 1  # RoBERTa and MPNet count positions from behind the padding
         return limit
 
+    def site(self, layer: int) -> Site:
+        """Return one attention layer.
+
+        Raises:
+            AssumptionError: If the model has no such layer.
+        """
+        if not 0 <= layer < len(self.sites):
+            raise AssumptionError(f"{self.name!r} has the layers 0 to {len(self.sites) - 1}, got {layer}.")
+        return self.sites[layer]
+
     @property
     def digest(self) -> str:
         """A hash of the weights."""

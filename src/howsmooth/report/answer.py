@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from howsmooth.report.wording import exponent_digits
 from howsmooth.studies.measurement import LayerSummary, Measurement
 from howsmooth.studies.reading import Run
 
@@ -31,7 +32,7 @@ class AnswerRow:
         growth = self.layer.growth
         if growth is None:
             return "—"
-        return f"{_plain(growth.exponent)} [{_plain(growth.low)}, {_plain(growth.high)}]"
+        return f"{exponent_digits(growth.exponent)} [{exponent_digits(growth.low)}, {exponent_digits(growth.high)}]"
 
     @property
     def radius(self) -> str:
@@ -82,7 +83,7 @@ def sentences(rows: Sequence[AnswerRow], run: Run) -> tuple[str, str]:
 def _first(rows: Sequence[AnswerRow]) -> str:
     worst = max(rows, key=lambda row: row.layer.constant)
     layer = worst.layer
-    windows = sum(r.task.layer == layer.layer and r.task.length == layer.length for r in worst.measurement.records)
+    windows = len(worst.measurement.at(layer=layer.layer, length=layer.length))
     spread = f" ({layer.least:.3g} to {layer.most:.3g} over {windows} windows)" if windows > 1 else ""
     moved = (
         f"a small perturbation of the {layer.length} tokens that enter it can move its output "
@@ -99,10 +100,9 @@ def _first(rows: Sequence[AnswerRow]) -> str:
 
 
 def _growth(rows: Sequence[AnswerRow]) -> str:
-    grown = [row for row in rows if row.layer.growth is not None]
-    if not grown:
+    exponents = [(row.layer.growth.exponent, row) for row in rows if row.layer.growth is not None]
+    if not exponents:
         return "Nothing is said about growth, since no layer was measured at several lengths"
-    exponents = [(row.layer.growth.exponent, row) for row in grown if row.layer.growth is not None]
     slowest, fastest = (choose(exponents, key=lambda pair: pair[0])[1] for choose in (min, max))
     if slowest is fastest:
         return f"With the number of tokens n the constant changes like n to the power {fastest.exponent}"
@@ -127,11 +127,6 @@ def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
     differ = [part for part in ("model", "text", "map") if len({getattr(m, part) for m in told.values()}) > 1]
     forms = {"model": " of {}", "text": " on {}", "map": " ({})"}
     return {key: "".join(forms[part].format(getattr(m, part)) for part in differ) for key, m in told.items()}
-
-
-def _plain(exponent: float) -> str:
-    # adding zero turns -0.0 into 0.0
-    return f"{round(exponent, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def _times(factor: float, digits: int = 2) -> str:

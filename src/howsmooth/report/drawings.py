@@ -73,9 +73,7 @@ ABOUT = {
 
 def measurement_drawings(measurement: Measurement, prefix: str = "") -> list[Drawing]:
     """Return every chart of a measurement; the ladder holds all layers, the tables all windows."""
-    drawn = figures(thinned(measurement)) | (
-        {"bounds_ladder": bounds_ladder(measurement)} if measurement.records else {}
-    )
+    drawn = figures(thinned(measurement)) | {"bounds_ladder": bounds_ladder(measurement)}
     return [
         Drawing(name=prefix + kind, kind=kind, chart=drawn[kind], about=ABOUT[kind], numbers=table(measurement))
         for kind, table in TABLES.items()
@@ -94,9 +92,9 @@ def thinned(measurement: Measurement) -> Measurement:
 
 def study_drawings(figure: str, records: Sequence[Record]) -> list[Drawing]:
     """Return every chart of one figure of the paper."""
-    about = f"{title_and_protocol(figure)[0]}, drawn from {len(records)} records."
+    about, numbers = f"{title_and_protocol(figure)[0]}, drawn from {len(records)} records.", study_table(records)
     return [
-        Drawing(name=f"{figure}-{kind}", kind=kind, chart=chart, about=about, numbers=study_table(records))
+        Drawing(name=f"{figure}-{kind}", kind=kind, chart=chart, about=about, numbers=numbers)
         for kind, chart in CHARTS[figure](records).items()
     ]
 

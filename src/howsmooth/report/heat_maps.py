@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import altair as alt
 
 from howsmooth.report.charts import Chart, Rows
+from howsmooth.report.wording import ends
 from howsmooth.studies.measurement import Measurement, mean_constant
 from howsmooth.studies.records import Record
 
@@ -56,8 +57,7 @@ def _cells(records: Iterable[tuple[int, int, Record]], *, digits: int) -> Rows:
         number = f"{float(f'{value:.{digits}g}'):g}"
         group = groups[layer, column]
         found = {"layer": layer, "column": column, "value": value, "number": number, "light": light}
-        ends = f"{min(r.lower for r in group):.4g} – {max(r.upper or r.lower for r in group):.4g}"
-        rows.append(found | {"windows": len(group), "ends": ends})
+        rows.append(found | {"windows": len(group), "ends": " – ".join(ends(group))})
     return rows
 
 

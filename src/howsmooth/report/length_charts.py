@@ -11,6 +11,7 @@ import altair as alt
 from howsmooth.report.charts import BLUE, GREEN, GREY, INK, LARGE_NUMBERS, ORANGE, Chart, Rows
 from howsmooth.report.panels import grouped, log_panels, marked, points, room, series_panels, told
 from howsmooth.report.scales import drawable, span_of
+from howsmooth.report.wording import exponent_digits
 from howsmooth.studies.growth import DOUBTFUL, Growth
 from howsmooth.studies.records import Record
 from howsmooth.studies.summary import growth_of
@@ -30,7 +31,7 @@ def constant_against_length(records: Sequence[Record]) -> Chart:
     rows: Rows = []
     for place, found in _places(records).items():
         law, released, radius = _law(found), _law(found, _released), fmean(r.radius or 0.0 for r in found)
-        beside = f"released n^{_digits(released.exponent)}, " if released else ""
+        beside = f"released n^{exponent_digits(released.exponent)}, " if released else ""
         panel = "\n".join([place, _exponent(law) if law else "no exponent", f"{beside}R ≈ {radius:.3g}"])
         at = {"panel": panel, "layer": found[0].task.layer}
         for r in found:
@@ -174,19 +175,18 @@ def _law(records: Sequence[Record], value: Value = _constant) -> Growth | None:
 
 def _exponent(law: Growth) -> str:
     """Write an exponent with its interval, where the interval shows any scatter."""
-    interval = "" if math.isclose(law.low, law.high, abs_tol=1e-9) else f" [{_digits(law.low)}, {_digits(law.high)}]"
+    interval = (
+        ""
+        if math.isclose(law.low, law.high, abs_tol=1e-9)
+        else f" [{exponent_digits(law.low)}, {exponent_digits(law.high)}]"
+    )
     doubt = ", no power law" if law.lack_of_fit is not None and law.lack_of_fit < DOUBTFUL else ""
-    return f"n^{_digits(law.exponent)}{interval}{doubt}"
+    return f"n^{exponent_digits(law.exponent)}{interval}{doubt}"
 
 
 def _exponents(laws: Sequence[Growth | None]) -> str:
     found = [law.exponent for law in laws if law is not None]
-    return " to ".join(dict.fromkeys(f"n^{_digits(end)}" for end in (min(found), max(found))))
-
-
-def _digits(exponent: float) -> str:
-    # adding zero turns -0.0 into 0.0
-    return f"{round(exponent, 2) + 0.0:.2f}".replace("-", "−")
+    return " to ".join(dict.fromkeys(f"n^{exponent_digits(end)}" for end in (min(found), max(found))))
 
 
 def _growth_title(records: Sequence[Record]) -> str:

@@ -12,8 +12,9 @@ from howsmooth.report.heat_maps import heads_by_layer, layers_by_length
 from howsmooth.report.ladder_chart import bounds_ladder
 from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
 from howsmooth.report.token_chart import running_text, sensitive_tokens, window_record
+from howsmooth.report.wording import error_bar
 from howsmooth.studies.growth import DOUBTFUL, Growth
-from howsmooth.studies.measurement import LayerSummary, Measurement
+from howsmooth.studies.measurement import LayerSummary, Measurement, least_smooth
 from howsmooth.studies.records import Record
 
 PLACES = 25
@@ -30,13 +31,13 @@ def figures(measurement: Measurement) -> dict[str, Chart]:
         "constant_against_length": constant_against_length(measurement),
         "constant_against_radius": constant_against_radius(measurement),
         "layers_by_length": layers_by_length(measurement),
-        "bounds_ladder": bounds_ladder(measurement, _least_smooth(measurement.layers).layer),
+        "bounds_ladder": bounds_ladder(measurement, least_smooth(measurement.layers).layer),
     }
     if measurement.heads:
         charts["heads_by_layer"] = heads_by_layer(measurement)
     explained = [layer for layer in measurement.layers if window_record(measurement, layer.layer)]
     if explained:
-        charts["sensitive_tokens"] = sensitive_tokens(measurement, _least_smooth(explained).layer)
+        charts["sensitive_tokens"] = sensitive_tokens(measurement, least_smooth(explained).layer)
     return charts
 
 
@@ -93,12 +94,12 @@ def constant_against_radius(measurement: Measurement) -> Chart:
 
 def described(measurement: Measurement, record: Record) -> dict[str, Any]:
     """Return what is drawn and told of one window: its constant, the error bar, and which sequence it is."""
-    task, upper = record.task, record.upper
+    task = record.task
     opening = measurement.openings.get((task.length, task.window), ())
     return {
         "n": task.length,
         "window": task.window,
-        "error": f"{record.lower:.5g}" + ("" if upper is None else f" – {upper:.5g} ({100 * task.confidence:g} %)"),
+        "error": error_bar(record),
         "radius": record.radius,
         "begins": f"{running_text(opening)} …" if opening else "—",
         # zero has no place on a logarithmic axis
@@ -146,10 +147,6 @@ def _means(records: Sequence[Record]) -> Rows:
             positive = [v for v in values if v is not None and drawable(v)]
             rows += [{"kind": kind, "n": n, "value": geometric_mean(positive)}] if positive else []
     return rows
-
-
-def _least_smooth(layers: Sequence[LayerSummary]) -> LayerSummary:
-    return max(layers, key=lambda layer: layer.constant)
 
 
 def _length_panel(layer: LayerSummary) -> str:

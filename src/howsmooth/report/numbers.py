@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 from howsmooth.report.ladder_chart import rungs
+from howsmooth.report.wording import ends
 from howsmooth.studies.measurement import Measurement, mean_constant
 from howsmooth.studies.records import Record
 
@@ -26,8 +27,8 @@ def _by_length(m: Measurement) -> Numbers:
     for layer, n, found in _cells(m):
         certificates = [r.local_upper for r in found if r.local_upper]
         certificate = f"{geometric_mean(certificates):.4g}" if certificates else "—"
-        ends = f"{min(r.lower for r in found):.4g}", f"{max(r.upper or r.lower for r in found):.4g}"
-        cells = (str(layer), str(n), str(len(found)), ends[0], f"{mean_constant(found):.4g}", ends[1], certificate)
+        low, high = ends(found)
+        cells = (str(layer), str(n), str(len(found)), low, f"{mean_constant(found):.4g}", high, certificate)
         rows.append((layer, cells))
     return Numbers(head=head, rows=tuple(rows))
 
@@ -87,9 +88,8 @@ def study_table(records: Sequence[Record]) -> Numbers:
     rows: list[NumberRow] = []
     for key in sorted(groups, key=lambda key: (key[:3], int(key[3]), key[4])):
         found = groups[key]
-        ends = f"{min(r.lower for r in found):.4g}", f"{max(r.upper or r.lower for r in found):.4g}"
         layer = found[0].task.layer if found[0].task.model and found[0].task.text else None
-        rows.append((layer, (*key, str(len(found)), *ends)))
+        rows.append((layer, (*key, str(len(found)), *ends(found))))
     return Numbers(
         head=("where", "what", "form", "tokens", "radius", "records", "smallest", "largest (upper end)"),
         rows=tuple(rows),

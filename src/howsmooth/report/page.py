@@ -15,7 +15,7 @@ from howsmooth.report.facts import WorstInput, facts, warnings, worst_inputs
 from howsmooth.report.scales import linear
 from howsmooth.report.themes import CONFIG, themed
 from howsmooth.report.token_shares import Shares, Word, shares, words_of
-from howsmooth.studies.measurement import Measurement
+from howsmooth.studies.measurement import Measurement, least_smooth
 from howsmooth.studies.paper import title_and_protocol
 from howsmooth.studies.reading import Run, read_run
 
@@ -104,7 +104,7 @@ def render(run: Run) -> str:
 
 
 def _measurement(m: Measurement, prefix: str) -> MeasurementPart:
-    worst = max(m.layers, key=lambda layer: layer.constant).layer
+    worst = least_smooth(m.layers).layer
     found = shares(m)
     return MeasurementPart(
         map=m.map,

@@ -8,6 +8,7 @@ import altair as alt
 from howsmooth.report.charts import LARGE_NUMBERS, Rows
 from howsmooth.report.measurement_charts import COLUMNS, PANEL
 from howsmooth.report.scales import drawable, log_scale, round_ticks, span_of
+from howsmooth.report.wording import error_bar
 from howsmooth.studies.records import Record
 
 MARKS: dict[str, dict[str, Any]] = {
@@ -122,9 +123,7 @@ def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
 
 def told(record: Record) -> str:
     """Say the error bar of a record, and which window it is about."""
-    upper = "" if record.upper is None else f" – {record.upper:.5g} ({100 * record.task.confidence:g} %)"
-    window = f", window {record.task.window}" if record.task.text else ""
-    return f"{record.lower:.5g}{upper}{window}"
+    return error_bar(record) + (f", window {record.task.window}" if record.task.text else "")
 
 
 def _sorted(rows: Rows, axis: str) -> dict[str, Rows]:

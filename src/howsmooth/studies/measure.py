@@ -255,15 +255,11 @@ def plan(
 
 
 def _chosen_layers(transformer: Transformer, layers: Sequence[int] | None) -> list[int]:
-    count = len(transformer.sites)
     if layers is None:
-        return list(range(count))
+        return list(range(len(transformer.sites)))
     if not layers:
         raise AssumptionError("layers must name at least one layer.")
-    for layer in layers:
-        if not 0 <= layer < count:
-            raise AssumptionError(f"{transformer.name!r} has the layers 0 to {count - 1}, got {layer}.")
-    return sorted(set(layers))
+    return [transformer.site(layer).layer for layer in sorted(set(layers))]
 
 
 def _heads(transformer: Transformer, layer: int) -> tuple[str, ...]:

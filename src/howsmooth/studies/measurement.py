@@ -215,6 +215,11 @@ def _digits(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if value < 10**digits or value >= 1e5 else f"{value:.0f}"
 
 
+def least_smooth(layers: Sequence[LayerSummary]) -> LayerSummary:
+    """Return the layer with the largest constant."""
+    return max(layers, key=lambda layer: layer.constant)
+
+
 def mean_constant(records: Sequence[Record]) -> float:
     """Return the geometric mean of the attained constants; zero if one of them is."""
     return geometric_mean(r.lower for r in records) if all(r.lower > 0 for r in records) else 0.0

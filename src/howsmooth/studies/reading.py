@@ -73,7 +73,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         FileError: If the folder holds no run, or its records are damaged.
     """
     with open_run(folder) as store:
-        records, measured = store.records(), measurements(store)
+        records = store.records()
+        measured = _measurements(store, records)
         told = kept_commands(store) or [command for found in measured for command in commands_for(found)]
         return Run(
             records=tuple(records),
@@ -101,8 +102,12 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
 
 def measurements(store: Store) -> list[Measurement]:
     """Return the measurements on text that a run holds: one for each model, text, map and solver setting."""
+    return _measurements(store, store.records())
+
+
+def _measurements(store: Store, kept: Sequence[Record]) -> list[Measurement]:
     groups: dict[str, list[Record]] = {}
-    for record in store.records():
+    for record in kept:
         if record.task.kind == "local":
             groups.setdefault(plan_fact(record.task), []).append(record)
     plans = {name: frozenset(json.loads(store.fact(name) or "[]")) for name in groups}

@@ -71,7 +71,6 @@ def attention_of(task: Task) -> Attention:
 def check_layer(model: str, layer: int, length: int) -> None:
     """Refuse a model that cannot be loaded, a layer that it does not have, or a length beyond its positions."""
     found = _loaded(model, "", "")
-    if not 0 <= layer < len(found.sites):
-        raise AssumptionError(f"{model!r} has the layers 0 to {len(found.sites) - 1}, got {layer}.")
+    found.site(layer)
     if found.max_length is not None and length > found.max_length:
         raise AssumptionError(f"{model!r} has positions for {found.max_length} tokens, got a length of {length}.")

@@ -25,7 +25,7 @@
   const draw = async (figure) => {
     const chart = report.charts[figure.dataset.chart];
     const target = figure.querySelector(".drawing");
-    const layers = chart.one ? new Set([Number(figure.closest(".measurement").querySelector(".chosen-layer").value)]) : chosenLayers();
+    const layers = chart.one ? new Set([chosenIn(figure)]) : chosenLayers();
     const datasets = Object.fromEntries(Object.entries(chart.data).map(([name, data]) => [name, unpack(data, layers)]));
     const spec = fitted(chart[scale()] || chart.log, figure.clientWidth || 900);
     drawn.get(figure)?.finalize();
@@ -104,15 +104,15 @@
   };
 
   filters.addEventListener("submit", (event) => event.preventDefault());
-  filters.addEventListener("change", () => {
+  const refresh = () => {
     applyFilters();
     redrawAll();
-  });
+  };
+  filters.addEventListener("change", refresh);
   for (const button of all("button[data-layers]")) {
     button.addEventListener("click", () => {
       for (const box of all("input[name=layer]")) box.checked = button.dataset.layers === "all";
-      applyFilters();
-      redrawAll();
+      refresh();
     });
   }
   document.getElementById("theme").addEventListener("click", () => {
@@ -145,6 +145,5 @@
   root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   window.howsmooth = { ready: Promise.resolve(true) };
   all("section.measurement").forEach(shade);
-  applyFilters();
-  redrawAll();
+  refresh();
 })();
