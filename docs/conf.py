@@ -27,9 +27,11 @@ extensions = [
     "sphinxcontrib.bibtex",
     "commands",
     "front_door",
+    "names",
+    "notebooks",
 ]
 # examples/ holds files that pages offer for download; gallery/ is read by sphinx-gallery, which writes pictures/.
-exclude_patterns = ["_build", "_ext", "examples", "figures", "gallery", "pictures/*.ipynb", "pictures/*.py"]
+exclude_patterns = ["_build", "_ext", "examples", "figures", "gallery", "**.ipynb", "pictures/*.py"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -71,7 +73,8 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "image_scrapers": ("pictures.draw_altair",),
     "run_stale_examples": True,  # pictures follow the library, not only their scripts
-    "reset_modules": (),
+    "reset_modules": ("pictures.tidy",),
+    "reset_modules_order": "after",
     "capture_repr": (),
     "within_subsection_order": "pictures.Order",
     "download_all_examples": False,
@@ -86,10 +89,13 @@ sphinx_gallery_conf = {
 
 nitpick_ignore_regex = [
     # torch, numpy, altair and jaxtyping are not linked: the site is built, and read, without a network
-    (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|rich|transformers|tokenizers)\..*"),
+    (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|msgspec|rich|transformers|tokenizers)\..*"),
     (r"py:.*", r"(Tensor|nn\.Module|Bool|Float|Int|Shaped)(\[.*)?"),
     # what rooms keep to themselves: shown by name, not documented
-    (r"py:.*", r"howsmooth\.(maps|models|search|studies)\.\w+\.\w+"),
+    (r"py:.*", r"howsmooth\.(domains|maps|models|search|studies)\.\w+\.[\w.]+"),
+    (r"py:mod", r"howsmooth\.\w+\.\w+"),
+    # settings say in their annotations what the command line says about them
+    (r"py:class", r"types\.Annotated\[.*"),
     # the standard library, likewise
     (r"py:.*", r"(collections|typing|os|pathlib|enum|dataclasses|functools)\..*"),
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import howsmooth as hs
+from howsmooth.maps.distances import Distances
 
 N, D = 7, 6  # tokens and their dimension
 
@@ -56,6 +57,15 @@ def rms_norm(gauss, d=D) -> hs.RMSNorm:
     return hs.RMSNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
 
 
+def mlp(gauss, *, hidden=8, out=5, **options) -> hs.MLP:
+    return hs.MLP(up=gauss(hidden, D), down=gauss(out, hidden), up_bias=gauss(hidden), down_bias=gauss(out), **options)
+
+
+def gated_mlp(gauss, *, hidden=8, out=5, **options) -> hs.GatedMLP:
+    biases = {"gate_bias": gauss(hidden), "up_bias": gauss(hidden), "down_bias": gauss(out)}
+    return hs.GatedMLP(gate=gauss(hidden, D), up=gauss(hidden, D), down=gauss(out, hidden), **biases, **options)
+
+
 def boolean_mask(gauss, *lead: int) -> Tensor:
     return (gauss(*lead, N, N) > 0) | torch.eye(N, dtype=torch.bool)
 
@@ -64,6 +74,10 @@ def _additive(gauss) -> Tensor:
     mask = gauss(3, N, N)
     mask[:, 2, 5] = -torch.inf
     return mask
+
+
+def _distances(gauss) -> Distances:
+    return Distances(keys=gauss(3, 2 * N + 3, 4), queries=gauss(3, 2 * N + 3, 4))
 
 
 PADDING = torch.tensor([True, True, False, True, True, False, True])
@@ -79,6 +93,7 @@ POSITIONS: dict[str, Callable[..., hs.Positions]] = {
     "mask per head": lambda g: hs.Positions(mask=boolean_mask(g, 3)),
     "additive mask": lambda g: hs.Positions(mask=_additive(g)),
     "relative bias": lambda g: hs.Positions(relative_bias=g(3, 2 * N + 3)),
+    "position bias": lambda g: hs.Positions(causal=True, position_bias=g(3, N + 2)),
     "rotary": lambda g: hs.Positions(rotary=hs.Rotary()),
     "interleaved rotary": lambda g: hs.Positions(causal=True, rotary=hs.Rotary(interleaved=True, base=100.0)),
     "partial rotary": lambda g: hs.Positions(rotary=hs.Rotary(dim=2, positions=torch.arange(N) * 3 + 1)),
@@ -89,6 +104,7 @@ POSITIONS: dict[str, Callable[..., hs.Positions]] = {
         padding=torch.tensor([True] * 6 + [False]),
         mask=_additive(g),
         relative_bias=g(1, 2 * N - 1),
+        position_bias=g(1, N),
         rotary=hs.Rotary(dim=2, interleaved=True),
     ),
 }
@@ -100,7 +116,7 @@ SINGLE = [
     *(
         Case(f"{name}, grouped queries", lambda g, p=p: layer(g, heads=6, groups=2, positions=p(g)))
         for name, p in POSITIONS.items()
-        if "per head" not in name and name not in ("additive mask", "relative bias", "everything")
+        if "per head" not in name and name not in ("additive mask", "relative bias", "position bias", "everything")
     ),
     Case("no biases", lambda g: layer(g, biases=False)),
     Case("concatenated heads", lambda g: hs.Attention(query=g(2, 3, D), key=g(2, 3, D), value=g(2, 4, D))),
@@ -125,10 +141,47 @@ SINGLE = [
     Case("head of a layer", lambda g: layer(g, heads=4, groups=2).head(3)),
 ]
 
+# No theorem covers these, nor those with norms over all heads.
+DISTANCES = [
+    Case("distances", lambda g: layer(g, positions=hs.Positions(distances=_distances(g)))),
+    Case(
+        "distances, causal window",
+        lambda g: layer(g, positions=hs.Positions(causal=True, window=4, distances=_distances(g))),
+    ),
+    Case("distances, soft cap", lambda g: layer(g, softcap=1.5, positions=hs.Positions(distances=_distances(g)))),
+]
+
+JOINT = [
+    Case("norms over all heads", lambda g: layer(g, query_norm=rms_norm(g, 12), key_norm=rms_norm(g, 12))),
+    Case("query norm over all heads, no biases", lambda g: layer(g, biases=False, query_norm=rms_norm(g, 12))),
+    Case(
+        "norms over all heads, grouped queries, rotary, soft cap",
+        lambda g: layer(
+            g,
+            heads=4,
+            groups=2,
+            softcap=2.0,
+            query_norm=rms_norm(g, 16),
+            key_norm=rms_norm(g, 8),
+            positions=hs.Positions(causal=True, rotary=hs.Rotary()),
+        ),
+    ),
+]
+UNCOVERED = DISTANCES + JOINT
+
 NORMS = [
     Case("layer norm", layer_norm),
     Case("rms norm", rms_norm),
     Case("plain rms norm", lambda g: hs.RMSNorm(gain=g(D), eps=0.0)),
+]
+
+FEED_FORWARD = [
+    Case("linear", lambda g: hs.Dense(weight=g(4, D), bias=g(4))),
+    Case("mlp", mlp),
+    Case("mlp without biases", lambda g: hs.MLP(up=g(8, D), down=g(5, 8), activation="silu")),
+    Case("gated mlp", gated_mlp),
+    Case("gated mlp without biases", lambda g: hs.GatedMLP(gate=g(8, D), up=g(8, D), down=g(5, 8))),
+    Case("pooling", lambda g: hs.Pooling(weights=g(N))),
 ]
 
 COMPOSED = [
@@ -137,6 +190,15 @@ COMPOSED = [
     Case("residual", lambda g: hs.Residual(layer(g, out=D))),
     Case("pre-norm residual", lambda g: hs.Residual(hs.Chain(rms_norm(g), layer(g, out=D)))),
     Case("post-norm residual", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g))),
+    Case("side by side", lambda g: hs.Residual(hs.Sum(layer(g, out=D), hs.Chain(rms_norm(g), mlp(g, out=D))))),
+    Case(
+        "block, then the mean",
+        lambda g: hs.Chain(
+            hs.Residual(hs.Chain(layer_norm(g), layer(g, out=D))),
+            hs.Residual(gated_mlp(g, out=D)),
+            hs.Pooling.mean(n=N, like=g(1)),
+        ),
+    ),
     Case("two layers", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g), hs.Residual(layer(g, out=D)))),
 ]
 
@@ -147,6 +209,12 @@ BATCHED = [
     Case("weights per sequence", lambda g: layer(g, weights=g(3, N).exp()), batch=(3,)),
     Case("mask per sequence", lambda g: layer(g, positions=hs.Positions(mask=boolean_mask(g, 3, 3))), batch=(3,)),
     Case("positions per sequence", lambda g: layer(g, positions=_rotary_batch()), batch=(3,)),
+    Case("batched mlp", mlp, batch=(2, 3)),
+    Case("batched gated mlp", gated_mlp, batch=(3,)),
+    Case("pooling per sequence", lambda g: hs.Pooling(weights=g(3, N)), batch=(3,)),
+    Case("batched sum", lambda g: hs.Sum(layer(g), hs.Dense(weight=g(5, D))), batch=(3,)),
+    Case("distances in a batch", lambda g: layer(g, positions=hs.Positions(distances=_distances(g))), batch=(2, 3)),
+    Case("batched norms over all heads", lambda g: JOINT[2].make(g), batch=(2, 3)),
     Case("batched chain", lambda g: hs.Chain(layer_norm(g), hs.Residual(layer(g, out=D))), batch=(2,)),
 ]
 
@@ -159,4 +227,4 @@ def _rotary_batch() -> hs.Positions:
     return hs.Positions(rotary=hs.Rotary(positions=torch.arange(3 * N).reshape(3, N)))
 
 
-CASES = SINGLE + NORMS + COMPOSED
+CASES = SINGLE + UNCOVERED + NORMS + FEED_FORWARD + COMPOSED

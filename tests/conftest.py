@@ -1,13 +1,14 @@
-"""What every test may use: one seeded generator, float64, doctests that know torch."""
+"""What every test may use: one seeded generator, float64, models that are loaded once."""
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+import howsmooth as hs
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
@@ -17,18 +18,27 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-# These feed the library what its annotations forbid, to see the library's own refusals.
-UNTYPED = {"bad_input", "spec"}
-
 
 @pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(20240214)
 
 
+# Real weights are loaded once in a process; tests of SmolLM2 stay in one by their mark `xdist_group("smollm2")`.
+@pytest.fixture(scope="session")
+def minilm() -> hs.Transformer:
+    return hs.load("minilm")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> hs.Transformer:
+    return hs.load("smollm2")
+
+
 @pytest.fixture(autouse=True)
 def _reproducible(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
-    jaxtyping.config.update("jaxtyping_disable", bool(UNTYPED & set(Path(request.path).parts)))
+    # tests marked so feed the library what its annotations forbid, to see the library's own refusals
+    jaxtyping.config.update("jaxtyping_disable", request.node.get_closest_marker("untyped") is not None)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -2,80 +2,102 @@
 
 import math
 
-from howsmooth.studies.growth import growth
-from howsmooth.studies.measurement import LayerSummary, Measurement, mean_constant
+from msgspec.structs import replace
+
+from howsmooth.studies.kinds import text
+from howsmooth.studies.machines import here
 from howsmooth.studies.records import Record
-from howsmooth.studies.setting import here
-from howsmooth.studies.tasks import Task
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.summary import summarise
+from howsmooth.studies.settings import Window
 from howsmooth.theory.results import Ladder, upper_bound
 
 LENGTHS = (4, 8, 16)
+# The root mean square gain of random perturbations, as a share of the constant.
+TYPICAL = 0.05
+LADDER = Ladder(rungs=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),))
 
 
-def record(layer, length, window, *, part="attention", lower=None, local_upper=None, released=None):
+def record(
+    layer, length, window, *, part="attention", lower=None, model="m", stride=0, source="text", whole=False, **answered
+):
+    """Return a record at a window; what the answer holds besides is given by its names."""
     value = (layer + 1) * length**0.3 * (1 + 0.05 * window) if lower is None else lower
     shares = tuple((i + 1) / (length * (length + 1) / 2) for i in range(length))
-    task = Task(model="m", text="t", digest="d", layer=layer, map=part, length=length, window=window)
-    return Record(
-        task=task,
-        lower=value,
-        upper=1.001 * value,
-        steps=5,
-        status="converged",
-        products=10,
-        radius=5.0 + layer + 0.1 * window,
-        reach=9.0,
-        local_upper=local_upper,
-        released=released,
-        sensitivity=shares,
-        response=shares,
-        seconds=0.1,
-        setting=here(),
+    cut = Window(text="t", digest="d", length=length, index=window, stride=stride, source=source, whole=whole)
+    ask = text.Ask(
+        model=model,
+        layer=layer,
+        map=part,
+        window=cut,
+        certificate=answered.get("local_upper") is not None,
+        released=answered.get("released_quantity") is not None,
     )
+    fields = {
+        "upper": 1.001 * value,
+        "steps": 5,
+        "status": "converged",
+        "products": 10,
+        "mean_radius": 5.0 + layer + 0.1 * window,
+        "reach": 9.0,
+        "typical": TYPICAL * value,
+        "sensitivity": shares,
+        "response": shares,
+    }
+    return Record(ask=ask, answer=text.Answer(lower=value, **fields | answered), machine=here(), seconds=0.1)
 
 
-def measurement(records, *, heads=(), tokens=None):
-    lengths = sorted({r.task.length for r in records})
-    layers = [summary([r for r in records if r.task.layer == layer]) for layer in {r.task.layer for r in records}]
-    return Measurement(
-        model="m",
-        text="t",
-        map="attention",
-        records=tuple(records),
-        heads=tuple(heads),
-        layers=tuple(layers),
-        notes=(),
-        tokens=tuple(f"word{i}" for i in range(lengths[-1])) if tokens is None else tokens,
-        run=None,
-        complete=True,
-    )
+def changed(found, **answered):
+    """Return a record whose answer differs in some numbers."""
+    return replace(found, answer=replace(found.answer, **answered))
+
+
+def measurement(records, *, heads=(), tokens=None, **fields):
+    """Return the measurement that holds some records."""
+    longest = max(r.ask.length for r in records)
+    words = tuple(f"word{i}" for i in range(longest)) if tokens is None else tokens
+    found = {
+        "model": records[0].ask.model,
+        "text": "t",
+        "map": "attention",
+        "records": tuple(records),
+        "heads": tuple(heads),
+        "layers": summarise(records, lambda _layer, _length, _radius: LADDER),
+        "tokens": words,
+        "planned": len(records) + len(heads),
+    }
+    return Measurement(**found | fields)
 
 
 def summary(records):
-    values = {n: [r.lower for r in records if r.task.length == n] for n in {r.task.length for r in records}}
-    longest = max(values)
-    fitted = len(values) > 1 and all(r.lower > 0 for r in records)
-    return LayerSummary(
-        layer=records[0].task.layer,
-        length=longest,
-        constant=mean_constant([r for r in records if r.task.length == longest]),
-        least=min(values[longest]),
-        most=max(values[longest]),
-        growth=growth(values) if fitted else None,
-        radius=5.0,
-        local_upper=None,
-        ladder=Ladder(rungs=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),)),
-    )
+    """Return the answer for the one layer that some records are about."""
+    (found,) = summarise(records, lambda _layer, _length, _radius: LADDER)
+    return found
 
 
 def grid(layers=2, lengths=LENGTHS, windows=3, **fields):
+    """Return a record for each layer, length and window."""
     return [record(layer, n, w, **fields) for layer in range(layers) for n in lengths for w in range(windows)]
 
 
 def heads(layers=2, count=3, length=16):
+    """Return records of single heads."""
     return [
         record(layer, length, w, part=f"head:{h}", lower=1.0 + h + layer * w)
         for layer in range(layers)
         for h in range(count)
         for w in range(2)
     ]
+
+
+def run_of(*measurements, records=(), failures=(), plans=(), commands=("howsmooth measure m",)):
+    """Return the run that holds some measurements, and records besides."""
+    measured = (r for m in measurements for r in (*m.records, *m.heads))
+    return Run(
+        records=(*measured, *records),
+        failures=tuple(failures),
+        plans=tuple(plans),
+        measurements=measurements,
+        commands=tuple(commands),
+    )

@@ -12,6 +12,11 @@ def dense_jacobian(f, X: Tensor) -> Tensor:
     return J.reshape(math.prod(J.shape[: J.ndim - X.ndim]), X.numel())
 
 
+def dense_by_rows(f, X: Tensor) -> Tensor:
+    """The same, one row at a time: some modules hold what torch.func does not take."""
+    return torch.autograd.functional.jacobian(f, X).reshape(-1, X.numel())
+
+
 def constant(f, X: Tensor) -> Tensor:
     """The local Lipschitz constant of one input, by a dense SVD."""
     return torch.linalg.matrix_norm(dense_jacobian(f, X), 2)
@@ -25,13 +30,14 @@ def attention_by_loops(f, X: Tensor) -> Tensor:
         row = []
         for h in range(heads):
             g = h // (heads // groups)
-            q = _vector(f, f.query[h], f.query_bias, h, f.query_norm, X[i], i)
+            q = _vector(f, f.query, f.query_bias, h, f.query_norm, X[i], i)
             scores, values = [], []
             for j in range(n):
                 bias = _score_bias(f, h, i, j)
                 if bias == -math.inf:
                     continue
-                score = f.score_scale * (q @ _vector(f, f.key[g], f.key_bias, g, f.key_norm, X[j], j))
+                k = _vector(f, f.key, f.key_bias, g, f.key_norm, X[j], j)
+                score = f.score_scale * (q @ k + _met(f.positions.distances, q, k, h, j - i))
                 if f.softcap is not None:
                     score = f.softcap * torch.tanh(score / f.softcap)
                 scores.append(score + bias)
@@ -47,12 +53,18 @@ def attention_by_loops(f, X: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def _met(distances, q, k, h, offset):
+    if distances is None:
+        return 0.0
+    row = distances.reach - 1 + offset
+    return q @ distances.keys[h, row] + distances.queries[h, row] @ k
+
+
 def _vector(f, W, bias, index, norm, x, position):
-    y = W @ x
-    if bias is not None:
-        y = y + bias[index]
-    if norm is not None:
-        y = norm(y[None])[0]
+    rows = W @ x if bias is None else W @ x + bias
+    if norm is not None:  # over each head, or over all in one row
+        rows = norm(rows.reshape(-1, len(norm.gain))).reshape(rows.shape)
+    y = rows[index]
     rotary = f.positions.rotary
     return y if rotary is None else _rotate(rotary, y, position)
 
@@ -84,6 +96,8 @@ def _score_bias(f, h, i, j) -> float:
     if p.relative_bias is not None:
         table = p.relative_bias[h if p.relative_bias.shape[0] > 1 else 0]
         bias += float(table[(table.shape[0] - 1) // 2 + j - i])
+    if p.position_bias is not None:
+        bias += float(p.position_bias[h if p.position_bias.shape[0] > 1 else 0, j])
     if f.weights is not None:
         bias += math.log(float(f.weights[j])) if f.weights[j] > 0 else -math.inf
     return bias
@@ -108,3 +122,7 @@ def worst_case_ratio(steps: int, dimension: int, confidence: float) -> float:
     """Kuczyński and Woźniakowski (1992): σ_max over the Ritz value after so many steps, for the worst spectrum."""
     excess = (math.log(1.648 * math.sqrt(dimension) / (1 - confidence)) / (2 * steps - 1)) ** 2
     return math.inf if excess >= 1 else (1 - excess) ** -0.5
+
+
+def top(matrix):
+    return torch.linalg.matrix_norm(matrix.double(), ord=2)

@@ -1,5 +1,54 @@
-"""The type checker of the tests: beartype, for which a whole number is a float, as for every other checker."""
+"""The type checker of the tests: beartype, for which a whole number is a float, as for every other checker.
+
+A solver calls the same functions over and over, with shapes that repeat, and a check takes longer than most calls.
+So a test has each function checked in its first calls, and in many more where it searches through drawn examples.
+"""
+
+import functools
+import inspect
+import sys
+from collections import Counter
 
 from beartype import BeartypeConf, beartype
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+CALLS, SEARCHED = 12, 240
+_strict = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_limit = CALLS
+_seen: Counter[str] = Counter()
+_trusted: list = []
+
+
+def checked(signature):
+    """Check calls against a signature: jaxtyping hands over a function without a body, of the same name."""
+    check, name = _strict(signature), f"{signature.__module__}:{signature.__qualname__}"
+
+    @functools.wraps(check)
+    def counted(*args, **named):
+        _seen[name] += 1
+        if _seen[name] == _limit:
+            _trust(name)
+        return check(*args, **named)
+
+    return counted
+
+
+def begin(*, calls: int = CALLS) -> None:
+    """Begin a test: no function was called yet."""
+    global _limit
+    _limit = calls
+    _seen.clear()
+    while _trusted:
+        del _trusted.pop().__no_type_check__
+
+
+def _trust(name: str) -> None:
+    """Mark the function behind a name as Python's typing has it, which jaxtyping obeys at every call."""
+    module, path = name.split(":")
+    found = sys.modules.get(module)
+    for part in path.split("."):
+        found = inspect.getattr_static(found, part, None)
+    found = getattr(found, "fget", None) or getattr(found, "func", None) or getattr(found, "__func__", found)
+    if inspect.isfunction(found):  # those inside other functions are out of reach, and stay checked
+        found = inspect.unwrap(found)
+        found.__no_type_check__ = True
+        _trusted.append(found)

@@ -1,19 +1,20 @@
 """The reference of the command line, written from the commands themselves."""
 
+import functools
 import re
 from typing import Any
 
-import typer
 from sphinx.application import Sphinx
 
-from howsmooth.cli.app import app as command_line
+from howsmooth.cli.commands import COMMANDS, load
 
 PLACE = "<!-- commands -->"
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """Return every command by name; what it takes is in its ``params``."""
-    return typer.main.get_command(command_line).commands
+    return {name: load(name) for name in COMMANDS}
 
 
 def reference() -> str:

@@ -7,6 +7,7 @@ import altair as alt
 import vl_convert
 from sphinx_gallery.scrapers import figure_rst
 
+GALLERY = Path(__file__).parents[1] / "gallery"
 # From the first number to the worst measure; a script that is not named here comes last.
 ORDER = (
     "constant_against_length",
@@ -49,6 +50,12 @@ class Order:
         """Return the place of a script."""
         stem = Path(name).stem
         return (ORDER.index(stem) if stem in ORDER else len(ORDER)), stem
+
+
+def tidy(gallery_conf: dict[str, Any], fname: str | None) -> None:
+    """Remove the file that a script has saved its chart to: the site draws its own, in the style of the house."""
+    if fname is not None:  # none where a folder is entered
+        (GALLERY / Path(fname).name).with_suffix(".svg").unlink(missing_ok=True)
 
 
 def charts_of(names: dict[str, Any]) -> list[alt.TopLevelMixin]:

@@ -10,7 +10,8 @@ import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.report.charts import regimes_chart, splitting_chart
+from howsmooth.report.charts.regimes import regimes_chart
+from howsmooth.report.charts.splitting_on_the_line import splitting_chart
 from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ def lines(
         "kind:N", scale=alt.Scale(domain=kinds, range=[[5, 4] if k in dashed else [1, 0] for k in kinds]), legend=None
     )
     axis_x = alt.X("x:Q", title=x, scale=alt.Scale(type="log" if log_x else "linear", nice=False))
-    plain = "datum.value >= 1e5 || datum.value < 1e-3 ? format(datum.value, '.0e') : format(datum.value, '~g')"
+    plain = "datum.value >= 1e5 || datum.value < 1e-3 ? format(datum.value, '.0e') : format(datum.value, ',~g')"
     axis_y = alt.Y("y:Q", title=y, scale=alt.Scale(type="log"), axis=alt.Axis(labelExpr=plain, tickCount=6))
     drawn = alt.Chart(data).mark_line(strokeWidth=2).encode(x=axis_x, y=axis_y, color=colour, strokeDash=dash)
     names = (
@@ -107,6 +108,19 @@ def brackets() -> alt.LayerChart:
     return lines(rows + paper, "R²‖A‖", "upper bound / lower bound", colours | dashed, set(dashed))
 
 
+def together() -> alt.LayerChart:
+    colours = {"heads added up": ORANGE, "heads together": BLUE, "found": INK}
+    rows: Rows = []
+    for heads in (1, 2, 3, 4, 6, 8, 12, 16):
+        f = hs.Attention.random(heads=heads, d=64, k=8, generator=torch.Generator().manual_seed(heads))
+        ball = {"n": 32, "radius": 20.0}
+        bracket = hs.bracket(f, **ball)
+        added = sum(hs.bounds.sharp_upper(f.head(h), **ball).value for h in range(heads))
+        values = (added, bracket.upper.value, bracket.lower.value)
+        rows += [{"x": heads, "y": y, "kind": kind} for kind, y in zip(colours, values, strict=True)]
+    return lines(rows, "heads", "Lipschitz constant", colours, set())
+
+
 def local() -> alt.LayerChart:
     rng = torch.Generator().manual_seed(0)
     f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, generator=rng)
@@ -167,8 +181,8 @@ def mean_field() -> alt.LayerChart:
     f = hs.Attention.single_head(A=-EYE, V=EYE)
     theorems: dict[str, Callable[..., hs.Bound]] = {
         "paper's upper bound": hs.bounds.mean_field_upper,
-        "sharp upper bound": hs.bounds.sharp_mean_field_upper,
-        "sharp lower bound": hs.bounds.sharp_mean_field_lower,
+        "our upper bound": hs.bounds.sharp_mean_field_upper,
+        "our lower bound": hs.bounds.sharp_mean_field_lower,
         "paper's lower bound": hs.bounds.mean_field_lower,
     }
     rows = [
@@ -196,6 +210,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "regimes": regimes,
     "radius": radius,
     "brackets": brackets,
+    "together": together,
     "local": local,
     "neighbourhood": neighbourhood,
     "large_radius": large_radius,
@@ -205,7 +220,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 def styled(chart: alt.LayerChart) -> alt.LayerChart:
     """Set the size and a quiet look."""
-    quiet = chart.properties(width=480, height=300, padding={"left": 5, "right": 10, "top": 5, "bottom": 5})
+    # who opens the file may have wider letters: room on the right, so that no name is cut off
+    quiet = chart.properties(width=480, height=300, padding={"left": 5, "right": 40, "top": 5, "bottom": 5})
     return quiet.configure_axis(
         gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
     ).configure_view(stroke=None)

@@ -2,7 +2,7 @@
 The ladder of bounds
 ====================
 
-For this head the paper's two bounds are a factor of 700 apart; the sharp pair leaves 1.15.
+For this head the paper's two bounds are a factor of 700 apart; ours leave 1.15.
 """
 
 import altair as alt
@@ -29,3 +29,4 @@ chart = alt.layer(
     base.mark_point(filled=True, size=110, opacity=1).encode(color=kinds),
     base.mark_text(align="left", dx=10, fontSize=12).encode(text=alt.Text("value:Q", format=",.0f")),
 ).properties(width=430, height=190)
+chart.save("bounds_ladder.svg")

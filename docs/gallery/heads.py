@@ -2,16 +2,19 @@
 Every head by itself
 ====================
 
-The heads of a layer differ by a factor of two to five, and none is as steep as the whole layer.
+The heads of a layer differ by a factor of two to seven, and none is as steep as the whole layer.
 """
 
 import altair as alt
+import torch
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
 
+text = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do:
+once or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, 'and
+what is the use of a book,' thought Alice, 'without pictures or conversation?'"""
 model = hs.load("minilm")
-activations = model.activations(model.windows(read_text("alice"), length=64, count=1))
+activations = model.activations(torch.tensor([model.tokenizer.encode(text)]))
 rows = []
 for layer, X in enumerate(activations.attention):
     heads = hs.local_lipschitz(model.sites[layer].attention.per_head(), X)  # all heads in one Krylov iteration
@@ -30,3 +33,4 @@ chart = alt.layer(
         color=alt.condition("datum.constant > 9", alt.value("white"), alt.value("#222222")),
     ),
 ).properties(width=480, height=220)
+chart.save("heads.svg")

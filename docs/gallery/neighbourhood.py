@@ -35,3 +35,4 @@ chart = (
         color=alt.Color("kind:N", title=None, sort=["certificate", "worst input found", "at the input itself"]),
     )
 )
+chart.save("neighbourhood.svg")

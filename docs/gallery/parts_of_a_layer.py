@@ -6,12 +6,15 @@ Behind its norm, the sum of attention and its input is less steep than attention
 """
 
 import altair as alt
+import torch
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
 
+text = """Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do:
+once or twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, 'and
+what is the use of a book,' thought Alice, 'without pictures or conversation?'"""
 model = hs.load("minilm")
-activations = model.activations(model.windows(read_text("alice"), length=64, count=3))
+activations = model.activations(torch.tensor([model.tokenizer.encode(text)]))
 rows = []
 for layer in range(6):
     for part in ("attention", "residual", "block"):
@@ -25,7 +28,8 @@ chart = (
     .encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("part:N", sort=["attention", "residual", "block"]),
-        y=alt.Y("constant:Q", title="local Lipschitz constant, n = 64"),
+        y=alt.Y("constant:Q", title="local Lipschitz constant at this sentence"),
         color=alt.Color("part:N", title=None, sort=["attention", "residual", "block"]),
     )
 )
+chart.save("parts_of_a_layer.svg")

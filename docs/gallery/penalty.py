@@ -39,3 +39,4 @@ for row in rows[59::60]:
 
 base = alt.Chart(alt.Data(values=rows), width=250, height=220).encode(x=alt.X("step:Q"), color="penalty:N")
 chart = base.mark_line().encode(y="error:Q") | base.mark_line().encode(y="constant:Q")
+chart.save("penalty.svg")

@@ -29,3 +29,4 @@ chart = (
         color=alt.Color("kind:N", title=None, sort=["upper bound", "worst found", "measures attain"]),
     )
 )
+chart.save("regimes.svg")

@@ -2,17 +2,17 @@
 Many directions, not one
 ========================
 
-The worst direction is not alone: the tenth singular value is still two thirds of the first.
+The worst direction is not alone: the tenth singular value is still more than two thirds of the first.
 """
 
 import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
 
 model = hs.load("minilm")
-activations = model.activations(model.windows(read_text("alice"), length=16, count=1))
+sentence = "Alice was beginning to get very tired of sitting by her sister on the bank."
+activations = model.activations(torch.tensor([model.tokenizer.encode(sentence)]))
 rows = []
 for layer in (0, 2, 4):
     f, X = activations.at(layer)
@@ -29,3 +29,4 @@ chart = (
         color=alt.Color("layer:N", title="layer"),
     )
 )
+chart.save("singular_values.svg")

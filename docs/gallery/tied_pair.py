@@ -30,3 +30,4 @@ chart = (
         color=alt.Color("kind:N", title=None, sort=["smallest upper bound", "tied pair", "two points"]),
     )
 )
+chart.save("tied_pair.svg")

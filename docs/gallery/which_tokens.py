@@ -34,3 +34,4 @@ chart = (
         column=alt.Column("kind:N", title=None, sort=["to move", "that move"]),
     )
 )
+chart.save("which_tokens.svg")

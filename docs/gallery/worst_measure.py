@@ -28,3 +28,4 @@ chart = (
         size=alt.Size("mass:Q", title="mass", scale=alt.Scale(type="log", domain=[1e-4, 1], range=[30, 700])),
     )
 )
+chart.save("worst_measure.svg")

@@ -1,16 +1,28 @@
 """howsmooth: how smooth is attention? Measure, bound and attack its Lipschitz constant."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+# Why not typing's: its import is half of what comes before a Ctrl-C can be heeded, and type checkers go by the name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from howsmooth import errors
+    from howsmooth.attacks.attack import attack
+    from howsmooth.attacks.result import Attack
+    from howsmooth.certificates.certificate import Certificate, Radius
+    from howsmooth.certificates.certify import certify
+    from howsmooth.domains.ball import Ball
+    from howsmooth.domains.ellipsoid import Ellipsoid
+    from howsmooth.domains.neighbourhood import Neighbourhood
+    from howsmooth.domains.norm_image import LayerNormImage
+    from howsmooth.domains.sphere import Sphere
     from howsmooth.maps.attention import Attention
-    from howsmooth.maps.composition import Chain, Residual
-    from howsmooth.maps.ellipsoids import Ball, Ellipsoid
+    from howsmooth.maps.composition import Chain, Residual, Sum
+    from howsmooth.maps.dense import Dense
+    from howsmooth.maps.mlp import MLP, GatedMLP
     from howsmooth.maps.norms import LayerNorm, RMSNorm
+    from howsmooth.maps.pooling import Pooling
     from howsmooth.maps.positions import Positions
     from howsmooth.maps.rotary import Rotary
     from howsmooth.maps.weighted import mean_field
@@ -18,57 +30,75 @@ if TYPE_CHECKING:
     from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
     from howsmooth.search.brackets import bracket
-    from howsmooth.search.domains import LayerNormImage, Neighbourhood, Sphere
     from howsmooth.search.regimes import regimes
     from howsmooth.search.splitting import split_attack, splitting
     from howsmooth.search.splitting_map import splitting_map
     from howsmooth.spectral.autograd import JacobianOperator
     from howsmooth.spectral.deflation import singular_values
     from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status
-    from howsmooth.spectral.operators import Dense, LinearOperator
+    from howsmooth.spectral.gains import TypicalGain
+    from howsmooth.spectral.operators import LinearOperator
     from howsmooth.spectral.power import power_iteration
     from howsmooth.spectral.solvers import local_lipschitz, spectral_norm
-    from howsmooth.studies.growth import growth
-    from howsmooth.studies.measure import measure
-    from howsmooth.studies.measurement import Measurement
-    from howsmooth.studies.reading import Run, read_run
+    from howsmooth.spectral.typical import typical_gain
+    from howsmooth.studies.plans.measure import measure
+    from howsmooth.studies.runs.compare import compare
+    from howsmooth.studies.runs.comparison import Comparison
+    from howsmooth.studies.runs.growth import growth
+    from howsmooth.studies.runs.measurement import Measurement
+    from howsmooth.studies.runs.reading import Run, read_run
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
-    from howsmooth.transport.measures import Measure
+    from howsmooth.tokens.inversion import invert
+    from howsmooth.tokens.swaps import swap
+    from howsmooth.transport.measures import DiscreteMeasure
     from howsmooth.transport.wasserstein import conditional_wasserstein, transport_plan, wasserstein
 
 __all__ = [
+    "MLP",
+    "Attack",
     "Attention",
     "Ball",
     "Bound",
     "Bracket",
+    "Certificate",
     "Chain",
+    "Comparison",
     "Dense",
+    "DiscreteMeasure",
     "Ellipsoid",
+    "GatedMLP",
     "JacobianOperator",
     "LayerNorm",
     "LayerNormImage",
     "LinearOperator",
-    "Measure",
     "Measurement",
     "Neighbourhood",
     "NormEstimate",
+    "Pooling",
     "Positions",
     "RMSNorm",
+    "Radius",
     "Residual",
     "Rotary",
     "Run",
     "SingularValues",
     "Sphere",
     "Status",
+    "Sum",
     "Transformer",
+    "TypicalGain",
     "Witness",
+    "attack",
     "bounds",
     "bracket",
+    "certify",
+    "compare",
     "conditional_wasserstein",
     "errors",
     "extremal",
     "growth",
+    "invert",
     "load",
     "local_lipschitz",
     "maximise",
@@ -82,55 +112,72 @@ __all__ = [
     "split_attack",
     "splitting",
     "splitting_map",
+    "swap",
     "transport_plan",
+    "typical_gain",
     "wasserstein",
     "write_report",
 ]
 
 # Loaded on first use, so that the command line can say its version without importing torch.
 _HOMES = {
+    "Attack": "attacks.result",
     "Attention": "maps.attention",
-    "Ball": "maps.ellipsoids",
+    "Ball": "domains.ball",
     "Bound": "theory.results",
     "Bracket": "theory.results",
+    "Certificate": "certificates.certificate",
     "Chain": "maps.composition",
-    "Dense": "spectral.operators",
-    "Ellipsoid": "maps.ellipsoids",
+    "Comparison": "studies.runs.comparison",
+    "Dense": "maps.dense",
+    "Ellipsoid": "domains.ellipsoid",
+    "GatedMLP": "maps.mlp",
     "JacobianOperator": "spectral.autograd",
     "LayerNorm": "maps.norms",
-    "LayerNormImage": "search.domains",
+    "LayerNormImage": "domains.norm_image",
     "LinearOperator": "spectral.operators",
-    "Measure": "transport.measures",
-    "Measurement": "studies.measurement",
-    "Neighbourhood": "search.domains",
+    "MLP": "maps.mlp",
+    "DiscreteMeasure": "transport.measures",
+    "Measurement": "studies.runs.measurement",
+    "Neighbourhood": "domains.neighbourhood",
     "NormEstimate": "spectral.estimates",
+    "Pooling": "maps.pooling",
     "Positions": "maps.positions",
     "RMSNorm": "maps.norms",
+    "Radius": "certificates.certificate",
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
-    "Run": "studies.reading",
+    "Run": "studies.runs.reading",
     "SingularValues": "spectral.estimates",
-    "Sphere": "search.domains",
+    "Sphere": "domains.sphere",
     "Status": "spectral.estimates",
+    "Sum": "maps.composition",
     "Transformer": "models.base",
+    "TypicalGain": "spectral.gains",
     "Witness": "theory.results",
+    "attack": "attacks.attack",
     "bracket": "search.brackets",
+    "certify": "certificates.certify",
+    "compare": "studies.runs.compare",
     "conditional_wasserstein": "transport.wasserstein",
-    "growth": "studies.growth",
+    "growth": "studies.runs.growth",
+    "invert": "tokens.inversion",
     "load": "models.base",
     "local_lipschitz": "spectral.solvers",
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
-    "measure": "studies.measure",
+    "measure": "studies.plans.measure",
     "power_iteration": "spectral.power",
-    "read_run": "studies.reading",
+    "read_run": "studies.runs.reading",
     "regimes": "search.regimes",
     "singular_values": "spectral.deflation",
     "spectral_norm": "spectral.solvers",
     "split_attack": "search.splitting",
     "splitting": "search.splitting",
     "splitting_map": "search.splitting_map",
+    "swap": "tokens.swaps",
     "transport_plan": "transport.wasserstein",
+    "typical_gain": "spectral.typical",
     "wasserstein": "transport.wasserstein",
     "write_report": "report.page",
 }
@@ -143,7 +190,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(f"howsmooth.{_MODULES[name]}")
     if name not in _HOMES:

@@ -1,8 +1,20 @@
-"""Every exception and warning that howsmooth raises on purpose."""
+"""Every exception and warning that howsmooth raises on purpose, and how a name that is not known is answered."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class HowsmoothError(Exception):
-    """Base of every error that howsmooth raises on purpose."""
+    """Base of every error that howsmooth raises on purpose.
+
+    Attributes:
+        field: The argument or setting that the error is about, by its name; none if it is about no single one. Study
+            files and the command line point at it.
+    """
+
+    def __init__(self, *message: object, field: str | None = None) -> None:
+        super().__init__(*message)
+        self.field = field
 
 
 class ShapeError(HowsmoothError, ValueError):
@@ -37,9 +49,25 @@ class StudyError(HowsmoothError, ValueError):
     """A study file asks for something that cannot be had."""
 
 
+class FieldError(HowsmoothError, ValueError):
+    """A value does not have the type or the range that its field needs; ``field`` says which, as in ``lengths[2]``."""
+
+
 class ClusterError(HowsmoothError, RuntimeError):
     """A cluster cannot be reached, or is lost."""
 
 
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a refusal: the names that are nearest to one that is not known, or all there are.
+
+    Example:
+        >>> nearest("atention", ["attention", "block"])
+        '; did you mean attention?'
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}."

@@ -1,7 +1,13 @@
 """Results as HTML, for notebooks: every string is escaped."""
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
+
+from howsmooth.wording import percent
+
+# Seen on white and on black paper alike, with the text of either over it.
+SHADE = "245, 166, 35"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = "") -> str:
@@ -19,6 +25,34 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str
 def paragraph(text: str) -> str:
     """Return an HTML paragraph."""
     return f"<p>{escape(text)}</p>"
+
+
+def progress(share: float, text: str) -> str:
+    """Return a bar that is filled so far, and a few words beside it.
+
+    Example:
+        >>> progress(0.5, "half")
+        '<p><progress max="1" value="0.5000"></progress> half</p>'
+    """
+    return f'<p><progress max="1" value="{share:.4f}"></progress> {escape(text)}</p>'
+
+
+def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
+    """Return words as running text, each shaded by its share; a pointer on a word tells the share.
+
+    Shades go with the square root of the share, so that the many small ones can be told apart too.
+
+    Example:
+        >>> shaded(["a"], [1.0])
+        '<p><span title="100 %" style="background: rgba(245, 166, 35, 1.00)">a</span></p>'
+    """
+    most = max(shares, default=0.0) or 1.0
+    spans = (
+        f'<span title="{percent(share)}" style="background: rgba({SHADE}, {math.sqrt(share / most):.2f})">'
+        f"{escape(word)}</span>"
+        for word, share in zip(words, shares, strict=True)
+    )
+    return f"<p>{' '.join(spans)}</p>"
 
 
 def _cells(values: Iterable[object], tag: str) -> str:

@@ -4,34 +4,50 @@ import torch
 from torch import Tensor
 
 from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.torch_internals import is_batched
+
+
+def argument(name: str) -> str | None:
+    """Return the argument that a message calls ``name``; none for what is no argument, such as an output."""
+    return "X" if name == "tokens" else name if name.isidentifier() else None
 
 
 def require_floating(x: object, name: str) -> None:
     """Refuse anything but a tensor of real floating-point numbers."""
     if not isinstance(x, Tensor):
-        raise DtypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert with torch.as_tensor.")
+        raise DtypeError(
+            f"{name} must be a torch.Tensor, got {type(x).__name__}; convert with torch.as_tensor.",
+            field=argument(name),
+        )
     if not x.is_floating_point():
-        raise DtypeError(f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double().")
+        raise DtypeError(
+            f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double().",
+            field=argument(name),
+        )
 
 
 def require_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity."""
-    if torch._C._functorch.is_batchedtensor(x):
+    if is_batched(x):
         return  # inside torch.vmap the values cannot steer Python
     if not x.is_meta and not torch.isfinite(x).all():
         bad = int((~torch.isfinite(x)).sum())
-        raise NonFiniteError(f"{name} must be finite, but {bad} of its {x.numel()} entries are NaN or infinite.")
+        raise NonFiniteError(
+            f"{name} must be finite, but {bad} of its {x.numel()} entries are NaN or infinite.", field=argument(name)
+        )
 
 
 def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
     """Refuse two tensors of different dtype or device."""
     if x.dtype != other.dtype:
         raise DtypeError(
-            f"{name} and {other_name} must have one dtype, got {x.dtype} and {other.dtype}; convert one with .to()."
+            f"{name} and {other_name} must have one dtype, got {x.dtype} and {other.dtype}; convert one with .to().",
+            field=argument(name),
         )
     if x.device != other.device:
         raise DeviceError(
-            f"{name} and {other_name} must be on one device, got {x.device} and {other.device}; move one with .to()."
+            f"{name} and {other_name} must be on one device, got {x.device} and {other.device}; move one with .to().",
+            field=argument(name),
         )
 
 
@@ -40,7 +56,7 @@ def require_tokens(X: Tensor, weights: Tensor) -> None:
     require_floating(X, "tokens")
     d = weights.shape[-1]
     if X.ndim < 2 or X.numel() == 0 or X.shape[-1] != d:
-        raise ShapeError(f"tokens must have the shape (*batch, n, {d}) with n >= 1, got {tuple(X.shape)}.")
+        raise ShapeError(f"tokens must have the shape (*batch, n, {d}) with n >= 1, got {tuple(X.shape)}.", field="X")
     require_agreement(X, weights, "tokens", "weights")
     require_finite(X, "tokens")
 
@@ -54,4 +70,4 @@ def require_like(x: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> 
 def require_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:
     """Refuse a tensor of any other shape."""
     if tuple(x.shape) != tuple(shape):
-        raise ShapeError(f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}.")
+        raise ShapeError(f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}.", field=argument(name))

@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
@@ -14,12 +13,20 @@ import pytest
 
 from browser.pages import DESKTOP, Open, Report, opened
 from browser.runs import Runs
-from howsmooth.cli.app import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep these tests in one process, which opens one browser, and each page once; none of them is quick."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("browser"))
+            item.add_marker(pytest.mark.slow)
 
 
 def _missing(what: str, remedy: str) -> None:
@@ -53,23 +60,8 @@ def browser(chromium: str) -> "Iterator[Browser]":
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Runs of every kind, shared by all workers."""
-    place = tmp_path_factory.getbasetemp()
-    return Runs((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "browser")
-
-
-@pytest.fixture
-def howsmooth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The command line in this process: importing torch for every call would take most of the time."""
-
-    def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["howsmooth", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert not stop.value.code
-        return capsys.readouterr().out
-
-    return run
+    """Runs of every kind."""
+    return Runs(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="package")

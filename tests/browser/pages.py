@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-PATIENCE, SOON = 20_000, 4_000  # milliseconds
+PATIENCE, SOON = 120_000, 60_000  # milliseconds
 DESKTOP, PHONE = (1280, 900), (390, 844)
 
 READY = f"""() => Promise.race([

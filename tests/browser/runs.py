@@ -1,26 +1,26 @@
-"""Runs to report on, made once by the command line itself and shared by every test and worker."""
+"""Runs to report on, of every kind: made up, so that a page is there in a second and its numbers are known."""
 
-import fcntl
-import os
-import shutil
-import sqlite3
-import subprocess
-import sys
+import dataclasses
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 
-import tokenizers
-import torch
-import transformers
+from measured import measurement, record, run_of
 
+from howsmooth.report.page import render
+from howsmooth.studies.kinds import measures, regimes
+from howsmooth.studies.machines import here
 from howsmooth.studies.records import Failure, Record
-from howsmooth.studies.store import Store
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.plans import plan_of
+from howsmooth.studies.runs.reading import Run
+from howsmooth.theory.results import Ladder, Refusal, lower_bound, upper_bound
 
-PATIENCE = 240.0
-LAYERS, LENGTHS, WINDOWS = (0, 2, 5), (8, 16, 32), 3
+LAYERS, LENGTHS, WINDOWS, HEADS = (0, 2, 5), (8, 16, 32), 3, 4
 FIGURES = ("regimes", "measures")
+TEXT = "alice was beginning to get very tired of sitting by her sister on the bank , and of having nothing to do : "
+TOKENS = tuple((TEXT + "once or twice she had peeped into the book").split())[:32]
 
 # As names of files they may not hold a slash; everything else goes.
 HOSTILE_MODEL = '<img src=x onerror="window.pwned=1" class=pwned>'
@@ -46,138 +46,186 @@ HOSTILE_TOKENS = (
     "\u202eevil",
     "W" * 300,
 )
-
-
-def howsmooth(*arguments: str, cwd: Path | None = None) -> str:
-    """Run the command line in a process of its own; return what it prints."""
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "howsmooth"), *arguments],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "300"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE,
-        check=False,
+LADDER = Ladder(
+    rungs=(
+        lower_bound(math.log(2559.0), "sharp_lower", "tokens in a ball", "a theorem"),
+        upper_bound(math.log(14942.0), "sharp_upper", "tokens in a ball", "a theorem"),
     )
-    assert done.returncode == 0, f"howsmooth {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}"
-    return done.stdout
+)
+NO_LADDER = Ladder(rungs=(), refused=(Refusal(name="all", reason="the theorems are about attention alone."),))
+COMMAND = "howsmooth measure minilm --layers 0,2,5 --lengths 8,16,32 --sequences 3"
 
 
-def _measure(folder: Path, *options: str) -> None:
-    asked = {"layers": LAYERS, "lengths": LENGTHS}
-    grid = [word for name, values in asked.items() for word in (f"--{name}", ",".join(map(str, values)))]
-    howsmooth("measure", "minilm", *grid, "--sequences", str(WINDOWS), *options, "--out", str(folder))
+def _shares(layer: int, length: int, turn: int) -> tuple[float, ...]:
+    """Return shares that differ from token to token and from layer to layer."""
+    raw = [1.0 + ((7 * i + 3 * layer + turn) % length) ** 2 for i in range(length)]
+    return tuple(share / sum(raw) for share in raw)
 
 
-def _small(folder: Path, _runs: "Runs") -> None:
-    """Three layers of a real model on a real text, every head too."""
-    _measure(folder, "--per-head", "--released-estimator")
+def _at(layer: int, length: int, window: int, *, part: str = "attention", model: str = "minilm") -> Record:
+    wave = 1 + 0.04 * math.sin(3 * window + layer + length)
+    scale = 1.0 + int(part.partition(":")[2] or 0)
+    return record(
+        layer,
+        length,
+        window,
+        part=part,
+        model=model,
+        lower=scale * (2 + layer) * length ** (0.05 * (1 + layer)) * wave,
+        sensitivity=_shares(layer, length, 0),
+        response=_shares(layer, length, 5),
+        mean_radius=(9 + layer) * wave,
+    )
 
 
-def _two_maps(folder: Path, runs: "Runs") -> None:
+def _measured(*, part: str = "attention", heads: bool = False, ladder: Ladder = LADDER) -> Measurement:
+    records = [_at(layer, n, w, part=part) for layer in LAYERS for n in LENGTHS for w in range(WINDOWS)]
+    single = [
+        _at(layer, LENGTHS[-1], w, part=f"head:{head}")
+        for layer in LAYERS
+        for head in range(HEADS if heads else 0)
+        for w in range(WINDOWS)
+    ]
+    openings = {(n, w): TOKENS[w : w + 8] for n in LENGTHS for w in range(WINDOWS)}
+    found = measurement(records, heads=single, tokens=TOKENS, text="alice", map=part, openings=openings)
+    return with_ladder(found, ladder)
+
+
+def with_ladder(found: Measurement, ladder: Ladder) -> Measurement:
+    """Return a measurement all of whose layers have the same bounds."""
+    return dataclasses.replace(found, layers=tuple(dataclasses.replace(layer, ladder=ladder) for layer in found.layers))
+
+
+def _small() -> Run:
+    """Three layers of a model on a text, every head too."""
+    return run_of(_measured(heads=True), commands=(COMMAND,))
+
+
+def _two_maps() -> Run:
     """The same, and another map beside it."""
-    shutil.copytree(runs.folder("small"), folder)
-    _measure(folder, "--map", "residual")
+    other = _measured(part="residual", ladder=NO_LADDER)
+    return run_of(_measured(), other, commands=(COMMAND, f"{COMMAND} --map residual"))
 
 
-def _single(folder: Path, _runs: "Runs") -> None:
+def _single() -> Run:
     """One layer, one length, one window: nothing grows."""
-    howsmooth(*("measure", "minilm", "--layers", "0", "--lengths", "16", "--sequences", "1"), "--out", str(folder))
+    return run_of(measurement([_at(0, 16, 0)], text="alice", tokens=TOKENS[:16]), commands=(COMMAND,))
 
 
-def _hostile(folder: Path, _runs: "Runs") -> None:
-    """Names, tokens and a folder made of HTML and script tags."""
-    place = folder.parent / "hostile things"
-    place.mkdir(exist_ok=True)
-    vocabulary = {token: number for number, token in enumerate(("[UNK]", *HOSTILE_TOKENS))}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("\n", "removed")
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
-    torch.manual_seed(0)
-    model = transformers.BertModel(
-        transformers.BertConfig(**sizes, vocab_size=len(vocabulary), max_position_embeddings=40)
-    )
-    for parameter in model.parameters():
-        parameter.data = 0.5 * torch.randn(parameter.shape)
-    model.save_pretrained(place / HOSTILE_MODEL)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(
-        place / HOSTILE_MODEL
-    )
-    (place / HOSTILE_TEXT).write_text("\n".join(HOSTILE_TOKENS * 5), encoding="utf-8")
-    asked = ("--lengths", "8,32", "--sequences", "2", "--per-head", "--out", str(folder))
-    howsmooth("measure", HOSTILE_MODEL, "--text", HOSTILE_TEXT, *asked, cwd=place)
+def _hostile() -> Run:
+    """Names and tokens made of HTML and script tags."""
+    records = [_at(layer, n, w, model=HOSTILE_MODEL) for layer in (0, 1) for n in (8, 32) for w in (0, 1)]
+    single = [
+        _at(layer, 32, w, part=f"head:{h}", model=HOSTILE_MODEL) for layer in (0, 1) for h in range(3) for w in (0, 1)
+    ]
+    tokens = (HOSTILE_TOKENS * 2)[:32]
+    openings = {(n, w): tokens[w : w + 8] for n in (8, 32) for w in (0, 1)}
+    found = measurement(records, heads=single, text=HOSTILE_TEXT, tokens=tokens, openings=openings)
+    return run_of(with_ladder(found, LADDER), commands=(f"howsmooth measure '{HOSTILE_MODEL}'",))
 
 
-def _paper(folder: Path, _runs: "Runs") -> None:
-    """Two cheap figures of the paper."""
-    howsmooth("paper", *FIGURES, "--quick", "--out", str(folder))
+def _paper() -> Run:
+    """Two figures of the paper."""
+    head = {"A": ((-1.0,),), "V": ((1.0,),)}
+    first = [
+        (regimes.Ask(length=n, radius=radius, **head), min(n**0.5, 30.0 * radius), 40.0 * radius)
+        for radius in (1.5, 2.0)
+        for n in (3, 10, 100, 1000, 10_000, 100_000)
+    ]
+    walked = [
+        Record(
+            ask=ask,
+            answer=regimes.Answer(
+                lower=low, upper=3 * low, crossing=900.0, plateau=plateau, measures_upper=2 * plateau
+            ),
+            machine=here(),
+        )
+        for ask, low, plateau in first
+    ]
+    found = [
+        Record(
+            ask=measures.Ask(length=atoms, radius=2.0, **head),
+            answer=measures.Answer(
+                lower=10.0 + atoms,
+                atoms=tuple(
+                    measures.Atom(mass=mass, coordinate=place, norm=abs(place))
+                    for mass, place in ((0.9, 2.0), (0.1 / (atoms - 1), -2.0), (0.1 / (atoms - 1), 0.5))[:atoms]
+                ),
+            ),
+            machine=here(),
+        )
+        for atoms in (2, 3)
+    ]
+    command = f"howsmooth paper {' '.join(FIGURES)} --quick"
+    plans = [
+        plan_of(tuple(r.ask for r in some), figure=name, command=command)
+        for name, some in zip(FIGURES, (walked, found), strict=True)
+    ]
+    return run_of(records=(*walked, *found), plans=plans, commands=(command,))
 
 
-def _interrupted(folder: Path, runs: "Runs") -> None:
+def _interrupted() -> Run:
     """The small run, stopped before its end: the longest windows of layer 5 are missing, one of them failed."""
-    shutil.copytree(runs.folder("small"), folder)
-    (folder / "report.html").unlink(missing_ok=True)
-    with Store(folder) as store:
-        lost = [record.task for record in store.records() if record.task.layer == 5 and record.task.length == 32]
-    with sqlite3.connect(folder / "records.sqlite") as database:
-        database.executemany("DELETE FROM records WHERE key = ?", [(task.key,) for task in lost])
-    database.close()
-    whole = next(task for task in lost if task.map == "attention" and task.window == 0)
-    with Store(folder) as store:
-        store.add([Failure(task=whole, error=HOSTILE_ERROR)])
-    howsmooth("report", str(folder))
+    (whole,) = _small().measurements
+    lost = [r for r in whole.records if r.ask.layer == 5 and r.ask.length == 32]
+    kept = [r for r in whole.records if r not in lost]
+    single = [r for r in whole.heads if r.ask.layer != 5]
+    found = measurement(kept, heads=single, text="alice", tokens=TOKENS, openings=whole.openings, planned=whole.planned)
+    failure = Failure(ask=lost[0].ask, error=HOSTILE_ERROR)
+    return run_of(with_ladder(found, LADDER), failures=(failure,), commands=(COMMAND,))
 
 
-KINDS: dict[str, Callable[[Path, "Runs"], None]] = {
+def _apart() -> Run:
+    """Two layers that were stopped so early that they have no length in common."""
+    records = [_at(layer, n, w) for layer, n in ((0, 8), (2, 16)) for w in range(2)]
+    return run_of(measurement(records, text="alice", tokens=TOKENS[:16], planned=12), commands=(COMMAND,))
+
+
+KINDS: dict[str, Callable[[], Run]] = {
     "small": _small,
     "two maps": _two_maps,
     "single": _single,
     "hostile": _hostile,
     "paper": _paper,
     "interrupted": _interrupted,
+    "apart": _apart,
 }
 MEASURED = tuple(name for name in KINDS if name != "paper")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A run and its page."""
+
+    run: Run
+    path: Path
+
+    @cached_property
+    def report(self) -> Path:
+        """The page, written when it is first asked for."""
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text(render(self.run), encoding="utf-8")
+        return self.path
+
+
 class Runs:
-    """Where the runs are; each is made by the first that asks for it, while others wait."""
+    """Every run, made when it is first asked for."""
 
-    place: Path
-
-    def folder(self, name: str) -> Path:
-        """Return the folder of a run."""
-        self.place.mkdir(exist_ok=True)
-        folder, made = self.place / f"run {name} #1 &amp; 100%", self.place / f"{name}.made"
-        with (self.place / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not made.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                KINDS[name](folder, self)
-                made.touch()
-        return folder
+    def __init__(self, place: Path) -> None:
+        self._made = {name: Made(make(), place / f"run {name} #1 &amp; 100%.html") for name, make in KINDS.items()}
 
     def report(self, name: str) -> Path:
-        """Return the page that the command wrote beside the records."""
-        path = self.folder(name) / "report.html"
-        assert path.is_file(), f"the command left no report.html in the folder of the run {name!r}"
-        return path
+        """Return the page of a run."""
+        return self._made[name].report
+
+    def measurement(self, name: str, place: int = 0) -> Measurement:
+        """Return a measurement of a run."""
+        return self._made[name].run.measurements[place]
+
+    def measurements(self, name: str) -> tuple[Measurement, ...]:
+        """Return all of them."""
+        return self._made[name].run.measurements
 
     def records(self, name: str) -> tuple[Record, ...]:
         """Return the records of a run."""
-        return records_in(self.folder(name))
-
-    def tokens(self, name: str) -> tuple[str, ...]:
-        """Return the tokens of the window that was kept for show."""
-        with Store(self.folder(name)) as store:
-            database = sqlite3.connect(self.folder(name) / "records.sqlite")
-            (key,) = database.execute("SELECT key FROM windows").fetchone()
-            database.close()
-            return store.window(key)
-
-
-@cache
-def records_in(folder: Path) -> tuple[Record, ...]:
-    """Return the records in a folder."""
-    with Store(folder) as store:
-        return tuple(store.records())
+        return self._made[name].run.records

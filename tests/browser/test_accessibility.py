@@ -56,7 +56,9 @@ def serious_violations(report):
     from axe_playwright_python.sync_playwright import Axe
 
     report.open_details()
-    found = Axe().run(report.page, options={"resultTypes": ["violations"]}).response["violations"]
+    # drawings are hidden from readers of screens, and what is written in them is looked at below
+    within = {"exclude": [["figure.chart svg"]]}
+    found = Axe().run(report.page, context=within, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{violation['id']}: {violation['help']}: {[node['html'][:150] for node in violation['nodes'][:3]]}"
         for violation in found
@@ -64,13 +66,16 @@ def serious_violations(report):
     ]
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("run", ["small", "hostile", "paper"])
+@pytest.mark.parametrize(
+    ("run", "view"),
+    [("small", "light"), ("small", "dark"), ("small", "phone"), ("hostile", "light"), ("paper", "dark")],
+)
 def test_axe_finds_no_serious_violation(shown, run, view):
     scheme, size = VIEWS[view]
     assert serious_violations(shown(run, scheme=scheme, size=size)) == []
 
 
+@pytest.mark.slow
 def test_axe_finds_none_either_after_everything_was_switched(open_report):
     report = open_report("two maps")
     report.find("button#theme").click()
@@ -113,7 +118,7 @@ def test_headings_are_in_order(shown, run):
         assert section.locator("h2, h3, h4").count() >= 1
 
 
-@pytest.mark.parametrize("run", KINDS)
+@pytest.mark.parametrize("run", ["two maps", "hostile", "paper", "interrupted"])
 def test_nothing_is_wider_than_a_phone(shown, run):
     report = shown(run, size=PHONE)
     report.open_details()
@@ -141,7 +146,7 @@ def test_what_charts_tell_apart_by_colour_alone_differs_without_one_kind_of_cone
         const marks = document.querySelectorAll('figure.chart[data-chart$="constant_against_length"] '
             + 'svg g.role-mark:is(.mark-symbol, .mark-line) path');
         const styles = [...marks].map(mark => getComputedStyle(mark));
-        const found = styles.filter(style => style.strokeDasharray === "none").map(style =>
+        const found = styles.filter(style => ["none", "1px, 0px"].includes(style.strokeDasharray)).map(style =>
             String(over([["none", "transparent"].includes(style.fill) ? style.stroke : style.fill])));
         return [...new Set(found)].map(colour => colour.split(",").map(Number));
     """)

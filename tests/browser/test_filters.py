@@ -1,5 +1,7 @@
 """Filters and switches change what is shown, and back again."""
 
+import pytest
+
 from browser.runs import LAYERS
 
 BY_LAYER = ("constant_against_length", "constant_against_radius", "layers_by_length", "heads_by_layer")
@@ -16,7 +18,7 @@ def size(report):
 def visible_rows(report):
     return [
         (row.get_attribute("data-map"), int(row.get_attribute("data-layer")))
-        for row in report.find("#answer-table tbody tr").all()
+        for row in report.find("#answer-table tbody[data-layer]").all()
         if row.is_visible()
     ]
 
@@ -31,19 +33,19 @@ def test_everything_is_shown_at_first(shown):
     assert all(section.is_visible() for section in report.find("section.measurement").all())
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_unchecked_leaves_the_table_and_every_chart(open_report):
     report = open_report("small")
     before = size(report)
     assert all(marks > 0 and cells > 0 for marks, cells in before.values()), before
-    for layer in LAYERS:
-        check_without(report, layer, before)
+    check_without(report, 2, before)
 
 
 def check_without(report, layer, before):
     box(report, layer).uncheck()
     report.settle()
     assert visible_rows(report) == [("attention", other) for other in LAYERS if other != layer]
-    assert report.find(f'#answer-table tr[data-layer="{layer}"]').get_attribute("hidden") is not None
+    assert report.find(f'#answer-table tbody[data-layer="{layer}"]').get_attribute("hidden") is not None
     for name, (marks, cells) in size(report).items():
         assert 0 < marks < before[name][0], name
         assert 0 < cells < before[name][1], name
@@ -53,6 +55,7 @@ def check_without(report, layer, before):
     assert size(report) == before
 
 
+@pytest.mark.slow
 def test_without_any_layer_the_page_still_works(open_report):
     report = open_report("small")
     before = size(report)
@@ -60,12 +63,19 @@ def test_without_any_layer_the_page_still_works(open_report):
         box(report, layer).uncheck()
     report.settle()
     assert visible_rows(report) == []
+    assert report.find("#no-layer").inner_text().startswith("No layer is chosen")
+    assert report.find(".closer .nothing").is_visible()
+    assert not report.find(".closer .chosen").is_visible()
+    assert report.find(".chosen-layer").input_value() == ""
     for layer in LAYERS:
         box(report, layer).check()
     report.settle()
     assert size(report) == before
+    assert not report.find("#no-layer").is_visible()
+    assert report.find(".closer .chosen").is_visible()
 
 
+@pytest.mark.slow
 def test_choosing_a_map_hides_the_others(open_report):
     report = open_report("two maps")
     chosen = report.find("select#filter-map")
@@ -88,6 +98,7 @@ def test_choosing_a_map_hides_the_others(open_report):
     assert all(section.is_visible() for section in report.find("section.measurement").all())
 
 
+@pytest.mark.slow
 def test_filters_by_layer_and_by_map_work_together(open_report):
     report = open_report("two maps")
     box(report, 2).uncheck()
@@ -119,7 +130,7 @@ def test_every_redraw_has_a_promise_of_its_own(open_report):
     changes = {
         "layer": box(report, 0).uncheck,
         "scale": report.find("input[name=scale][value=linear]").check,
-        "chosen layer": lambda: report.find("select.chosen-layer").select_option(index=2),
+        "chosen layer": lambda: report.find("select.chosen-layer").select_option("2"),
     }
     for name, change in changes.items():
         before = report.page.evaluate_handle("() => [window.howsmooth.ready]")
@@ -132,11 +143,73 @@ def test_every_redraw_has_a_promise_of_its_own(open_report):
 def test_the_ladder_shows_the_chosen_layer(open_report):
     report = open_report("small")
     choice = report.find("section.measurement select.chosen-layer")
-    assert choice.locator("option").count() == len(LAYERS)
+    assert choice.locator("option:not([value=''])").count() == len(LAYERS)
     seen = []
-    for place in range(len(LAYERS)):
-        choice.select_option(index=place)
+    for layer in LAYERS:
+        choice.select_option(str(layer))
         report.settle()
         seen.append((report.drawing("bounds_ladder"), str(report.numbers("bounds_ladder"))))
     drawings, tables = (set(shown) for shown in zip(*seen, strict=True))
     assert len(drawings) == len(tables) == len(LAYERS)
+
+
+def chosen(report):
+    """Return the layer that is looked at closely, by everything that says which."""
+    said = {
+        report.find(".closer .chosen-layer").first.input_value(),
+        *(row.get_attribute("data-layer") for row in report.find('#answer-table tbody.chosen[data-section="0"]').all()),
+        *(
+            row.get_attribute("data-layer")
+            for row in report.find(".closer .one-layer tr[data-layer]:not([hidden])").all()
+        ),
+    }
+    assert len(said) == 1, said
+    assert report.find('#answer-table .choose[aria-pressed="true"]').count() >= 1
+    return int(said.pop())
+
+
+def test_a_row_of_the_answer_chooses_the_layer_below_by_mouse_and_by_keyboard(open_report):
+    report = open_report("small")
+    assert chosen(report) == 5  # the least smooth
+    report.find('#answer-table tbody[data-layer="0"] tr.more').click()
+    report.settle()
+    assert chosen(report) == 0
+    drawing = report.drawing("bounds_ladder")
+    report.find('#answer-table tbody[data-layer="2"] button.choose').focus()
+    report.page.keyboard.press("Enter")
+    report.settle()
+    assert chosen(report) == 2
+    assert report.drawing("bounds_ladder") != drawing
+    report.find(".chosen-layer").select_option("5")
+    report.settle()
+    assert chosen(report) == 5
+
+
+def test_filtering_down_to_one_layer_chooses_it(open_report):
+    report = open_report("small")
+    for layer in (2, 5):
+        box(report, layer).uncheck()
+    report.settle()
+    assert chosen(report) == 0
+    box(report, 5).check()
+    report.settle()
+    assert chosen(report) == 0
+
+
+def test_a_chosen_layer_that_is_hidden_gives_way_to_the_least_smooth_that_is_shown(open_report):
+    report = open_report("small")
+    box(report, 5).uncheck()
+    report.settle()
+    assert chosen(report) == 2
+    assert report.find('.chosen-layer option[value="5"]').is_disabled()
+    box(report, 5).check()
+    report.settle()
+    assert chosen(report) == 5
+
+
+def test_layers_of_one_measurement_are_chosen_apart_from_those_of_another(open_report):
+    report = open_report("two maps")
+    report.find('#answer-table tbody[data-map="residual"][data-layer="0"] button.choose').click()
+    report.settle()
+    choices = report.find(".closer .chosen-layer").evaluate_all("all => all.map(select => select.value)")
+    assert choices == ["5", "0"]

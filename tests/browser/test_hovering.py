@@ -19,11 +19,11 @@ def points(report, name, kind="symbol"):
 
 def values(runs):
     """What a point may stand for: a window, or the mean of a layer's windows of one length."""
-    records = [record for record in runs.records("small") if record.task.map == "attention"]
+    records = [record for record in runs.records("small") if record.ask.map == "attention"]
     groups = {}
     for record in records:
-        groups.setdefault((record.task.layer, record.task.length), []).append(record.lower)
-    return [record.lower for record in records] + [sum(group) / len(group) for group in groups.values()]
+        groups.setdefault((record.ask.layer, record.ask.length), []).append(record.answer.lower)
+    return [record.answer.lower for record in records] + [sum(group) / len(group) for group in groups.values()]
 
 
 @pytest.mark.parametrize("name", ["constant_against_length", "constant_against_radius"])
@@ -69,6 +69,7 @@ def test_the_tooltip_goes_away_with_the_mouse(shown):
     tooltip.wait_for(state="hidden")
 
 
+@pytest.mark.slow
 def test_charts_still_answer_after_a_filter(open_report):
     report = open_report("small")
     report.find('input[name=layer][value="0"]').uncheck()

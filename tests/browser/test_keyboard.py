@@ -63,6 +63,7 @@ def test_the_ring_can_be_seen(shown, scheme):
         assert report.page.screenshot(clip=around) != before, selector
 
 
+@pytest.mark.slow
 def test_filters_and_switches_work_from_the_keyboard(open_report):
     report = open_report("two maps")
     keyboard = report.page.keyboard
@@ -71,7 +72,7 @@ def test_filters_and_switches_work_from_the_keyboard(open_report):
     keyboard.press("Space")
     report.settle()
     assert not layer.is_checked()
-    assert not report.find('#answer-table tr[data-layer="2"]').first.is_visible()
+    assert not report.find('#answer-table tbody[data-layer="2"]').first.is_visible()
 
     report.find("select#filter-map").focus()
     keyboard.press("ArrowDown")

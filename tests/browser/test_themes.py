@@ -90,7 +90,7 @@ def test_answer_and_numbers_can_be_read_without_scripts(open_report, run):
     assert report.find("section#provenance code.command").first.is_visible()
     if run == "small":
         assert report.find("p.lead").first.inner_text().strip()
-        rows = report.find("#answer-table tbody tr")
+        rows = report.find("#answer-table tbody[data-layer]")
         assert rows.count() == 3
         assert all(row.is_visible() for row in rows.all())
     for details in report.find("details.numbers").all():
@@ -100,9 +100,52 @@ def test_answer_and_numbers_can_be_read_without_scripts(open_report, run):
     assert report.find("details.numbers").count() >= 1
 
 
+def test_every_table_is_on_paper_and_folds_again_afterwards(open_report):
+    from playwright.sync_api import expect
+
+    report = open_report("small")
+    tables, folded = report.find("details.numbers table"), report.find("details.numbers:not([open])")
+    assert tables.count() > 5
+    assert not any(table.is_visible() for table in tables.all())
+    report.page.emulate_media(media="print")
+    # A page hears of its medium with the next frame that is drawn, so this waits for it.
+    expect(folded).to_have_count(0)
+    assert all(table.is_visible() for table in tables.all())
+    report.page.emulate_media(media="screen")
+    expect(folded).to_have_count(tables.count())
+    assert not any(table.is_visible() for table in tables.all())
+
+
+def test_a_theme_that_was_chosen_is_there_again_on_reload(open_report):
+    report = open_report("single", scheme="light")
+    report.find("button#theme").click()
+    report.page.reload()
+    report.settle()
+    assert theme(report) == "dark"
+    assert is_dark(report)
+
+
+def test_where_storage_is_refused_the_theme_is_quietly_not_remembered(open_report):
+    report = open_report("single", scheme="light")
+    report.page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', {get() {throw new DOMException('no', 'SecurityError');}})"
+    )
+    report.page.reload()
+    report.settle()
+    report.find("button#theme").click()
+    assert theme(report) == "dark"
+    report.page.reload()
+    report.settle()
+    assert theme(report) == "light"
+
+
 def test_a_narrow_window_that_becomes_wide_is_filled_again(open_report):
     report = open_report("small", size=PHONE)
     report.page.set_viewport_size({"width": 1280, "height": 900})
-    report.page.wait_for_timeout(300)
+    # A page hears of its new size with the next frame that is drawn, so this waits for it.
+    report.page.wait_for_function(
+        f"""() => document.querySelector('figure.chart[data-chart$="constant_against_length"] svg')
+            ?.getBoundingClientRect().width > {PHONE[0]}"""
+    )
     report.settle()
     assert report.chart("constant_against_length").locator("svg").bounding_box()["width"] > PHONE[0]

@@ -23,9 +23,9 @@ def record_of(runs, layer):
     (found,) = [
         record
         for record in runs.records("small")
-        if (record.task.layer, record.task.map, record.task.length, record.task.window) == (layer, "attention", 32, 0)
+        if (record.ask.layer, record.ask.map, record.ask.length, record.ask.window.index) == (layer, "attention", 32, 0)
     ]
-    return found
+    return found.answer
 
 
 def colour_by(report, what):
@@ -34,16 +34,17 @@ def colour_by(report, what):
 
 
 def choose(report, place):
-    report.find("section.measurement select.chosen-layer").select_option(index=place)
+    report.find("section.measurement select.chosen-layer").select_option(str(LAYERS[place]))
     report.settle()
 
 
 def test_the_tokens_of_a_window_are_shown_as_they_are(shown, runs):
     report = shown("small")
     shown = [token.strip() for token in report.find("div.tokens span.token").all_text_contents()]
-    assert tuple(shown) == runs.tokens("small")
+    assert tuple(shown) == runs.measurement("small").tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_stronger_colours_stand_for_larger_shares(open_report, runs, scheme):
     report = open_report("small", scheme=scheme)
@@ -70,6 +71,7 @@ def test_switching_the_colouring_and_the_layer_recolours_the_tokens(open_report)
     assert len(seen) == 2 * len(LAYERS)
 
 
+@pytest.mark.slow
 def test_a_token_tells_its_share(open_report, runs):
     report = open_report("small")
     choose(report, 1)
@@ -93,8 +95,8 @@ def check_shares(report, runs, what):
 
 
 def test_a_layer_without_this_window_has_no_colours_of_another(open_report, runs):
-    shown = len(runs.tokens("interrupted"))
-    assert 5 not in {record.task.layer for record in runs.records("interrupted") if record.task.length == shown}
+    shown = len(runs.measurement("interrupted").tokens)
+    assert 5 not in {record.ask.layer for record in runs.records("interrupted") if record.ask.length == shown}
     report = open_report("interrupted")
     choose(report, LAYERS.index(5))
     if report.find("div.tokens span.token:visible").count():

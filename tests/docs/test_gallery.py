@@ -15,6 +15,7 @@ from pictures import ORDER, charts_of, draw  # noqa: E402
 SCRIPTS = sorted((DOCS / "gallery").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_script_leaves_exactly_one_picture(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -23,7 +24,14 @@ def test_a_script_leaves_exactly_one_picture(script, tmp_path, monkeypatch):
     exec(compile(script.read_text(encoding="utf-8"), script.name, "exec"), names)
     (chart,) = charts_of(names)
     assert draw(chart).startswith("<svg")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [f"{script.stem}.svg"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_uses_public_names_only(script):
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert [name for name in imported if name.startswith("howsmooth")] == []
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from measured import grid, measurement
 
 import howsmooth as hs
 from howsmooth.markup import paragraph, table
@@ -9,7 +10,7 @@ from howsmooth.markup import paragraph, table
 ONE = torch.ones(1, 1, dtype=torch.float64)
 F = hs.Attention.single_head(A=-2 * torch.eye(2), V=torch.eye(2))
 X = torch.tensor([[0.0, 1.0], [1.0, 0.5], [-1.0, 2.0]])
-MU = hs.Measure(X)
+MU = hs.DiscreteMeasure(X)
 RESULTS = {
     "estimate": lambda: hs.local_lipschitz(F, X),
     "batch": lambda: hs.local_lipschitz(F, X.expand(3, 3, 2)),
@@ -22,6 +23,9 @@ RESULTS = {
     "attack": lambda: hs.split_attack(F, MU, eps=1e-3),
     "map": lambda: hs.splitting_map(A=-1.0, step=2.0),
     "regimes": lambda: hs.regimes(hs.Attention.single_head(A=-ONE, V=ONE), 1.0, [3, 10]),
+    "typical gain": lambda: hs.typical_gain(F, X),
+    "tokens": lambda: hs.local_lipschitz(F, X).show_tokens(["down", "the", "hole"]),
+    "measurement": lambda: measurement(grid()),
     "growth": lambda: hs.growth({n: [2.0 * n**0.3] * 2 for n in (4, 8)}),
 }
 

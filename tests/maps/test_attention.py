@@ -1,14 +1,20 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import BATCHED, SINGLE, layer
+from cases import BATCHED, SINGLE, UNCOVERED, layer
+from draws import gaussian
+from hypothesis import given, seed
+from maps.definition import MEMORIES, SEARCH, build, draw_parameters, naive, problems
+from maps.matrices import pushed
 from oracles import attention_by_loops
 from torch.testing import assert_close
 
 import howsmooth as hs
 
 
-@pytest.mark.parametrize("case", SINGLE, ids=str)
+@pytest.mark.parametrize("case", SINGLE + UNCOVERED, ids=str)
 def test_the_forward_pass_is_the_definition(case, rng):
     f, X = case.build(rng)
     assert_close(f(X), attention_by_loops(f, X))
@@ -54,12 +60,6 @@ def test_tile_borders_do_not_show(n, window, causal, rng, monkeypatch):
     assert_close(f(X), torch.einsum("hov,hnv->no", f.output, heads))
 
 
-def test_heads_add_up_to_the_layer(rng):
-    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), heads=4, groups=2)
-    X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
-    assert_close(sum(f.head(h)(X) for h in range(4)) + f.output_bias, f(X))
-
-
 def test_per_head_is_a_batch_of_heads(rng):
     f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), heads=4, groups=2)
     X = torch.randn(3, 7, 6, dtype=torch.float64, generator=rng)
@@ -69,13 +69,6 @@ def test_per_head_is_a_batch_of_heads(rng):
         assert_close(together[:, h], f.head(h)(X))
 
 
-def test_attention_does_not_care_about_the_order_of_tokens(rng):
-    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng))
-    X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
-    order = torch.randperm(7, generator=rng)
-    assert_close(f(X[order]), f(X)[order])
-
-
 def test_integer_weights_are_repeated_tokens(rng):
     g = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
     X = torch.randn(4, 6, dtype=torch.float64, generator=rng)
@@ -83,18 +76,6 @@ def test_integer_weights_are_repeated_tokens(rng):
     weighted = hs.Attention(query=g.query, key=g.key, value=g.value, output=g.output, weights=counts.double())
     repeated = X.repeat_interleave(counts, dim=0)
     assert_close(weighted(X), g(repeated)[[0, 1, 4, 6]])
-
-
-def test_a_rotation_of_queries_and_keys_depends_on_their_distance_only(rng):
-    f = layer(
-        lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng),
-        positions=hs.Positions(rotary=hs.Rotary(positions=torch.arange(7))),
-    )
-    shifted = hs.Positions(rotary=hs.Rotary(positions=torch.arange(7) + 1000))
-    X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
-    import dataclasses
-
-    assert_close(f(X), dataclasses.replace(f, positions=shifted)(X))
 
 
 def test_saturated_scores_pick_the_best_token():
@@ -130,3 +111,195 @@ def test_vmap_and_forward_mode_work_through_the_forward_pass(rng):
 def test_a_map_says_what_it_is():
     f = hs.Attention.random(heads=4, d=8, causal=True)
     assert repr(f) == "Attention(heads=4, d=8, k=2, v=2, out=8, causal, torch.float32)"
+
+
+@pytest.mark.slow
+@seed(1)
+@SEARCH
+@given(problems())
+def test_values_equal_the_definition_for_any_mix_of_features(problem):
+    p, X = problem
+    assert_close(build(p)(X), naive(X, p))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_and_products_equal_fused_attention_of_pytorch(rng, causal):
+    b, h, g, n, d, k = 3, 4, 2, 9, 6, 5
+    Q, K, V, X = gaussian(rng, h, k, d), gaussian(rng, g, k, d), gaussian(rng, g, k, d), gaussian(rng, b, n, d)
+
+    def fused(Z):
+        q, key, v = (torch.einsum("hkd,bnd->bhnk", M, Z) for M in (Q, K, V))
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+    f = hs.Attention(query=Q, key=K, value=V, positions=hs.Positions(causal=causal))
+    assert_close(f(X), fused(X))
+    Z = X.clone().requires_grad_()
+    G = gaussian(rng, b, n, h * k)
+    (expected,) = torch.autograd.grad(fused(Z), Z, G)
+    assert_close(f.jacobian(X).vjp(G), expected)
+
+
+def test_values_equal_multihead_attention_of_pytorch_with_padding_and_masks(rng):
+    d, h, n, b = 12, 3, 7, 2
+    module = torch.nn.MultiheadAttention(d, h, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(gaussian(rng, *parameter.shape))
+    wq, wk, wv = module.in_proj_weight.detach().view(3, h, d // h, d)
+    bq, bk, bv = module.in_proj_bias.detach().view(3, h, d // h)
+    padding = torch.ones(b, n, dtype=torch.bool)
+    padding[0, 5:] = False
+    mask = gaussian(rng, n, n)
+    f = hs.Attention(
+        query=wq,
+        key=wk,
+        value=wv,
+        query_bias=bq,
+        key_bias=bk,
+        value_bias=bv,
+        output=module.out_proj.weight.detach().view(d, h, d // h).movedim(1, 0),
+        output_bias=module.out_proj.bias.detach(),
+        positions=hs.Positions(padding=padding, mask=mask),
+    )
+    X = gaussian(rng, b, n, d)
+    additive = torch.zeros(b, n, dtype=torch.float64).masked_fill(~padding, -math.inf)
+    expected, _weights = module(X, X, X, key_padding_mask=additive, attn_mask=mask, need_weights=False)
+    assert_close(f(X), expected.detach())
+
+
+def test_single_head_is_causal_and_weighted_when_asked(rng):
+    n, d = 5, 3
+    A, V, X = gaussian(rng, d, d), gaussian(rng, d, d), gaussian(rng, n, d)
+    a = torch.rand(n, generator=rng).double() + 0.2
+    f = hs.Attention.single_head(A=A, V=V, causal=True, weights=a)
+    for i in range(n):
+        w = torch.stack([a[j] * torch.exp(A @ X[i] @ X[j]) for j in range(i + 1)])
+        assert_close(f(X)[i], V @ (w / w.sum() @ X[: i + 1]))
+
+
+def test_only_ratios_of_token_weights_matter(rng):
+    A, V, X, a = (
+        gaussian(rng, 3, 3),
+        gaussian(rng, 3, 3),
+        gaussian(rng, 4, 3),
+        torch.tensor([1.0, 3.0, 1.0, 5.0]).double() * 1e-200,
+    )
+    small = hs.Attention.single_head(A=A, V=V, weights=a)
+    large = hs.Attention.single_head(A=A, V=V, weights=a * 1e200 * 1e150)
+    assert_close(small(X), large(X))
+    assert_close(small.jacobian(X).jvp(X), large.jacobian(X).jvp(X))
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_heads_add_up_to_the_layer(rng, memory):
+    p, X = draw_parameters(
+        rng,
+        4,
+        2,
+        5,
+        4,
+        4,
+        3,
+        6,
+        (),
+        {"rotary", "mask_per_head", "relative", "query_norm", "biases", "weights", "softcap"},
+    )
+    f = build(p)
+    E = gaussian(rng, 5, 4)
+    stacked = f.per_head()
+    assert_close(sum(f.head(h)(X) for h in range(4)) + p["output_bias"], f(X))
+    assert_close(stacked(X), torch.stack([f.head(h)(X) for h in range(4)]))
+    products = stacked.jacobian(X, memory=memory).jvp(E.expand(4, 5, 4))
+    assert_close(products, torch.stack([f.head(h).jacobian(X, memory=memory).jvp(E) for h in range(4)]))
+    assert_close(products.sum(0), f.jacobian(X, memory=memory).jvp(E))
+
+
+def test_per_head_takes_a_batch_of_sequences_on_an_axis_before_the_heads(rng):
+    p, X = draw_parameters(
+        rng, 4, 2, 5, 4, 4, 3, 6, (3,), {"mask_per_batch", "padding_per_batch", "weights_per_batch", "causal"}
+    )
+    p["positions"].pop("mask")
+    f = build(p)
+    # per-batch weights live on the batch axis of X: give them a head axis by hand
+    one = build(p | {"weights": None})
+    values = one.per_head()(X[:, None])
+    assert_close(values, torch.stack([one.head(h)(X) for h in range(4)], 1))
+    assert_close(f(X), naive(X, p))
+
+
+def test_permuting_the_tokens_permutes_the_output(rng):
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    X, order = gaussian(rng, 9, 4), torch.randperm(9, generator=rng)
+    assert_close(f(X[order]), f(X)[order])
+    assert_close(f.jacobian(X[order]).jvp(X[order].sin()), f.jacobian(X).jvp(X.sin())[order])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_conversion_keeps_the_map(rng, dtype):
+    p, X = draw_parameters(
+        rng,
+        4,
+        2,
+        5,
+        4,
+        4,
+        3,
+        6,
+        (),
+        {"rotary", "float_mask", "relative", "biases", "weights", "query_norm", "key_norm"},
+    )
+    f = build(p)
+    converted = f.to(dtype)
+    assert converted.query.dtype == dtype
+    value = converted(X.to(dtype))
+    assert value.dtype == dtype
+    tolerance = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}[dtype]  # entries of size one
+    assert_close(value.double(), f(X), rtol=tolerance, atol=tolerance)
+
+
+def test_forward_values_are_differentiable_too(rng):
+    p, X = draw_parameters(
+        rng, 2, 1, 3, 2, 4, 2, 2, (), {"causal", "rotary", "biases", "softcap", "weights", "query_norm"}
+    )
+    E = gaussian(rng, 3, 2)
+    f = build(p)
+    _value, tangent = pushed(f, (X,), (E,))
+    assert_close(f.jacobian(X).jvp(E), tangent)
+    assert torch.autograd.gradcheck(f, [X.clone().requires_grad_()])
+
+
+def test_random_attention_is_reproducible_and_has_the_shapes_asked_for():
+    make = lambda s: hs.Attention.random(heads=3, d=6, k=5, causal=True, generator=torch.Generator().manual_seed(s))  # noqa: E731
+    one, two, other = make(0), make(0), make(1)
+    assert one.query.shape == (3, 5, 6)
+    assert torch.equal(one.query, two.query)
+    assert torch.equal(one.value, two.value)
+    assert not torch.equal(one.query, other.query)
+    assert one.query.dtype == torch.get_default_dtype()
+    X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    assert one(X).shape == (4, 6)
+    assert_close(one(X)[:2], one(X[:2]))
+
+
+def parts(rng):
+    return {
+        "query": gaussian(rng, 4, 3, 4),
+        "key": gaussian(rng, 2, 3, 4),
+        "value": gaussian(rng, 2, 5, 4),
+        "output": gaussian(rng, 4, 4, 5),
+    }
+
+
+def test_a_scale_of_zero_is_a_scale(rng):
+    f = hs.Attention(**parts(rng), scale=0.0)
+    X = gaussian(rng, 6, 4)
+    assert_close(f(X), f(X)[:1].expand(6, 4))
+
+
+def test_values_are_frozen(rng):
+    f = hs.Attention(**parts(rng))
+    with pytest.raises(AttributeError):
+        f.scale = 2.0
+    with pytest.raises(TypeError):
+        hs.Attention(f.query, f.key, f.value)

@@ -1,18 +1,18 @@
 import pytest
 import torch
+from draws import gaussian
 from oracles import constant
+from theory.forms import ROUNDING, form, random_layer
+from theory.witnesses import MEASURED, assert_honest, assert_in_ball, assert_on_image
 
 import howsmooth as hs
+from howsmooth.theory import extremal
 
 IDENTITY = torch.eye(2, dtype=torch.float64)
 
 
 def gauss(rng, *shape):
     return torch.randn(*shape, dtype=torch.float64, generator=rng)
-
-
-def form(A, **options):
-    return hs.Attention.single_head(A=A, V=torch.eye(len(A), dtype=A.dtype), **options)
 
 
 def layer(rng, **options):
@@ -31,6 +31,7 @@ def tied_pair(n, radius):
     return X
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_worst_input_of_the_identity_is_found(causal):
     f = form(IDENTITY, causal=causal)
@@ -40,9 +41,8 @@ def test_the_worst_input_of_the_identity_is_found(causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_random_starts_alone_find_it_too(seed):
-    generator = torch.Generator().manual_seed(seed)
+def test_random_starts_alone_find_it_too():
+    generator = torch.Generator().manual_seed(0)
     assert hs.maximise(alone(form(IDENTITY)), n=10, domain=hs.Ball(5.0), generator=generator).value >= 22.5
 
 
@@ -52,6 +52,7 @@ def test_random_starts_alone_come_near_the_worst_masked_input():
     assert hs.maximise(alone(form(IDENTITY, causal=True)), n=10, domain=hs.Ball(5.0)).value >= 20.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "steps"), [(20, 100), (200, 5)])
 def test_a_tied_pair_is_not_lost(n, steps):
     f, X = form(-IDENTITY), tied_pair(n, 4.0)
@@ -76,8 +77,8 @@ DOMAINS = {
 }
 
 
-@pytest.mark.parametrize("name", DOMAINS)
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("causal", "name"), [(place % 2 == 1, name) for place, name in enumerate(DOMAINS)])
 def test_a_search_climbs_stays_in_its_domain_and_beats_its_starts(name, causal, rng):
     f, X = layer(rng, causal=causal), gauss(rng, 5, 4)
     domain, starts = DOMAINS[name](X), gauss(rng, 3, 5, 4)
@@ -90,6 +91,7 @@ def test_a_search_climbs_stays_in_its_domain_and_beats_its_starts(name, causal, 
     assert found.domain == domain.describe(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOMAINS)
 def test_the_trace_never_falls_and_ends_at_what_is_found(name, rng):
     f, seen = layer(rng), []
@@ -109,6 +111,7 @@ def test_without_steps_the_best_start_comes_back(rng):
     assert found.trace == (found.value,)
 
 
+@pytest.mark.slow
 def test_starts_are_taken_in_every_form(rng):
     f, X = layer(rng), hs.Ball(2.0).nearest(gauss(rng, 2, 5, 4))
 
@@ -130,6 +133,7 @@ def test_theory_adds_inputs_to_the_starts_of_attention(rng):
     assert hs.maximise(alone(f), n=10, domain=hs.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value < tied
 
 
+@pytest.mark.slow
 def test_the_same_generator_finds_the_same_input_and_the_global_one_is_left_alone(rng):
     f, before = layer(rng), torch.get_rng_state()
     runs = [
@@ -150,6 +154,7 @@ MAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAPS)
 def test_any_map_is_searched_and_tells_the_dimension(name, rng):
     f = MAPS[name](rng)
@@ -158,6 +163,7 @@ def test_any_map_is_searched_and_tells_the_dimension(name, rng):
     assert found.trace[-1] > found.trace[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: f.__call__, lambda f: lambda X: f(X)], ids=["method", "function"])
 def test_any_callable_is_searched(wrap, rng):
     f = layer(rng)
@@ -166,6 +172,7 @@ def test_any_callable_is_searched(wrap, rng):
     assert found.trace[-1] > 1.1 * found.trace[0]
 
 
+@pytest.mark.slow
 def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
     module = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True).double()
     found = hs.maximise(module, n=3, d=4, domain=hs.Ball(2.0), starts=2, steps=5)
@@ -173,7 +180,8 @@ def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
     assert module.training
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_searched_in_float32(dtype, rng):
     f = layer(rng).to(dtype)
     found = hs.maximise(f, n=4, domain=hs.Ball(2.0), starts=2, steps=5)
@@ -181,6 +189,7 @@ def test_half_precision_is_searched_in_float32(dtype, rng):
     assert found.value == pytest.approx(constant(f.to(torch.float64), found.tokens.double()).item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_search_gives_up_where_there_is_nothing_to_climb():
     found = hs.maximise(lambda X: 2 * X, n=3, d=2, domain=hs.Sphere(1.0), starts=2)
     assert found.value == pytest.approx(2.0)
@@ -200,3 +209,94 @@ def test_a_ball_of_one_point_has_one_value(rng):
     f = layer(rng)
     found = hs.maximise(f, n=3, domain=hs.Ball(0.0, centre=torch.ones(4).double()), steps=2)
     assert found.value == pytest.approx(constant(f, torch.ones(3, 4).double()).item(), rel=1e-3)
+
+
+def test_a_search_over_masses_takes_half_precision_in_float32():
+    half = torch.eye(2, dtype=torch.float16)
+    f = hs.Attention.single_head(A=-half, V=half)
+    found = hs.maximise(f, n=3, domain=hs.Ball(2.0), starts=1, steps=2, weights=True)
+    assert found.tokens.dtype == torch.float32
+    assert found.value >= 1
+
+
+@pytest.mark.slow
+def test_search_beats_the_explicit_inputs_for_the_identity(rng):
+    f = form(torch.eye(2).double())
+    found = hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=4, steps=100, generator=rng)
+    assert found.value >= 22.5
+    assert_honest(f, found, 10, rng)
+    assert_in_ball(found.tokens, 5.0)
+    assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
+    assert found.trace
+    assert list(found.trace) == sorted(found.trace)
+    assert found.trace[-1] <= found.measured.upper.item() * ROUNDING
+
+
+@pytest.mark.slow
+def test_search_keeps_the_tied_pair_of_minus_the_identity(rng):
+    f = form(-torch.eye(2).double())
+    found = hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=4, steps=60, generator=rng)
+    assert found.value >= extremal.tied_pair(f, 10, 5.0).value * 0.999
+    assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_search_never_ends_below_its_starts(rng, causal):
+    f = form(gaussian(rng, 3, 3), gaussian(rng, 3, 3), causal=causal)
+    found = hs.maximise(f, n=5, domain=hs.Ball(2.0), starts=3, steps=15, generator=rng)
+    best = max(extremal.tied_pair(f, 5, 2.0).value, extremal.equal_tokens(f, 5, 2.0).value)
+    assert found.value >= best / MEASURED
+    assert_honest(f, found, 5, rng)
+    assert found.formula is None or found.formula <= found.measured.upper.item() * ROUNDING
+    assert found.value <= hs.bounds.sharp_upper(f, n=5, radius=2.0).value * ROUNDING
+
+
+WITH_MEMBERSHIP = {
+    "ball": (lambda X: hs.Ball(1.5), lambda X, Z: Z.norm(dim=-1).max() <= 1.5 * ROUNDING),
+    "sphere": (lambda X: hs.Sphere(1.5), lambda X, Z: (Z.norm(dim=-1) - 1.5).abs().max() < 1e-9),
+    "total": (lambda X: hs.Neighbourhood(X, eps=0.3), lambda X, Z: (Z - X).norm() <= 0.3 * ROUNDING),
+    "per token": (
+        lambda X: hs.Neighbourhood(X, eps=0.3, per_token=True),
+        lambda X, Z: (Z - X).norm(dim=-1).max() <= 0.3 * ROUNDING,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_MEMBERSHIP)
+def test_what_search_finds_lies_in_its_domain_and_beats_random_inputs(rng, name):
+    f, X = form(2 * gaussian(rng, 3, 3), gaussian(rng, 3, 3)), gaussian(rng, 4, 3)
+    domain, holds = WITH_MEMBERSHIP[name]
+    # upper ends hold at 99.9 %: how often they miss is counted in tests/spectral, here none may
+    found = hs.maximise(f, n=4, domain=domain(X), starts=3, steps=30, generator=torch.Generator().manual_seed(1))
+    assert holds(X, found.tokens)
+    assert_honest(f, found, 4, rng)
+    random = gaussian(rng, 200, 4, 3)
+    if name in ("ball", "sphere"):
+        random = 1.5 * random / random.norm(dim=-1, keepdim=True)
+    else:
+        random = X + 0.3 * random / random.flatten(1).norm(dim=1)[:, None, None]
+    typical = hs.local_lipschitz(f, random, generator=rng).lower.max().item()
+    assert found.value >= typical / MEASURED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [hs.LayerNorm, hs.RMSNorm])
+def test_search_over_the_image_of_a_norm_stays_on_the_ellipsoid(rng, kind):
+    f = form(gaussian(rng, 4, 4), gaussian(rng, 4, 4))
+    norm_map = kind(gain=gaussian(rng, 4).abs() + 0.5, bias=gaussian(rng, 4))
+    found = hs.maximise(f, n=5, domain=hs.LayerNormImage(norm_map), starts=3, steps=20, generator=rng)
+    assert_on_image(found.tokens, norm_map)
+    assert_honest(f, found, 5, rng)
+    assert found.value <= hs.bounds.sharp_upper(f, n=5, radius=norm_map.image.radius).value * ROUNDING
+
+
+@pytest.mark.slow
+def test_search_takes_layers_and_compositions(rng):
+    attention = random_layer(rng, d=4, out=4)
+    maps = [attention, hs.Residual(attention), hs.Chain(hs.LayerNorm(gain=torch.ones(4).double()), attention)]
+    for f in maps:
+        found = hs.maximise(f, n=4, d=4, domain=hs.Sphere(2.0), starts=2, steps=5, generator=rng)
+        assert found.tokens.shape == (4, 4)
+        assert found.value <= constant(f, found.tokens).item() * ROUNDING

@@ -13,14 +13,15 @@ ONE, EYE = torch.ones(1, 1, dtype=torch.float64), torch.eye(2, dtype=torch.float
 TURN = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("A", [-EYE, EYE, TURN], ids=["minus", "plus", "turn"])
 def test_what_is_found_is_a_sequence_of_that_length_below_its_bound(A):
     f = hs.Attention.single_head(A=A, V=EYE)
-    found = hs.regimes(f, 1.5, [3, 10, 50, 2000])
+    found = hs.regimes(f, 1.5, [3, 2000])
     for row in found.rows:
         assert sum(row.shape) == row.n
         assert row.found <= row.upper.value
-    assert [row.n for row in found.rows] == [3, 10, 50, 2000]
+    assert [row.n for row in found.rows] == [3, 2000]
 
 
 def test_whole_numbers_of_tokens_make_a_sequence():
@@ -28,7 +29,7 @@ def test_whole_numbers_of_tokens_make_a_sequence():
     for place in few_places(heads_of(f)[0], 1.0):
         for counts in place.counts(30):
             assert sum(counts) == 30
-            mu = hs.Measure(place.points, torch.tensor(counts, dtype=torch.float64) / 30)
+            mu = hs.DiscreteMeasure(place.points, torch.tensor(counts, dtype=torch.float64) / 30)
             X = place.points.repeat_interleave(torch.tensor(counts), dim=0)
             assert_close(float(hs.local_lipschitz(f, mu, rtol=1e-9).lower), float(constant(f, X)))
 
@@ -44,9 +45,8 @@ def test_the_constant_grows_like_the_root_of_the_length_and_then_stops():
     assert found.lower.value <= 165.85
 
 
-@pytest.mark.parametrize(
-    ("A", "atoms", "value"), [(-1.0, 2, 165.84), (-1.0, 3, 165.84), (8.0, 3, 278.0), (8.0, 4, 278.0)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("A", "atoms", "value"), [(-1.0, 3, 165.84), (8.0, 3, 278.0)])
 def test_worst_measures_are_few_unbalanced_diracs(A, atoms, value):
     f = hs.Attention.single_head(A=A * ONE, V=ONE)
     worst = hs.maximise(f, n=atoms, domain=hs.Ball(2.0), weights=True, steps=300)
@@ -62,7 +62,9 @@ def test_worst_measures_are_few_unbalanced_diracs(A, atoms, value):
 
 def test_a_search_over_masses_starts_where_it_is_told(rng):
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    mu = hs.Measure(torch.randn(3, 2, dtype=torch.float64, generator=rng), torch.tensor([0.5, 0.3, 0.2]).double())
+    mu = hs.DiscreteMeasure(
+        torch.randn(3, 2, dtype=torch.float64, generator=rng), torch.tensor([0.5, 0.3, 0.2]).double()
+    )
     here = float(hs.local_lipschitz(f, mu).lower)
     worst = hs.maximise(f, n=4, domain=hs.Ball(4.0), weights=True, steps=0, starts=[mu])
     assert worst.value >= here * (1 - 1e-9)
@@ -83,13 +85,14 @@ def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
     assert domain.shape == (None, None)
 
 
+@pytest.mark.slow
 def test_the_map_of_pairs_is_that_of_splitting():
-    found = hs.splitting_map(A=-1.0, V=2.0, span=6.0, step=1.5)
+    found = hs.splitting_map(A=-1.0, V=2.0, span=6.0, step=2.0)
     f = hs.Attention.single_head(A=-ONE, V=2 * ONE)
     for i, x in enumerate(found.grid):
         for j, y in enumerate(found.grid):
             if x != y:
-                there = hs.splitting(f, hs.Measure(torch.stack((x, y))[:, None]), rtol=1e-9)
+                there = hs.splitting(f, hs.DiscreteMeasure(torch.stack((x, y))[:, None]), rtol=1e-9)
                 assert_close(float(found.move[i, j]), there.move)
                 assert_close(float(found.split[i, j]), there.split, atol=1e-12, rtol=1e-7)
 

@@ -1,12 +1,18 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES
-from oracles import dense_jacobian
+from draws import gaussian
+from oracles import dense_by_rows, dense_jacobian, top
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.errors import AssumptionError, HowsmoothError, NonFiniteError
 
 
 class Fused(nn.Module):
@@ -43,6 +49,7 @@ def assert_products(J, dense, X, rng):
     assert_close(J.vjp(G).flatten(), dense.mT @ G.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_autograd_and_closed_form_agree(case, rng):
     f, X = case.build(rng)
@@ -115,3 +122,185 @@ def test_vectors_and_one_big_input_are_single_operators(rng):
     X = torch.randn(2, 3, 4, dtype=torch.float64, generator=rng)
     mixing = hs.JacobianOperator(lambda X: X.sum(0, keepdim=True).expand_as(X), X, batch_axes=0)
     assert_close(hs.spectral_norm(mixing, rtol=1e-9).lower, torch.tensor(2.0).double())
+
+
+def seeded(module, rng):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype) * 0.5)
+    return module
+
+
+class FusedHeads(nn.Module):
+    """A module around PyTorch's fused attention, with dropout while training."""
+
+    def __init__(self, causal=False):
+        super().__init__()
+        self.project, self.causal = nn.Linear(8, 24, dtype=torch.float64), causal
+
+    def forward(self, X):
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(-3, -2) for t in self.project(X).chunk(3, -1))
+        p = 0.5 if self.training else 0.0
+        return scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=p).transpose(-3, -2).flatten(-2)
+
+
+MODULES = {
+    "linear": lambda: nn.Linear(8, 5, dtype=torch.float64),
+    "mlp": lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 3)).double(),
+    "layer norm": lambda: nn.LayerNorm(8, dtype=torch.float64),
+    "fused": FusedHeads,
+    "fused causal": lambda: FusedHeads(causal=True),
+    "post-norm encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64),
+    "pre-norm encoder": lambda: nn.TransformerEncoderLayer(
+        8, 2, 16, batch_first=True, norm_first=True, dtype=torch.float64
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_measured_as_their_dense_jacobian_in_eval_mode(rng, name):
+    module = seeded(MODULES[name](), rng).eval()
+    X = gaussian(rng, 3, 5, 8)
+    truth = torch.stack([top(dense_by_rows(module, x)) for x in X])
+    module.train()
+    estimate = hs.local_lipschitz(module, X, generator=rng)
+    assert all(part.training for part in module.modules())
+    assert (estimate.lower <= truth * (1 + 1e-10)).all()
+    assert (estimate.upper >= truth * (1 - 1e-10)).all()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_autograd_products_equal_the_dense_jacobian(rng, name):
+    module = seeded(MODULES[name](), rng).eval()
+    X = gaussian(rng, 5, 8)
+    J = dense_by_rows(module, X)
+    operator = hs.JacobianOperator(module.train(), X)
+    E, G = gaussian(rng, 5, 8), gaussian(rng, *operator.codomain)
+    assert_close(operator.jvp(E).flatten(), J @ E.flatten())
+    assert_close(operator.vjp(G).flatten(), J.mT @ G.flatten())
+    assert_close(operator.vjp(G).flatten(), J.mT @ G.flatten())  # the cached pullback serves twice
+    assert module.training
+
+
+def test_parts_that_were_in_eval_mode_stay_there(rng):
+    module = seeded(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Dropout(0.5)).double(), rng).train()
+    module[2].eval()
+    hs.local_lipschitz(module, gaussian(rng, 5, 8))
+    assert [part.training for part in module.modules()] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("fault", ["raises", "tuple", "nan"])
+def test_modules_are_restored_after_an_error(rng, fault):
+    class Faulty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, X):
+            if fault == "raises":
+                raise ZeroDivisionError("the module's own error")
+            return (X, X) if fault == "tuple" else X / 0
+
+    module = Faulty().train()
+    expected = {"raises": ZeroDivisionError, "tuple": HowsmoothError, "nan": NonFiniteError}[fault]
+    with pytest.raises(expected):
+        hs.local_lipschitz(module, gaussian(rng, 5, 8))
+    assert module.training
+    assert module.dropout.training
+
+
+def test_measuring_a_module_leaves_no_gradients_and_no_statistics_behind(rng):
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(5)).double().train()
+    X = gaussian(rng, 2, 5, 8).requires_grad_()
+    before = module[1].running_mean.clone()
+    hs.local_lipschitz(module, X)
+    assert X.grad is None
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())
+    assert torch.equal(module[1].running_mean, before)
+    assert module[1].num_batches_tracked == 0
+
+
+def test_gradients_may_be_switched_off_around_the_call(rng):
+    module, X = seeded(nn.Linear(8, 8, dtype=torch.float64), rng), gaussian(rng, 5, 8)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    truth = top(dense_jacobian(f, X))
+    with torch.no_grad():
+        assert_close(hs.local_lipschitz(module, X).lower, top(module.weight), rtol=1e-3, atol=0)
+        assert_close(hs.local_lipschitz(f, X).lower, truth, rtol=1e-3, atol=0)
+        assert not torch.is_grad_enabled()
+
+
+def test_callables_that_return_operators_are_measured(rng):
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    X = gaussian(rng, 5, 8)
+    estimate = hs.local_lipschitz(lambda Z: f.jacobian(Z, memory=0), X)
+    assert_close(estimate.lower, top(dense_jacobian(f, X)), rtol=1e-3, atol=0)
+
+
+def test_plain_functions_are_measured(rng):
+    X = gaussian(rng, 5, 8)
+    estimate = hs.local_lipschitz(lambda Z: torch.cat([Z.sin(), Z.square()], 0)[:, ::2], X, rtol=1e-8, generator=rng)
+    truth = torch.sqrt(X[:, ::2].cos().square() + 4 * X[:, ::2].square()).max()
+    assert_close(estimate.lower, truth)
+
+
+def test_maps_without_a_gradient_are_zero(rng):
+    estimate = hs.local_lipschitz(lambda Z: torch.ones(5, 8).double(), gaussian(rng, 5, 8))
+    assert estimate.status is hs.Status.ZERO
+
+
+def test_an_operator_of_the_whole_batch_is_measured_with_batch_axes_zero(rng):
+    X = gaussian(rng, 3, 5, 8)
+    operator = hs.JacobianOperator(lambda Z: Z.sum(0), X, batch_axes=0)
+    assert tuple(operator.batch) == ()
+    assert tuple(operator.domain) == (3, 5, 8)
+    assert_close(hs.spectral_norm(operator).lower, torch.tensor(3.0).double().sqrt(), rtol=1e-3, atol=0)
+
+
+def test_inference_mode_does_not_change_the_measurement(rng):
+    module = nn.Linear(8, 8, dtype=torch.float64)
+    X = gaussian(rng, 5, 8)
+    with torch.inference_mode():
+        estimate = hs.local_lipschitz(module, X, generator=rng)
+    truth = top(module.weight.detach())
+    assert estimate.lower <= truth * (1 + 1e-10)
+    assert estimate.upper >= truth * (1 - 1e-10)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """x ↦ x² with a backward that cannot be differentiated again, like most fused kernels."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+def test_functions_that_cannot_be_differentiated_twice_are_refused(rng):
+    with pytest.raises(AssumptionError, match="do not belong to one matrix"):  # and not 0 with the status ZERO
+        hs.local_lipschitz(OnceDifferentiable.apply, gaussian(rng, 5, 8), generator=rng)
+
+
+@pytest.mark.slow
+def test_modules_are_measured_without_a_warning_in_a_fresh_process():
+    program = "import torch, howsmooth as hs; hs.local_lipschitz(torch.nn.Linear(4, 4), torch.ones(3, 4))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-400:]
+
+
+def test_callables_that_return_one_number_are_measured(rng):
+    X = gaussian(rng, 5, 8)
+    estimate = hs.local_lipschitz(lambda Z: Z.square().sum(), X)
+    assert_close(estimate.lower, 2 * X.norm(), rtol=1e-3, atol=0)
+
+
+def test_modules_that_begin_in_place_are_measured(rng):
+    X = gaussian(rng, 5, 8)
+    estimate = hs.local_lipschitz(nn.Sequential(nn.ReLU(inplace=True)), X, generator=rng)
+    assert_close(estimate.lower, torch.tensor(1.0).double(), rtol=1e-3, atol=0)

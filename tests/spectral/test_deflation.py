@@ -1,6 +1,8 @@
 import pytest
 import torch
+from draws import gaussian
 from oracles import Diagonal, dense_jacobian
+from spectral.spectra import SPECTRA, with_spectrum
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -42,3 +44,43 @@ def test_a_compressed_head_gives_its_values(rng):
     found = hs.singular_values(f.jacobian(X), k=3, rtol=1e-8, generator=rng)
     assert found.right.shape == (3, 5, 64)
     assert_close(found.values, torch.linalg.svdvals(dense_jacobian(f, X))[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_largest_singular_values_come_with_vectors(rng, name):
+    k = 4
+    matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 80)
+    found = hs.singular_values(hs.Dense(matrix), k=k, rtol=1e-6, generator=rng)
+    truth = torch.linalg.svdvals(matrix)[:k]
+    scale = truth[0]
+    assert found.values.shape == (k,)
+    assert found.right.shape == (k, 80)
+    assert found.left.shape == (k, 60)
+    assert (found.values <= truth + 1e-10 * scale).all()
+    assert (found.values >= truth * (1 - 1e-6) - 1e-10 * scale).all()
+    assert (found.upper >= truth - 1e-10 * scale).all()
+    assert_close(found.right @ found.right.mT, torch.eye(k).double())
+    assert (found.values[:-1] >= found.values[1:] - 1e-10 * scale).all()
+    for value, right, left in zip(found.values, found.right, found.left, strict=True):
+        assert (matrix @ right - value * left).norm() <= 2e-3 * scale
+
+
+def test_batched_singular_values_equal_single_ones(rng):
+    matrices = gaussian(rng, 3, 12, 9)
+    found = hs.singular_values(hs.Dense(matrices), k=9, rtol=1e-8, generator=rng)
+    assert_close(found.values, torch.linalg.svdvals(matrices), rtol=1e-7, atol=1e-9)
+
+
+def test_singular_values_of_attention_equal_the_dense_ones(rng):
+    f = hs.Attention.random(heads=2, d=4, causal=True, dtype=torch.float64, generator=rng)
+    X = gaussian(rng, 6, 4)
+    found = hs.singular_values(f.jacobian(X), k=5, rtol=1e-6, generator=rng)
+    assert_close(found.values, torch.linalg.svdvals(dense_jacobian(f, X))[:5], rtol=1e-6, atol=0)
+    assert found.right.shape == (5, 6, 4)
+
+
+def test_a_large_neighbour_in_the_batch_does_not_widen_the_bounds(rng):
+    small = torch.tensor([1e-5, 7.8e-6, 1e-7, 1e-8])
+    values = hs.singular_values(hs.Dense(torch.stack((torch.diag(small), 1e6 * torch.eye(4)))), k=2, generator=rng)
+    assert float(values.upper[0, 1]) <= 8e-6

@@ -1,99 +1,91 @@
-"""Small work for sweeps, and the command line in this process."""
+"""One small model, in memory and in a folder, and the beginning of a book: what most studies are tried on."""
 
-import dataclasses
-import sys
-from dataclasses import dataclass
+import logging
 
-import jaxtyping
+import distributed
 import pytest
 import torch
-import transformers
+from asked import windows
+from small import beginning, folder_model, module, save_model, tokenizer
 
-from howsmooth.cli.app import main
-from howsmooth.models.builtin import built_in_path
+import howsmooth as hs
 from howsmooth.models.text import read_text
-from howsmooth.studies.records import Record
-from howsmooth.studies.tasks import Task
+from howsmooth.studies.resources import Resources
+
+__all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def howsmooth(monkeypatch, capsys, tmp_path):
-    """Run the command line in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["howsmooth", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Result(code=stop.value.code or 0, out=captured.out, err=captured.err)
-
-    return run
-
-
-@pytest.fixture
-def untyped():
-    """Let a test give what the annotations forbid."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def alice_tasks():
-    """Return tasks on windows of Alice with MiniLM, which take milliseconds each."""
-
-    def make(*, layers=(0,), lengths=(8,), maps=("head:0",), windows=2, **others):
-        return [
-            Task(
-                model="minilm",
-                text="alice",
-                digest=read_text().digest,
-                layer=layer,
-                map=part,
-                length=length,
-                window=window,
-                **others,
-            )
-            for layer in layers
-            for length in lengths
-            for part in maps
-            for window in range(windows)
-        ]
-
-    return make
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep the tests on a cluster in one process, so that it is started once."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
-def save_model():
-    """Save a small model with random weights and MiniLM's tokenizer in a folder."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(built_in_path("minilm"))
+def digest(beginning):
+    return read_text(beginning).digest
 
-    def save(folder, seed=0):
-        torch.manual_seed(seed)
-        sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
-        model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=30522, max_position_embeddings=40))
-        for parameter in model.parameters():
-            parameter.data = 0.3 * torch.randn(parameter.shape)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
 
-    return save
+@pytest.fixture(scope="session")
+def loaded(module, tokenizer):
+    """Return small models in memory, in float64, each built once."""
+    known = {}
+
+    def load(family="bert", seed=0):
+        if (family, seed) not in known:
+            known[family, seed] = hs.load(module(family, seed), dtype=torch.float64, tokenizer=tokenizer)
+        return known[family, seed]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def tiny(loaded):
+    return loaded()
 
 
 @pytest.fixture
-def untimed():
-    """Return records by key, without what differs from run to run."""
+def resources(tiny):
+    return Resources([tiny])
 
-    def strip(records: list[Record]) -> dict[str, Record]:
-        return {record.task.key: dataclasses.replace(record, seconds=0.0) for record in records}
 
-    return strip
+@pytest.fixture(scope="session")
+def small(beginning):
+    """Return a small question for ``hs.measure``."""
+    return {"text": beginning, "layers": [0, 1], "lengths": [4, 6], "sequences": 2}
+
+
+@pytest.fixture(scope="session")
+def usual(tiny, small):
+    """Return the answer to the small question, to compare with."""
+    return hs.measure(tiny, **small)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """Return the address of a cluster of one worker process, on this machine alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with distributed.LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+            local_directory=str(tmp_path_factory.mktemp("dask")),
+            silence_logs=logging.CRITICAL,
+        ) as found:
+            yield found.scheduler_address
+
+
+@pytest.fixture
+def asks(tiny, beginning, digest):
+    """Return asks at windows of the text with the small model."""
+
+    def make(**choices):
+        return windows(tiny.name, **{"place": beginning, "digest": digest} | choices)
+
+    return make

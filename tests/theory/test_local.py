@@ -1,12 +1,17 @@
+import dataclasses
 import math
 
 import pytest
 import torch
-from cases import CASES, layer
+from cases import CASES, SINGLE, UNCOVERED, D, N, layer
+from draws import gaussian, number
 from oracles import constant
+from theory.around import constants, norms, small_layer, weights_of
+from theory.forms import ROUNDING, form
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.errors import AssumptionError
 from howsmooth.theory.local import local_uppers, softmax_slope
 from howsmooth.theory.views import views
 
@@ -17,13 +22,13 @@ def is_one_attention(case) -> bool:
     return isinstance(f, hs.Attention) and f.query.ndim == 3 and f(X).ndim == 2
 
 
-PLAIN = [case for case in CASES if is_one_attention(case)]
+PLAIN = [case for case in CASES if is_one_attention(case) and case not in UNCOVERED]
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
 def test_the_local_certificate_holds_for_every_feature(case, rng):
     f, X = case.build(rng)
-    for scale in (0.1, 0.5, 1.0, 2.0):
+    for scale in (0.1, 2.0):
         truth = float(constant(f, scale * X))
         upper = hs.bounds.local_upper(f, scale * X).value
         assert truth <= upper * (1 + 1e-10)
@@ -63,6 +68,7 @@ def test_the_softmax_slope_bounds_its_derivative(rng):
         assert_close(softmax_slope(torch.full((1, n), 1 / n, dtype=torch.float64)), 1 / n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_from_the_attention_map_holds(rng, causal):
     for _draw in range(4):
@@ -104,3 +110,137 @@ def test_the_norm_of_the_weights_is_bounded_closely(rng, causal):
         (view,) = views(hs.Attention.single_head(A=A, V=torch.eye(4, dtype=torch.float64), causal=causal), X)
         exact = float(torch.linalg.matrix_norm(view.P, 2))
         assert exact * (1 - 1e-12) <= view.norm_P() <= 1.05 * exact
+
+
+def families(rng, n, d):
+    """Inputs of every kind: Gaussian of four scales, clustered, few distinct, equal, on a line, one far token."""
+    G = gaussian(rng, n, d)
+    kinds = gaussian(rng, 2, d)[torch.randint(2, (n,), generator=rng)]
+    far = 0.1 * G.clone()
+    far[0] = 10 * gaussian(rng, d)
+    line = gaussian(rng, n, 1) * gaussian(rng, 1, d)
+    return [
+        0.05 * G,
+        0.5 * G,
+        2 * G,
+        10 * G,
+        G[:1] + 0.01 * gaussian(rng, n, d),
+        3 * kinds,
+        G[:1].repeat(n, 1),
+        line,
+        far,
+    ]
+
+
+# the local bound covers all of them; a bound from the attention map alone need not
+FOREIGN_TO_THE_MAP = ("soft cap", "norm", "rotary", "frequencies", "everything")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["local_upper", "attention_map_upper"])
+@pytest.mark.parametrize(
+    "case", [case for case in SINGLE if "grouped" not in case.name or case.name.startswith("causal window")], ids=str
+)
+def test_bounds_at_one_input_hold_for_masks_biases_rotary_and_heads(rng, case, name):
+    f, X = case.build(rng)
+    if name == "attention_map_upper" and any(word in case.name for word in FOREIGN_TO_THE_MAP):
+        with pytest.raises(AssumptionError, match="use local_upper"):
+            hs.bounds.attention_map_upper(f, X)
+        return
+    inputs = torch.stack([X, *families(rng, N, D)[3:9:5]])
+    for Z, truth in zip(inputs, constants(f, inputs).tolist(), strict=True):
+        assert truth <= getattr(hs.bounds, name)(f, Z).value * ROUNDING
+
+
+# one-hot weights: what is left of the third term is rounding, and no symmetric matrix any more
+@pytest.mark.parametrize("seed", [326, 344, 440, 456, 465, 490, 522, 537, 1728, 1945])
+def test_rounding_does_not_make_the_local_bound_vanish(seed):
+    rng = torch.Generator().manual_seed(seed)
+    (case,) = (case for case in SINGLE if case.name == "one narrow head")
+    f, _X = case.build(rng)
+    X = 10 * gaussian(rng, N, D)
+    assert constant(f, X).item() <= hs.bounds.local_upper(f, X).value * ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [1, 4])
+def test_bounds_at_one_input_hold_for_heads_of_every_kind(rng, d, causal):
+    G = gaussian(rng, d, d)
+    forms = [G, -torch.eye(d).double(), torch.linalg.qr(G)[0], torch.triu(G, 1), G[:1].mT @ G[:1]]
+    for A, n in zip(forms, (6, 2, 5, 8, 1), strict=True):
+        f, inputs = form(A, gaussian(rng, 3, d), causal=causal), torch.stack(families(rng, n, d))
+        for Z, truth in zip(inputs, constants(f, inputs).tolist(), strict=True):
+            assert truth <= hs.bounds.local_upper(f, Z).value * ROUNDING
+            assert truth <= hs.bounds.attention_map_upper(f, Z).value * ROUNDING
+
+
+def certificate(f, X):
+    """docs/theory.md §3, at one input, term by term."""
+    A, V, P = weights_of(f, X)
+    covariances, thirds = [], []
+    for i in range(len(X)):
+        centred = X - P[i] @ X
+        covariances.append(norms((P[i, :, None] * centred).mT @ centred @ A))
+        spread = torch.linalg.eigvalsh((P[i, :, None] ** 2 * centred).mT @ centred)[-1].clamp(min=0)
+        thirds.append((A @ X[i]).square().sum() * spread)
+    return norms(V) * (norms(P) + max(covariances) + torch.stack(thirds).sum().sqrt())
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_local_bound_is_at_most_its_formula_and_at_most_the_bound_of_the_ball(rng, causal):
+    for Z in families(rng, 9, 4):
+        f = form(gaussian(rng, 4, 4), gaussian(rng, 3, 4), causal=causal)
+        value = hs.bounds.local_upper(f, Z).value
+        # norms inside the formula may be replaced by close upper bounds that need no iteration
+        assert value <= certificate(f, Z).item() * 1.001
+        radius = Z.norm(dim=-1).max().item()
+        assert value <= hs.bounds.sharp_upper(f, n=9, radius=radius).value * 1.001
+
+
+@pytest.mark.slow
+def test_bounds_at_one_input_hold_for_long_sequences_and_wide_layers(rng):
+    f = hs.Attention.random(heads=4, d=64, dtype=torch.float64, generator=rng)
+    for scale in (0.3, 3.0):
+        X = scale * gaussian(rng, 200, 64)
+        lower = hs.local_lipschitz(f, X, generator=rng).lower.item()
+        assert lower <= hs.bounds.local_upper(f, X).value
+        assert lower <= hs.bounds.attention_map_upper(f, X).value
+
+
+def test_the_local_bound_is_exact_where_all_tokens_are_equal(rng):
+    for causal in (False, True):
+        f = form(gaussian(rng, 4, 4), gaussian(rng, 3, 4), causal=causal)
+        X = gaussian(rng, 1, 4).repeat(6, 1)
+        assert_close(number(hs.bounds.local_upper(f, X).value), constant(f, X))
+
+
+@pytest.mark.parametrize("name", ["local_upper", "attention_map_upper"])
+def test_bounds_at_one_input_change_with_the_constant_only(rng, name):
+    bound = getattr(hs.bounds, name)
+    f, X = small_layer(rng, d=4), gaussian(rng, 6, 4)
+    value = number(bound(f, X).value)
+    U = torch.linalg.qr(gaussian(rng, 4, 4))[0]
+    turned = dataclasses.replace(f, query=f.query @ U.mT, key=f.key @ U.mT, value=f.value @ U.mT)
+    assert_close(number(bound(turned, X @ U.mT).value), value)
+    assert_close(number(bound(dataclasses.replace(f, value=-2 * f.value), X).value), 2 * value)
+    assert_close(number(bound(dataclasses.replace(f, query=f.query / 9), 3 * X).value), value)
+    assert_close(number(bound(f, X[torch.randperm(6, generator=rng)]).value), value)
+
+
+@pytest.mark.parametrize("name", ["local_upper", "attention_map_upper"])
+def test_bounds_at_one_input_are_deterministic_upper_bounds(rng, name):
+    f, X = small_layer(rng), gaussian(rng, 5, 3)
+    bound = getattr(hs.bounds, name)(f, X)
+    assert bound.value == getattr(hs.bounds, name)(f, X).value
+    assert bound.side.name == "UPPER"
+    assert bound.name == name
+    assert bound.confidence == 1.0
+    assert_close(bound.log_value, math.log(bound.value))
+
+
+def test_the_local_bound_is_far_below_the_bound_of_the_ball_at_typical_inputs(rng):
+    f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, generator=rng)
+    X = gaussian(rng, 64, 16)
+    ball = hs.bounds.sharp_upper(f, n=64, radius=X.norm(dim=-1).max().item()).value
+    assert hs.bounds.local_upper(f, X).value < ball / 3

@@ -3,7 +3,11 @@ import math
 
 import pytest
 import torch
+from draws import gaussian, number
 from safetensors import safe_open
+from theory.forms import LAYERS, form, rotation, with_mask
+from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, bound
+from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.results import Ladder, Side, lower_bound, safe_digits, upper_bound
@@ -14,15 +18,15 @@ EYE = torch.eye(2, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("value", "side", "text"),
     [
-        (2.0, Side.UPPER, "2.0000"),
+        (2.0, Side.UPPER, "2"),
         (2.00001, Side.UPPER, "2.0001"),
-        (2.00009, Side.LOWER, "2.0000"),
-        (123456.0, Side.LOWER, "123450"),
-        (123456.0, Side.UPPER, "123460"),
+        (2.00009, Side.LOWER, "2"),
+        (123456.0, Side.LOWER, "123,450"),
+        (123456.0, Side.UPPER, "123,460"),
         (0.0012345678, Side.UPPER, "0.0012346"),
         (0.0, Side.UPPER, "0"),
-        (3.67231e12, Side.UPPER, "3.6724e12"),
-        (9.99999e9, Side.LOWER, "9.9999e9"),
+        (3.67231e12, Side.UPPER, "3.6724·10¹²"),
+        (9.99999e9, Side.LOWER, "9.9999·10⁹"),
     ],
 )
 def test_digits_round_to_the_safe_side(value, side, text):
@@ -33,13 +37,13 @@ def test_a_bound_beyond_the_largest_float_is_a_power_of_ten():
     bound = hs.bounds.mean_field_upper(hs.Attention.single_head(A=EYE, V=EYE), radius=math.sqrt(1000))
     assert bound.value == math.inf
     assert bound.log_value == pytest.approx(2000 + math.log(3001))
-    assert bound.digits == "10^873"
+    assert bound.digits == "10⁸⁷³"
     assert json.loads(bound.to_json())["value"] is None
 
 
 def test_bounds_say_what_they_are():
-    assert repr(upper_bound(0.0, "name", "somewhere", "a theorem")) == "Bound: Lip ≤ 1.0000 on somewhere (a theorem)"
-    assert "≥ 1.0000" in repr(lower_bound(0.0, "name", "somewhere", "a theorem"))
+    assert repr(upper_bound(0.0, "name", "somewhere", "a theorem")) == "Bound: Lip ≤ 1 on somewhere (a theorem)"
+    assert "≥ 1 on" in repr(lower_bound(0.0, "name", "somewhere", "a theorem"))
 
 
 def test_a_ladder_goes_from_the_lowest_lower_bound_to_the_highest_upper_one():
@@ -81,6 +85,7 @@ def test_a_table_of_bounds_reads_back_whole_though_a_bound_exceed_the_largest_fl
     assert Ladder.from_json(ladder.to_json()) == ladder
 
 
+@pytest.mark.slow
 def test_a_table_that_looks_at_fewer_heads_is_no_higher(rng):
     layer = hs.Attention.random(heads=3, d=6, dtype=torch.float64, generator=rng)
     whole, quick = (hs.bounds.table(layer, n=9, radius=3.0, heads=heads) for heads in (None, 1))
@@ -96,3 +101,66 @@ def test_results_show_themselves():
     assert "Lip" in witness._repr_html_()
     assert "<table>" in ladder._repr_html_()
     assert "sharp_upper" in repr(ladder)
+
+
+@pytest.mark.parametrize("name", WITH_N + WITHOUT_N + LOWERS_WITH_N + LOWERS_WITHOUT_N)
+def test_a_bound_carries_its_side_its_name_and_its_theorem(name):
+    f = with_mask(form(-torch.eye(2).double()), name.startswith("masked"))
+    b = bound(name, f, n=10, radius=1.1)
+    assert b.side.name.lower() == name.rsplit("_", 1)[1]
+    assert b.name == name
+    assert b.source
+    assert b.domain
+    assert b.confidence == 1.0
+    assert isinstance(b.value, float)
+    assert_close(number(b.log_value), number(math.log(b.value)))
+    assert json.loads(b.to_json())["value"] == b.value
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1.0, 40.0, 1e4])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_table_is_sorted_and_brackets_the_constant(rng, radius, causal):
+    f = with_mask(form(gaussian(rng, 3, 3), gaussian(rng, 3, 3)), causal)
+    ladder = hs.bounds.table(f, n=40, radius=radius)
+    sides = [b.side.name for b in ladder.rungs]
+    assert sides == sorted(sides)  # LOWER before UPPER
+    for side in ("LOWER", "UPPER"):
+        logs = [b.log_value for b in ladder.rungs if b.side.name == side]
+        assert logs == sorted(logs)
+    assert ladder.lower.log_value <= ladder.upper.log_value
+    names = [b.name for b in ladder.rungs] + [r.name for r in ladder.refused]
+    assert len(set(names)) == len(names)
+    assert {*WITH_N, "sharp_lower"} <= {b.name for b in ladder.rungs}
+    assert all(r.reason for r in ladder.refused)
+    assert "sharp_upper" in repr(ladder)
+    assert json.loads(ladder.to_json())["bounds"]
+
+
+def test_the_table_holds_what_the_functions_say_and_names_what_they_refuse(rng):
+    f = form(rotation(4), gaussian(rng, 4, 4))  # no real eigenvalue
+    ladder = hs.bounds.table(f, n=20, radius=0.9)
+    for rung in ladder.rungs:
+        assert_close(number(rung.value), number(bound(rung.name, f, n=20, radius=0.9).value))
+    assert "discrete_lower" in {r.name for r in ladder.refused}
+
+
+@pytest.mark.slow
+def test_the_table_of_a_layer_has_an_upper_end(rng):
+    for kind in ("mixed heads", "query bias", "causal rotary"):
+        f = LAYERS[kind](rng)
+        assert math.isfinite(hs.bounds.table(f, n=5, radius=2.0).upper.value)
+
+
+def test_results_are_written_down(rng, tmp_path):
+    from safetensors.torch import load_file
+
+    f = form(-torch.eye(2).double())
+    bracket = hs.bracket(f, n=6, radius=3.0)
+    data = json.loads(bracket.to_json())
+    assert data["ratio"] == bracket.ratio
+    assert data["lower"]["value"] == bracket.lower.value
+    bracket.lower.save(tmp_path / "witness.safetensors")
+    loaded = load_file(tmp_path / "witness.safetensors")
+    assert_close(loaded["tokens"], bracket.lower.tokens)
+    attained = f.jacobian(loaded["tokens"]).jvp(loaded["direction"]).norm()
+    assert_close(attained, bracket.lower.measured.lower)

@@ -28,3 +28,9 @@ def test_norms_of_flat_and_tall_matrices_are_bounded_closely(rng):
         found = largest_norms(x)
         assert bool((found >= exact * (1 - 1e-13)).all())
         assert bool((found <= 1.05 * exact).all())
+
+
+def test_rounding_that_is_not_symmetric_has_a_bound_too():
+    turn = 1e-17 * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    assert float(largest_eigenvalues(turn + 1e-20 * torch.eye(2, dtype=torch.float64))) >= 1e-20
+    assert float(largest_eigenvalues(turn)) == 0

@@ -13,9 +13,9 @@ import howsmooth as hs
 from howsmooth.transport.wasserstein import conditional_plan, transport_plan
 
 
-def random_measure(rng, n, d, equal=False, positions=None) -> hs.Measure:
+def random_measure(rng, n, d, equal=False, positions=None) -> hs.DiscreteMeasure:
     weights = torch.ones(n) if equal else torch.rand(n, generator=rng) + 0.05
-    return hs.Measure(torch.randn(n, d, generator=rng).double(), (weights / weights.sum()).double(), positions)
+    return hs.DiscreteMeasure(torch.randn(n, d, generator=rng).double(), (weights / weights.sum()).double(), positions)
 
 
 def by_pot(mu, nu, p) -> float:
@@ -41,6 +41,7 @@ def test_on_the_line_it_is_that_of_scipy(rng):
     assert_close(float(hs.wasserstein(mu, nu, p=1)), expected)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), p=st.sampled_from([1, 2, 4]), d=st.integers(1, 3))
 def test_it_is_a_metric(seed, p, d):
     rng = torch.Generator().manual_seed(seed)
@@ -65,22 +66,22 @@ def test_a_translation_costs_its_length(rng, shift):
 def test_its_gradient_is_that_of_finite_differences(rng):
     mu, nu = random_measure(rng, 5, 2), random_measure(rng, 4, 2)
     X = mu.points.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(hs.wasserstein(hs.Measure(X, mu.weights), nu), X)
+    (gradient,) = torch.autograd.grad(hs.wasserstein(hs.DiscreteMeasure(X, mu.weights), nu), X)
     E = torch.randn(5, 2, generator=rng).double()
-    near = [float(hs.wasserstein(hs.Measure(mu.points + t * E, mu.weights), nu)) for t in (1e-6, -1e-6)]
+    near = [float(hs.wasserstein(hs.DiscreteMeasure(mu.points + t * E, mu.weights), nu)) for t in (1e-6, -1e-6)]
     assert (near[0] - near[1]) / 2e-6 == pytest.approx(float((gradient * E).sum()), rel=1e-6)
     Y = nu.points.clone().requires_grad_()
-    (itself,) = torch.autograd.grad(hs.wasserstein(hs.Measure(Y, nu.weights), nu), Y)
+    (itself,) = torch.autograd.grad(hs.wasserstein(hs.DiscreteMeasure(Y, nu.weights), nu), Y)
     assert bool((itself == 0).all())
 
 
 def test_the_conditional_distance_couples_each_position_alone(rng):
     positions = torch.tensor([0.2, 0.2, 0.2, 0.8, 0.8], dtype=torch.float64)
-    mu = hs.Measure(torch.randn(5, 2, generator=rng).double(), None, positions)
-    nu = hs.Measure(torch.randn(5, 2, generator=rng).double(), None, positions.flip(0).sort().values)
+    mu = hs.DiscreteMeasure(torch.randn(5, 2, generator=rng).double(), None, positions)
+    nu = hs.DiscreteMeasure(torch.randn(5, 2, generator=rng).double(), None, positions.flip(0).sort().values)
     total = 0.0
     for s, mass in ((0.2, 0.6), (0.8, 0.4)):
-        a, b = (hs.Measure(m.points[m.positions == s]) for m in (mu, nu))
+        a, b = (hs.DiscreteMeasure(m.points[m.positions == s]) for m in (mu, nu))
         total += mass * by_pot(a, b, 2) ** 2
     assert_close(float(hs.conditional_wasserstein(mu, nu)), math.sqrt(total))
     coupling = conditional_plan(mu, nu).dense()
@@ -90,20 +91,36 @@ def test_the_conditional_distance_couples_each_position_alone(rng):
 
 def test_one_token_for_each_position_is_the_frobenius_norm(rng):
     X, Y = (torch.randn(6, 3, generator=rng).double() for _ in range(2))
-    mu, nu = (hs.Measure.from_sequence(Z, causal=True) for Z in (X, Y))
+    mu, nu = (hs.DiscreteMeasure.from_sequence(Z, causal=True) for Z in (X, Y))
     assert_close(hs.conditional_wasserstein(mu, nu), (X - Y).norm() / math.sqrt(6))
 
 
 def test_different_marginals_are_infinitely_far_apart():
     points = torch.zeros(2, 1)
-    mu = hs.Measure(points, None, torch.tensor([0.0, 1.0]))
-    assert math.isinf(hs.conditional_wasserstein(mu, hs.Measure(points, None, torch.tensor([0.0, 0.5]))))
-    assert math.isinf(hs.conditional_wasserstein(mu, hs.Measure(points, torch.tensor([0.3, 0.7]), mu.positions)))
+    mu = hs.DiscreteMeasure(points, None, torch.tensor([0.0, 1.0]))
+    assert math.isinf(hs.conditional_wasserstein(mu, hs.DiscreteMeasure(points, None, torch.tensor([0.0, 0.5]))))
     assert math.isinf(
-        hs.conditional_wasserstein(mu, hs.Measure(torch.zeros(3, 1), None, torch.tensor([0.0, 0.5, 1.0])))
+        hs.conditional_wasserstein(mu, hs.DiscreteMeasure(points, torch.tensor([0.3, 0.7]), mu.positions))
+    )
+    assert math.isinf(
+        hs.conditional_wasserstein(mu, hs.DiscreteMeasure(torch.zeros(3, 1), None, torch.tensor([0.0, 0.5, 1.0])))
     )
 
 
 def test_many_atoms_of_unequal_mass_are_solved(rng):
     mu, nu = random_measure(rng, 300, 5), random_measure(rng, 200, 5)
     assert np.isclose(float(hs.wasserstein(mu, nu)), by_pot(mu, nu, 2))
+
+
+def test_the_lightest_atom_counts():
+    m = 1e-15
+    weights = torch.tensor([1 - m, m], dtype=torch.float64)
+    near, far = (hs.DiscreteMeasure(torch.tensor([[0.0], [x]], dtype=torch.float64), weights) for x in (1.0, 1001.0))
+    assert float(hs.wasserstein(near, far)) == pytest.approx(1000 * m**0.5, rel=0.1)  # 1 − m has one digit of m
+
+
+def test_distances_far_from_the_origin_keep_their_digits(rng):
+    x, y = (torch.randn(30, 2, dtype=torch.float64, generator=rng) for _ in range(2))
+    here = hs.wasserstein(hs.DiscreteMeasure(1e-2 * x), hs.DiscreteMeasure(1e-2 * y))
+    there = hs.wasserstein(hs.DiscreteMeasure(1e6 + 1e-2 * x), hs.DiscreteMeasure(1e6 + 1e-2 * y))
+    assert float(there) == pytest.approx(float(here), rel=1e-6)

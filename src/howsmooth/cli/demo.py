@@ -1,9 +1,24 @@
 """``howsmooth demo``: measure a randomly initialised attention layer."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from howsmooth.cli.options import OptionJson, OptionSeed
+from howsmooth.cli.printing import print_json
+from howsmooth.errors import AssumptionError
+from howsmooth.memory import require_memory
+from howsmooth.wording import number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.maps.attention import Attention
+    from howsmooth.spectral.estimates import NormEstimate
+
+# Queries, keys, values and output; tokens, a direction, a response and what they are made from: float32 each.
+MATRICES, COPIES, FLOAT = 4, 4, 4
 
 
 def demo(
@@ -11,13 +26,20 @@ def demo(
     dimension: Annotated[int, typer.Option("--dimension", "-d", help="The dimension of a token.", min=1)] = 768,
     heads: Annotated[int, typer.Option(help="How many heads.", min=1)] = 12,
     causal: Annotated[bool, typer.Option(help="Whether a token sees only itself and the past.")] = False,
-    seed: Annotated[int, typer.Option(help="The seed of weights, tokens and solver.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    seed: OptionSeed = 0,
+    as_json: OptionJson = False,
 ) -> None:
     """Measure the local Lipschitz constant of a randomly initialised attention layer at random tokens.
 
     Example: howsmooth demo --tokens 256 --causal
     """
+    if dimension % heads:
+        raise AssumptionError(
+            f"--dimension must be a multiple of --heads, got {dimension} and {heads}.", field="dimension"
+        )
+    needed = FLOAT * dimension * (MATRICES * dimension + COPIES * tokens)
+    require_memory(needed, f"a layer of dimension {number(dimension)} with {number(tokens)} tokens", field="tokens")
+
     import torch
 
     import howsmooth as hs
@@ -27,20 +49,20 @@ def demo(
     X = torch.randn(tokens, dimension, generator=generator)
     estimate = hs.local_lipschitz(attention, X, generator=generator)
     if as_json:
-        typer.echo(json.dumps({"tokens": tokens, "seed": seed} | json.loads(estimate.to_json())))
-        return
-    _print_estimate(attention, tokens, estimate)
+        print_json({"tokens": tokens, "seed": seed} | json.loads(estimate.to_json()))
+    else:
+        _print_estimate(attention, tokens, estimate)
 
 
-def _print_estimate(attention: object, tokens: int, estimate: object) -> None:
+def _print_estimate(attention: "Attention", tokens: int, estimate: "NormEstimate") -> None:
     from rich.console import Console
 
-    import howsmooth as hs
-
-    assert isinstance(estimate, hs.NormEstimate)
     console = Console(highlight=False)
     console.print(estimate)
-    console.print(f"{attention} at {tokens} Gaussian tokens; {estimate.products} products with the Jacobian.")
-    moved, moves = estimate.token_sensitivity, estimate.token_response
-    console.print(f"Most sensitive token: {int(moved.argmax())}, with {float(moved.max()):.1%} of the worst direction.")
-    console.print(f"Most moved token: {int(moves.argmax())}, with {float(moves.max()):.1%} of the response.")
+    console.print(f"{attention} at {number(tokens)} Gaussian tokens; {estimate.products} products with the Jacobian.")
+    console.print(f"Most sensitive token: {_largest(estimate.token_sensitivity)} of the worst direction.")
+    console.print(f"Most moved token: {_largest(estimate.token_response)} of the response.")
+
+
+def _largest(shares: "Tensor") -> str:
+    return f"{int(shares.argmax())}, with {percent(round(float(shares.max()), 3))}"

@@ -22,14 +22,13 @@ def export(
         str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; records.FORMAT in the run by default.")
     ] = None,
 ) -> None:
-    """Write the records of a run as one table; the SQLite file itself has the same rows in its view `measurements`.
+    """Write the records of a run as one table; the SQLite file itself has a view with the same rows for each kind.
 
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
-    from howsmooth.studies.export import write_table
-    from howsmooth.studies.reading import open_run
+    from howsmooth.studies.runs.export import write_table
+    from howsmooth.wording import count
 
-    with open_run(run) as store:
-        target = Path(run) / f"records.{to}" if out is None else Path(out)
-        count = write_table(store, target, to)
-    typer.echo(f"{count} records in {target}.")
+    target = Path(run) / f"records.{to}" if out is None else Path(out)
+    records = write_table(run, target, to)
+    typer.echo(f"{count(records, 'record')} in {target}.")

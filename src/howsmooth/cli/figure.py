@@ -4,19 +4,10 @@ from typing import Annotated
 
 import typer
 
-NAMES = (
-    "constant_against_length",
-    "constant_against_radius",
-    "layers_by_length",
-    "heads_by_layer",
-    "bounds_ladder",
-    "sensitive_tokens",
-)
-
 
 def figure(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}, or as the report names it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As the report names it, or a part of that: length.")],
     output: Annotated[
         str, typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
     ],
@@ -29,12 +20,15 @@ def figure(
 
     Example: howsmooth figure runs/minilm-attention-1a2b3c constant_against_length -o growth.pdf
     """
-    from howsmooth.report.drawings import chart_named
-    from howsmooth.report.saving import checked_target, save_chart
-    from howsmooth.report.scales import straightened
-    from howsmooth.studies.reading import read_run
+    from howsmooth.report.saving import checked_target
 
     target = checked_target(output)
-    chart = chart_named(read_run(run), name, layer)
+
+    from howsmooth.report.drawing.scales import straightened
+    from howsmooth.report.figures import draw
+    from howsmooth.report.saving import save_chart
+    from howsmooth.studies.runs.reading import read_run
+
+    chart = draw(read_run(run), name, layer=layer)
     save_chart(straightened(chart) if linear else chart, target)
     typer.echo(f"{name} is in {target}.")

@@ -1,208 +1,30 @@
-"""Read the matrices of attention from files: the options that name them, and the map they make."""
+"""Arrays in files: .npz, .npy and .safetensors, read with care; what is damaged or too large ends in one sentence."""
 
-import dataclasses
 import difflib
+import io
+import math
 import os
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from howsmooth.cli.model_layers import read_layer
-from howsmooth.errors import AssumptionError, DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.memory import available_memory, gigabytes
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from howsmooth.maps.attention import Attention
-
 ENDINGS = (".npz", ".npy", ".safetensors")
-PANEL = "Weights (.npz, .npy or .safetensors)"
-
-
-def _file(name: str, text: str) -> typer.models.OptionInfo:
-    return typer.Option(f"--{name}", metavar="FILE[:KEY]", help=text, rich_help_panel=PANEL, show_default=False)
-
-
-OptionA = Annotated[str | None, _file("A", "The matrix of the scores, (d, d).")]
-OptionV = Annotated[str | None, _file("V", "The value matrix, (v, d); the identity if left out.")]
-OptionQuery = Annotated[str | None, _file("query", "Queries, (heads, k, d) or (heads·k, d).")]
-OptionKey = Annotated[str | None, _file("key", "Keys, (groups, k, d) or (groups·k, d).")]
-OptionValue = Annotated[str | None, _file("value", "Values, (groups, v, d) or (groups·v, d).")]
-OptionOutput = Annotated[str | None, _file("output", "Output projection, (heads, out, v) or (out, heads·v).")]
-OptionHeads = Annotated[
-    int | None, typer.Option("--heads", help="Heads in a 2-D matrix; 1 if left out.", rich_help_panel=PANEL)
-]
-OptionGroups = Annotated[
-    int | None,
-    typer.Option(
-        "--groups", help="Heads in 2-D keys and values; as many as queries if left out.", rich_help_panel=PANEL
-    ),
-]
-OptionScale = Annotated[
-    float | None,
-    typer.Option("--scale", help="What scores are multiplied by; with --A 1, else 1/√k.", rich_help_panel=PANEL),
-]
-OptionCausal = Annotated[
-    bool, typer.Option("--causal", help="A token sees only itself and the past.", rich_help_panel=PANEL)
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Where the weights of a layer are, as written on the command line: each ``FILE`` or ``FILE:KEY``.
-
-    Attributes:
-        A: The bilinear form of a single head.
-        V: The values of a single head; the identity if ``None``.
-        query: The queries of all heads.
-        key: The keys of all groups.
-        value: The values of all groups.
-        output: The output projection; heads are concatenated if ``None``.
-        heads: Into how many heads a 2-D matrix is split.
-        groups: Into how many groups 2-D keys and values are split.
-        scale: What scores are multiplied by.
-        causal: Whether a token sees only itself and the past.
-        model: A model whose layer stands in place of files.
-        layer: Which one.
-        part: Which part of it.
-        besides: What else the command takes in place of weights, in words.
-    """
-
-    A: str | None = None
-    V: str | None = None
-    query: str | None = None
-    key: str | None = None
-    value: str | None = None
-    output: str | None = None
-    heads: int | None = None
-    groups: int | None = None
-    scale: float | None = None
-    causal: bool = False
-    model: str | None = None
-    layer: int | None = None
-    part: str = "attention"
-    besides: str = ""
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """The files by the name of their option."""
-        named = {name: getattr(self, name) for name in ("A", "V", "query", "key", "value", "output")}
-        return {name: source for name, source in named.items() if source is not None}
-
-    @property
-    def about(self) -> dict[str, str]:
-        """What is kept beside an input that was built from these weights."""
-        from howsmooth import __version__
-
-        layer = {"model": self.model, "layer": str(self.layer), "map": self.part} if self.model is not None else {}
-        return {"howsmooth": __version__} | layer | self.sources
-
-    def __post_init__(self) -> None:
-        """Refuse options that contradict each other, before any file is opened."""
-        if self.model is not None or self.layer is not None:
-            self._require_model_alone()
-            return
-        given, single = set(self.sources), {"A", "V"}
-        if given & single and given - single:
-            raise AssumptionError(
-                f"give either --A and --V, or --query, --key and --value; got {_flags(self.sources)} together."
-            )
-        missing = [name for name in ("query", "key", "value") if name not in given]
-        if "A" not in given and missing:
-            raise AssumptionError(
-                f"give the weights: --A and --V for one head, or --query, --key and --value{self.besides}; "
-                f"got {_flags(self.sources) or 'none of them'}."
-            )
-        for name, many in (("heads", self.heads), ("groups", self.groups)):
-            if many is not None and many < 1:
-                raise AssumptionError(f"--{name} must be at least 1, got {many}.")
-            if many is not None and many != 1 and "A" in given:
-                raise AssumptionError(f"--{name} splits --query, --key and --value, but A is one head; leave it out.")
-
-    def _require_model_alone(self) -> None:
-        if self.model is None or self.layer is None:
-            missing = "--model" if self.model is None else "--layer"
-            raise AssumptionError(f"--model and --layer go together; {missing} is missing.")
-        flags = {"heads": self.heads, "groups": self.groups, "scale": self.scale, "causal": self.causal or None}
-        given = self.sources | {name: "" for name, value in flags.items() if value is not None}
-        if given:
-            raise AssumptionError(f"a layer of a model has its own weights, got {_flags(given)} too; leave them out.")
-
-    def read(self) -> "Attention":
-        """Read every file and build the layer; one dtype for all, float64 if any of them needs it."""
-        import torch
-
-        if self.model is not None and self.layer is not None:
-            return read_layer(self.model, self.layer, self.part)
-        read = {name: read_matrix(source, name) for name, source in self.sources.items()}
-        double = any(x.dtype == torch.float64 for x in read.values())
-        matrices = {name: x.to(torch.float64 if double else torch.float32) for name, x in read.items()}
-        return self._single_head(matrices) if "A" in matrices else self._stacked(matrices)
-
-    def _single_head(self, matrices: "dict[str, Tensor]") -> "Attention":
-        import torch
-
-        import howsmooth as hs
-
-        A = matrices["A"]
-        if A.ndim != 2 or A.shape[0] != A.shape[1]:
-            raise ShapeError(f"A must be a square matrix, (d, d), got the shape {tuple(A.shape)}.")
-        V = matrices.get("V", torch.eye(len(A), dtype=A.dtype))
-        if V.ndim != 2 or V.shape[1] != len(A):
-            raise ShapeError(
-                f"V must be a matrix with as many columns as A, (v, {len(A)}), got the shape {tuple(V.shape)}."
-            )
-        head = hs.Attention.single_head(A=A, V=V, causal=self.causal)
-        return head if self.scale is None else dataclasses.replace(head, scale=self.scale)
-
-    def _stacked(self, matrices: "dict[str, Tensor]") -> "Attention":
-        import howsmooth as hs
-
-        query = matrices["query"]
-        heads = self.heads or (len(query) if query.ndim == 3 else 1)
-        shared = [len(matrices[name]) for name in ("key", "value") if matrices[name].ndim == 3]
-        groups = self.groups or (shared[0] if shared else heads)
-        output = matrices.get("output")
-        return hs.Attention(
-            query=_split_rows(query, heads, "query", "heads"),
-            key=_split_rows(matrices["key"], groups, "key", "groups"),
-            value=_split_rows(matrices["value"], groups, "value", "groups"),
-            output=None if output is None else _split_columns(output, heads),
-            scale=self.scale,
-            positions=hs.Positions(causal=self.causal),
-        )
-
-
-def _flags(names: "dict[str, str]") -> str:
-    return ", ".join(f"--{name}" for name in names)
-
-
-def _split_rows(x: "Tensor", parts: int, name: str, option: str) -> "Tensor":
-    """Give a 2-D matrix its head axis: ``(parts · rows, d)`` becomes ``(parts, rows, d)``."""
-    _require_split(x, parts, name, option, axis=0)
-    return x if x.ndim == 3 else x.unflatten(0, (parts, -1))
-
-
-def _split_columns(x: "Tensor", heads: int) -> "Tensor":
-    """Give a 2-D output projection its head axis: ``(out, heads · v)`` becomes ``(heads, out, v)``."""
-    _require_split(x, heads, "output", "heads", axis=1)
-    return x if x.ndim == 3 else x.unflatten(1, (heads, -1)).movedim(1, 0)
-
-
-def _require_split(x: "Tensor", parts: int, name: str, option: str, *, axis: int) -> None:
-    if x.ndim not in (2, 3):
-        raise ShapeError(f"{name} must have 2 or 3 axes, got the shape {tuple(x.shape)}.")
-    if x.ndim == 3 and len(x) != parts:
-        raise ShapeError(f"{name} must have {parts} {option} along its first axis, got the shape {tuple(x.shape)}.")
-    if x.ndim == 2 and x.shape[axis] % parts:
-        lines = ("rows", "columns")[axis]
-        raise ShapeError(f"{name} must split into {parts} {option}, but has {x.shape[axis]} {lines}; see --{option}.")
+# The reader takes no header that is longer.
+HEADER = 2**16
+# How an archive begins, with arrays in it and without.
+ZIPPED = (b"PK\x03\x04", b"PK\x05\x06")
+# Whatever is stored, it may end as float64.
+FLOAT = 8
 
 
 def read_matrix(source: str, name: str) -> "Tensor":
@@ -225,13 +47,40 @@ def read_matrix(source: str, name: str) -> "Tensor":
     with _explained(path):
         x = read(path, key, name)
     if x.numel() == 0:
-        raise ShapeError(f"{name} must not be empty, but has the shape {tuple(x.shape)} in {str(path)!r}.")
+        raise ShapeError(f"{name} must not be empty, but has the shape {tuple(x.shape)} in {str(path)!r}.", field=name)
     bad = x.numel() - int(torch.isfinite(x).sum())
     if bad:
         raise NonFiniteError(
-            f"{name} must be finite, but {bad} of its {x.numel()} entries in {str(path)!r} are NaN or infinite."
+            f"{name} must be finite, but {bad} of its {x.numel()} entries in {str(path)!r} are NaN or infinite.",
+            field=name,
         )
     return x
+
+
+def holds_by_name(source: str, *names: str) -> bool:
+    """Tell whether a file that was given without a key holds arrays of these very names.
+
+    Raises:
+        FileError: If there is no such file, or it is damaged.
+    """
+    path, key = split_source(source)
+    if key is not None:
+        return False
+    with _explained(path):
+        return set(names) <= set(_names(path))
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of the arrays in a file; one that holds a single array has none."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return [member.filename.removesuffix(".npy") for member in archive.infolist()]
 
 
 def split_source(source: str) -> tuple[Path, str | None]:
@@ -280,12 +129,52 @@ def _read_numpy(path: Path, key: str | None, name: str) -> "Tensor":
     import numpy as np
 
     with path.open("rb") as file:
+        if file.read(4) in ZIPPED:
+            return _read_archive(path, key, name)
+        file.seek(0)
+        _check_header(file.read(HEADER), path.stat().st_size, path)
+        file.seek(0)
         loaded = np.load(file, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            return _from_numpy(loaded[_choose(loaded.files, path, key, name)], path, name)
     if key is not None:
-        raise FileError(f"{str(path)!r} holds one array without a name; leave :{key} out.")
+        raise FileError(f"{str(path)!r} holds one array without a name; leave :{key} out.", field=name)
     return _from_numpy(loaded, path, name)
+
+
+def _read_archive(path: Path, key: str | None, name: str) -> "Tensor":
+    """Read one array of an ``.npz``; what it unpacks to is known from the directory, before anything is unpacked."""
+    import numpy as np
+
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        member = members[_choose(list(members), path, key, name)]
+        _require_fits(member.file_size, path)
+        with archive.open(member) as file:
+            _check_header(file.read(HEADER), member.file_size, path)
+        with archive.open(member) as file:
+            return _from_numpy(np.lib.format.read_array(file, allow_pickle=False), path, name)
+
+
+def _check_header(start: bytes, stored: int, path: Path) -> None:
+    """Refuse a header that promises more numbers than are stored: memory would be taken for all of them."""
+    from numpy.lib import format as npy
+
+    file = io.BytesIO(start)
+    known = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    version = npy.read_magic(file)
+    if version not in known:
+        return  # for names of fields beyond Latin-1: no array of numbers has any
+    shape, _order, dtype = known[version](file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > stored:
+        raise FileError(f"{str(path)!r} cannot be read: its header speaks of the shape {shape}, and there is less.")
+    _require_fits(math.prod(shape) * FLOAT, path)
+
+
+def _require_fits(number: int, path: Path) -> None:
+    there = available_memory()
+    if there is not None and number > there:
+        raise FileError(
+            f"{str(path)!r} does not fit into memory: it needs {gigabytes(number)}, and {gigabytes(there)} are free."
+        )
 
 
 def _from_numpy(array: "np.ndarray", path: Path, name: str) -> "Tensor":
@@ -293,7 +182,7 @@ def _from_numpy(array: "np.ndarray", path: Path, name: str) -> "Tensor":
     import torch
 
     if array.dtype.kind not in "fiu":
-        raise DtypeError(f"{name} must hold real numbers, but is {array.dtype} in {str(path)!r}.")
+        raise DtypeError(f"{name} must hold real numbers, but is {array.dtype} in {str(path)!r}.", field=name)
     single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
     with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinite, and is refused as such
         native = np.ascontiguousarray(array, dtype=np.float32 if single else np.float64)
@@ -305,9 +194,11 @@ def _read_safetensors(path: Path, key: str | None, name: str) -> "Tensor":
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        x: Tensor = file.get_tensor(_choose(list(file.keys()), path, key, name))
+        chosen = _choose(list(file.keys()), path, key, name)
+        _require_fits(math.prod(file.get_slice(chosen).get_shape()) * FLOAT, path)
+        x: Tensor = file.get_tensor(chosen)
     if x.is_complex() or x.dtype == torch.bool:
-        raise DtypeError(f"{name} must hold real numbers, but is {x.dtype} in {str(path)!r}.")
+        raise DtypeError(f"{name} must hold real numbers, but is {x.dtype} in {str(path)!r}.", field=name)
     single = x.is_floating_point() and x.dtype != torch.float64
     return x.to(torch.float32 if single else torch.float64, copy=True)
 
@@ -327,8 +218,9 @@ def _choose(names: list[str], path: Path, key: str | None, name: str) -> str:
     if name in names:
         return name
     example = f"{path}:{_nearest(name, names) or names[0]}"
+    option = name.replace("_", "-")
     raise FileError(
-        f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for --{name}, as in {example!r}."
+        f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for --{option}, as in {example!r}."
     )
 
 

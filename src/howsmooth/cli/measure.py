@@ -1,60 +1,35 @@
 """``howsmooth measure``: how smooth is each attention layer of a model on a text?"""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from howsmooth.cli.bounds import OptionJson
-from howsmooth.cli.progress import progress_bar
-from howsmooth.cli.sweep import OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.errors import AssumptionError
+from howsmooth.cli.declared import takes
+from howsmooth.cli.interrupts import INTERRUPTED, heard
+from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.runs_here import hands, page, run_folder
+from howsmooth.studies.plans.measuring import Measuring
 
 if TYPE_CHECKING:
-    from howsmooth.studies.measurement import Measurement
+    from howsmooth.studies.plans.measure import Planned
+    from howsmooth.studies.records import Failure
+    from howsmooth.studies.runs.composition import Composition
+    from howsmooth.studies.runs.measurement import Measurement
 
-INTERRUPTED = 130
+FAILED = 1
 
 
+@takes(Measuring, argument=("model", ArgumentModel))
 def measure(
-    model: Annotated[
-        str, typer.Argument(help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.")
-    ] = "minilm",
-    text: Annotated[
-        str | None, typer.Option("--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", metavar="0,2,5", help="Which attention layers; all by default.")
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option("--lengths", metavar="8,16,…", help="How many tokens a window has.")
-    ] = "8,16,32,64,128,256",
-    sequences: Annotated[int, typer.Option("--sequences", help="How many windows of each length.")] = 10,
-    part: Annotated[
-        str, typer.Option("--map", help="What is measured: attention, heads, head:3, normed, residual or block.")
-    ] = "attention",
-    per_head: Annotated[bool, typer.Option("--per-head", help="Measure every head by itself too.")] = False,
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Begin and end windows as the model's own inputs do.")
-    ] = False,
-    released_estimator: Annotated[
-        bool, typer.Option("--released-estimator", help="Record the quantity of the paper's released scripts too.")
-    ] = False,
-    rtol: Annotated[float, typer.Option("--rtol", help="The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3,
-    confidence: Annotated[float, typer.Option("--confidence", help="The probability of upper ends.")] = 0.999,
-    certify: Annotated[
-        bool, typer.Option("--certify/--no-certify", help="Whether to go on until the bracket closes.")
-    ] = True,
-    seed: Annotated[int, typer.Option("--seed", help="The seed of the solver's random starts.")] = 0,
-    device: Annotated[str | None, typer.Option("--device", help="Where to compute, as torch names it.")] = None,
+    measuring: Measuring,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.")
-    ] = None,
+    out: OptionOut = None,
 ) -> None:
     """Measure the local Lipschitz constant of every attention layer of a model on real text.
 
@@ -62,92 +37,79 @@ def measure(
 
     Example: howsmooth measure minilm --layers 0,5 --lengths 16,32,64 --sequences 5
     """
+    folder = run_folder(measuring, out)
+    measuring.check()
+    _run(measuring, folder, hands(measuring, workers, scheduler), retry_failed, as_json)
+
+
+def _run(measuring: Measuring, folder: Path, who: dict, retry_failed: bool, as_json: bool) -> None:
     import warnings
 
     from howsmooth.errors import ConvergenceWarning
-    from howsmooth.studies.measure import plan
-    from howsmooth.studies.store import Store
-    from howsmooth.studies.workers import executor
+    from howsmooth.studies.plans.measure import planned
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.watching import watching
+    from howsmooth.studies.sweep.workers import executor
 
-    chosen = None if layers is None else whole_numbers(layers, "--layers")
-    sizes = whole_numbers(lengths, "--lengths")
-    check_folder(out)
-    made = plan(
-        model,
-        text=text,
-        layers=chosen,
-        lengths=sizes,
-        sequences=sequences,
-        map=part,
-        per_head=per_head,
-        special_tokens=special_tokens,
-        rtol=rtol,
-        confidence=confidence,
-        certify=certify,
-        released_estimator=released_estimator,
-        seed=seed,
-        device=device,
-    )
-    folder = made.default_folder if out is None else Path(out)
     interrupted = False
-    threads = None if scheduler is None and not workers else 1
-    with (
-        executor(workers=workers, scheduler=scheduler, threads=threads) as execute,
-        Store(folder) as store,
-        warnings.catch_warnings(),
-    ):
+    resources = Resources()
+    made = planned(measuring, resources)
+    with executor(resources=resources, **who) as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
-        before = len(store.done(made.tasks + made.heads))
+        before = len(store.done(made.every))
         try:
-            with progress_bar() as progress:
+            with watching() as progress:
                 made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
-        found = made.result(store, bounded=not interrupted)
-        failures = store.failures()
-    _tell(found, folder, before, as_json)
-    for failure in failures:
-        typer.echo(f"Failed: layer {failure.task.layer}, {failure.task.length} tokens: {failure.error}", err=True)
-    if interrupted:
-        _say_what_is_left(found, len(made.tasks) + len(made.heads))
-        sys.exit(INTERRUPTED)
+            heard()
+        done = store.done(made.every)
+        failures, others = _failures(made, store.failures()), len(store.records()) - len(done)
+        found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
+        composed = made.compositions(store)
+    if found is not None:
+        _tell(found, composed, folder, (len(done), len(done) - before, others), as_json)
+    _close(made, len(done), failures, interrupted)
 
 
-def _tell(found: "Measurement", folder: Path, before: int, as_json: bool) -> None:
-    """Print the answer, then draw it, and say where everything is."""
-    from howsmooth.cli.figures import write_figures
-    from howsmooth.cli.layers import print_answer
-    from howsmooth.report.page import write_report
+def _failures(made: "Planned", failures: "list[Failure]") -> "list[Failure]":
+    mine = {ask.key for ask in made.every}
+    return [failure for failure in failures if failure.ask.key in mine]
+
+
+def _tell(
+    found: "Measurement",
+    composed: "Sequence[Composition]",
+    folder: Path,
+    counts: tuple[int, int, int],
+    as_json: bool,
+) -> None:
+    """Print the answer, write the report, say where it is, and what else it tells."""
+    from howsmooth.cli.answers import print_answer, print_compositions
+    from howsmooth.wording import count
 
     if as_json:
         typer.echo(found.to_json())
-    elif found.layers:
+    else:
         print_answer(found)
-    if found.layers:
-        figures = write_figures(found, folder)
-        report = write_report(folder)
-        done = len(found.records) + len(found.heads)
-        records = f"{done} records ({done - before} of them new)"
-        typer.echo(f"The report is {report}. {records} and {len(figures)} figures are in {folder}.", err=as_json)
+        print_compositions(composed)
+    done, new, others = counts
+    report = page(folder, new=bool(new))
+    typer.echo(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    if others:
+        typer.echo(
+            f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True
+        )
 
 
-def whole_numbers(text: str, option: str) -> list[int]:
-    """Read ``0,2,5``."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise AssumptionError(
-            f"{option} takes whole numbers with commas between them, as in 0,2,5, got {text!r}."
-        ) from None
+def _close(made: "Planned", done: int, failures: "list[Failure]", interrupted: bool) -> None:
+    from howsmooth.cli.answers import say_failures
 
-
-def check_folder(out: str | None) -> None:
-    """Refuse a folder that cannot be written to, before anything is loaded."""
-    from howsmooth.studies.store import check_writable
-
-    check_writable(Path("runs" if out is None else out))
-
-
-def _say_what_is_left(found: "Measurement", total: int) -> None:
-    done = len(found.records) + len(found.heads)
-    typer.echo(f"Stopped: {done} of {total} measured and kept; the same command goes on from there.", err=True)
+    say_failures(failures)
+    if interrupted:
+        total = len(made.every)
+        typer.echo(f"Stopped: {done} of {total} measured and kept; the same command goes on from there.", err=True)
+        sys.exit(INTERRUPTED)
+    if failures:
+        sys.exit(FAILED)

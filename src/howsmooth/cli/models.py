@@ -1,31 +1,56 @@
-"""``howsmooth models``: what can be measured here."""
+"""``howsmooth models``: what can be measured here, how it is read, and what it needs."""
 
-import json
-from typing import Annotated
+import importlib.util
+from typing import Any
 
 import typer
 
+from howsmooth.cli.options import OptionJson
+from howsmooth.cli.printing import print_json
 
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
-    """List the built-in models, whether they are installed, and the families that are read exactly.
+# What a kind of model needs beside its weights.
+TEXT = "a tokenizer in its folder, or --tokenizer, or --token-ids"
+IMAGES = "--images with a folder of pictures"
+
+
+def models(as_json: OptionJson = False) -> None:
+    """List built-in models, families that are read exactly, families that go by autograd, and what each of them needs.
 
     Example: howsmooth models
     """
-    from howsmooth.models.builtin import BUILT_IN
-    from howsmooth.models.registry import FAMILIES
-
+    found = _found()
     if as_json:
-        built_in = [
-            {"name": name, "about": known.about, "installed": known.home is not None, "install": known.install}
-            for name, known in BUILT_IN.items()
-        ]
-        typer.echo(json.dumps({"built_in": built_in, "families": sorted(FAMILIES)}))
+        print_json(found)
         return
     typer.echo("Built in:")
-    for name, known in BUILT_IN.items():
-        state = "installed" if known.home is not None else f"not installed; run: {known.install}"
-        typer.echo(f"  {name:<9} {known.about} ({state})")
-    typer.echo(f"Families read exactly: {', '.join(sorted(FAMILIES))}.")
-    typer.echo("Any folder or hub id of these, or random:FAMILY for random weights; other families go by autograd.")
+    for row in found["built_in"]:
+        state = "installed" if row["installed"] else f"not installed; run: {row['install']}"
+        typer.echo(f"  {row['name']:<9} {row['about']} ({state})")
+    pictures = set(found["pictures"])
+    typer.echo(f"Read exactly, on text: {', '.join(name for name in found['families'] if name not in pictures)}.")
+    typer.echo(f"  need {TEXT}.")
+    typer.echo(f"Read exactly, on pictures: {', '.join(found['pictures'])}.")
+    typer.echo(f"  need {IMAGES}.")
+    typer.echo(f"By autograd: {', '.join(found['by_autograd'])}.")
+    typer.echo("  and others of the transformers library, as far as their parts are found; what is not is refused.")
+    typer.echo("Any of these as a folder or a hub id; random:FAMILY has random weights, for those read exactly.")
+    state = "installed" if found["gguf"]["installed"] else f"not installed; run: {found['gguf']['install']}"
+    typer.echo(f"GGUF files of these need gguf and accelerate ({state}).")
+
+
+def _found() -> dict[str, Any]:
+    from howsmooth.models.builtin import BUILT_IN
+    from howsmooth.models.registry import FAMILIES, PICTURES, TRIED
+
+    gguf = all(importlib.util.find_spec(part) is not None for part in ("gguf", "accelerate"))
+    return {
+        "built_in": [
+            {"name": name, "about": known.about, "installed": known.home is not None, "install": known.install}
+            for name, known in BUILT_IN.items()
+        ],
+        "families": sorted(FAMILIES),
+        "pictures": sorted(PICTURES),
+        "by_autograd": sorted(TRIED),
+        "needs": {"text": TEXT, "pictures": IMAGES},
+        "gguf": {"installed": gguf, "install": "pip install howsmooth[gguf]"},
+    }

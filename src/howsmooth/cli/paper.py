@@ -1,6 +1,5 @@
 """``howsmooth paper``: the paper's figures from the definition, and the checks that its readers ask for."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.bounds import OptionJson
-from howsmooth.cli.progress import progress_bar
-from howsmooth.cli.sweep import INTERRUPTED, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.interrupts import INTERRUPTED, heard
+from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.printing import print_json
 
 if TYPE_CHECKING:
-    from howsmooth.studies.records import Record
-    from howsmooth.studies.tasks import Task
+    from howsmooth.studies.asks import Ask
+    from howsmooth.studies.resources import Resources
+
+FAILED = 1
 
 
 def paper(
@@ -35,113 +36,105 @@ def paper(
     scheduler: OptionScheduler = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Where it goes; runs/paper or runs/paper-quick by default."),
-    ] = None,
+    out: OptionOut = None,
 ) -> None:
     """Repeat the experiments of the paper, with the constant itself, error bars and sharper bounds.
 
     Example: howsmooth paper regimes splitting --quick
     """
-    from howsmooth.studies.paper import FULL, MODELS, QUICK, chosen_figures
-    from howsmooth.studies.store import check_writable
+    from howsmooth.models.names import check_model_name
+    from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures
+    from howsmooth.studies.runs.folders import check_writable
 
-    names = chosen_figures(figures or ())
+    chosen = chosen_figures(figures or ())
     folder = Path(out) if out is not None else Path("runs") / ("paper-quick" if quick else "paper")
     check_writable(folder)
-    sizes = QUICK if quick else FULL
-    tasks = {name: figure.list(sizes, model or tuple(MODELS)) for name, figure in names.items()}
-    _check_models(tasks)
-    interrupted = _run([task for found in tasks.values() for task in found], folder, workers, scheduler, retry_failed)
-    _keep(tasks, folder, ["howsmooth", "paper", *(figures or ()), *_options(quick, model)], bounded=not interrupted)
-    _tell(tasks, folder, as_json)
+    for name in model or ():
+        check_model_name(name)
+    asks = {name: [*figure.asks(QUICK if quick else FULL, model or tuple(MODELS))] for name, figure in chosen.items()}
+
+    from howsmooth.studies.resources import Resources
+
+    resources = Resources()
+    _check_models(asks, resources)
+    words = ["paper", *(figures or ()), *_options(quick, model)]
+    who = {"workers": workers, "scheduler": scheduler, "resources": resources}
+    interrupted = _run(asks, folder, who, words, retry_failed)
+    failed = _tell(folder, as_json)
     if interrupted:
         typer.echo("Stopped: what is done is kept; the same command goes on from there.", err=True)
         sys.exit(INTERRUPTED)
+    sys.exit(FAILED if failed else 0)
 
 
-def _check_models(tasks: "dict[str, list[Task]]") -> None:
-    """Load every model once before any long work, so that a name that leads nowhere is refused now."""
-    from howsmooth.studies.resources import check_layer
-
-    for model, layer, length in sorted(
-        {
-            (task.model, task.layer, task.length if task.text else 0)
-            for found in tasks.values()
-            for task in found
-            if task.model
-        }
-    ):
-        check_layer(model, layer, length)
-
-
-def _run(tasks: "Sequence[Task]", folder: Path, workers: int, scheduler: str | None, retry_failed: bool) -> bool:
-    from howsmooth.studies.store import Store
-    from howsmooth.studies.sweep import sweep
-    from howsmooth.studies.workers import executor
-
-    alone = not workers and scheduler is None
-    with (
-        executor(workers=workers, scheduler=scheduler, threads=None if alone else 1) as execute,
-        Store(folder) as store,
-        progress_bar() as progress,
-    ):
-        try:
-            sweep(tasks, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        except KeyboardInterrupt:
-            return True
-    return False
-
-
-def _options(quick: bool, models: list[str] | None) -> list[str]:
+def _options(quick: bool, models: Sequence[str] | None) -> list[str]:
     return ["--quick"] * quick + [word for model in models or () for word in ("--model", model)]
 
 
-def _keep(tasks: "dict[str, list[Task]]", folder: Path, command: list[str], bounded: bool) -> None:
-    """Keep what a report needs beside the records: the command, the figures, and what is known about the models."""
-    from howsmooth.studies.context import keep_ladder, keep_notes
-    from howsmooth.studies.provenance import keep_command, keep_figures
-    from howsmooth.studies.reading import measurements
-    from howsmooth.studies.resources import transformer_of
-    from howsmooth.studies.store import Store
+def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
+    """Load every model once before any long work, so that a name or a layer that leads nowhere is refused now."""
+    from howsmooth.errors import AssumptionError
+    from howsmooth.studies.asks import AboutHead, AtText
 
-    with Store(folder) as store:
-        keep_command(store, command)
-        keep_figures(store, tasks)
-        for measurement in measurements(store) if bounded else ():
-            task = measurement.records[0].task
-            transformer = transformer_of(task)
-            keep_notes(store, transformer)
-            for layer in measurement.layers if task.stride == 0 else ():
-                keep_ladder(store, transformer, task.map, layer.layer, layer.length, layer.radius)
+    every = [ask for found in asks.values() for ask in found if isinstance(ask, AtText | AboutHead) and ask.model]
+    for model, layer in sorted({(ask.model, ask.layer) for ask in every}):
+        resources.transformer(model).site(layer)
+    for model, length in sorted({(ask.model, ask.length) for ask in every if isinstance(ask, AtText)}):
+        limit = resources.transformer(model).max_length
+        if limit is not None and length > limit:
+            raise AssumptionError(
+                f"{model!r} has positions for {limit} tokens, got a length of {length}.", field="length"
+            )
 
 
-def _tell(tasks: "dict[str, list[Task]]", folder: Path, as_json: bool) -> None:
-    """Draw every figure and say in a line what it shows."""
-    from howsmooth.cli.runs import say_failures
-    from howsmooth.report.page import write_report
-    from howsmooth.report.paper_charts import CHARTS
+def _run(asks: "dict[str, list[Ask]]", folder: Path, who: dict, words: Sequence[str], retry_failed: bool) -> bool:
+    from howsmooth.studies.plans.paper import keep_figures, keep_models
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.sweep import sweep
+    from howsmooth.studies.sweep.watching import watching
+    from howsmooth.studies.sweep.workers import executor
+
+    alone = not who["workers"] and who["scheduler"] is None
+    with executor(threads=None if alone else 1, **who) as execute, Store(folder) as store:
+        keep_figures(store, asks, words)
+        try:
+            with watching() as progress:
+                every = [ask for found in asks.values() for ask in found]
+                sweep(every, store, execute=execute, retry_failed=retry_failed, progress=progress)
+        except KeyboardInterrupt:
+            heard()
+            return True
+        keep_models(store, who["resources"])
+    return False
+
+
+def _tell(folder: Path, as_json: bool) -> int:
+    """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
+    from howsmooth.cli.answers import say_failures
+    from howsmooth.report.figures import drawings, sections
+    from howsmooth.report.page import write_page
     from howsmooth.report.saving import save_chart
-    from howsmooth.studies.paper import title_and_protocol
-    from howsmooth.studies.store import Store
+    from howsmooth.studies.runs.reading import read_run
+    from howsmooth.wording import count
 
-    drawn: dict[str, list[str]] = {}
-    with Store(folder) as store:
-        records: dict[str, list[Record]] = {name: list(store.find(found).values()) for name, found in tasks.items()}
-        failures = store.failures()
-    for name, found in records.items():
-        drawn[name] = []
-        for chart_name, chart in CHARTS[name](found).items():
-            save_chart(chart, folder / f"{name}-{chart_name}.svg")
-            drawn[name].append(str(folder / f"{name}-{chart_name}.svg"))
-    report = write_report(folder)
+    run = read_run(folder)
+    drawn = {section: drawings(section) for section in sections(run)}
+    files: dict[str, list[str]] = {}
+    for section, found in drawn.items():
+        files[section.name] = []
+        for drawing in found:
+            target = folder / f"{drawing.name}.svg"
+            save_chart(drawing.chart, target)
+            files[section.name].append(str(target))
+    report = write_page(run, drawn, folder)
     if as_json:
-        counts = {name: {"records": len(found), "figures": drawn[name]} for name, found in records.items()}
-        typer.echo(json.dumps({"run": str(folder), "failed": len(failures), "figures": counts, "report": str(report)}))
+        counts = {section.name: {"records": len(section.records), "figures": files[section.name]} for section in drawn}
+        print_json({"run": str(folder), "failed": len(run.failures), "figures": counts, "report": str(report)})
     else:
-        for name, found in records.items():
-            typer.echo(f"{name}: {len(found)} records, {len(drawn[name])} figures. {title_and_protocol(name)[1]}")
+        for section in drawn:
+            told = count(len(section.records), "record")
+            typer.echo(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
         typer.echo(f"Records and figures are in {folder}.")
         typer.echo(f"The report is {report}.")
-    say_failures(failures)
+    say_failures(run.failures)
+    return len(run.failures)

@@ -1,36 +1,30 @@
 """``howsmooth regimes``: how the worst constant grows with the number of tokens, and where it stops."""
 
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.bounds import OptionJson
-from howsmooth.cli.matrices import (
-    OptionA,
-    OptionKey,
-    OptionOutput,
-    OptionQuery,
-    OptionScale,
-    OptionV,
-    OptionValue,
-    Weights,
-)
-from howsmooth.cli.split import OptionFigure
-from howsmooth.errors import AssumptionError
+from howsmooth.cli.layer import LayerSource, takes_a_layer
+from howsmooth.cli.numbers import whole_numbers
+from howsmooth.cli.options import OptionFigure, OptionJson, OptionRadius
+from howsmooth.cli.printing import print_json
+from howsmooth.wording import at_least, number
 
-DEFAULT = "3,10,30,100,300,1000,3000,10000,30000,100000"
+if TYPE_CHECKING:
+    from howsmooth.search.regimes import Regimes
+
+LENGTHS = "3,10,30,100,300,1000,3000,10000,30000,100000"
+# Fewer tokens have no place for the inputs that are compared.
+LEAST = 3
 
 
+@takes_a_layer
 def regimes(
-    radius: Annotated[float, typer.Option("--radius", "-r", help="The radius of the ball.")],
-    A: OptionA = None,
-    V: OptionV = None,
-    query: OptionQuery = None,
-    key: OptionKey = None,
-    value: OptionValue = None,
-    output: OptionOutput = None,
-    scale: OptionScale = None,
-    lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = DEFAULT,
+    *,
+    source: LayerSource,
+    radius: OptionRadius,
+    lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = LENGTHS,
     as_json: OptionJson = False,
     figure: OptionFigure = None,
 ) -> None:
@@ -38,33 +32,31 @@ def regimes(
 
     Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
     """
-    if figure is not None:
-        from howsmooth.report.saving import checked_target
+    source.check()
+    numbers = whole_numbers(lengths, "--lengths", least=LEAST)
+    attention = source.read()
 
-        checked_target(figure)
-    numbers = _whole_numbers(lengths)
-    attention = Weights(A=A, V=V, query=query, key=key, value=value, output=output, scale=scale).read()
     from howsmooth.search.regimes import regimes as find
 
     found = find(attention, radius, numbers)
     if figure is not None:
-        from howsmooth.report.charts import regimes_chart
+        from howsmooth.report.charts.regimes import regimes_chart
         from howsmooth.report.saving import save_chart
 
         save_chart(regimes_chart(found), figure)
     if as_json:
-        typer.echo(found.to_json())
+        print_json(json.loads(found.to_json()))
     else:
-        plateau = f"on measures it is at least {found.lower.digits}"
-        typer.echo(f"The constant stops growing near n = {found.crossing:.4g}; {plateau}.")
-        for row in found.rows:
-            typer.echo(f"n = {row.n:>9}   {row.found:>11.5g} ≤ Lip ≤ {row.upper.digits}")
+        _print(found)
     if figure is not None:
         typer.echo(f"Drawn in {figure}.", err=True)
 
 
-def _whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise AssumptionError(f"--lengths needs whole numbers, as in 10,100,1000, got {text!r}.") from error
+def _print(found: "Regimes") -> None:
+    plateau = f"on measures it is at least {found.lower.digits}"
+    typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
+    sizes = [number(row.n, 4) for row in found.rows]
+    values = [at_least(row.found) for row in found.rows]
+    for size, value, row in zip(sizes, values, found.rows, strict=True):
+        left = f"n = {size:>{max(map(len, sizes))}}   {value:>{max(map(len, values))}}"
+        typer.echo(f"{left} ≤ Lip ≤ {row.upper.digits}")

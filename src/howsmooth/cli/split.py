@@ -1,61 +1,50 @@
 """``howsmooth split``: does cutting an atom in two move the output more than moving whole atoms does?"""
 
 import json
-from pathlib import Path
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.bounds import OptionJson
-from howsmooth.cli.matrices import (
-    OptionA,
-    OptionCausal,
-    OptionGroups,
-    OptionHeads,
-    OptionKey,
-    OptionOutput,
-    OptionQuery,
-    OptionScale,
-    OptionV,
-    OptionValue,
-    Weights,
-    read_matrix,
-)
-from howsmooth.errors import AssumptionError, FileError, ShapeError
+from howsmooth.cli.layer import LayerSource, takes_a_layer
+from howsmooth.cli.measures import check_measure, read_measure
+from howsmooth.cli.options import OptionFigure, OptionJson
+from howsmooth.cli.printing import print_json
+from howsmooth.errors import AssumptionError
+from howsmooth.memory import require_memory
+from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
-    from howsmooth.transport.measures import Measure
+    from howsmooth.maps.attention import Attention
+    from howsmooth.transport.measures import DiscreteMeasure
 
-OptionFigure = Annotated[
-    str | None, typer.Option("--figure", metavar="FILE", help="Draw it: .html, .svg, .pdf or .png.")
+OptionTokens = Annotated[
+    str | None, typer.Option("--tokens", metavar="FILE[:KEY]", help="The atoms, (n, d): a sequence.")
 ]
+OptionMasses = Annotated[
+    str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
+]
+OptionMeasure = Annotated[
+    str | None, typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors.")
+]
+OptionLine = Annotated[
+    str | None, typer.Option("--map-1d", metavar="A=…,V=…", help="All pairs of equal masses on the line instead.")
+]
+# The norm squares numbers of the size of V·A·span²: beyond this the square is no float.
+LARGEST = 1e150
+# Every pair of the grid takes a matrix of 2 × 2 numbers, and a computation holds some of these at once.
+PAIR = 8 * 4 * 8
 
 
+@takes_a_layer
 def split(
-    A: OptionA = None,
-    V: OptionV = None,
-    query: OptionQuery = None,
-    key: OptionKey = None,
-    value: OptionValue = None,
-    output: OptionOutput = None,
-    heads: OptionHeads = None,
-    groups: OptionGroups = None,
-    scale: OptionScale = None,
-    causal: OptionCausal = False,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="FILE[:KEY]", help="The atoms, (n, d): a sequence.")
-    ] = None,
-    masses: Annotated[
-        str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
-    ] = None,
-    measure: Annotated[
-        str | None,
-        typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors."),
-    ] = None,
+    *,
+    source: LayerSource,
+    tokens: OptionTokens = None,
+    masses: OptionMasses = None,
+    measure: OptionMeasure = None,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
-    map_1d: Annotated[
-        str | None, typer.Option("--map-1d", metavar="A=…,V=…", help="All pairs of equal masses on the line instead.")
-    ] = None,
+    map_1d: OptionLine = None,
     span: Annotated[float, typer.Option("--span", help="With --map-1d: half the side of the square.")] = 6.0,
     step: Annotated[float, typer.Option("--step", help="With --map-1d: the step of the grid.")] = 0.3,
     as_json: OptionJson = False,
@@ -65,112 +54,93 @@ def split(
 
     Example: howsmooth split --map-1d A=-1,V=1 --figure splitting.svg
     """
-    if figure is not None:
-        from howsmooth.report.saving import checked_target
-
-        checked_target(figure)
     if map_1d is not None:
-        _map(map_1d, span, step, as_json, figure)
+        form = parse_form(map_1d)
+        _check_grid(*form, span, step)
+        _map(*form, span, step, as_json, figure)
         return
     if figure is not None:
-        raise AssumptionError("--figure draws the map of --map-1d; without it there is nothing to draw.")
-    weights = Weights(
-        A=A,
-        V=V,
-        query=query,
-        key=key,
-        value=value,
-        output=output,
-        heads=heads,
-        groups=groups,
-        scale=scale,
-        causal=causal,
-    )
-    if (tokens is None) == (measure is None):
         raise AssumptionError(
-            "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
-            "or draw --map-1d A=-1,V=1."
+            "--figure draws the map of --map-1d; without it there is nothing to draw.", field="figure"
         )
-    _attack(weights, _read(tokens, masses, measure, causal), eps, as_json)
+    source.check()
+    check_measure(tokens, masses, measure)
+    if not 0 < eps < math.inf:
+        raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
+    attention = source.read()
+    _attack(attention, read_measure(tokens, masses, measure, causal=attention.positions.causal), eps, as_json)
 
 
-def _map(text: str, span: float, step: float, as_json: bool, figure: str | None) -> None:
+def parse_form(text: str) -> tuple[float, float]:
+    """Read ``A=-1,V=1``, the numbers of a head on the line; the value is 1 if left out.
+
+    Example:
+        >>> parse_form("A=-1")
+        (-1.0, 1.0)
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or name.strip() not in ("A", "V"):
+            raise AssumptionError(f"--map-1d needs numbers as in A=-1,V=1, got {text!r}.", field="map_1d")
+    if "A" not in found:
+        raise AssumptionError(f"--map-1d needs A, as in A=-1,V=1, got {text!r}.", field="map_1d")
+    return found["A"], found.get("V", 1.0)
+
+
+def _check_grid(A: float, V: float, span: float, step: float) -> None:
+    """Refuse numbers that are none, and grids that do not fit into memory."""
+    if not 0 < step <= span < math.inf:
+        raise AssumptionError(f"--step and --span must be positive, step the smaller, got {step} and {span}.")
+    if math.isnan(A) or math.isnan(V):
+        raise AssumptionError(f"--map-1d needs numbers, got A = {A} and V = {V}.", field="map_1d")
+    # as logarithms, since the product itself may be no float
+    if sum(math.log(max(1.0, abs(x))) for x in (A, V, span, span)) > math.log(LARGEST):
+        given = f"A = {number(A)}, V = {number(V)} and --span {number(span)}"
+        raise AssumptionError(f"the numbers leave the range of floats for {given}; take smaller ones.")
+    pairs = (2 * int(min(span / step, LARGEST)) + 1) ** 2
+    require_memory(PAIR * pairs, f"a grid with --span {number(span)} and --step {number(step)}", field="step")
+
+
+def _map(A: float, V: float, span: float, step: float, as_json: bool, figure: str | None) -> None:
     from howsmooth.search.splitting_map import splitting_map
 
-    numbers = parse_numbers(text)
-    found = splitting_map(A=numbers["A"], V=numbers.get("V", 1.0), span=span, step=step)
+    found = splitting_map(A=A, V=V, span=span, step=step)
     if figure is not None:
-        from howsmooth.report.charts import splitting_chart
+        from howsmooth.report.charts.splitting_on_the_line import splitting_chart
         from howsmooth.report.saving import save_chart
 
         save_chart(splitting_chart(found), figure)
-    typer.echo(found.to_json() if as_json else repr(found).removeprefix("SplittingMap: "))
+    if as_json:
+        print_json(json.loads(found.to_json()))
+    else:
+        low, high = (number(float(end)) for end in (found.grid[0], found.grid[-1]))
+        form = f"A = {number(A)}, V = {number(V)}"
+        typer.echo(f"{percent(found.share)} of the pairs in [{low}, {high}]² split ({form})")
     if figure is not None:
         typer.echo(f"Drawn in {figure}.", err=True)
 
 
-def parse_numbers(text: str) -> dict[str, float]:
-    """Read ``A=-1,V=1``."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, number = part.partition("=")
-        try:
-            found[name.strip()] = float(number)
-        except ValueError:
-            equals = ""
-        if not equals or name.strip() not in ("A", "V"):
-            raise AssumptionError(f"--map-1d needs numbers as in A=-1,V=1, got {text!r}.")
-    if "A" not in found:
-        raise AssumptionError(f"--map-1d needs A, as in A=-1,V=1, got {text!r}.")
-    return found
-
-
-def _attack(weights: Weights, measure: "Measure", eps: float, as_json: bool) -> None:
+def _attack(attention: "Attention", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
     import torch
 
     import howsmooth as hs
 
-    attention = weights.read()
     wide = torch.float64 if torch.float64 in (attention.dtype, measure.dtype) else torch.float32
     attack = hs.split_attack(attention.to(wide), measure.to(wide), eps=eps, generator=torch.Generator().manual_seed(0))
     if as_json:
-        typer.echo(json.dumps(json.loads(attack.to_json()) | {"n": len(measure), "causal": weights.causal}))
+        print_json(json.loads(attack.to_json()) | {"n": len(measure), "causal": attention.positions.causal})
         return
     found = attack.splitting
     verdict = f"splits at atom {found.atom}" if found.splits else "does not split"
-    typer.echo(f"The measure {verdict}: split {found.split:.5g}, move {found.move:.5g}, constant {found.value:.5g}.")
-    typer.echo(
-        f"True ratios of distances at eps = {eps:g}: {attack.split_ratio:.5g} (split), {attack.move_ratio:.5g} (move)."
-    )
+    constants = f"split {number(found.split, 5)}, move {number(found.move, 5)}, constant {number(found.value, 5)}"
+    typer.echo(f"The measure {verdict}: {constants}.")
+    ratios = f"{number(attack.split_ratio, 5)} (split), {number(attack.move_ratio, 5)} (move)"
+    typer.echo(f"True ratios of distances at eps = {number(eps)}: {ratios}.")
     if not found.decided:
         typer.echo("The two constants agree within their error bars.")
     typer.echo(f"{attention}, {measure}.")
-
-
-def _read(tokens: str | None, masses: str | None, measure: str | None, causal: bool) -> "Measure":
-    from howsmooth.transport.measures import Measure
-
-    if tokens is None:
-        return _load(Path(measure or ""))
-    points = read_matrix(tokens, "tokens")
-    if points.ndim != 2:
-        raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.")
-    weights = None if masses is None else read_matrix(masses, "masses").to(points)
-    if weights is not None and weights.shape != points.shape[:1]:
-        raise ShapeError(f"masses must have one entry for each of {len(points)} tokens, got {tuple(weights.shape)}.")
-    return Measure(points, weights, Measure.from_sequence(points, causal=causal).positions)
-
-
-def _load(path: Path) -> "Measure":
-    from howsmooth.transport.measures import Measure
-
-    if path.suffix not in (".json", ".safetensors"):
-        raise FileError(f"a measure is a .json or .safetensors file, got {str(path)!r}.")
-    if not path.is_file():
-        raise FileError(f"there is no file {str(path)!r}.")
-    if path.suffix == ".safetensors":
-        return Measure.load(path)
-    try:
-        return Measure.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{str(path)!r} cannot be read: {error}.") from error

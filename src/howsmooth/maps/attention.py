@@ -11,12 +11,13 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.derivative import AttentionJacobian, project_heads
-from howsmooth.maps.norms import Norm, NormJacobian
+from howsmooth.maps.distances import Distances
+from howsmooth.maps.joint_norm import JointNorm, JointNormJacobian
+from howsmooth.maps.norms import Norm, NormJacobian, RMSNorm
 from howsmooth.maps.pattern import Pattern, Scores, attend
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections
 from howsmooth.maps.query_side import QuerySide
-from howsmooth.maps.values import Value
 from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
 from howsmooth.validation import (
     require_agreement,
@@ -25,6 +26,7 @@ from howsmooth.validation import (
     require_shape,
     require_tokens,
 )
+from howsmooth.values import Value
 
 GIBIBYTE = 2**30
 T = TypeVar("T", Tensor, Tensor | None)
@@ -52,9 +54,10 @@ class Attention(Value):
         output_bias: ``(out,)``.
         scale: :math:`s`; ``None`` means :math:`1/\sqrt k`.
         softcap: ``c`` in :math:`c\tanh(S/c)`.
-        query_norm: A norm of dimension ``k`` applied to every query, before the rotary embedding.
-        key_norm: The same for keys.
-        positions: Masks, rotary embedding, relative bias.
+        query_norm: A norm applied to queries, before the rotary embedding: of dimension ``k`` to those of each head, of
+            dimension ``heads · k`` to those of all heads together.
+        key_norm: The same for keys, whose groups are ``groups``.
+        positions: Masks, rotary embedding, biases of distance and position.
         weights: :math:`a`, the mass of each token, ``(*batch, n)``; ``None`` means equal masses.
 
     Example:
@@ -74,8 +77,8 @@ class Attention(Value):
     output_bias: Float[Tensor, "*w out"] | None = None
     scale: float | None = None
     softcap: float | None = None
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
+    query_norm: Norm | JointNorm | None = None
+    key_norm: Norm | JointNorm | None = None
     positions: Positions = field(default_factory=Positions)
     weights: Float[Tensor, "... n"] | None = None
 
@@ -108,7 +111,7 @@ class Attention(Value):
         """
         require_floating(A, "A")
         if A.ndim != 2 or A.shape[0] != A.shape[1]:
-            raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.")
+            raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.", field="A")
         if positions is not None and causal:
             raise AssumptionError("give either causal=True or positions=…, not both; Positions has a causal field.")
         identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
@@ -145,7 +148,9 @@ class Attention(Value):
         if heads < 1 or d < 1:
             raise ShapeError(f"a layer needs at least one head and one dimension, got heads = {heads} and d = {d}.")
         if k is None and d % heads:
-            raise ShapeError(f"d must be a multiple of heads, or k be given; got d = {d} and heads = {heads}.")
+            raise ShapeError(
+                f"d must be a multiple of heads, or k be given; got d = {d} and heads = {heads}.", field="k"
+            )
         k = d // heads if k is None else k
 
         def gaussian(*shape: int) -> Tensor:
@@ -188,8 +193,7 @@ class Attention(Value):
         """Apply attention to every sequence of the batch."""
         X = self._admit(X)
         pattern, _projections = self._attend(X, memory=0)
-        Y = project_heads(pattern.o, self._joined_output(), tuple(X.shape[:-2]))
-        return Y if self.output_bias is None else Y + self.output_bias.unsqueeze(-2)
+        return self._put_out(pattern, self._joined_output(), tuple(X.shape[:-2]))
 
     def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> AttentionJacobian:
         """Differentiate at ``X``.
@@ -199,19 +203,17 @@ class Attention(Value):
             memory: How many bytes the attention weights may take. When they need more, none are kept, and every
                 product rebuilds them tile by tile (about 1.3 times the work).
         """
-        if memory is None or not memory >= 0:
-            raise AssumptionError(f"memory must be a number of bytes, 0 or more, got {memory}.")
-        X = self._admit(X)
-        pattern, projections = self._attend(X, memory=memory)
-        require_finite(pattern.o, "the output of attention")
-        return AttentionJacobian(
-            projections=projections,
-            pattern=pattern,
-            scaled_k=pattern.k * self.score_scale,
-            output=self._joined_output(),
-            batch=tuple(X.shape[:-2]),
-            domain=tuple(X.shape[-2:]),
-        )
+        return self._linearised(X, memory)
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more n out"], AttentionJacobian]:
+        """Return the value and the derivative at ``X``: the attention weights of one are those of the other.
+
+        The arguments are those of :meth:`jacobian`.
+        """
+        found = self._linearised(X, memory)
+        return self._put_out(found.pattern, found.output, found.batch), found
 
     def on(self, measure: Atoms) -> "Attention":
         r"""Return the map that moves the atoms of a measure: its masses are token weights, its positions the mask.
@@ -219,20 +221,29 @@ class Attention(Value):
         Under a causal mask an atom sees those at its own position or before.
 
         Args:
-            measure: Anything with ``points``, ``weights`` and ``positions``, such as :class:`howsmooth.Measure`.
+            measure: Anything with ``points``, ``weights`` and ``positions``: a :class:`howsmooth.DiscreteMeasure`.
         """
         if self.weights is not None:
-            raise AssumptionError("this attention has token weights of its own; a measure brings its masses along.")
+            raise AssumptionError(
+                "this attention has token weights of its own; a measure brings its masses along.", field="attention"
+            )
         if any(x is not None for x in (self.positions.window, self.positions.padding, self.positions.mask)):
-            raise AssumptionError("attention on measures knows the causal mask and no mask, got another one.")
-        if self.positions.rotary is not None or self.positions.relative_bias is not None:
-            raise AssumptionError("attention on measures has no order of tokens for rotary or relative positions.")
+            raise AssumptionError(
+                "attention on measures knows the causal mask and no mask, got another one.", field="attention"
+            )
+        order = self.positions
+        if any(x is not None for x in (order.rotary, order.relative_bias, order.position_bias, order.distances)):
+            raise AssumptionError(
+                "attention on measures has no order of tokens for rotary positions, distances or biases of positions.",
+                field="attention",
+            )
         positions = Positions()
         if self.positions.causal:
             if measure.positions is None:
                 raise AssumptionError(
-                    "masked attention needs the positions of atoms; use Measure(points, weights, positions) or "
-                    "Measure.from_sequence(X, causal=True)."
+                    "masked attention needs the positions of atoms; use DiscreteMeasure(points, weights, positions) or "
+                    "DiscreteMeasure.from_sequence(X, causal=True).",
+                    field="measure",
                 )
             positions = Positions(mask=visible(measure.positions))
         return dataclasses.replace(self, weights=measure.weights, positions=positions)
@@ -245,15 +256,23 @@ class Attention(Value):
     def query_side(self, X: Float[Tensor, "n d"]) -> QuerySide:
         r"""Differentiate each token's output with respect to its own query: :math:`\sum_hW_hV_hC^h_iA_h` for all i."""
         if X.ndim != 2 or self.query.ndim > 3:
-            raise ShapeError(f"query_side takes one sequence (n, d) and one map, got {tuple(X.shape)}.")
+            raise ShapeError(f"query_side takes one sequence (n, d) and one map, got {tuple(X.shape)}.", field="X")
+        if self.positions.distances is not None:
+            raise AssumptionError("query_side does not know keys of distances.", field="attention")
+        if self.has_joint_norm:
+            raise AssumptionError("query_side does not know norms over all heads.", field="attention")
         return QuerySide.of(self.jacobian(X))
 
     def head(self, h: int) -> "Attention":
-        """Return head ``h`` alone, with its slice of the output projection and without the output bias."""
+        """Return head ``h`` alone, with its slice of the output projection and without the output bias.
+
+        A norm over the queries or keys of all heads stays what it is: the head moves with the others' queries too.
+        """
         heads, groups = self.layout.heads, self.layout.groups
         if not 0 <= h < heads:
-            raise AssumptionError(f"h must name one of the {heads} heads, 0 to {heads - 1}, got {h}.")
+            raise AssumptionError(f"h must name one of the {heads} heads, 0 to {heads - 1}, got {h}.", field="h")
         g = h // (heads // groups)
+        query_norm, key_norm = self._norms()
 
         return dataclasses.replace(
             self,
@@ -265,6 +284,8 @@ class Attention(Value):
             key_bias=_pick(self.key_bias, -2, g),
             value_bias=_pick(self.value_bias, -2, g),
             output_bias=None,
+            query_norm=query_norm.head(h) if isinstance(query_norm, JointNorm) else query_norm,
+            key_norm=key_norm.head(g) if isinstance(key_norm, JointNorm) else key_norm,
             positions=self.positions.head(h),
         )
 
@@ -275,6 +296,7 @@ class Attention(Value):
         With an output projection the heads add up to the layer, less the output bias.
         """
         shared = self.layout.shared
+        query_norm, key_norm = self._norms()
 
         return dataclasses.replace(
             self,
@@ -286,6 +308,8 @@ class Attention(Value):
             key_bias=_spread(self.key_bias, -2, shared),
             value_bias=_spread(self.value_bias, -2, shared),
             output_bias=None,
+            query_norm=query_norm.per_head(1) if isinstance(query_norm, JointNorm) else query_norm,
+            key_norm=key_norm.per_head(shared) if isinstance(key_norm, JointNorm) else key_norm,
             positions=self.positions.per_head(),
             weights=None if self.weights is None else self.weights.unsqueeze(-2),
         )
@@ -306,7 +330,9 @@ class Attention(Value):
         n = X.shape[-2]
         self.positions.check(n)
         if self.weights is not None and self.weights.shape[-1] != n:
-            raise ShapeError(f"weights must have one entry for each of {n} tokens, got {self.weights.shape[-1]}.")
+            raise ShapeError(
+                f"weights must have one entry for each of {n} tokens, got {self.weights.shape[-1]}.", field="weights"
+            )
         mass = () if self.weights is None else self.weights.shape[:-1]
         parts = (X.shape[:-2], self.query.shape[:-3], self.positions.batch, mass)
         try:
@@ -318,14 +344,41 @@ class Attention(Value):
             ) from error
         return X.expand(*batch, *X.shape[-2:])
 
+    def _linearised(self, X: Tensor, memory: int) -> AttentionJacobian:
+        require_memory(memory)
+        X = self._admit(X)
+        pattern, projections = self._attend(X, memory=memory)
+        require_finite(pattern.o, "the output of attention")
+        return AttentionJacobian(
+            projections=projections,
+            pattern=pattern,
+            scaled_k=pattern.k * self.score_scale,
+            output=self._joined_output(),
+            batch=tuple(X.shape[:-2]),
+            domain=tuple(X.shape[-2:]),
+            distances=_scaled(self.positions.distances, self.score_scale, self.score_scale),
+        )
+
+    @property
+    def has_joint_norm(self) -> bool:
+        """Whether a norm acts on the queries or keys of all heads together."""
+        return any(isinstance(norm, JointNorm) for norm in self._norms())
+
+    def _norms(self) -> tuple[Norm | JointNorm | None, Norm | JointNorm | None]:
+        """Return the norms of queries and keys as they act: on each head, or on all together."""
+        sides = ((self.query_norm, self.query, self.query_bias), (self.key_norm, self.key, self.key_bias))
+        query_norm, key_norm = (_joined(norm, weight, bias) for norm, weight, bias in sides)
+        return query_norm, key_norm
+
     def _attend(self, X: Tensor, *, memory: int) -> tuple[Pattern, Projections]:
         """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
         layout, n = self.layout, X.shape[-2]
         weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, self.value)], dim=-2)
         q, k, v = layout.split(X @ weight.mT)
         q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, self.value_bias)
-        q, query_norm = _normalise(q, self.query_norm)
-        k, key_norm = _normalise(k, self.key_norm)
+        for_queries, for_keys = self._norms()
+        q, query_norm = _normalise(q, for_queries, X)
+        k, key_norm = _normalise(k, for_keys, X)
         rotary = self.positions.rotary
         rotation = None if rotary is None else rotary.rotation(n, layout.k, X)
         if rotation is not None:
@@ -342,14 +395,30 @@ class Attention(Value):
                 positions=self.positions,
                 softcap=self.softcap,
                 log_weights=None if self.weights is None else self.weights.log(),
+                distances=_scaled(self.positions.distances, 1.0, self.score_scale),
             ),
             memory=memory,
         )
         return pattern, projections
 
+    def _put_out(self, pattern: Pattern, output: Tensor | None, batch: tuple[int, ...]) -> Tensor:
+        """Return what comes out of the attention means."""
+        Y = project_heads(pattern.o, output, batch)
+        return Y if self.output_bias is None else Y + self.output_bias.unsqueeze(-2)
+
     def _joined_output(self) -> Tensor | None:
         """Return the output projection of all heads side by side, ``(out, heads · v)``."""
         return None if self.output is None else self.output.movedim(-3, -2).flatten(-2)
+
+
+def require_memory(memory: int) -> None:
+    """Refuse what is no number of bytes."""
+    if memory is None or not memory >= 0:
+        raise AssumptionError(f"memory must be a number of bytes, 0 or more, got {memory}.", field="memory")
+
+
+def _scaled(distances: Distances | None, keys: float, queries: float) -> Distances | None:
+    return None if distances is None else distances.times(keys, queries)
 
 
 def _pick(x: T, axis: int, index: int) -> T:
@@ -364,8 +433,19 @@ def _shift(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.unsqueeze(-2)
 
 
-def _normalise(x: Tensor, norm: Norm | None) -> tuple[Tensor, NormJacobian | None]:
-    return (x, None) if norm is None else (norm.apply(x), norm.linearise(x))
+def _joined(norm: Norm | JointNorm | None, weight: Tensor, bias: Tensor | None) -> Norm | JointNorm | None:
+    """Return a norm as it acts on what ``weight`` puts out; the size of its gain tells on how many heads."""
+    if isinstance(norm, RMSNorm) and norm.gain.shape[0] != weight.shape[-2]:
+        return JointNorm.over(norm, weight, bias)
+    return norm
+
+
+def _normalise(
+    x: Tensor, norm: Norm | JointNorm | None, X: Tensor
+) -> tuple[Tensor, NormJacobian | JointNormJacobian | None]:
+    if norm is None:
+        return x, None
+    return norm.linearise(x, X) if isinstance(norm, JointNorm) else (norm.apply(x), norm.linearise(x))
 
 
 def _check_projections(f: Attention) -> None:
@@ -375,7 +455,7 @@ def _check_projections(f: Attention) -> None:
             continue
         require_floating(x, name)
         if x.ndim < 3:
-            raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.")
+            raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.", field=name)
         require_agreement(x, f.query, name, "query")
         require_finite(x, name)
     w, (heads, k, d), groups = f.query.shape[:-3], f.query.shape[-3:], f.key.shape[-3]
@@ -405,22 +485,59 @@ def _check_biases(f: Attention) -> None:
 
 def _check_options(f: Attention) -> None:
     if f.scale is not None and not math.isfinite(f.scale):
-        raise AssumptionError(f"scale must be finite, got {f.scale}.")
+        raise AssumptionError(f"scale must be finite, got {f.scale}.", field="scale")
     if f.softcap is not None and not f.softcap > 0:
-        raise AssumptionError(f"softcap must be positive, got {f.softcap}.")
-    for name, norm in (("query_norm", f.query_norm), ("key_norm", f.key_norm)):
-        if norm is not None:
-            if not isinstance(norm, Norm):
-                raise DtypeError(f"{name} must be an hs.LayerNorm or an hs.RMSNorm, got {type(norm).__name__}.")
-            require_shape(norm.gain, (f.layout.k,), f"the gain of {name}")
-            require_agreement(norm.gain, f.query, name, "query")
+        raise AssumptionError(f"softcap must be positive, got {f.softcap}.", field="softcap")
+    _check_norm(f, f.query_norm, f.layout.heads, "query_norm")
+    _check_norm(f, f.key_norm, f.layout.groups, "key_norm")
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
+    if f.positions.distances is not None:
+        _check_distances(f, f.positions.distances)
     if f.positions.heads not in (1, f.layout.heads):
-        raise ShapeError(f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.")
+        raise ShapeError(
+            f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.", field="positions"
+        )
     if f.weights is not None:
         require_floating(f.weights, "weights")
         require_agreement(f.weights, f.query, "weights", "query")
         require_finite(f.weights, "weights")
         if bool((f.weights < 0).any()):
-            raise AssumptionError("token weights are masses and must not be negative.")
+            raise AssumptionError("token weights are masses and must not be negative.", field="weights")
+
+
+def _check_norm(f: Attention, norm: Norm | JointNorm | None, count: int, name: str) -> None:
+    if norm is None:
+        return
+    if not isinstance(norm, Norm | JointNorm):
+        raise DtypeError(f"{name} must be an hs.LayerNorm or an hs.RMSNorm, got {type(norm).__name__}.", field=name)
+    require_agreement(norm.gain, f.query, name, "query")
+    if isinstance(norm, JointNorm):  # made for this map, or for the one that it is a head of
+        return
+    k, shape = f.layout.k, tuple(norm.gain.shape)
+    if shape not in ((k,), (count * k,)):
+        raise ShapeError(
+            f"the gain of {name} must have the shape ({k},) for each head or ({count * k},) for all, got {shape}.",
+            field=name,
+        )
+    if shape != (k,) and not isinstance(norm, RMSNorm):
+        raise AssumptionError(
+            f"{name} over all heads must be an hs.RMSNorm, got {type(norm).__name__}; "
+            "a LayerNorm is that of projections whose mean over rows is taken off.",
+            field=name,
+        )
+
+
+def _check_distances(f: Attention, distances: Distances) -> None:
+    if f.layout.shared != 1:
+        raise AssumptionError(
+            f"distances need heads with keys of their own, got {f.layout.heads} heads and {f.layout.groups} groups.",
+            field="positions",
+        )
+    heads, _span, k = distances.keys.shape[-3:]
+    if (heads, k) != (f.layout.heads, f.layout.k):
+        raise ShapeError(
+            f"distances must have {f.layout.heads} heads of width {f.layout.k}, got {heads} of width {k}.",
+            field="positions",
+        )
+    require_agreement(distances.keys, f.query, "distances", "query")

@@ -1,4 +1,4 @@
-"""Maps made of maps: one after another, and around a residual connection."""
+"""Maps made of maps: one after another, side by side, and around a residual connection."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.maps.values import Jacobian, Map
+from howsmooth.maps.attention import GIBIBYTE, Attention, require_memory
+from howsmooth.maps.values import Jacobian, Linearisable, Map
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -18,25 +19,35 @@ class Chain:
 
     def __init__(self, *maps: Map) -> None:
         """Compose ``maps`` in the order in which they are applied."""
-        if not maps:
-            raise ShapeError("a Chain needs at least one map, got none.")
-        for f in maps:
-            _require_map(f)
+        _require_maps("Chain", maps)
         object.__setattr__(self, "maps", maps)
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n out"]:
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
         """Apply one map after another."""
         for f in self.maps:
             X = f(X)
         return X
 
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "ChainJacobian":
-        """Differentiate by the chain rule."""
-        links = []
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "ChainJacobian":
+        """Differentiate by the chain rule.
+
+        Args:
+            X: The tokens.
+            memory: How many bytes the attention weights of all maps together may take, as in
+                :meth:`Attention.jacobian`.
+        """
+        _value, found = self.value_and_jacobian(X, memory=memory)
+        return found
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more m out"], "ChainJacobian"]:
+        """Return the value and the derivative at ``X``: every map is evaluated once."""
+        links, each = [], _each(memory, self.maps)
         for f in self.maps:
-            links.append(f.jacobian(X))
-            X = f(X)
-        return ChainJacobian(tuple(links))
+            X, link = linearised(f, X, each)
+            links.append(link)
+        return X, ChainJacobian(tuple(links))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,6 +57,44 @@ class Chain:
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Chain":
         """Return the same chain in another dtype or on another device."""
         return Chain(*(f.to(dtype, device) for f in self.maps))
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Sum:
+    """The maps side by side, their outputs added: ``Sum(attention, mlp)(X) == attention(X) + mlp(X)``."""
+
+    maps: tuple[Map, ...]
+
+    def __init__(self, *maps: Map) -> None:
+        """Add ``maps`` up."""
+        _require_maps("Sum", maps)
+        object.__setattr__(self, "maps", maps)
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
+        """Add up what the maps put out."""
+        return _total([f(X) for f in self.maps])
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "SumJacobian":
+        """Differentiate: the sum of the maps' Jacobians; ``memory`` as in :meth:`Chain.jacobian`."""
+        _value, found = self.value_and_jacobian(X, memory=memory)
+        return found
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more m out"], "SumJacobian"]:
+        """Return the value and the derivative at ``X``: every map is evaluated once."""
+        each = _each(memory, self.maps)
+        values, terms = zip(*(linearised(f, X, each) for f in self.maps), strict=True)
+        return _total(values), SumJacobian(terms)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.maps[0].dtype
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Sum":
+        """Return the same sum in another dtype or on another device."""
+        return Sum(*(f.to(dtype, device) for f in self.maps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +110,21 @@ class Residual:
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n d"]:
         """Add the tokens to the map's output."""
         Y = self.map(X)
-        _require_same_width(X.shape[-1], Y.shape[-1])
+        _require_same_shape(X.shape[-2:], Y.shape[-2:])
         return X + Y
 
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "ResidualJacobian":
-        """Differentiate: the identity plus the map's Jacobian."""
-        inner = self.map.jacobian(X)
-        _require_same_width(inner.domain[-1], inner.codomain[-1])
-        return ResidualJacobian(inner)
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "ResidualJacobian":
+        """Differentiate: the identity plus the map's Jacobian; ``memory`` as in :meth:`Chain.jacobian`."""
+        _value, found = self.value_and_jacobian(X, memory=memory)
+        return found
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more n d"], "ResidualJacobian"]:
+        """Return the value and the derivative at ``X``: the map is evaluated once."""
+        Y, inner = linearised(self.map, X, _each(memory, (self.map,)))
+        _require_same_shape(inner.domain, inner.codomain)
+        return X + Y, ResidualJacobian(inner)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,13 +151,13 @@ class ChainJacobian:
         self.batch, self.domain, self.codomain = last.batch, first.domain, last.codomain
         self.dtype, self.device = last.dtype, last.device
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
         """Push a perturbation through every link."""
         for link in self.links:
             E = link.jvp(E)
         return E
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
+    def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back through every link."""
         for link in reversed(self.links):
             G = link.vjp(G)
@@ -110,6 +166,32 @@ class ChainJacobian:
     def take(self, index: Tensor) -> "ChainJacobian":
         """Pick some operators of the batch."""
         return ChainJacobian(tuple(link.take(index) for link in self.links))
+
+
+class SumJacobian:
+    """The sum of Jacobians at one input."""
+
+    def __init__(self, terms: tuple[Jacobian, ...]) -> None:
+        """Keep the terms, which must have one shape."""
+        first = terms[0]
+        if any((term.batch, term.codomain) != (first.batch, first.codomain) for term in terms):
+            shapes = ", ".join(str((*term.batch, *term.codomain)) for term in terms)
+            raise ShapeError(f"the outputs of a sum must have one shape, got {shapes}.", field="maps")
+        self.terms = terms
+        self.batch, self.domain, self.codomain = first.batch, first.domain, first.codomain
+        self.dtype, self.device = first.dtype, first.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
+        """Push a perturbation through every term."""
+        return _total([term.jvp(E) for term in self.terms])
+
+    def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
+        """Pull a cotangent back through every term."""
+        return _total([term.vjp(G) for term in self.terms])
+
+    def take(self, index: Tensor) -> "SumJacobian":
+        """Pick some operators of the batch."""
+        return SumJacobian(tuple(term.take(index) for term in self.terms))
 
 
 class ResidualJacobian:
@@ -134,16 +216,66 @@ class ResidualJacobian:
         return ResidualJacobian(self.inner.take(index))
 
 
-def _require_same_width(tokens: int, outputs: int) -> None:
+def linearised(f: Map, X: Tensor, each: int) -> tuple[Tensor, Jacobian]:
+    """Return a map's value and its derivative at ``X``, in one go where it can.
+
+    Args:
+        f: The map.
+        X: The tokens.
+        each: How many bytes every attention map in it may keep.
+    """
+    if isinstance(f, Linearisable):
+        return f.value_and_jacobian(X, memory=each * max(1, _attentions(f)))
+    return f(X), f.jacobian(X)
+
+
+def _each(memory: int, maps: tuple[Map, ...]) -> int:
+    """Return what each attention map may keep, if all of them together may keep so much."""
+    require_memory(memory)
+    return memory // max(1, sum(map(_attentions, maps)))
+
+
+def _attentions(f: Map) -> int:
+    """Count the attention maps inside a map."""
+    if isinstance(f, Chain | Sum):
+        return sum(map(_attentions, f.maps))
+    if isinstance(f, Residual):
+        return _attentions(f.map)
+    return int(isinstance(f, Attention))
+
+
+def _total(terms: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    first, *others = terms
+    if any(term.shape != first.shape for term in others):
+        shapes = ", ".join(str(tuple(term.shape)) for term in terms)
+        raise ShapeError(f"the outputs of a sum must have one shape, got {shapes}.", field="maps")
+    return sum(others, first)
+
+
+def _require_same_shape(tokens: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+    if tokens[-1] != outputs[-1]:
+        raise ShapeError(
+            f"a residual adds input and output, so their dimensions must agree: got {tokens[-1]} and {outputs[-1]}.",
+            field="map",
+        )
     if tokens != outputs:
         raise ShapeError(
-            f"a residual adds input and output, so their dimensions must agree: got {tokens} and {outputs}."
+            f"a residual adds input and output, so both must have as many tokens: got {tokens[0]} and {outputs[0]}.",
+            field="map",
         )
+
+
+def _require_maps(kind: str, maps: tuple[Map, ...]) -> None:
+    if not maps:
+        raise ShapeError(f"a {kind} needs at least one map, got none.", field="maps")
+    for f in maps:
+        _require_map(f)
 
 
 def _require_map(f: object) -> None:
     if not isinstance(f, Map):
         raise DtypeError(
             f"a composition takes maps with a `jacobian`, got {type(f).__name__}; "
-            "for other callables measure a function that composes them: hs.local_lipschitz(lambda X: g(f(X)), X)."
+            "for other callables measure a function that composes them: hs.local_lipschitz(lambda X: g(f(X)), X).",
+            field="maps",
         )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.maps.distances import Distances
 from howsmooth.maps.pattern import Pattern, Room, rows_of, softmax_derivative, unstack
 from howsmooth.maps.projections import Projections
 from howsmooth.maps.values import take
@@ -40,6 +41,8 @@ class AttentionJacobian:
         output: The output projection of all heads side by side, or ``None`` for the concatenated heads.
         batch: The batch axes.
         domain: The shape ``(n, d)`` of one perturbation.
+        distances: Keys and queries of distances times the scale of the scores, if there are any: what they add to
+            scores is linear in ``dq`` and ``dk``.
     """
 
     projections: Projections
@@ -48,6 +51,7 @@ class AttentionJacobian:
     output: Float[Tensor, "... out hv"] | None
     batch: tuple[int, ...]
     domain: tuple[int, ...]
+    distances: Distances | None = None
 
     @property
     def codomain(self) -> tuple[int, ...]:
@@ -66,6 +70,18 @@ class AttentionJacobian:
         """Where it computes."""
         return self.pattern.o.device
 
+    @property
+    def forward_rounding(self) -> float:
+        r"""The share of a weight that rounding may have changed: :math:`\epsilon(\max_i|q_i|\max_j|k_j| + 8)`.
+
+        A weight is the exponential of a score, so it is wrong by the *absolute* error of the score. The weight of a
+        token that is alone is one.
+        """
+        if self.domain[0] == 1:
+            return 0.0
+        q, k = (torch.linalg.vector_norm(x.detach(), dim=-1).max() for x in (self.pattern.q, self.pattern.k))
+        return torch.finfo(self.dtype).eps * (float(q) * float(k) + 8)
+
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push the perturbation ``E`` of the tokens forward: J E."""
         require_like(E, self.pattern.o, (*self.batch, *self.domain), "the perturbation")
@@ -75,11 +91,19 @@ class AttentionJacobian:
     def _moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         pattern = self.pattern
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
+        if (P := pattern.whole) is not None and self.distances is None:
+            # on short sequences the number of operations is what is waited for: here nothing is cut and stitched
+            dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
+            return torch.bmm(softmax_derivative(dS, P), pattern.v).baddbmm_(P, dv).view(pattern.o.shape)
+        # Why one product of doubled width and not two: a tile of dS is written once, and memory is what is waited for.
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
         room, moved = Room(left, right), []
         for tile, P, slope in pattern.weights():
             dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
+            if self.distances is not None:
+                parts = pattern.scores.parts(dq, dk, tile)
+                pattern.scores.by_head(dS, tile).add_(self.distances.scores(*parts, tile.rows, tile.columns))
             if slope is not None:
                 dS = dS * slope
             dP = softmax_derivative(dS, P)
@@ -99,6 +123,10 @@ class AttentionJacobian:
 
     def _pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         pattern = self.pattern
+        if (P := pattern.whole) is not None and self.distances is None:
+            g = g.flatten(1, 2)
+            dS = softmax_derivative(torch.bmm(g, pattern.v.mT), P)
+            return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(P.mT, g)
         room, moved = Room(g, pattern.v), []
         dk, dv = Columns(pattern.k), Columns(pattern.v)
         for tile, P, slope in pattern.weights():
@@ -107,9 +135,14 @@ class AttentionJacobian:
             dS = softmax_derivative(dP, P)
             if slope is not None:
                 dS = dS * slope
-            moved.append(unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile))
+            dq = unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile)
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, P.mT, g_rows)
+            if self.distances is not None:
+                met, meeting = self.distances.pull_back(pattern.scores.by_head(dS, tile), tile.rows, columns)
+                dq = dq + met.reshape(dq.shape)
+                dk.total[:, columns].add_(meeting.reshape(-1, *meeting.shape[-2:]))
+            moved.append(dq)
         return stitch(moved), dk.total, dv.total
 
     def take(self, index: Tensor) -> "AttentionJacobian":
@@ -121,6 +154,7 @@ class AttentionJacobian:
             pattern=self.pattern.take(index),
             scaled_k=stack[index].flatten(0, 1),
             output=take(self.output, self.batch, index, event=2),
+            distances=None if self.distances is None else self.distances.take(self.batch, index),
             batch=(len(index),),
         )
 
@@ -151,8 +185,10 @@ class AttentionJacobian:
         factorisation restricts perturbations to their span; the output is restricted likewise. When that saves
         nothing, the operator itself comes back with the identity.
         """
+        # Why QR and not the d × d forms A and WV: it is exact, costs O(dp²), and p is small where this pays.
         p, d = self.projections.weight.shape[-2:]
-        if p >= d:
+        # a norm over all heads sees tokens through the queries of other heads too
+        if p >= d or self.projections.joint:
             return self, lambda E: E
         projections, basis = self.projections.restricted()
         output = self.output

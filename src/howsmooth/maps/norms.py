@@ -8,9 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.domains.ellipsoid import Ellipsoid
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.ellipsoids import Ellipsoid
-from howsmooth.maps.values import Value, take
+from howsmooth.maps.pattern import recorded
+from howsmooth.maps.values import take
+from howsmooth.torch_internals import is_batched, project_out
 from howsmooth.validation import (
     require_agreement,
     require_finite,
@@ -19,6 +21,7 @@ from howsmooth.validation import (
     require_shape,
     require_tokens,
 )
+from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,11 +45,12 @@ class Norm(Value):
         require_floating(self.gain, "gain")
         if self.gain.ndim != 1 or not self.gain.numel():
             raise ShapeError(
-                f"gain must have one axis with an entry for each coordinate, got {tuple(self.gain.shape)}."
+                f"gain must have one axis with an entry for each coordinate, got {tuple(self.gain.shape)}.",
+                field="gain",
             )
         require_finite(self.gain, "gain")
         if not 0 <= self.eps < math.inf:
-            raise AssumptionError(f"eps must not be negative and must be finite, got {self.eps}.")
+            raise AssumptionError(f"eps must not be negative and must be finite, got {self.eps}.", field="eps")
         if self.bias is not None:
             require_floating(self.bias, "bias")
             require_shape(self.bias, tuple(self.gain.shape), "bias")
@@ -69,17 +73,23 @@ class Norm(Value):
         require_tokens(X, self.gain)
         return self.linearise(X)
 
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
+    ) -> tuple[Float[Tensor, "*batch n d"], "NormJacobian"]:
+        """Return the value and the derivative at ``X``, which share ``z``; ``memory`` is for maps with weights."""
+        found = self.jacobian(X)
+        scaled = self.gain * found.z
+        return scaled if self.bias is None else scaled + self.bias, found
+
     def linearise(self, X: Float[Tensor, "*batch n d"]) -> "NormJacobian":
         """Differentiate at ``X``, unchecked."""
         z, scale = self._normalised(X)
-        return NormJacobian(gain=self.gain, z=z, scale=scale, centred=self.centred)
+        return NormJacobian(z=z, stretch=self.gain / scale, centred=self.centred)
 
     def _normalised(self, X: Tensor) -> tuple[Tensor, Tensor]:
         centred = X - X.mean(-1, keepdim=True) if self.centred else X
         scale = (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
-        # without eps, a constant token has no direction: a zero scale would divide zero by zero
-        if self.eps == 0 and not torch._C._functorch.is_batchedtensor(scale) and bool((scale == 0).any()):
-            raise AssumptionError("eps = 0 and a token without spread: the norm is not differentiable there; give eps.")
+        require_spread(scale, self.eps)
         return centred / scale, scale
 
     @property
@@ -96,6 +106,14 @@ class Norm(Value):
         """
         bias = torch.zeros_like(self.gain) if self.bias is None else self.bias
         return Ellipsoid(gain=self.gain, centre=bias, centred=self.centred)
+
+
+def require_spread(scale: Tensor, eps: float) -> None:
+    """Refuse tokens that no norm can scale: without eps a constant one has no direction, and 0/0 is no number."""
+    if eps == 0 and not is_batched(scale) and bool((scale == 0).any()):
+        raise AssumptionError(
+            "eps = 0 and a token without spread: the norm is not differentiable there; give eps.", field="eps"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,15 +146,19 @@ class LayerNorm(Norm):
 class NormJacobian:
     r"""The derivative of a norm: token by token, and symmetric but for the gain.
 
-    .. math:: J E = \alpha\circ\mathrm{core}(E),\quad J^\top G = \mathrm{core}(\alpha\circ G),\quad
-              \mathrm{core}(E) = (\bar E - z\,\mathrm{mean}(z\circ\bar E))/\sigma,
+    .. math:: J E = (\alpha/\sigma)\circ\Pi E,\quad J^\top G = \Pi\bigl((\alpha/\sigma)\circ G\bigr),\quad
+              \Pi E = \bar E - z\,\mathrm{mean}(z\circ\bar E),
 
     with :math:`\bar E` the centred perturbation for LayerNorm and ``E`` itself for RMSNorm.
+
+    Attributes:
+        z: The normalised tokens.
+        stretch: :math:`\alpha/\sigma`, the gain over each token's scale.
+        centred: Whether tokens are centred.
     """
 
-    gain: Float[Tensor, " d"]
     z: Float[Tensor, "*batch n d"]
-    scale: Float[Tensor, "*batch n 1"]
+    stretch: Float[Tensor, "*batch n d"]
     centred: bool
 
     @property
@@ -164,12 +186,12 @@ class NormJacobian:
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Push a perturbation of the tokens forward."""
         require_like(E, self.z, tuple(self.z.shape), "the perturbation")
-        return self.gain * self._core(E)
+        return self.stretch * self._projected(E)
 
     def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent of the output back."""
         require_like(G, self.z, tuple(self.z.shape), "the cotangent")
-        return self._core(self.gain * G)
+        return self._projected(self.stretch * G)
 
     def take(self, index: Tensor) -> "NormJacobian":
         """Pick some operators of the batch."""
@@ -177,10 +199,12 @@ class NormJacobian:
 
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "NormJacobian":
         """Pick entries of the leading ``batch`` axes, ``event`` axes being left."""
-        z, scale = (take(x, batch, index, event=event) for x in (self.z, self.scale))
-        return dataclasses.replace(self, z=z, scale=scale)
+        z, stretch = (take(x, batch, index, event=event) for x in (self.z, self.stretch))
+        return dataclasses.replace(self, z=z, stretch=stretch)
 
-    def _core(self, E: Tensor) -> Tensor:
+    def _projected(self, E: Tensor) -> Tensor:
         if self.centred:
+            if not recorded(E, self.z):
+                return project_out(E, self.z)
             E = E - E.mean(-1, keepdim=True)
-        return (E - self.z * (self.z * E).mean(-1, keepdim=True)) / self.scale
+        return torch.addcmul(E, self.z, (self.z * E).mean(-1, keepdim=True), value=-1)

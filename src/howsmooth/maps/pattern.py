@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.distances import Distances
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.values import take
+from howsmooth.torch_internals import inside_transform, softmax_backward
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
 TILE_BYTES = 16 * 2**20
@@ -53,25 +55,38 @@ class Scores:
         positions: Masks and biases.
         softcap: ``c`` in :math:`c\tanh(S/c)`, or ``None``.
         log_weights: The logarithm of the token weights, or ``None``.
+        distances: Keys and queries of distances, the latter scaled as the queries are, or ``None``.
     """
 
     batch: tuple[int, ...]
     positions: Positions
     softcap: float | None
     log_weights: Float[Tensor, "... n"] | None
+    distances: Distances | None = None
 
     def tile(self, q: Tensor, k: Tensor, tile: Tile, room: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""
         S = torch.bmm(rows_of(q, tile), k[:, tile.columns].mT, out=room)
+        if self.distances is not None:
+            self.by_head(S, tile).add_(self.distances.scores(*self.parts(q, k, tile), tile.rows, tile.columns))
         slope = None
         if self.softcap is not None:
             T = torch.tanh(S / self.softcap)
             S, slope = self.softcap * T, 1 - T.square()
-        by_head = S.view(*self.batch, -1, tile.height, tile.width)
+        by_head = self.by_head(S, tile)
         self.positions.apply(by_head, tile.rows, tile.columns)
         if self.log_weights is not None:
             by_head.add_(self.log_weights[..., None, None, tile.columns])
         return S, slope
+
+    def by_head(self, x: Tensor, tile: Tile) -> Tensor:
+        """Return a tile, or what belongs to one, with axes for batch and heads."""
+        return x.view(*self.batch, -1, tile.height, x.shape[-1])
+
+    def parts(self, q: Tensor, k: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of a tile with axes for batch and heads, each head having its own keys."""
+        rows, columns = q[:, :, tile.rows], k[:, tile.columns]
+        return rows.reshape(*self.batch, -1, *rows.shape[-2:]), columns.reshape(*self.batch, -1, *columns.shape[-2:])
 
     def take(self, index: Tensor) -> "Scores":
         """Pick the rules of some entries of the batch."""
@@ -80,6 +95,7 @@ class Scores:
             positions=self.positions.take(self.batch, index),
             softcap=self.softcap,
             log_weights=take(self.log_weights, self.batch, index, event=1),
+            distances=None if self.distances is None else self.distances.take(self.batch, index),
         )
 
     @property
@@ -126,6 +142,14 @@ class Pattern:
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
                 yield tile, softmax(S), slope
 
+    @property
+    def whole(self) -> Tensor | None:
+        """All weights, where they are kept in one tile and nothing caps the scores; ``None`` elsewhere."""
+        if self.kept is None or len(self.kept) != 1:
+            return None
+        ((P, slope),) = self.kept
+        return P if slope is None else None
+
     def take(self, index: Tensor) -> "Pattern":
         """Pick the weights of some entries of the batch."""
         count = math.prod(self.scores.batch)
@@ -168,15 +192,16 @@ class Room:
 
 def recorded(*operands: Tensor) -> bool:
     """Tell whether autograd, in either mode, or a transform of torch.func watches an operation on ``operands``."""
-    transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
-    return transformed or (torch.is_grad_enabled() and any(x.requires_grad for x in operands))
+    if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
 
 
 def softmax(S: Tensor) -> Tensor:
     """Return the row-wise softmax of ``S``, in place of ``S`` where nothing watches."""
     if recorded(S) or S.device.type != "cpu":  # elsewhere the kernel may not allow its output to be its input
         return torch.softmax(S, dim=-1)
-    return torch.ops.aten._softmax.out(S, -1, False, out=S)
+    return torch.softmax(S, dim=-1, out=S)
 
 
 def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
@@ -186,8 +211,8 @@ def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
     *before* multiplying is what keeps digits where the softmax is saturated and both are large.
     """
     if recorded(D, P) or D.device.type != "cpu":
-        return torch._softmax_backward_data(D, P, -1, D.dtype)
-    return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=D)
+        return softmax_backward(D, P)
+    return softmax_backward(D, P, out=D)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> Pattern:
@@ -200,6 +225,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> P
         scores: The rule from queries and keys to scores.
         memory: How many bytes of weights may be kept.
     """
+    # Why rows and not square blocks, as fused kernels have: a derivative needs whole rows of P, or one more pass over
+    # all blocks to normalise them. Why not rebuild always: every product would pay for the exponentials again.
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES)
     keep = _bytes(tiles, heads, q.element_size(), scores) <= memory

@@ -1,4 +1,4 @@
-"""How position enters the scores: which token may see which, rotary embeddings, relative bias."""
+"""How position enters the scores: which token may see which, rotary embeddings, biases of distance and position."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,8 +8,10 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.maps.distances import Distances
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.values import Value, take
+from howsmooth.maps.values import take
+from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -18,7 +20,7 @@ class Positions(Value):
 
     Token ``i`` may see token ``j`` when all of the conditions given hold:
     ``causal`` (:math:`j \le i`), ``window`` (:math:`|i-j| <` window), ``padding[j]`` and a boolean ``mask[i, j]``.
-    A floating-point ``mask`` and ``relative_bias[j - i + L - 1]`` are added to the scores.
+    A floating-point ``mask``, ``relative_bias[j - i + L - 1]`` and ``position_bias[j]`` are added to the scores.
 
     Attributes:
         causal: Whether a token sees only itself and the past.
@@ -26,7 +28,10 @@ class Positions(Value):
         padding: True for real tokens, which alone are seen. Padded tokens still have a (meaningless) output row.
         mask: ``(n, n)``, or ``(*batch, heads or 1, n, n)``; boolean (True: may see) or additive.
         relative_bias: ``(heads or 1, 2L - 1)``; entry ``L - 1 + j - i`` is added to the score of ``(i, j)``.
+        position_bias: ``(heads or 1, L)``; entry ``j`` is added to the score of every pair ``(i, j)``. Linear in ``j``
+            it is ALiBi, as a softmax does not see what all scores of a row have in common.
         rotary: Rotary embedding of queries and keys.
+        distances: Keys and queries of distances, which those of tokens meet.
     """
 
     causal: bool = False
@@ -34,14 +39,19 @@ class Positions(Value):
     padding: Bool[Tensor, "... n"] | None = None
     mask: Shaped[Tensor, "... n n"] | None = None
     relative_bias: Float[Tensor, "... heads span"] | None = None
+    position_bias: Float[Tensor, "... heads reach"] | None = None
     rotary: Rotary | None = None
+    distances: Distances | None = None
 
     def __post_init__(self) -> None:
         """Check each part on its own; what depends on ``n`` is checked when tokens arrive."""
         if self.window is not None and not (isinstance(self.window, int) and self.window >= 1):
-            raise AssumptionError(f"window must be a whole number, at least 1 (the token itself), got {self.window}.")
+            raise AssumptionError(
+                f"window must be a whole number, at least 1 (the token itself), got {self.window}.", field="window"
+            )
         _check_mask(self.padding, self.mask)
         _check_relative_bias(self.relative_bias)
+        _check_position_bias(self.position_bias)
 
     def columns(self, rows: slice, n: int) -> slice:
         """Return the smallest range of tokens that contains all that ``rows`` may see."""
@@ -60,6 +70,8 @@ class Positions(Value):
         if self.relative_bias is not None:
             reach = (self.relative_bias.shape[-1] + 1) // 2
             S.add_(self.relative_bias[..., _offsets(rows, columns, S) + reach - 1])
+        if self.position_bias is not None:
+            S.add_(self.position_bias[..., None, columns])
         if self.padding is not None:
             S.masked_fill_(~self.padding[..., None, None, columns], -torch.inf)
         if self.mask is not None:
@@ -69,12 +81,21 @@ class Positions(Value):
     def check(self, n: int) -> None:
         """Refuse a sequence of ``n`` tokens that a mask, a table or a list of positions does not fit."""
         if self.padding is not None and self.padding.shape[-1] != n:
-            raise ShapeError(f"padding must have one entry for each of {n} tokens, got {self.padding.shape[-1]}.")
+            raise ShapeError(
+                f"padding must have one entry for each of {n} tokens, got {self.padding.shape[-1]}.", field="padding"
+            )
         if self.mask is not None and self.mask.shape[-2:] != (n, n):
-            raise ShapeError(f"mask must end in ({n}, {n}) for {n} tokens, got {tuple(self.mask.shape)}.")
+            raise ShapeError(f"mask must end in ({n}, {n}) for {n} tokens, got {tuple(self.mask.shape)}.", field="mask")
         if self.relative_bias is not None and self.relative_bias.shape[-1] < 2 * n - 1:
             span = self.relative_bias.shape[-1]
-            raise ShapeError(f"relative_bias must reach {n} tokens: {2 * n - 1} entries or more, got {span}.")
+            raise ShapeError(
+                f"relative_bias must reach {n} tokens: {2 * n - 1} entries or more, got {span}.", field="relative_bias"
+            )
+        if self.position_bias is not None and self.position_bias.shape[-1] < n:
+            reach = self.position_bias.shape[-1]
+            raise ShapeError(f"position_bias must reach {n} tokens, got {reach} entries.", field="position_bias")
+        if self.distances is not None and self.distances.reach < n:
+            raise ShapeError(f"distances must reach {n} tokens, got {self.distances.reach}.", field="distances")
         if self.rotary is not None:
             self.rotary.check(n)
 
@@ -90,7 +111,9 @@ class Positions(Value):
             self.padding.shape[:-1] if self.padding is not None else (),
             self.mask.shape[:-3] if self.mask is not None else (),
             self.relative_bias.shape[:-2] if self.relative_bias is not None else (),
+            self.position_bias.shape[:-2] if self.position_bias is not None else (),
             self.rotary.positions.shape[:-1] if self.rotary is not None and self.rotary.positions is not None else (),
+            self.distances.keys.shape[:-3] if self.distances is not None else (),
         ]
         return torch.broadcast_shapes(*shapes)
 
@@ -98,8 +121,8 @@ class Positions(Value):
     def heads(self) -> int:
         """How many heads the mask and the bias distinguish (1 if all are alike)."""
         mask = 1 if self.mask is None or self.mask.ndim == 2 else self.mask.shape[-3]
-        bias = 1 if self.relative_bias is None else self.relative_bias.shape[-2]
-        return max(mask, bias)
+        biases = (1 if bias is None else bias.shape[-2] for bias in (self.relative_bias, self.position_bias))
+        return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
     def head(self, h: int) -> "Positions":
         """Return what head ``h`` alone sees."""
@@ -107,6 +130,8 @@ class Positions(Value):
             self,
             mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),
             relative_bias=None if self.relative_bias is None else _pick(self.relative_bias, -2, h),
+            position_bias=None if self.position_bias is None else _pick(self.position_bias, -2, h),
+            distances=None if self.distances is None else self.distances.head(h),
         )
 
     def per_head(self) -> "Positions":
@@ -119,6 +144,8 @@ class Positions(Value):
             padding=None if self.padding is None else self.padding.unsqueeze(-2),
             mask=None if self.mask is None else _with_heads(self.mask).unsqueeze(-3),
             relative_bias=None if self.relative_bias is None else self.relative_bias.unsqueeze(-2),
+            position_bias=None if self.position_bias is None else self.position_bias.unsqueeze(-2),
+            distances=None if self.distances is None else self.distances.per_head(),
             rotary=rotary,
         )
 
@@ -129,6 +156,8 @@ class Positions(Value):
             padding=take(self.padding, batch, index, event=1),
             mask=take(self.mask, batch, index, event=3),
             relative_bias=take(self.relative_bias, batch, index, event=2),
+            position_bias=take(self.position_bias, batch, index, event=2),
+            distances=None if self.distances is None else self.distances.take(batch, index),
             rotary=None,
         )
 
@@ -151,21 +180,41 @@ def _pick(x: Tensor, axis: int, h: int) -> Tensor:
 
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
     if padding is not None and padding.dtype != torch.bool:
-        raise DtypeError(f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().")
+        raise DtypeError(
+            f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().",
+            field="padding",
+        )
     if mask is None:
         return
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
-        raise ShapeError(f"mask must be (n, n) or (*batch, heads or 1, n, n), got {tuple(mask.shape)}.")
+        raise ShapeError(f"mask must be (n, n) or (*batch, heads or 1, n, n), got {tuple(mask.shape)}.", field="mask")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise DtypeError(f"mask must be boolean (True: may see) or floating point (added to scores), got {mask.dtype}.")
+        raise DtypeError(
+            f"mask must be boolean (True: may see) or floating point (added to scores), got {mask.dtype}.", field="mask"
+        )
     if mask.is_floating_point() and bool((mask.isnan() | (mask == torch.inf)).any()):
-        raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.")
+        raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.", field="mask")
 
 
 def _check_relative_bias(bias: Tensor | None) -> None:
     if bias is None:
         return
     if bias.ndim < 2 or bias.shape[-1] % 2 == 0:
-        raise ShapeError(f"relative_bias must be (heads or 1, 2L - 1), one entry per offset, got {tuple(bias.shape)}.")
+        raise ShapeError(
+            f"relative_bias must be (heads or 1, 2L - 1), one entry per offset, got {tuple(bias.shape)}.",
+            field="relative_bias",
+        )
     if not bool(torch.isfinite(bias).all()):
-        raise NonFiniteError("relative_bias must be finite; hide tokens with a mask instead.")
+        raise NonFiniteError("relative_bias must be finite; hide tokens with a mask instead.", field="relative_bias")
+
+
+def _check_position_bias(bias: Tensor | None) -> None:
+    if bias is None:
+        return
+    if bias.ndim < 2:
+        raise ShapeError(
+            f"position_bias must be (heads or 1, L), one entry per position, got {tuple(bias.shape)}.",
+            field="position_bias",
+        )
+    if not bool(torch.isfinite(bias).all()):
+        raise NonFiniteError("position_bias must be finite; hide tokens with a mask instead.", field="position_bias")

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.maps.joint_norm import JointNormJacobian
 from howsmooth.maps.norms import NormJacobian
 from howsmooth.maps.rotary import Rotation
 from howsmooth.maps.values import take
@@ -65,17 +66,14 @@ class Projections:
 
     weight: Float[Tensor, "*batch p d"]
     layout: Layout
-    query_norm: NormJacobian | None
-    key_norm: NormJacobian | None
+    query_norm: NormJacobian | JointNormJacobian | None
+    key_norm: NormJacobian | JointNormJacobian | None
     rotation: Rotation | None
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Push a perturbation of the tokens to queries, keys and values."""
         dq, dk, dv = self.layout.split(E @ self.weight.mT)
-        if self.query_norm is not None:
-            dq = self.query_norm.jvp(dq)
-        if self.key_norm is not None:
-            dk = self.key_norm.jvp(dk)
+        dq, dk = _pushed(self.query_norm, dq, E), _pushed(self.key_norm, dk, E)
         if self.rotation is not None:
             dq, dk = self.rotation(dq), self.rotation(dk)
         return dq, dk, dv
@@ -84,11 +82,17 @@ class Projections:
         """Pull cotangents of queries, keys and values back to the tokens."""
         if self.rotation is not None:
             dq, dk = self.rotation.T(dq), self.rotation.T(dk)
-        if self.query_norm is not None:
-            dq = self.query_norm.vjp(dq)
-        if self.key_norm is not None:
-            dk = self.key_norm.vjp(dk)
-        return self.layout.join(dq, dk, dv) @ self.weight
+        dq, past_queries = _pulled(self.query_norm, dq)
+        dk, past_keys = _pulled(self.key_norm, dk)
+        E = self.layout.join(dq, dk, dv) @ self.weight
+        for past in (past_queries, past_keys):
+            E = E if past is None else E + past
+        return E
+
+    @property
+    def joint(self) -> bool:
+        """Whether a norm acts on the queries or keys of all heads together."""
+        return any(isinstance(norm, JointNormJacobian) for norm in (self.query_norm, self.key_norm))
 
     def restricted(self) -> tuple["Projections", Float[Tensor, "*batch d p"]]:
         r"""Restrict the tokens to the span of the projections, :math:`W^\top = B R`, :math:`B^\top B = I`.
@@ -103,7 +107,26 @@ class Projections:
         return dataclasses.replace(
             self,
             weight=take(self.weight, batch, index, event=2),
-            query_norm=None if self.query_norm is None else self.query_norm.taken(batch, index, event=3),
-            key_norm=None if self.key_norm is None else self.key_norm.taken(batch, index, event=3),
+            query_norm=_taken(self.query_norm, batch, index),
+            key_norm=_taken(self.key_norm, batch, index),
             rotation=None if self.rotation is None else self.rotation.take(batch, index),
         )
+
+
+def _pushed(norm: NormJacobian | JointNormJacobian | None, x: Tensor, E: Tensor) -> Tensor:
+    if norm is None:
+        return x
+    return norm.jvp(x, E) if isinstance(norm, JointNormJacobian) else norm.jvp(x)
+
+
+def _pulled(norm: NormJacobian | JointNormJacobian | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the cotangent of the projections, and what reaches the tokens past them."""
+    if norm is None:
+        return x, None
+    return norm.vjp(x) if isinstance(norm, JointNormJacobian) else (norm.vjp(x), None)
+
+
+def _taken(
+    norm: NormJacobian | JointNormJacobian | None, batch: tuple[int, ...], index: Tensor
+) -> NormJacobian | JointNormJacobian | None:
+    return None if norm is None else norm.taken(batch, index, event=3)

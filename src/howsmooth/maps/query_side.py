@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.maps.derivative import AttentionJacobian, project_heads, stitch
+from howsmooth.maps.joint_norm import of_each_head
 from howsmooth.maps.pattern import Room, rows_of, softmax_derivative, unstack
 from howsmooth.validation import require_like
 
@@ -78,7 +79,7 @@ class QuerySide:
         require_like(E, self.jacobian.pattern.o, (*self.batch, *self.domain), "the perturbation")
         E = self._spread(E)
         J, pattern = self.jacobian, self.jacobian.pattern
-        layout, norm, rotation = J.projections.layout, J.projections.query_norm, J.projections.rotation
+        layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
         dq = (E @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
         dq = dq if norm is None else norm.jvp(dq)
         dq = dq if rotation is None else rotation(dq)
@@ -95,7 +96,7 @@ class QuerySide:
         require_like(G, self.jacobian.pattern.o, (*self.batch, *self.codomain), "the cotangent")
         G = self._spread(G)
         J, pattern = self.jacobian, self.jacobian.pattern
-        layout, norm, rotation = J.projections.layout, J.projections.query_norm, J.projections.rotation
+        layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
         g = G if J.output is None else G @ J.output
         g = g.unflatten(-1, (layout.heads, layout.v)).transpose(0, 1).contiguous().view(pattern.o.shape)
         room, moved = Room(g, pattern.v), []

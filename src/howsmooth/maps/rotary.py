@@ -8,8 +8,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.values import Value, take
+from howsmooth.maps.values import take
 from howsmooth.validation import require_finite
+from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +26,7 @@ class Rotary(Value):
         interleaved: Pairs are ``(0, 1), (2, 3), …`` instead of the half-split ``(m, m + dim/2)``.
         positions: The position of each token (``None``: 0, 1, 2, …).
         frequencies: Explicit frequencies, ``dim/2`` of them.
+        reach: The longest sequence that the frequencies are meant for (``None``: any).
     """
 
     base: float = 10_000.0
@@ -32,31 +34,45 @@ class Rotary(Value):
     interleaved: bool = False
     positions: Shaped[Tensor, "*batch n"] | None = None
     frequencies: Float[Tensor, " half"] | None = None
+    reach: int | None = None
 
     def __post_init__(self) -> None:
         """Check what can be known without tokens."""
         if not 0 < self.base < math.inf:
-            raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.")
+            raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.", field="base")
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
             if x is not None:
                 require_finite(x, f"rotary {name}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
-            raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.")
+            raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.", field="dim")
 
     def check_width(self, k: int) -> None:
         """Refuse heads whose dimension ``k`` cannot be rotated."""
         dim = k if self.dim is None else self.dim
         if dim % 2:
-            raise ShapeError(f"the rotary dimension must be even, got heads of dimension {k}; set Rotary(dim=…).")
+            raise ShapeError(
+                f"the rotary dimension must be even, got heads of dimension {k}; set Rotary(dim=…).", field="dim"
+            )
         if dim > k:
-            raise ShapeError(f"the rotary dimension {dim} exceeds the head dimension {k}.")
+            raise ShapeError(f"the rotary dimension {dim} exceeds the head dimension {k}.", field="dim")
         if self.frequencies is not None and self.frequencies.shape != (dim // 2,):
-            raise ShapeError(f"frequencies must have {dim // 2} entries, got {tuple(self.frequencies.shape)}.")
+            raise ShapeError(
+                f"frequencies must have {dim // 2} entries, got {tuple(self.frequencies.shape)}.", field="frequencies"
+            )
 
     def check(self, n: int) -> None:
-        """Refuse explicit positions that do not fit ``n`` tokens."""
+        """Refuse ``n`` tokens that explicit positions do not fit, or that frequencies are not meant for."""
+        if self.reach is not None and n > self.reach:
+            raise AssumptionError(
+                f"the rotary frequencies are meant for {self.reach} tokens at most, got {n}; give shorter sequences "
+                "or other frequencies.",
+                field="X",
+            )
         if self.positions is not None and self.positions.shape[-1] != n:
-            raise ShapeError(f"rotary positions must be given for each of {n} tokens, got {self.positions.shape[-1]}.")
+            raise ShapeError(
+                f"rotary positions must be given for each of {n} tokens, got {self.positions.shape[-1]}.",
+                field="positions",
+            )
 
     def rotation(self, n: int, k: int, like: Tensor) -> "Rotation":
         """Return the rotation of ``n`` tokens with heads of dimension ``k``."""

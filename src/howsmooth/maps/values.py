@@ -1,35 +1,12 @@
-"""Frozen values made of tensors: what every map has in common."""
+"""What every map has in common: the protocols Map and Jacobian, and entries of a batch."""
 
-import dataclasses
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-V = TypeVar("V", bound="Value")
 T = TypeVar("T", Tensor, Tensor | None)
-
-
-class Value:
-    """A frozen dataclass of tensors that can change dtype and device."""
-
-    def to(self: V, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> V:
-        """Return the same value in another dtype or on another device."""
-        changes = {
-            field.name: _moved(getattr(self, field.name), dtype, device)
-            for field in dataclasses.fields(cast(Any, self))
-            if field.init
-        }
-        return dataclasses.replace(cast(Any, self), **changes)
-
-
-def _moved(part: Any, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
-    if isinstance(part, Tensor):
-        return part.to(device=device, dtype=dtype if part.is_floating_point() else None)
-    if isinstance(part, Value):
-        return part.to(dtype, device)
-    return part
 
 
 def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
@@ -96,3 +73,13 @@ class Map(Protocol):
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Map":
         """Return the same map in another dtype or on another device."""
+
+
+@runtime_checkable
+class Linearisable(Protocol):
+    """A map whose value comes with its derivative: together they cost less than one after the other."""
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int
+    ) -> tuple[Float[Tensor, "*batch n out"], Jacobian]:
+        """Return the value and the derivative at ``X``; ``memory`` bytes may be kept for quicker products."""

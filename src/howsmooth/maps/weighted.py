@@ -68,7 +68,7 @@ def mean_field(attention: Attending) -> MeanField:
 class WeightedJacobian:
     r"""The derivative of attention at :math:`\mu = \sum_ia_i\delta_{x_i}`, when atoms move without splitting.
 
-    A perturbation has the length :math:`(\sum_ia_i|e_i|^2)^{1/2}`, so the operator is
+    A perturbation has the norm :math:`(\sum_ia_i|e_i|^2)^{1/2}`, so the operator is
     :math:`J_\mu = D^{1/2}JD^{-1/2}` with :math:`D = \mathrm{diag}(a)\otimes I`: vectors are :math:`\sqrt{a_i}\,e_i`.
 
     Attributes:
@@ -103,6 +103,11 @@ class WeightedJacobian:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.plain.device
+
+    @property
+    def forward_rounding(self) -> float:
+        """What rounding may have done to the weights; the masses do not mind."""
+        return self.plain.forward_rounding
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""

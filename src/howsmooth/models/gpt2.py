@@ -4,6 +4,8 @@ from typing import Any
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
+from howsmooth.models.ends import Ends
+from howsmooth.models.feed_forward import FeedForward, mlp
 from howsmooth.models.reading import columns, layer_norm, rows
 from howsmooth.models.sites import Site
 
@@ -36,4 +38,12 @@ def _site(i: int, block: Any) -> Site:
         writes=f"h.{i}.attn.c_proj",
         block=f"h.{i}",
         before=layer_norm(block.ln_1),
+        feed_forward=FeedForward(
+            map=mlp(block.mlp.c_fc, block.mlp.act, block.mlp.c_proj), before=layer_norm(block.ln_2)
+        ),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return Ends(after=(layer_norm(model.ln_f),))

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
-from howsmooth.models.reading import columns, layer_norm, rotary, rotary_gain, rows
+from howsmooth.models.ends import Ends
+from howsmooth.models.feed_forward import FeedForward, mlp
+from howsmooth.models.reading import columns, layer_norm, rotary, rows, stretched
 from howsmooth.models.sites import Site
 
 
@@ -22,19 +21,18 @@ def _site(i: int, layer: Any, model: Any) -> Site:
     shift = own.query_key_value.bias
     biases = (None, None, None) if shift is None else shift.detach().unflatten(0, (heads, -1)).chunk(3, dim=1)
     query_bias, key_bias, value_bias = biases
-    gain = _gain(model, like=query[0, :, 0])
-    attention = Attention(
-        query=query * gain[:, None],
-        key=key * gain[:, None],
-        value=value,
-        output=columns(own.dense.weight, heads),
-        query_bias=None if query_bias is None else query_bias * gain,
-        key_bias=None if key_bias is None else key_bias * gain,
-        value_bias=value_bias,
-        output_bias=None if own.dense.bias is None else own.dense.bias.detach(),
-        scale=own.scaling,
-        positions=Positions(causal=True, rotary=rotary(model)),
-    )
+    read = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "output": columns(own.dense.weight, heads),
+        "query_bias": query_bias,
+        "key_bias": key_bias,
+        "value_bias": value_bias,
+        "output_bias": None if own.dense.bias is None else own.dense.bias.detach(),
+    }
+    positions = Positions(causal=True, rotary=rotary(model))
+    attention = Attention(**stretched(read, model), scale=own.scaling, positions=positions)
     path = f"layers.{i}"
     before = layer_norm(layer.input_layernorm)
     return Site(
@@ -44,11 +42,14 @@ def _site(i: int, layer: Any, model: Any) -> Site:
         writes=f"{path}.attention.dense",
         block=path,
         before=before,
+        feed_forward=FeedForward(
+            map=mlp(layer.mlp.dense_h_to_4h, layer.mlp.act, layer.mlp.dense_4h_to_h),
+            before=layer_norm(layer.post_attention_layernorm),
+            parallel=layer.use_parallel_residual,
+        ),
     )
 
 
-def _gain(model: Any, *, like: Tensor) -> Tensor:
-    """Return what stretched contexts multiply queries and keys by: the rotated coordinates only."""
-    gain = torch.ones_like(like)
-    gain[: rotary(model).dim] = rotary_gain(model)
-    return gain
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return Ends(after=(layer_norm(model.final_layer_norm),))

@@ -1,11 +1,10 @@
 """From a name to a module and its tokenizer: built-in packages, folders, GGUF files, hub ids, random weights."""
 
 import contextlib
-import difflib
+import dataclasses
 import importlib.util
 import io
 import logging
-import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,48 +13,108 @@ from typing import Any
 import torch
 from torch import nn
 
-from howsmooth.errors import UnsupportedModelError
+from howsmooth.errors import HowsmoothError, UnsupportedModelError
 from howsmooth.models.builtin import BUILT_IN, built_in_path
-from howsmooth.models.registry import FAMILIES
+from howsmooth.models.class_head import has_classes
+from howsmooth.models.config_file import check_config_file
+from howsmooth.models.hub import check_reachable, check_tokenizer
+from howsmooth.models.language_head import has_a_head_of_its_own
+from howsmooth.models.names import RANDOM, check_model_name
+from howsmooth.models.refusals import why_not
+from howsmooth.models.sentence_embedding import SentenceEmbedding, read_sentence_embedding
+from howsmooth.models.sizes import require_room, weights_size
 from howsmooth.models.text import HubTokenizer, Tokenizer, WordNumbers
 
-RANDOM = "random:"
 # Special tokens below this number stand at the beginning of a vocabulary, others at its end.
 FEW = 1000
+# Where the transformers library keeps the scores of words.
+HEAD = "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A module, what turns text into its inputs (if anything does), and what to know about its numbers."""
+    """A module, what turns text into its inputs (if anything does), and what to know about its numbers.
+
+    Attributes:
+        module: The module.
+        tokenizer: What turns text into its inputs.
+        notes: What a reader of its numbers has to know.
+        sentence: How it embeds a sentence, or why that cannot be read; none if nothing beside its weights says.
+    """
 
     module: nn.Module
     tokenizer: Tokenizer | None
     notes: tuple[str, ...] = ()
+    sentence: SentenceEmbedding | str | None = None
 
 
-def load_by_name(name: str) -> Loaded:
+def load_by_name(name: str, *, family: str = "") -> Loaded:
     """Load what a name stands for.
 
+    Args:
+        name: The name.
+        family: Of which family it is, where its config.json does not say.
+
     Raises:
-        UnsupportedModelError: If it stands for nothing that can be loaded.
+        UnsupportedModelError: If it stands for nothing that can be loaded, or is of another family.
     """
+    check_model_name(name)
     if name.startswith(RANDOM):
+        if family and family != name.removeprefix(RANDOM):
+            raise UnsupportedModelError(f"{name!r} names its family itself, got {family!r} too.", field="family")
         return _random(name.removeprefix(RANDOM))
     if name in BUILT_IN:
         note = BUILT_IN[name].note
-        found = _pretrained(built_in_path(name), name)
-        return Loaded(module=found.module, tokenizer=found.tokenizer, notes=(note,) if note else ())
-    if not Path(name).exists() and difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8):
-        raise UnsupportedModelError(_not_found(name))  # a slip of the pen, not worth asking a hub about
-    return _pretrained(Path(name), name)
+        found = _pretrained(built_in_path(name), name, family)
+        return dataclasses.replace(found, notes=(note,) if note else ())
+    return _pretrained(Path(name), name, family)
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    """Load the tokenizer of a folder, a GGUF file, a hub id or a built-in model.
+
+    Raises:
+        UnsupportedModelError: If there is none, or it knows no word.
+    """
+    check_tokenizer(name)
+    where, options = _where_named(name)
+    with _quiet():
+        found = _tokenizer(where, options)
+    if found is None:
+        raise UnsupportedModelError(
+            f"no tokenizer that knows a word can be loaded from {name!r}; we need a folder with a tokenizer.json, or a "
+            "hub id.",
+            field="tokenizer",
+        )
+    return found
+
+
+def image_processor(name: str) -> Any | None:
+    """Return the image processor of the transformers library that lies beside a model's weights, if one does."""
+    from transformers import AutoImageProcessor
+
+    if name.startswith(RANDOM) or "@" in name:  # no folder: random weights, and modules in memory
+        return None
+    where, options = _where_named(name)
+    with _quiet():
+        try:
+            # the same numbers whether torchvision is installed or not
+            return AutoImageProcessor.from_pretrained(where, backend="pil", **options)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+            return None  # the result then says how pictures were prepared
+
+
+def _where_named(name: str) -> tuple[str, dict[str, Any]]:
+    """Return where what lies beside the weights of a model is to be looked for, and with which options."""
+    where, options, _notes = _place(built_in_path(name) if name in BUILT_IN else Path(name), name)
+    return where, options | {"trust_remote_code": False}
 
 
 def _random(family: str) -> Loaded:
     from transformers import CONFIG_MAPPING, AutoModel
 
-    if family not in FAMILIES:
-        raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}")
     config = CONFIG_MAPPING[family]()
+    require_room(config, RANDOM + family)  # the default shapes of some families are those of their largest models
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the same weights in every process
         module = AutoModel.from_config(config)
@@ -67,86 +126,97 @@ def _random(family: str) -> Loaded:
     return Loaded(module=module, tokenizer=WordNumbers(config.vocab_size, first=first), notes=notes)
 
 
-def _pretrained(path: Path, name: str) -> Loaded:
+def _pretrained(path: Path, name: str, family: str) -> Loaded:
     """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``, code beside them is not run."""
-    from transformers import AutoModel
-
-    where, options = _place(path, name)
+    where, options, notes = _place(path, name)
     options["trust_remote_code"] = False  # or the loader would stop and ask
+    # only now: what is out of reach is told before this takes seconds
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
     with _quiet():
         try:
-            module, report = AutoModel.from_pretrained(where, weights_only=True, output_loading_info=True, **options)
+            config = _configuration(where, options, name, family)
+            require_room(config, name, weights=weights_size(path) if path.exists() else None)
+            kind: Any = AutoModelForCausalLM if has_a_head_of_its_own(config) else AutoModel
+            kind = AutoModelForSequenceClassification if has_classes(config) else kind
+            module, report = kind.from_pretrained(
+                where, config=config, weights_only=True, output_loading_info=True, **options
+            )
+        except HowsmoothError:
+            raise
         except Exception as error:  # damaged folders make the loader raise anything
-            raise UnsupportedModelError(_why_not(path, name, error)) from error
+            raise UnsupportedModelError(why_not(path, name, error), field="model") from error
         _require_complete(module, report["missing_keys"], name)
-        return Loaded(module=module, tokenizer=_tokenizer(where, options))
+        if any(key.startswith(HEAD) for key in report["missing_keys"]):
+            module = module.base_model  # a head that the loader made up is none
+        sentence = read_sentence_embedding(lambda file: _beside(where, options, file))
+        return Loaded(module=module, tokenizer=_tokenizer(where, options), notes=notes, sentence=sentence)
+
+
+def _beside(where: str, options: dict[str, Any], file: str) -> Path | None:
+    """Return where a file lies beside the weights of a model, if there is one."""
+    from transformers.utils.hub import cached_file
+
+    if "gguf_file" in options:
+        return None
+    found = cached_file(where, file, _raise_exceptions_for_missing_entries=False, **options)
+    return None if found is None else Path(str(found))
+
+
+def _configuration(where: str, options: dict[str, Any], name: str, family: str) -> Any:
+    """Read the configuration of a model; its config.json is checked first, a GGUF file has it inside."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.utils.hub import cached_file
+
+    if "gguf_file" in options:
+        if family:
+            raise UnsupportedModelError("a GGUF file says itself of which family it is; leave it out.", field="family")
+        return AutoConfig.from_pretrained(where, **options)
+    folder = Path(where)
+    found = folder / "config.json" if folder.is_dir() else cached_file(where, "config.json", **options)
+    check_config_file(Path(str(found)), name, family=family, known=CONFIG_MAPPING)
+    if not family:
+        return AutoConfig.from_pretrained(where, **options)
+    return CONFIG_MAPPING[family].from_pretrained(where, **options)
 
 
 def _require_complete(module: Any, missing: Iterable[str], name: str) -> None:
     """Refuse weights that the loader filled up with random ones, unless attention does not depend on them."""
-    unread = ("pooler", "decoder.") if module.config.is_encoder_decoder else ("pooler",)
+    unread = ("pooler", HEAD, "decoder.") if module.config.is_encoder_decoder else ("pooler", HEAD)
     if needed := sorted(key for key in missing if not key.startswith(unread)):
         raise UnsupportedModelError(
             f"the weights of {name!r} lack {len(needed)} of the parameters that its config.json speaks of, first "
-            f"{needed[0]!r}; are they of another model?"
+            f"{needed[0]!r}; are they of another model?",
+            field="model",
         )
 
 
-def _place(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    if path.suffix == ".gguf" and path.is_file():
+def _place(path: Path, name: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """Return where the loader has to look, with which options, and what to say about that."""
+    if path.is_file():
         if missing := [part for part in ("gguf", "accelerate") if importlib.util.find_spec(part) is None]:
             raise UnsupportedModelError(
-                f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]"
+                f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]",
+                field="model",
             )
-        return str(path.parent), {"gguf_file": path.name}
-    return str(path) if path.exists() else name, {}
+        return str(path.parent), {"gguf_file": path.name}, ()
+    if path.exists():
+        return str(path), {}, ()
+    if check_reachable(name):
+        return name, {}, ()
+    return name, {"local_files_only": True}, (f"no hub was within reach: {name!r} is the copy in the local cache",)
 
 
 def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
     from transformers import AutoTokenizer
 
     try:
-        return HubTokenizer(AutoTokenizer.from_pretrained(where, **options))
+        found = AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
         return None  # measuring a text then says that there is none
-
-
-def _why_not(path: Path, name: str, error: Exception) -> str:
-    if path.is_dir():
-        return f"no model can be loaded from the folder {name!r}: {_what_is_wrong(path, error)}"
-    if path.is_file():
-        return f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file."
-    if not isinstance(error, OSError):
-        return f"no model can be loaded from the hub id {name!r}: {_what_is_wrong(path, error)}"
-    return _not_found(name)
-
-
-def _what_is_wrong(folder: Path, error: Exception) -> str:
-    from safetensors import SafetensorError
-
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        return "it holds no config.json."
-    if isinstance(error, pickle.UnpicklingError):
-        return "its weights are a pickle that holds more than numbers, which is not run; save them as safetensors."
-    if isinstance(error, SafetensorError):
-        return f"its weights are damaged ({error})."
-    if "custom code" in str(error):
-        return "it needs code of its own, which is not run; load it yourself and give the module to hs.load."
-    if "ignore_mismatched_sizes" in str(error):
-        return "its weights are not of the shapes that its config.json speaks of."
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _not_found(name: str) -> str:
-    names = (*BUILT_IN, *(RANDOM + family for family in FAMILIES))
-    return f"no model {name!r}: neither a built-in, nor a folder here, nor a hub id within reach{nearest(name, names)}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the names that are nearest to one that is not known."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}."
+    # where no vocabulary is found, some families make one up that knows no word: every text would be [UNK] [UNK] [UNK]
+    words = {number for word, number in found.get_vocab().items() if word.strip("▁")}  # T5's has a mark for spaces
+    return HubTokenizer(found) if words - set(found.all_special_ids) else None
 
 
 @contextlib.contextmanager

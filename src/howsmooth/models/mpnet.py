@@ -6,6 +6,8 @@ import torch
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
+from howsmooth.models.ends import Ends
+from howsmooth.models.feed_forward import dense_pair
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -33,4 +35,10 @@ def _site(i: int, layer: Any, bias: torch.Tensor, heads: int) -> Site:
         writes=f"{path}.attention.attn.o",
         block=path,
         outer=outer,
+        feed_forward=dense_pair(layer),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return Ends(reads="embeddings.LayerNorm", before=(layer_norm(model.embeddings.LayerNorm),))

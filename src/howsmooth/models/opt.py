@@ -4,6 +4,8 @@ from typing import Any
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
+from howsmooth.models.ends import Ends, linear
+from howsmooth.models.feed_forward import FeedForward, mlp
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -21,8 +23,12 @@ def _site(i: int, layer: Any) -> Site:
         scale=own.scaling,
         positions=Positions(causal=True),
     )
-    norm = layer_norm(layer.self_attn_layer_norm)
-    place = {"before" if layer.do_layer_norm_before else "outer": norm}
+    first, last = layer_norm(layer.self_attn_layer_norm), layer_norm(layer.final_layer_norm)
+    own_mlp, in_front = mlp(layer.fc1, layer.activation_fn, layer.fc2), layer.do_layer_norm_before
+    place: dict[str, Any] = {
+        "before" if in_front else "outer": first,
+        "feed_forward": FeedForward(map=own_mlp, before=last if in_front else None, outer=None if in_front else last),
+    }
     return Site(
         layer=i,
         attention=attention,
@@ -31,3 +37,12 @@ def _site(i: int, layer: Any) -> Site:
         block=path,
         **place,
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    decoder = model.decoder
+    norm = () if decoder.final_layer_norm is None else (layer_norm(decoder.final_layer_norm),)
+    # the 350M model has embeddings that are narrower than its layers
+    narrow = () if decoder.project_out is None else (linear(decoder.project_out),)
+    return Ends(after=(*norm, *narrow))

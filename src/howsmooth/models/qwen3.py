@@ -3,6 +3,7 @@
 from typing import Any
 
 from howsmooth.models import llama
+from howsmooth.models.ends import Ends
 from howsmooth.models.reading import rms_norm
 from howsmooth.models.sites import Site
 
@@ -22,6 +23,12 @@ def sites(model: Any) -> list[Site]:
                 writes=f"layers.{i}.self_attn.o_proj",
                 block=f"layers.{i}",
                 before=before,
+                feed_forward=llama.feed_forward(layer),
             )
         )
     return found
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return llama.ends(model)

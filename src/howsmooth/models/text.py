@@ -1,20 +1,18 @@
-"""Real text as windows of tokens: consecutive, non-overlapping, of exactly the length asked for."""
+"""Texts, and what turns them into numbers; without torch, so that a wrong file is told before it is imported."""
 
 import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
-
-from howsmooth.errors import AssumptionError, FileError
+from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
+from howsmooth.models.lines import read_bytes
 
 ALICE = "alice"
+# What to do about a tokenizer that is missing or wrong.
+OTHER_WAYS = "Give another with --tokenizer, or the numbers of tokens themselves with --token-ids FILE.npy or .jsonl."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,22 +47,27 @@ def read_text(path: str | os.PathLike[str] | None = None) -> Text:
         shipped = resources.files("howsmooth.models") / "data" / "alice.txt"
         return Text(name=ALICE, content=shipped.read_text(encoding="utf-8"))
     name = os.fspath(path)
-    if not Path(name).is_file():
-        what = "a folder" if Path(name).is_dir() else "not there"
-        raise FileError(f"the text must be a file, but {name!r} is {what}.")
     try:
-        content = Path(name).read_bytes().decode("utf-8-sig")
+        content = read_bytes(name, "the text", field="text").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileError(
-            f"the text must be UTF-8, but byte {error.start} of {name!r} is not; is it text? Convert it first."
+            f"the text must be UTF-8, but byte {error.start} of {name!r} is not; is it text? Convert it first.",
+            field="text",
         ) from error
-    except OSError as error:
-        raise FileError(f"{name!r} cannot be read: {error.strerror or error}.") from error
     if not content.strip():
-        raise FileError(f"the text in {name!r} is empty; we need words to measure at.")
+        raise FileError(f"the text in {name!r} is empty; we need words to measure at.", field="text")
     if "\x00" in content:
-        raise FileError(f"{name!r} is not text: it holds NUL characters.")
+        raise FileError(f"{name!r} is not text: it holds NUL characters.", field="text")
     return Text(name=name, content=content)
+
+
+def check_text(path: str | os.PathLike[str] | None) -> None:
+    """Refuse what :func:`read_text` would refuse.
+
+    Raises:
+        FileError: If there is no such file, it is empty, or it is not text.
+    """
+    read_text(path)
 
 
 @runtime_checkable
@@ -82,6 +85,27 @@ class Tokenizer(Protocol):
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the special tokens that stand in front of an input and behind it."""
         ...
+
+    @property
+    def unknown(self) -> int | None:
+        """The number that stands for every word that is not known; none if there is no such number."""
+        ...
+
+
+def tokens_of(tokenizer: Tokenizer, content: str, name: str) -> list[int]:
+    """Return the tokens of a text, if the tokenizer knows its words.
+
+    Raises:
+        UnsupportedModelError: If it knows less than half of them: a table of [UNK] would look like any other.
+    """
+    tokens = tokenizer.encode(content)
+    unknown = 0 if tokenizer.unknown is None else tokens.count(tokenizer.unknown)
+    if tokens and 2 * unknown <= len(tokens):
+        return tokens
+    said = (
+        f"{unknown:,} of the {len(tokens):,} tokens of {name!r} are unknown to" if tokens else f"{name!r} is nothing to"
+    )
+    raise UnsupportedModelError(f"{said} the tokenizer; is it of another model? {OTHER_WAYS}", field="tokenizer")
 
 
 class HubTokenizer:
@@ -109,7 +133,28 @@ class HubTokenizer:
         for start in range(len(framed) - len(bare) + 1):
             if framed[start : start + len(bare)] == bare:
                 return framed[:start], framed[start + len(bare) :]
-        raise AssumptionError("the tokenizer changes a text when it adds special tokens; measure without them.")
+        raise AssumptionError(
+            "the tokenizer changes a text when it adds special tokens; measure without them.", field="special_tokens"
+        )
+
+    @property
+    def unknown(self) -> int | None:
+        """The number that stands for every word that is not known; none if there is no such number."""
+        return getattr(self._inner, "unk_token_id", None)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, which may be read as others."""
+        return str(self._inner.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    @property
+    def special(self) -> frozenset[int]:
+        """The tokens that stand for no word."""
+        return frozenset(self._inner.all_special_ids)
+
+    @property
+    def size(self) -> int:
+        """How many tokens it knows."""
+        return len(self._inner)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         # verbose: a book is longer than any model, which is no reason to warn
@@ -138,40 +183,10 @@ class WordNumbers:
         """Return nothing: there are no special tokens."""
         return [], []
 
+    @property
+    def unknown(self) -> None:
+        """Nothing: every word has a number."""
+        return None
+
     def _number(self, place: int) -> int:
         return self._first + place % self._room
-
-
-def windows(
-    tokenizer: Tokenizer,
-    text: Text,
-    *,
-    length: int,
-    count: int,
-    special_tokens: bool = False,
-    stride: int | None = None,
-) -> Int[Tensor, "count length"]:
-    """Cut the first ``count`` windows of exactly ``length`` tokens from a text.
-
-    Window i holds the tokens from ``i * stride`` on; the stride is the length unless it is given. With special tokens,
-    which count towards the length, every window begins and ends as an input of the model does.
-
-    Raises:
-        AssumptionError: If the text is too short, or no window is asked for.
-    """
-    if count < 1:
-        raise AssumptionError(f"count must be at least 1 window, got {count}.")
-    tokens = tokenizer.encode(text.content)
-    before, behind = tokenizer.frame() if special_tokens else ([], [])
-    inner = length - len(before) - len(behind)
-    if inner < 1:
-        raise AssumptionError(f"a window of {length} tokens has no room beside {length - inner} special tokens.")
-    step = inner if stride is None else stride
-    if (count - 1) * step + inner > len(tokens):
-        room = max(0, (len(tokens) - inner) // step + 1)
-        raise AssumptionError(
-            f"the text {text.name!r} has {len(tokens):,} tokens, enough for {room} windows of "
-            f"{length}; {count} were asked for. Give a longer text, fewer windows, or shorter ones."
-        )
-    cut = [before + tokens[i * step : i * step + inner] + behind for i in range(count)]
-    return torch.tensor(cut)

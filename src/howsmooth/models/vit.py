@@ -1,8 +1,10 @@
-"""ViT: patches instead of words, the norm in front."""
+"""ViT and DeiT: patches instead of words, the norm in front."""
 
 from typing import Any
 
 from howsmooth.maps.attention import Attention
+from howsmooth.models.ends import Ends
+from howsmooth.models.feed_forward import FeedForward, mlp
 from howsmooth.models.reading import layer_norm, projections
 from howsmooth.models.sites import Site
 
@@ -23,4 +25,12 @@ def _site(i: int, layer: Any, heads: int) -> Site:
         writes=f"{path}.attention.o_proj",
         block=path,
         before=layer_norm(layer.layernorm_before),
+        feed_forward=FeedForward(
+            map=mlp(layer.mlp.fc1, layer.mlp.activation_fn, layer.mlp.fc2), before=layer_norm(layer.layernorm_after)
+        ),
     )
+
+
+def ends(model: Any) -> Ends:
+    """Read what stands around the blocks."""
+    return Ends(after=(layer_norm(model.layernorm),))

@@ -1,11 +1,175 @@
-"""The answer on top of a report: which layers are smooth and which are not, in two sentences and one table."""
+"""The answer on top of a report and in the terminal: one sentence for each measurement, one row for each layer."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from howsmooth.report.wording import exponent_digits
-from howsmooth.studies.measurement import LayerSummary, Measurement
-from howsmooth.studies.reading import Run
+from howsmooth.models.map_names import is_whole
+from howsmooth.studies.runs.growth import Growth
+from howsmooth.studies.runs.measurement import Measurement, least_smooth
+from howsmooth.studies.runs.summary import LayerSummary
+from howsmooth.wording import at_most, count, exponent, number
+
+# So many layers are named one by one.
+NAMED = 4
+
+
+def sentence(measurement: Measurement) -> str:
+    """Say in one sentence how smooth the layers are: the least smooth one, its scale, and the smoothest."""
+    if not measurement.layers:
+        return "Nothing is measured yet."
+    if not measurement.comparable:
+        return "The layers have no length in common yet, so none of them is called the least smooth."
+    worst = least_smooth(measurement.layers)
+    typical = "" if worst.typical is None else f", a random one {number(worst.typical)}-fold"
+    bound = worst.sharp_upper
+    proven = f", and no tokens of this radius can exceed {at_most(bound, 3)}" if bound and math.isfinite(bound) else ""
+    one = worst.shortest == worst.length
+    place = (
+        count(worst.length, "token") if one else f"{count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
+    )
+    enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
+    through = f" through {measurement.map!r}" if is_whole(measurement.map) else ""
+    said = (
+        f"{'at' if one else 'over'} {place} the worst small perturbation of {enters} grows{through} "
+        f"{number(worst.constant)}-fold{typical}{proven}{_smoothest(measurement.layers)}."
+    )
+    return f"{said[0].upper()}{said[1:]}" if measurement.complete else f"So far, {said}"
+
+
+def growth_sentence(measurement: Measurement) -> str:
+    """Say in one sentence how that factor grows with the number of tokens, and of which layers no law can say it."""
+    laws = [(layer, layer.growth) for layer in measurement.layers if layer.growth is not None]
+    if not laws:
+        return "Nothing is known about growth, which takes several lengths."
+    sure = [(layer, law) for layer, law in laws if not law.doubted]
+    doubted = [layer for layer, law in laws if law.doubted]
+    said = [part for part in (_laws(sure), _lawless(measurement, doubted, alone=not sure)) if part]
+    return f"{'; '.join(said)}."
+
+
+def growth_words(measurement: Measurement, layer: LayerSummary) -> str:
+    """Say how one layer grows in a few words; nothing if it was measured at one length."""
+    if layer.growth is None:
+        return ""
+    if layer.growth.doubted:
+        return f"follows no power law {_span(measurement, [layer])}"
+    low, high = exponent(layer.growth.low), exponent(layer.growth.high)
+    return f"{_law(layer.growth)} [{low}, {high}]"
+
+
+def _smoothest(layers: Sequence[LayerSummary]) -> str:
+    best = min(layers, key=lambda layer: layer.constant)
+    return f"; the smoothest is layer {best.layer}, with {number(best.constant)}" if len(layers) > 1 else ""
+
+
+def _laws(found: Sequence[tuple[LayerSummary, Growth]]) -> str:
+    if not found:
+        return ""
+    slow, fast = (choose(found, key=lambda pair: pair[1].exponent) for choose in (min, max))
+    (slowest, least), (fastest, most) = slow, fast
+    begin = "With the number of tokens n this factor"
+    if exponent(least.exponent) == exponent(most.exponent):
+        return f"{begin} {_law(most)}"
+    return f"{begin} {_law(least)} (layer {slowest.layer}) up to n^{exponent(most.exponent)} (layer {fastest.layer})"
+
+
+def _law(law: Growth) -> str:
+    return f"{'grows' if law.exponent > 0 else 'changes'} like n^{exponent(law.exponent)}"
+
+
+def _lawless(measurement: Measurement, doubted: Sequence[LayerSummary], *, alone: bool) -> str:
+    if not doubted:
+        return ""
+    said = f"{_listed(doubted, len(measurement.layers))} no power law {_span(measurement, doubted)}"
+    return said[0].upper() + said[1:] if alone else said
+
+
+def _listed(layers: Sequence[LayerSummary], whole: int) -> str:
+    names = [str(layer.layer) for layer in layers]
+    if len(names) == 1:
+        return f"layer {names[0]} follows"
+    if len(names) > NAMED:
+        return f"{len(names)} of {whole} layers follow"
+    return f"layers {', '.join(names[:-1])} and {names[-1]} follow"
+
+
+def _span(measurement: Measurement, layers: Sequence[LayerSummary]) -> str:
+    lengths = [record.ask.length for layer in layers for record in measurement.at(layer=layer.layer)]
+    return f"between {number(min(lengths))} and {number(max(lengths))} tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A number that each row of the answer has.
+
+    Attributes:
+        key: What the glossary and the drawing call it.
+        cell: What a summary calls it.
+        name: What stands at the head.
+        hint: What it is about, in a few words.
+        meaning: What it is, in a sentence.
+    """
+
+    key: str
+    cell: str
+    name: str
+    hint: str
+    meaning: str
+
+
+COLUMNS = (
+    Column(
+        key="typical",
+        cell="typical",
+        name="typical",
+        hint="a random perturbation",
+        meaning="What a random perturbation is multiplied by: root mean square over directions and windows.",
+    ),
+    Column(
+        key="worst",
+        cell="worst",
+        name="worst",
+        hint="the worst one",
+        meaning="What the worst perturbation is multiplied by, attained: geometric mean over windows.",
+    ),
+    Column(
+        key="certificate",
+        cell="certificate",
+        name="this text",
+        hint="proven at these windows",
+        meaning="A number that the worst at these windows provably does not exceed: geometric mean over windows.",
+    ),
+    Column(
+        key="any",
+        cell="any input",
+        name="any input",
+        hint="proven at this radius",
+        meaning="The worst-case bound: no tokens whose norms are at most the radius exceed it.",
+    ),
+)
+
+
+def columns_of(rows: "Sequence[AnswerRow]") -> list[Column]:
+    """Return the columns in which some row has a number."""
+    return [column for column in COLUMNS if any(row.cells[column.cell] != "—" for row in rows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """The numbers of one layer on a line that all rows of a table share, logarithmic, from 0 to 1.
+
+    Attributes:
+        marks: What each number is, and where it stands.
+        low: Where the smallest constant of a window stands.
+        high: Where the largest stands.
+        one: Where perturbations neither grow nor shrink; none if that is beyond the line.
+    """
+
+    marks: tuple[tuple[str, float], ...]
+    low: float
+    high: float
+    one: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,123 +178,91 @@ class AnswerRow:
 
     Attributes:
         measurement: Where the numbers come from.
+        section: The place of the section that draws it closely; none if no section does.
         layer: The numbers.
-        label: What to call the layer in a sentence.
-        share: The constant relative to the largest one of the table.
         mark: What stands out about it, if anything.
+        strip: The numbers as a picture; none if nothing can be drawn.
     """
 
     measurement: Measurement
+    section: int | None
     layer: LayerSummary
-    label: str
-    share: float
-    mark: str = ""
+    mark: str
+    strip: Strip | None
 
     @property
-    def exponent(self) -> str:
-        """The growth with its interval, in words."""
-        growth = self.layer.growth
-        if growth is None:
-            return "—"
-        return f"{exponent_digits(growth.exponent)} [{exponent_digits(growth.low)}, {exponent_digits(growth.high)}]"
+    def cells(self) -> dict[str, str]:
+        """The numbers in words, by what to call them."""
+        return self.layer.cells
 
     @property
-    def radius(self) -> str:
-        """The mean radius, and the longest token."""
-        reach = self.layer.reach
-        return f"{self.layer.radius:.3g}" + ("" if reach is None else f" (≤ {reach:.3g})")
+    def more(self) -> list[str]:
+        """What stands on the second line: the range, the growth, the radius, the room below the bound."""
+        layer = self.layer
+        windows = count(layer.windows, self.measurement.thing)
+        said = [
+            "" if self.measurement.comparable else f"at {count(layer.length, 'token')}",
+            f"{layer.cells['range']} over {windows}" if layer.windows > 1 else "",
+            growth_words(self.measurement, layer),
+            f"radius {number(layer.radius)}, longest token {number(layer.reach)}",
+            "" if layer.headroom is None else f"bound {number(layer.headroom, 2)} times the worst",
+            self._overlap,
+        ]
+        return [part for part in said if part]
 
     @property
-    def sharp_upper(self) -> str:
-        """The sharp bound, in words."""
-        bound = self.layer.sharp_upper
-        return "—" if bound is None else _times(bound, digits=3)
-
-    @property
-    def headroom(self) -> str:
-        """How far the sharp bound is away, in words."""
-        room = self.layer.headroom
-        return "—" if room is None else f"{_times(room)}×"
+    def _overlap(self) -> str:
+        """Whether the windows at hand tell this layer apart from the least smooth one."""
+        worst = least_smooth(self.measurement.layers)
+        close = self.measurement.comparable and layer_reaches(self.layer, worst)
+        return f"range overlaps that of layer {worst.layer}" if close else ""
 
 
-def answer_rows(run: Run) -> list[AnswerRow]:
-    """Return a row for each layer of each measurement at consecutive windows, in their order."""
-    found = [(m, layer) for m in run.measurements if m.records[0].task.stride == 0 for layer in m.layers]
-    names = _names([m for m, _layer in found])
-    most = max((layer.constant for _m, layer in found), default=1.0) or 1.0
-    least = min((layer.constant for _m, layer in found), default=1.0)
-    rows = []
-    for m, layer in found:
-        mark = "least smooth" if layer.constant == most else "smoothest" if layer.constant == least else ""
-        label = f"layer {layer.layer}{names[id(m)]}"
-        share = layer.constant / most
-        rows.append(
-            AnswerRow(measurement=m, layer=layer, label=label, share=share, mark=mark if len(found) > 1 else "")
-        )
-    return rows
+def layer_reaches(layer: LayerSummary, worst: LayerSummary) -> bool:
+    """Tell whether some window of a layer is as bad as some window of the least smooth one."""
+    return layer is not worst and layer.windows > 1 and layer.most >= worst.least
 
 
-def sentences(rows: Sequence[AnswerRow], run: Run) -> tuple[str, str]:
-    """Say what was found in two sentences: who is smooth and who is not; how it grows, and what room there is."""
-    if not rows:
-        return (
-            f"This run holds {len(run.records)} records and no measurement on a text.",
-            f"They are drawn below: {', '.join(run.figures) or 'there is nothing to draw'}.",
-        )
-    return _first(rows), f"{_growth(rows)}, {_room(rows)}."
+def answer_rows(measurements: Sequence[tuple[int | None, Measurement]]) -> list[AnswerRow]:
+    """Return a row for each layer of each measurement; a number says which section draws it closely."""
+    found = [(place, m, layer) for place, m in measurements for layer in m.layers]
+    values = [value for _place, _m, layer in found for _name, value in _numbers(layer)]
+    ends = (min(values), max(values)) if values else (1.0, 1.0)
+    return [
+        AnswerRow(measurement=m, section=place, layer=layer, mark=_mark(m, layer), strip=_strip(layer, ends))
+        for place, m, layer in found
+    ]
 
 
-def _first(rows: Sequence[AnswerRow]) -> str:
-    worst = max(rows, key=lambda row: row.layer.constant)
-    layer = worst.layer
-    windows = len(worst.measurement.at(layer=layer.layer, length=layer.length))
-    spread = f" ({layer.least:.3g} to {layer.most:.3g} over {windows} windows)" if windows > 1 else ""
-    moved = (
-        f"a small perturbation of the {layer.length} tokens that enter it can move its output "
-        f"{layer.constant:.3g} times as far{spread}"
+def _mark(m: Measurement, layer: LayerSummary) -> str:
+    if len(m.layers) < 2 or not m.comparable:
+        return ""
+    constants = [other.constant for other in m.layers]
+    marks = {min(constants): "smoothest", max(constants): "least smooth"}
+    return marks.get(layer.constant, "")
+
+
+def _numbers(layer: LayerSummary) -> Iterator[tuple[str, float]]:
+    given = {
+        "typical": layer.typical,
+        "worst": layer.constant,
+        "certificate": layer.local_upper,
+        "any": layer.sharp_upper,
+    }
+    yield from ((name, value) for name, value in given.items() if value is not None and 0 < value < math.inf)
+
+
+def _strip(layer: LayerSummary, ends: tuple[float, float]) -> Strip | None:
+    low, high = map(math.log, ends)
+    if low == high or not 0 < layer.least <= layer.most < math.inf:
+        return None
+
+    def place(value: float) -> float:
+        return min(1.0, max(0.0, (math.log(value) - low) / (high - low)))
+
+    return Strip(
+        marks=tuple((name, place(value)) for name, value in _numbers(layer)),
+        low=place(layer.least),
+        high=place(layer.most),
+        one=place(1.0) if low < 0 < high else None,
     )
-    if len(rows) == 1:
-        return f"In {worst.label}, {moved}."
-    best = min(rows, key=lambda row: row.layer.constant)
-    rivals = [row.label for row in rows if row is not worst and row.layer.most >= layer.least]
-    close = f", with {rivals[0]} within its range" if len(rivals) == 1 else ""
-    close = f", with {len(rivals)} others within its range" if len(rivals) > 1 else close
-    end = f"; the smoothest is {best.label}, with {best.layer.constant:.3g}."
-    return f"The least smooth is {worst.label}{close}: {moved}{end}"
-
-
-def _growth(rows: Sequence[AnswerRow]) -> str:
-    exponents = [(row.layer.growth.exponent, row) for row in rows if row.layer.growth is not None]
-    if not exponents:
-        return "Nothing is said about growth, since no layer was measured at several lengths"
-    slowest, fastest = (choose(exponents, key=lambda pair: pair[0])[1] for choose in (min, max))
-    if slowest is fastest:
-        return f"With the number of tokens n the constant changes like n to the power {fastest.exponent}"
-    return (
-        f"With the number of tokens n the constant changes like n to the power {slowest.exponent} ({slowest.label}) "
-        f"up to {fastest.exponent} ({fastest.label})"
-    )
-
-
-def _room(rows: Sequence[AnswerRow]) -> str:
-    rooms = [row.layer.headroom for row in rows if row.layer.headroom is not None]
-    if not rooms:
-        known = any(row.layer.ladder.refused for row in rows)
-        return "and no theorem bounds these maps over all inputs" if known else "and no bounds were computed"
-    ends = list(dict.fromkeys(_times(end) for end in (min(rooms), max(rooms))))
-    return f"and the sharp bound for any tokens of that radius is {' to '.join(ends)} times what the text attains"
-
-
-def _names(measurements: Sequence[Measurement]) -> dict[int, str]:
-    """Return what tells measurements apart, to be said behind a layer: nothing if there is one."""
-    told = {id(m): m for m in measurements}
-    differ = [part for part in ("model", "text", "map") if len({getattr(m, part) for m in told.values()}) > 1]
-    forms = {"model": " of {}", "text": " on {}", "map": " ({})"}
-    return {key: "".join(forms[part].format(getattr(m, part)) for part in differ) for key, m in told.items()}
-
-
-def _times(factor: float, digits: int = 2) -> str:
-    if factor >= 1e7:
-        return f"{factor:.{digits - 1}e}"
-    rounded = float(f"{factor:.{digits}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"

@@ -1,31 +1,44 @@
 """What a report says about its making: what was run, and what to know before trusting it."""
 
-import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from howsmooth.studies.measurement import Measurement
-from howsmooth.studies.provenance import grids
-from howsmooth.studies.reading import Run
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.settings import command
+from howsmooth.studies.values import columns
 from howsmooth.theory.results import Side
+from howsmooth.wording import count, number, percent
 
 FAILURES = 5
 
 
-def warnings(run: Run) -> list[str]:
-    """Return what a reader has to know before trusting the numbers."""
-    said: list[str] = []
-    for m in run.measurements:
-        # of windows that grow in place the answer does not speak
-        remarks = m.notes if m.records[0].task.stride else m.remarks
-        said += [f"{m.model}: {remark}." for remark in remarks]
-        if not m.complete:
-            said.append(f"{m.model}: not everything that was asked for is measured yet.")
-    for failure in run.failures[:FAILURES]:
-        task = failure.task
-        said.append(
-            f"Failed: {task.model or 'explicit head'}, layer {task.layer}, {task.length} tokens: {failure.error}"
+def gaps(run: Run) -> list[str]:
+    """Return what is not there yet: a reader has to know it before the first number."""
+    told = [(m, gap) for m in run.measurements for gap in m.gaps]
+    said = [
+        f"{m.model}, {m.map}: {gap}." if len(run.measurements) > 1 else f"{gap[0].upper()}{gap[1:]}." for m, gap in told
+    ]
+    missing = run.planned - len(run.records)
+    if missing > sum(m.missing for m in run.measurements):
+        said.insert(
+            0, f"Unfinished: {missing} of {count(run.planned, 'record')} are missing; the same command goes on."
         )
+    return said
+
+
+def warnings(run: Run, answered: Sequence[Measurement]) -> list[str]:
+    """Return what a reader has to know before trusting the numbers that are there.
+
+    Args:
+        run: The run.
+        answered: The measurements that the answer speaks of; of the others their notes are enough.
+    """
+    said = []
+    for m in run.measurements:
+        doubts = m.doubts if any(m is other for other in answered) else m.notes
+        said += [f"{m.model}: {doubt}." for doubt in doubts]
+    said += [f"Failed: {failure.ask.label}: {failure.error}" for failure in run.failures[:FAILURES]]
     if len(run.failures) > FAILURES:
         said.append(f"Failed: {len(run.failures) - FAILURES} more.")
     return list(dict.fromkeys(said))
@@ -33,22 +46,21 @@ def warnings(run: Run) -> list[str]:
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """Return what was run, name by name."""
-    told = []
-    for m in run.measurements:
-        told.append((f"{m.model} on {m.text}, {m.map}", _setup(m)))
-    settings = [record.setting for record in run.records]
+    told = [(f"{m.model} on {m.text}, {m.map}", _setup(m)) for m in run.measurements]
+    machines = [record.machine for record in run.records]
     versions = {
-        f"howsmooth {s.howsmooth}, torch {s.torch}, transformers {s.transformers}, Python {s.python}" for s in settings
+        f"howsmooth {m.howsmooth}, torch {m.torch}, transformers {m.transformers}, Python {m.python}" for m in machines
     }
-    machines = {f"{s.machine}, {s.threads} {'thread' if s.threads == 1 else 'threads'}" for s in settings}
+    processors = {f"{m.processor}, {count(m.threads, 'thread')}" for m in machines}
     seconds = sum(record.seconds for record in run.records)
-    told += [
+    seeds = {str(row["seed"]) for row in (columns(record.ask) for record in run.records) if "seed" in row}
+    return [
+        *told,
         ("Versions", "; ".join(sorted(versions)) or "—"),
-        ("Machine", "; ".join(sorted(machines)) or "—"),
-        ("Seeds", _listed(record.task.seed for record in run.records)),
-        ("Records", f"{len(run.records)} in {_duration(seconds)} of work, {len(run.failures)} failed"),
+        ("Machine", "; ".join(sorted(processors)) or "—"),
+        ("Seeds", _listed(map(int, seeds))),
+        ("Records", f"{count(len(run.records), 'record')} in {_duration(seconds)} of work, {len(run.failures)} failed"),
     ]
-    return told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +76,47 @@ def worst_inputs(m: Measurement) -> list[WorstInput]:
     found = []
     for layer in m.layers:
         if any(bound.side is Side.LOWER for bound in layer.ladder.rungs):
-            words = ["howsmooth", "worst-case", "--model", m.model, "--layer", str(layer.layer), "--map", m.map]
+            words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
             words += ["--n", str(layer.length), "--radius", f"{layer.radius:.6g}", "--save", "worst.safetensors"]
-            found.append(WorstInput(layer=layer.layer, command=shlex.join(words)))
+            found.append(WorstInput(layer=layer.layer, command=command("worst-case", *words)))
     return found
 
 
 def _setup(m: Measurement) -> str:
-    task = m.records[0].task
+    ask = m.records[0].ask
+    window, where, solver = ask.window, ask.where, ask.solver
+    worth = f"brackets to {number(solver.rtol)} at {percent(solver.confidence)}"
     parts = [
-        *(f"layers {_listed(g.layers)}: {g.windows} windows of {_listed(g.lengths)} tokens" for g in grids(m)),
+        *_grids(m),
         "every head by itself too" if m.heads else "",
-        f"fingerprint of the text {task.digest}" if task.digest else "",
-        f"one beginning every {task.stride} tokens" if task.stride else "",
-        "with special tokens" if task.special_tokens else "",
-        f"in {task.dtype}" if task.dtype else "",
-        f"on {task.device}" if task.device else "",
-        f"brackets to {task.rtol:g} at {100 * task.confidence:g} %" if task.certify else "without upper ends",
+        f"fingerprint of the text {window.digest}",
+        f"one beginning every {window.stride} tokens" if window.stride else "",
+        "with special tokens" if window.special_tokens else "",
+        f"in {where.dtype}" if where.dtype else "",
+        f"on {where.device}" if where.device else "",
+        worth if solver.certify else "without upper ends",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _grids(m: Measurement) -> list[str]:
+    """Say which windows were measured, once for all layers that share them."""
+    shared: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for layer in sorted({record.ask.layer for record in m.records}):
+        sizes = ((n, len(m.at(layer=layer, length=n))) for n in m.lengths)
+        shared.setdefault(tuple((n, size) for n, size in sizes if size), []).append(layer)
+    return [f"{_named(layers)}: {_windows(grid)}" for grid, layers in shared.items()]
+
+
+def _named(layers: Sequence[int]) -> str:
+    return f"{'layers' if len(layers) > 1 else 'layer'} {_listed(layers)}"
+
+
+def _windows(grid: Iterable[tuple[int, int]]) -> str:
+    alike: dict[int, list[int]] = {}
+    for length, size in grid:
+        alike.setdefault(size, []).append(length)
+    return ", ".join(f"{count(size, 'window')} of {_listed(lengths)} tokens" for size, lengths in alike.items())
 
 
 def _listed(values: Iterable[int]) -> str:

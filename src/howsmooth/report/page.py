@@ -1,51 +1,93 @@
 """A run as one HTML file that holds everything it needs: same records, same bytes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from howsmooth.errors import FileError
 from howsmooth.files import whole
-from howsmooth.report.answer import answer_rows, sentences
-from howsmooth.report.drawings import Drawing, measurement_drawings, own_measurements, prefixes, study_drawings, thinned
+from howsmooth.report.answer import AnswerRow, answer_rows, columns_of, growth_sentence, sentence
+from howsmooth.report.drawing.palette import CONFIG, themed
+from howsmooth.report.drawing.scales import linear
 from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
-from howsmooth.report.facts import WorstInput, facts, warnings, worst_inputs
-from howsmooth.report.scales import linear
-from howsmooth.report.themes import CONFIG, themed
-from howsmooth.report.token_shares import Shares, Word, shares, words_of
-from howsmooth.studies.measurement import Measurement, least_smooth
-from howsmooth.studies.paper import title_and_protocol
-from howsmooth.studies.reading import Run, read_run
+from howsmooth.report.facts import WorstInput, facts, gaps, warnings, worst_inputs
+from howsmooth.report.figures import Drawing, drawings, sections, thinned
+from howsmooth.report.findings import finding
+from howsmooth.report.glossary import terms
+from howsmooth.report.sections import MEASUREMENT, Section
+from howsmooth.report.shares import Shares, Word, shares, words_of
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.reading import Run, read_run
 
 FILE = "report.html"
+# Every section of a run with its charts.
+Drawn = Mapping[Section, Sequence[Drawing]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasurementPart:
-    """What the page says about one measurement."""
+class Closer:
+    """One layer of a measurement, more closely: whichever the reader chooses.
 
-    map: str
-    heading: str
-    legend: str
-    drawings: list[Drawing]
+    Attributes:
+        layers: Those that can be chosen, the least smooth first.
+        drawings: Charts of one layer.
+        worst_inputs: How to build an input for each layer that is worse than any text.
+        tokens: How many tokens the window has whose words are shown.
+        words: These words, shaded as the first layer has them.
+        shares: How much each of them holds, layer by layer.
+    """
+
     layers: list[int]
-    chosen: int
+    drawings: list[Drawing]
+    worst_inputs: list[WorstInput]
     tokens: int
     words: list[Word]
     shares: list[Shares]
-    worst_inputs: list[WorstInput]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyPart:
-    """What the page says about one figure of the paper."""
+class Part:
+    """What the page says about one section.
+
+    Attributes:
+        name: Which section it is.
+        map: The map that was measured; nothing for a study.
+        title: What it shows.
+        legend: How it was made, and what the numbers are worth.
+        drawings: Charts of all layers.
+        closer: One layer, where the section is about one measurement.
+    """
 
     name: str
+    map: str
     title: str
-    protocol: str
+    legend: str
     drawings: list[Drawing]
+    closer: Closer | None
+
+    @property
+    def charts(self) -> list[Drawing]:
+        """Every chart of the section."""
+        return self.drawings + (self.closer.drawings if self.closer else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """What was found, in a sentence or two.
+
+    Attributes:
+        place: The section that it is about.
+        name: What it is about; nothing if there is nothing else.
+        said: The sentence.
+        more: What is said about growth.
+    """
+
+    place: int
+    name: str
+    said: str
+    more: str = ""
 
 
 def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] | None = None) -> Path:
@@ -54,10 +96,27 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
     Raises:
         FileError: If the folder holds no run, or the file cannot be written.
     """
-    path = Path(folder) / FILE if target is None else Path(target)
-    if target is not None and not path.parent.is_dir():
-        raise FileError(f"there is no folder {os.fspath(path.parent)!r} to write the report to.")
-    page = render(read_run(folder))
+    if target is not None and not Path(target).parent.is_dir():
+        raise FileError(f"there is no folder {os.fspath(Path(target).parent)!r} for the report.", field="target")
+    run = read_run(folder)
+    return _written(render(run), Path(folder) / FILE if target is None else Path(target))
+
+
+def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
+    """Write the report of a run that was read, and whose charts were drawn, into its folder; return where it is.
+
+    Raises:
+        FileError: If the file cannot be written.
+    """
+    return _written(_page(run, drawn), Path(folder) / FILE)
+
+
+def render(run: Run) -> str:
+    """Return the page of a run."""
+    return _page(run, {section: drawings(section) for section in sections(run)})
+
+
+def _written(page: str, path: Path) -> Path:
     try:
         with whole(path) as partial:
             partial.write_text(page, encoding="utf-8")
@@ -66,68 +125,106 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
     return path
 
 
-def render(run: Run) -> str:
-    """Return the page of a run."""
-    answer = answer_rows(run)
-    measured = own_measurements(run)
-    parts = [_measurement(m, prefix) for m, prefix in zip(measured, prefixes(measured), strict=True)]
-    studies = [_study(name, run) for name in run.figures]
-    shown = [row.measurement for row in answer]
-    drawings = [d for part in parts for d in part.drawings] + [d for study in studies for d in study.drawings]
-    layers = {row.layer.layer for row in answer} | {layer for m in measured for layer in _layers(m)}
+def _page(run: Run, drawn: Drawn) -> str:
+    found = list(drawn)
+    parts = [_part(section, drawn[section]) for section in found]
+    measured = _answered(found, parts)
+    rows = answer_rows(measured)
+    shown = [m for _place, m in measured]
     return fill(
         "report.html",
         title=_title(run),
-        lead=sentences(answer, run),
-        answer=answer,
-        many_models=len({m.model for m in shown}) > 1,
-        many_texts=len({m.text for m in shown}) > 1,
-        many_maps=len({m.map for m in shown}) > 1,
-        warnings=warnings(run),
-        layers=sorted(layers),
-        maps=sorted({part.map for part in parts}),
-        measurements=parts,
-        studies=[study for study in studies if study.drawings],
+        leads=_leads(found),
+        gaps=gaps(run),
+        rows=rows,
+        columns=columns_of(rows),
+        differing=[name for name in ("model", "text", "map") if len({getattr(m, name) for m in shown}) > 1],
+        length=_common_length(rows),
+        warnings=warnings(run, shown),
+        layers=sorted({row.layer.layer for row in rows}),
+        maps=sorted({part.map for part in parts if part.map}),
+        parts=parts,
+        terms=terms(shown, {record.ask.kind for record in run.records}),
         facts=facts(run),
         commands=run.commands,
         style=asset("report.css"),
+        theme=asset("theme.js"),
         script=asset("report.js"),
         runtime=runtime(),
-        data=in_script(
-            {
-                "charts": {drawing.name: _chart(drawing) for drawing in drawings},
-                "tokens": [{row.layer: row.as_dict() for row in part.shares} for part in parts],
-                "config": CONFIG,
-            }
-        ),
+        data=in_script(_data(parts)),
     )
 
 
-def _measurement(m: Measurement, prefix: str) -> MeasurementPart:
-    worst = least_smooth(m.layers).layer
+def _part(section: Section, drawn: Sequence[Drawing]) -> Part:
+    own = section.measurements[0] if section.name == MEASUREMENT else None
+    left_out = "".join(map(_left_out, section.measurements))
+    return Part(
+        name=section.name,
+        map=own.map if own else "",
+        title=section.title,
+        legend=(own.accuracy if own else section.protocol) + left_out,
+        drawings=[drawing for drawing in drawn if own is None or not drawing.per_layer],
+        closer=_closer(own, [drawing for drawing in drawn if drawing.per_layer]) if own else None,
+    )
+
+
+def _closer(m: Measurement, drawn: list[Drawing]) -> Closer:
+    # the order of roughness: where the reader chose nothing, or hid what was chosen, the first is shown
+    order = sorted(m.layers, key=lambda layer: (-layer.constant, layer.layer))
     found = shares(m)
-    return MeasurementPart(
-        map=m.map,
-        heading=f"{m.model} on {m.text}: {m.map}",
-        legend=m.legend + _left_out(m),
-        drawings=measurement_drawings(m, prefix),
-        layers=_layers(m),
-        chosen=worst,
-        tokens=len(m.tokens),
-        words=words_of(m, next((row for row in found if row.layer == worst), None)),
-        shares=found,
+    first = next((row for row in found if row.layer == order[0].layer), None)
+    return Closer(
+        layers=[layer.layer for layer in order],
+        drawings=drawn,
         worst_inputs=worst_inputs(m),
+        tokens=len(m.tokens),
+        words=words_of(m, first) if found else [],
+        shares=found,
     )
+
+
+def _answered(found: Sequence[Section], parts: Sequence[Part]) -> list[tuple[int | None, Measurement]]:
+    """Return the measurements that the answer is about, with the section that looks at their layers, if one does.
+
+    Windows that grow in place are no sample of the text: where a study asks for them, its own sentence speaks of them.
+    """
+    told: list[tuple[int | None, Measurement]] = []
+    for place, (section, part) in enumerate(zip(found, parts, strict=True)):
+        for m in section.measurements:
+            sampled = section.name == MEASUREMENT or not m.records[0].ask.window.stride
+            if sampled and not any(m is other for _place, other in told):
+                told.append((place if part.closer else None, m))
+    return told
+
+
+def _leads(found: Sequence[Section]) -> list[Lead]:
+    leads = []
+    for place, section in enumerate(found):
+        if section.name == MEASUREMENT:
+            (m,) = section.measurements
+            name = section.title if len(found) > 1 else ""
+            leads.append(Lead(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
+        else:
+            leads.append(Lead(place=place, name=section.title, said=finding(section.name, section.records)))
+    return leads
+
+
+def _common_length(rows: Sequence[AnswerRow]) -> int | None:
+    lengths = {row.layer.length for row in rows}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _left_out(m: Measurement) -> str:
     shown, found = len(thinned(m).records), len(m.records)
-    return "" if shown == found else f" Dots are drawn for {shown} of {found} windows; the tables hold all."
+    return "" if shown == found else f" Dots are drawn for {shown:,} of {found:,} windows; the tables hold all."
 
 
-def _study(name: str, run: Run) -> StudyPart:
-    title, protocol = title_and_protocol(name)
-    return StudyPart(name=name, title=title, protocol=protocol, drawings=study_drawings(name, run.figures[name]))
+def _data(parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "charts": {drawing.name: _chart(drawing) for part in parts for drawing in part.charts},
+        "tokens": [{row.layer: row.as_dict() for row in part.closer.shares} if part.closer else {} for part in parts],
+        "config": CONFIG,
+    }
 
 
 def _chart(drawing: Drawing) -> dict[str, Any]:
@@ -139,7 +236,6 @@ def _chart(drawing: Drawing) -> dict[str, Any]:
         "log": themed(spec),
         "linear": None if straight == spec else themed(straight),
         "data": {name: columns(rows) for name, rows in data.items()},
-        "one": drawing.kind == "bounds_ladder",
     }
 
 
@@ -152,7 +248,3 @@ def _title(run: Run) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _layers(m: Measurement) -> list[int]:
-    return [layer.layer for layer in m.layers]

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.search.climb import Climb, vary
-from howsmooth.search.domains import Domain
 from howsmooth.search.masses import OnMeasures, over_masses
 from howsmooth.search.slopes import slope
 from howsmooth.search.starts import Starts, checked, empty_token, gather
+from howsmooth.spectral.abilities import Differentiable, measurable
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.operators import HALF
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
 
@@ -63,7 +63,7 @@ def maximise(
 
     Example:
         >>> from howsmooth.maps.attention import Attention
-        >>> from howsmooth.maps.ellipsoids import Ball
+        >>> from howsmooth.domains.ball import Ball
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True
@@ -73,8 +73,7 @@ def maximise(
         f, domain, starts, d = over_masses(f, n, domain, starts)
     wanted = checked(starts, n)
     like = empty_token(f, domain, wanted, d)
-    g: Any = f
-    f = g.to(torch.float32) if getattr(g, "dtype", None) in HALF else f
+    f = measurable(f)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.inference_mode(False):
         X = gather(f, n, domain, wanted, like, generator)
@@ -124,27 +123,35 @@ def _climbed(
 
 def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:
     """Refuse what no search can work with, before anything is computed."""
-    if not (callable(f) or hasattr(f, "jacobian")):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.")
+    if not (callable(f) or isinstance(f, Differentiable)):
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
     if not (isinstance(n, int) and n >= 1):
-        raise AssumptionError(f"n must be a whole number, at least 1, got {n}.")
+        raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
     if not (isinstance(steps, int) and steps >= 0):
-        raise AssumptionError(f"steps must be a whole number, 0 or more, got {steps}.")
+        raise AssumptionError(f"steps must be a whole number, 0 or more, got {steps}.", field="steps")
     if isinstance(domain, type) or not isinstance(domain, Domain):
         got = domain.__name__ if isinstance(domain, type) else type(domain).__name__
-        raise DtypeError(f"domain must be a set of inputs such as hs.Ball(5.0) or hs.Sphere(5.0), got {got}.")
+        raise DtypeError(
+            f"domain must be a set of inputs such as hs.Ball(5.0) or hs.Sphere(5.0), got {got}.", field="domain"
+        )
     if domain.shape[0] not in (None, n):
-        raise ShapeError(f"the domain has inputs of {domain.shape[0]} tokens, got n = {n}; let them agree.")
+        raise ShapeError(
+            f"the domain has inputs of {domain.shape[0]} tokens, got n = {n}; let them agree.", field="domain"
+        )
     if not (generator is None or isinstance(generator, torch.Generator)):
-        raise DtypeError(f"generator must be a torch.Generator, got {type(generator).__name__}.")
+        raise DtypeError(f"generator must be a torch.Generator, got {type(generator).__name__}.", field="generator")
     if not (progress is None or callable(progress)):
-        raise DtypeError(f"progress must be callable with a step and a value, got {type(progress).__name__}.")
+        raise DtypeError(
+            f"progress must be callable with a step and a value, got {type(progress).__name__}.", field="progress"
+        )
 
 
 def _require_one_map(f: Any, X: Tensor) -> None:
     """Refuse a batch of maps, whose batch axes would be taken for those of the runs."""
-    if hasattr(f, "jacobian"):
+    if isinstance(f, Differentiable):
         with torch.no_grad():
             batch = f.jacobian(X).batch
         if batch:
-            raise ShapeError(f"a search takes one map, got a batch of shape {batch}; search them one at a time.")
+            raise ShapeError(
+                f"a search takes one map, got a batch of shape {batch}; search them one at a time.", field="f"
+            )

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.ellipsoids import Ball
 from howsmooth.search.ascent import maximise
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.extremal import candidates
@@ -49,5 +49,7 @@ def bracket(
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)
     if not explicit:
-        raise AssumptionError("no explicit input applies to this map; use search=True, which needs none.")
+        raise AssumptionError(
+            "no explicit input applies to this map; use search=True, which needs none.", field="search"
+        )
     return Bracket(lower=max(explicit, key=lambda witness: witness.value), upper=upper)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.search.domains import Domain
+from howsmooth.domains.domain import Domain
 from howsmooth.search.slopes import Slope
 from howsmooth.spectral.vectors import beside
 

@@ -8,27 +8,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Domain
+from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.ellipsoids import Ball
 from howsmooth.maps.weighted import WeightedJacobian
-from howsmooth.search.domains import Domain
 from howsmooth.search.places import few_places
 from howsmooth.theory.assumptions import require_unmasked
 from howsmooth.theory.mean_field import require_mean_field
 from howsmooth.theory.results import Witness
-from howsmooth.transport.measures import Measure
+from howsmooth.transport.measures import DiscreteMeasure
+from howsmooth.values import Value
 
 # A step as long as the domain's scale changes the logarithm of a mass by so much.
 LOG_MASS = 8.0
-# Masses differ by at most this factor's logarithm.
-WIDEST = 200.0
-# How far apart the logarithms of masses are at the most unbalanced start.
-WIDE_START = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OnMeasures:
+class OnMeasures(Value):
     r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
 
     Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`; masses do not move, but a search may change them.
@@ -75,58 +73,17 @@ class OnMeasures:
         return [as_row(place.points, place.masses, n, self.unit) for place in few]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WithMasses:
-    """A domain of atoms with masses: the places lie in ``places``, the masses are free."""
-
-    places: Domain
-    unit: float
-
-    @property
-    def shape(self) -> tuple[int | None, int | None]:
-        """The number of atoms, and one coordinate more than a place has."""
-        n, d = self.places.shape
-        return n, None if d is None else d + 1
-
-    @property
-    def scale(self) -> float:
-        """The length by which steps are measured."""
-        return self.places.scale
-
-    def nearest(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n d1"]:
-        """Bring the places back into their domain, and keep masses within the range of the numbers."""
-        logs = X[..., -1:] - X[..., -1:].mean(-2, keepdim=True)
-        most = WIDEST / 2 / self.unit
-        return torch.cat((self.places.nearest(X[..., :-1]), logs.clamp(-most, most)), dim=-1)
-
-    def direction(self, X: Float[Tensor, "*batch n d1"], G: Float[Tensor, "*batch n d1"]) -> Tensor:
-        """Move places within their domain, and masses freely."""
-        return torch.cat((self.places.direction(X[..., :-1], G[..., :-1]), G[..., -1:]), dim=-1)
-
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d1"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d1"]:
-        """Draw places from their domain, and masses from nearly equal to very unbalanced ones."""
-        places = self.places.draw(count, n, like[:-1], generator)
-        device = like.device if generator is None else generator.device
-        spread = torch.linspace(0, 1, count, dtype=like.dtype, device=device)[:, None, None] * WIDE_START
-        logs = spread * torch.randn(count, n, 1, dtype=like.dtype, device=device, generator=generator) / self.unit
-        # small and large balls meet balanced and unbalanced masses
-        logs = logs[torch.randperm(count, device=device, generator=generator)]
-        return self.nearest(torch.cat((places, logs.to(places)), dim=-1))
-
-    def describe(self, n: int) -> str:
-        """Say what an input is, in words."""
-        return f"measures, {self.places.describe(n).replace('token', 'atom')}"
-
-
 def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[OnMeasures, WithMasses, Any, int]:
-    """Turn a search over measures into one over rows: the map, the domain, the starts and the length of a row."""
+    """Turn a search over measures into one over rows: the map, the domain, the starts and the dimension of a row."""
     if not isinstance(attention, Attention):
-        raise DtypeError(f"a search over masses takes an hs.Attention, got {type(attention).__name__}.")
+        raise DtypeError(
+            f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
+        )
     require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
     if attention.weights is not None:
-        raise AssumptionError("this attention has token weights of its own; a search over masses brings them along.")
+        raise AssumptionError(
+            "this attention has token weights of its own; a search over masses brings them along.", field="attention"
+        )
     unit = LOG_MASS / domain.scale
     if not isinstance(starts, int):
         starts = [_row_of(start, n, unit) for start in starts]
@@ -135,11 +92,11 @@ def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[On
 
 def _row_of(start: Any, n: int, unit: float) -> Tensor:
     measure = start.measure if isinstance(start, Witness) else start
-    measure = Measure(measure) if isinstance(measure, Tensor) else measure
-    if not isinstance(measure, Measure):
-        raise DtypeError(f"a search over masses starts from measures, got {type(start).__name__}.")
+    measure = DiscreteMeasure(measure) if isinstance(measure, Tensor) else measure
+    if not isinstance(measure, DiscreteMeasure):
+        raise DtypeError(f"a search over masses starts from measures, got {type(start).__name__}.", field="starts")
     if len(measure) > n:
-        raise ShapeError(f"a start must have at most {n} atoms, got {len(measure)}.")
+        raise ShapeError(f"a start must have at most {n} atoms, got {len(measure)}.", field="starts")
     return as_row(measure.points, measure.weights, n, unit)
 
 

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.eigenvalues import largest_eigenvalue, steepest_eigenvalue
 from howsmooth.theory.heads import Head
-from howsmooth.theory.tied import Frame, best_pair
+from howsmooth.theory.tied import best_pair
 
 # Where the middle one of three Diracs is, as a share of the radius: near the best place in dimension one.
 MIDDLE = 0.54
@@ -77,7 +78,7 @@ def tied_places(head: Head, radius: float, n: int | None) -> Iterator[Places]:
     """Yield the tied pair that suits n tokens, or measures."""
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return
-    pair = best_pair(head, Frame.ball(head, radius, solid=True), n)
+    pair = best_pair(head, Frame.ball(head.d, radius, solid=True), n)
     delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
     light = -delta - math.log(2)
     yield Places.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)

@@ -1,6 +1,5 @@
 """From few tokens to a measure: how the worst constant grows with the length, and where it stops."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, table
 from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
+from howsmooth.strict import strict_json
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
 from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
-from howsmooth.transport.measures import Measure
+from howsmooth.transport.measures import DiscreteMeasure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,8 @@ class Regimes:
     def to_json(self) -> str:
         """Return one JSON object."""
         rows = [{"n": r.n, "found": r.found, "shape": r.shape, "upper": r.upper.as_dict()} for r in self.rows]
-        crossing = self.crossing if math.isfinite(self.crossing) else None
         ends = {"upper": self.upper.as_dict(), "lower": self.lower.as_dict()}
-        return json.dumps({"radius": self.radius, "crossing": crossing, "rows": rows} | ends)
+        return strict_json({"radius": self.radius, "crossing": self.crossing, "rows": rows} | ends)
 
 
 def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regimes:
@@ -94,7 +93,7 @@ def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regi
     """
     head = require_mean_field(attention, "regimes", radius)
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
-        raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.")
+        raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
     places = list(few_places(head, radius))
     whole = sharp_mean_field_upper(attention, radius=radius)
     rows = []
@@ -119,12 +118,12 @@ def _constants(
     """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
     # all tokens in one place: the constant is that of the values
     yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
-    wide, heads = attention.to(torch.float64), heads_of(attention)
+    wide, heads = attention.to(torch.float64, "cpu"), heads_of(attention)
     u = radius * quiet_token(heads).direction
     # a token at the origin, the others far away on both sides
     tried: list[tuple[Tensor, tuple[int, ...]]] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
     tried += [(place.points, counts) for place in places for counts in place.counts(n)]
     for points, counts in tried:
-        measure = Measure(points, torch.tensor(counts, dtype=torch.float64) / n)
+        measure = DiscreteMeasure(points, torch.tensor(counts, dtype=torch.float64) / n)
         estimate = local_lipschitz(wide, measure, generator=torch.Generator().manual_seed(0))
         yield float(estimate.lower), counts

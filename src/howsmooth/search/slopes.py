@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.spectral.abilities import Differentiable
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.operators import LinearOperator
@@ -57,9 +58,9 @@ def slope(
         steps: How many Krylov steps to take; as many as X has numbers make the singular pair exact.
     """
     inputs = X.detach().clone().requires_grad_()
-    if hasattr(f, "jacobian"):
+    if isinstance(f, Differentiable):
         with torch.enable_grad():
-            J = cast(Any, f).jacobian(inputs)
+            J = f.jacobian(inputs)
         value, v, u = _top_pair(J, guess, generator, steps)
         with torch.enable_grad():
             paired = (u * J.jvp(v)).sum()
@@ -84,6 +85,6 @@ def _top_pair(
     for _step in range(steps):
         if not space.complete:
             space.advance()
-    v, moved, value = space.top_triplets(np.ones(len(guess), dtype=bool))
+    v, moved, values = space.top_triplets(np.ones(len(guess), dtype=bool))
     u = unit(moved.reshape(*J.batch, *J.codomain), J.batch)
-    return torch.as_tensor(value, device=guess.device), v.reshape(guess.shape), u
+    return torch.as_tensor(values[:, 0], device=guess.device), v.reshape(guess.shape), u

@@ -1,6 +1,5 @@
 """Which pairs of equal masses on the line split: the picture of mass splitting."""
 
-import json
 import math
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.markup import paragraph
+from howsmooth.strict import strict_json
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class SplittingMap:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        return json.dumps({"A": self.A, "V": self.V, "share": self.share, "grid": self.grid.tolist()})
+        return strict_json({"A": self.A, "V": self.V, "share": self.share, "grid": self.grid.tolist()})
 
 
 def splitting_map(*, A: float, V: float = 1.0, span: float = 6.0, step: float = 0.3) -> SplittingMap:

@@ -7,39 +7,46 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Domain
+from howsmooth.domains.norm_image import LayerNormImage
+from howsmooth.domains.sphere import Sphere
+from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
-from howsmooth.maps.ellipsoids import Ball
 from howsmooth.maps.norms import Norm
-from howsmooth.search.domains import Domain, LayerNormImage, Sphere
-from howsmooth.search.masses import OnMeasures, WithMasses
-from howsmooth.spectral.operators import HALF
+from howsmooth.search.masses import OnMeasures
+from howsmooth.spectral.abilities import HALF
 from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
-from howsmooth.transport.measures import Measure
+from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.validation import require_finite, require_floating
 
-Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness | Measure]
+Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness | DiscreteMeasure]
 
 
 def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
     """Return the number of random inputs, or the caller's own ones."""
     if isinstance(starts, int):
         if isinstance(starts, bool) or starts < 1:
-            raise AssumptionError(f"starts must be at least 1, or inputs of your own, got {starts}.")
+            raise AssumptionError(f"starts must be at least 1, or inputs of your own, got {starts}.", field="starts")
         return starts
     if isinstance(starts, Tensor) and starts.ndim != 3:
-        raise ShapeError(f"a tensor of starts must have the shape (starts, {n}, d), got {tuple(starts.shape)}.")
+        raise ShapeError(
+            f"a tensor of starts must have the shape (starts, {n}, d), got {tuple(starts.shape)}.", field="starts"
+        )
     if not isinstance(starts, Tensor | Sequence) or isinstance(starts, str):
-        raise DtypeError(f"starts must be a number, a tensor or a list of inputs, got {type(starts).__name__}.")
+        raise DtypeError(
+            f"starts must be a number, a tensor or a list of inputs, got {type(starts).__name__}.", field="starts"
+        )
     inputs: list[Any] = [start.tokens if isinstance(start, Witness) else start for start in starts]
     if not inputs:
-        raise AssumptionError("starts is empty; give inputs of your own, or a number of random ones.")
+        raise AssumptionError("starts is empty; give inputs of your own, or a number of random ones.", field="starts")
     for x in inputs:
         require_floating(x, "a start")
         if x.ndim != 2 or x.shape[0] != n or x.shape != inputs[0].shape:
-            raise ShapeError(f"every start must have the same shape ({n}, d), got {tuple(x.shape)}.")
+            raise ShapeError(f"every start must have the same shape ({n}, d), got {tuple(x.shape)}.", field="starts")
         require_finite(x, "a start")
     return inputs
 
@@ -55,7 +62,9 @@ def empty_token(f: Any, domain: Domain, starts: int | list[Tensor], d: int | Non
     }
     widths = {name: width for name, width in known.items() if width is not None}
     if not widths:
-        raise ShapeError("the dimension of a token cannot be told from this map and this domain; give it as d=….")
+        raise ShapeError(
+            "the dimension of a token cannot be told from this map and this domain; give it as d=….", field="d"
+        )
     if len(set(widths.values())) > 1:
         found = ", ".join(f"{name}: {width}" for name, width in widths.items())
         raise ShapeError(f"all must agree on the dimension of a token, got {found}.")

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +15,14 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.operators import HALF, LinearOperator
+from howsmooth.spectral.abilities import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable
+from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import beside
 from howsmooth.validation import require_finite, require_floating, require_like
+
+# Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
+# them: who differentiates a callable does it alone.
+_ALONE = threading.RLock()
 
 
 def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
@@ -25,17 +32,16 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
     """
-    if not isinstance(X, Tensor) and hasattr(X, "points") and hasattr(f, "jacobian_on"):
+    if isinstance(X, Atoms) and isinstance(f, DifferentiableOnMeasures):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")
     X = _measurable(X)
-    if hasattr(f, "jacobian"):
-        g: Any = f
+    if isinstance(f, Differentiable):
         with torch.no_grad():
-            return (g.to(torch.float32) if getattr(g, "dtype", None) in HALF else g).jacobian(X)
+            return measurable(f).jacobian(X)
     if not callable(f):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.")
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
     return JacobianOperator.or_operator(f, X)
 
 
@@ -62,7 +68,9 @@ class JacobianOperator:
         X = _measurable(X)
         require_finite(X, "tokens")
         if batch_axes is not None and not 0 <= batch_axes <= X.ndim:
-            raise ShapeError(f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.")
+            raise ShapeError(
+                f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.", field="batch_axes"
+            )
         self._record(f, X, evaluate(f, X), batch_axes)
 
     @classmethod
@@ -88,6 +96,8 @@ class JacobianOperator:
         self.dtype, self.device = X.dtype, X.device
         self._f, self._X = f, X
         self._inputs, self._value = inputs, value
+        # Why not always the double backward, which does not evaluate f again: it keeps the graph of a graph in memory,
+        # and some kernels have a forward derivative but no second one.
         self._push_forward = self._forward_mode if self._supports_forward_mode() else self._double_backward()
         self._require_one_matrix()
         self._require_independent_batch()
@@ -100,6 +110,7 @@ class JacobianOperator:
     def vjp(self, G: Tensor) -> Tensor:
         """Pull the cotangent ``G`` back: Jᵀ G."""
         require_like(G, self._X, (*self.batch, *self.codomain), "the cotangent")
+        # Why keep the graph: recording f once costs one evaluation, recording it for every product one more each.
         if not self._value.requires_grad:
             return torch.zeros_like(self._X)  # a constant map
         (pulled,) = torch.autograd.grad(self._value, self._inputs, G, retain_graph=True, materialize_grads=True)
@@ -150,7 +161,8 @@ class JacobianOperator:
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
                 "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), or is a part "
-                "of it not twice differentiable?"
+                "of it not twice differentiable?",
+                field="f",
             )
 
     def _require_independent_batch(self) -> None:
@@ -164,7 +176,8 @@ class JacobianOperator:
         if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
             raise AssumptionError(
                 "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
-                "use hs.JacobianOperator(f, X, batch_axes=0)."
+                "use hs.JacobianOperator(f, X, batch_axes=0).",
+                field="f",
             )
 
 
@@ -190,13 +203,15 @@ def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
 def _check_value(value: Any, X: Tensor, axes: int) -> None:
     if not isinstance(value, Tensor):
         raise DtypeError(
-            f"the callable must return one tensor, got {type(value).__name__}; wrap it, e.g. lambda X: f(X)[0]."
+            f"the callable must return one tensor, got {type(value).__name__}; wrap it, e.g. lambda X: f(X)[0].",
+            field="f",
         )
     require_floating(value, "the output of the callable")
     if value.shape[:axes] != X.shape[:axes]:
         raise ShapeError(
             f"the output must keep the batch axes {tuple(X.shape[:axes])} of the input, got {tuple(value.shape)}; "
-            "if X is one input, use hs.JacobianOperator(f, X, batch_axes=0)."
+            "if X is one input, use hs.JacobianOperator(f, X, batch_axes=0).",
+            field="f",
         )
     require_finite(value.detach(), "the output of the callable")
 
@@ -204,6 +219,12 @@ def _check_value(value: Any, X: Tensor, axes: int) -> None:
 @contextmanager
 def _measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
+    with _ALONE, _as_measured(f):
+        yield _in_float32(f) if isinstance(f, nn.Module) else f
+
+
+@contextmanager
+def _as_measured(f: Callable[[Tensor], Any]) -> Iterator[None]:
     modules = [] if (root := _module_of(f)) is None else list(root.modules())
     training = [module.training for module in modules]
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -212,7 +233,7 @@ def _measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
         for module in modules:
             module.training = False
         with sdpa_kernel(SDPBackend.MATH):
-            yield _in_float32(f) if isinstance(f, nn.Module) else f
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, was_training in zip(modules, training, strict=True):
@@ -223,7 +244,7 @@ def _module_of(f: object) -> nn.Module | None:
     """Return the module that is called: the callable itself, or the owner of a method, inside any partial."""
     while isinstance(f, functools.partial):
         f = f.func
-    owner = getattr(f, "__self__", f)
+    owner = f.__self__ if isinstance(f, types.MethodType) else f
     return owner if isinstance(owner, nn.Module) else None
 
 

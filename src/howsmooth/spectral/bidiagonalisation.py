@@ -1,15 +1,16 @@
 """Golub–Kahan–Lanczos bidiagonalisation with full reorthogonalisation, for a batch of operators in lockstep."""
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.spectral.abilities import Separable
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import lengths
+from howsmooth.spectral.vectors import norms
 
 Array = np.ndarray
 
@@ -32,11 +33,11 @@ class Bidiagonalisation:
         op: LinearOperator,
         start: Float[Tensor, "batch N"],
         generator: torch.Generator | None,
-        floor: float = 0.0,
+        floor: "float | Array" = 0.0,
     ) -> None:
         """Start at the unit vectors ``start``; what moves them by at most ``floor`` is called zero."""
         self.op = op
-        self.floor = floor
+        self.floor: Array = np.broadcast_to(np.asarray(floor, dtype=float), (start.shape[0],))
         self.generator = generator
         self.alphas: Array = np.empty((start.shape[0], 0))
         self.betas: Array = np.empty((start.shape[0], 0))
@@ -68,29 +69,34 @@ class Bidiagonalisation:
         self.betas = np.column_stack((self.betas, beta))
 
     def _extend(self, basis: "_Basis", w: Tensor) -> Array:
-        """Orthogonalise ``w`` against the basis, append it, and return its length."""
-        w, length = basis.complement(w)
-        self._scale = np.maximum(self._scale, length)
+        """Orthogonalise ``w`` against the basis, append it, and return its norm."""
+        w, norm = basis.complement(w)
+        self._scale = np.maximum(self._scale, norm)
         least = torch.finfo(w.dtype).eps * self._scale
         if basis.full:
-            basis.append(torch.zeros_like(w), np.ones_like(length))
-            return np.zeros_like(length)
-        broken = (length <= least) & (self._scale > 0)
+            basis.append(torch.zeros_like(w), np.ones_like(norm))
+            return np.zeros_like(norm)
+        # Why not stop at a breakdown: the space is invariant, but a larger singular value may lie outside of it.
+        broken = (norm <= least) & (self._scale > 0)
         if broken.any():
-            fresh, size = basis.complement(torch.randn(w.shape, dtype=w.dtype, generator=self.generator).to(w.device))
+            fresh, size = basis.complement(self._random(w))
             factor = torch.as_tensor(least / size, dtype=w.dtype, device=w.device)
             where = torch.as_tensor(broken, device=w.device)
             w = torch.where(where[:, None], fresh * factor[:, None], w)
-            length = np.where(broken, least, length)
-        basis.append(w, length)
-        return length
+            norm = np.where(broken, least, norm)
+        basis.append(w, norm)
+        return norm
+
+    def _random(self, like: Tensor) -> Tensor:
+        device = like.device if self.generator is None else self.generator.device
+        return torch.randn(like.shape, dtype=like.dtype, device=device, generator=self.generator).to(like.device)
 
     def keep(self, which: Array) -> None:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
         index = torch.as_tensor(which, device=self.op.device)
-        self.op = cast(Any, self.op).take(index)
+        self.op = cast(Separable, self.op).take(index)
         self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
-        self._scale = self._scale[which]
+        self._scale, self.floor = self._scale[which], self.floor[which]
         self._right.keep(which)
         self._left.keep(which)
 
@@ -105,6 +111,8 @@ class Bidiagonalisation:
 
     def ritz(self) -> Array:
         """Return the largest Ritz value of each operator."""
+        # Why eigenvalues of B Bᵀ and not singular values of B: they are found faster, and squaring costs the largest
+        # value no digits. Why with the last β: [B β] is a larger part of J, so its norm is a sharper lower bound.
         B = self.matrix()
         size = np.maximum(np.abs(B).max(axis=(1, 2)), np.finfo(float).tiny)  # so that squares stay in range
         B /= size[:, None, None]
@@ -116,13 +124,19 @@ class Bidiagonalisation:
         return self.betas[:, -1] * np.abs(left[:, -1, 0]) <= rtol * values[:, 0]
 
     def top_triplets(self, which: Array) -> tuple[Tensor, Tensor, Array]:
-        r"""Return the top Ritz triplets of some operators: v, :math:`\theta u` and :math:`\theta`.
+        r"""Return the top Ritz triplets of some operators, v and :math:`\theta u`, and all their Ritz values.
 
         :math:`J^\top u = \theta v` holds to rounding, and :math:`J v = \theta u` up to the residual.
         """
         left, values, right = np.linalg.svd(self.matrix()[which], full_matrices=False)
-        top = values[:, 0]
-        return self._right.combine(right[:, 0], which), self._left.combine(top[:, None] * left[:, :, 0], which), top
+        moved = values[:, :1] * left[:, :, 0]
+        return self._right.combine(right[:, 0], which), self._left.combine(moved, which), values
+
+    def right_vectors(self, count: int) -> list[Float[Tensor, "batch N"]]:
+        """Return the leading right Ritz vectors of every operator, at most ``count``, the largest value first."""
+        _left, _values, right = np.linalg.svd(self.matrix(), full_matrices=False)
+        every = np.ones(len(right), dtype=bool)
+        return [self._right.combine(right[:, place], every) for place in range(min(count, self.steps))]
 
 
 class _Basis:
@@ -146,37 +160,40 @@ class _Basis:
     def full(self) -> bool:
         return self._count >= self._memory.shape[2]
 
-    def append(self, w: Tensor, length: Array) -> None:
-        """Append the vectors ``w`` of the given lengths, scaled to one; what is as good as zero stays."""
+    def append(self, w: Tensor, norm: Array) -> None:
+        """Append the vectors ``w`` of the given norms, scaled to one; what is as good as zero stays."""
         batch, capacity, N = self._memory.shape
         if self._count == capacity:
             # memory that is not written to costs nothing, so growing is rare
             grown = self._memory.new_empty(batch, capacity + max(32, capacity), N)
             grown[:, : self._count] = self.vectors
             self._memory = grown
-        normal = length >= torch.finfo(w.dtype).tiny  # the inverse of a subnormal length may overflow
-        inverse = torch.as_tensor(1 / np.where(normal, length, 1.0), dtype=w.dtype, device=w.device)
+        normal = norm >= torch.finfo(w.dtype).tiny  # the inverse of a subnormal norm may overflow
+        inverse = torch.as_tensor(1 / np.where(normal, norm, 1.0), dtype=w.dtype, device=w.device)
         torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
         self._count += 1
 
     def keep(self, which: Array) -> None:
         """Keep the vectors of some operators (in increasing order), moved to the front of the same memory."""
+        # Why not by an index: that copies all the memory at once, when memory is what batches run out of.
         for place, source in enumerate(which.tolist()):
             if place != source:
                 self._memory[place, : self._count] = self._memory[source, : self._count]
         self._memory = self._memory[: len(which)]
 
     def complement(self, w: Float[Tensor, "batch N"]) -> tuple[Float[Tensor, "batch N"], Array]:
-        """Return what is left of ``w`` orthogonal to the basis, and its length; ``w`` may be anybody's memory."""
-        # Gram–Schmidt; what loses most of its length is done again: twice is enough
+        """Return what is left of ``w`` orthogonal to the basis, and its norm; ``w`` may be anybody's memory."""
+        # Why all of the basis and not its last vectors, as exact arithmetic allows: orthogonality is lost as soon as a
+        # Ritz value converges, copies of it appear, and the certificate, which is Bessel's inequality, is void.
+        # Gram–Schmidt; what loses most of its norm is done again: twice is enough
         for _pass in range(3):
             overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
             w = torch.baddbmm(w.unsqueeze(1), overlap, self.vectors, alpha=-1).squeeze(1)
-            length = lengths(w, w.shape[:1]).cpu().numpy()
+            norm = norms(w, w.shape[:1]).cpu().numpy()
             lost = torch.linalg.vector_norm(overlap, dim=(1, 2)).cpu().numpy()
-            if (lost <= 2 * length).all():
+            if (lost <= 2 * norm).all():
                 break
-        return w, length
+        return w, norm
 
     def combine(self, coefficients: Array, which: Array) -> Float[Tensor, "some N"]:
         """Combine the vectors of some operators, ``(some, k)`` coefficients."""

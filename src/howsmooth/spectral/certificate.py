@@ -31,6 +31,7 @@ def least_overlap(dimension: int, confidence: float) -> float:
     """
     if dimension == 1:
         return 1.0
+    # Why not the approximation for large N: it is too small for small N, which makes bounds wider than need be.
     return float(np.sqrt(betaincinv(0.5, (dimension - 1) / 2, 1 - confidence)))
 
 
@@ -71,6 +72,8 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
         betas: What stands beside it.
         delta: The least overlap of the start with the top singular vector.
     """
+    # Why bisection on many points and not Newton's method: the sum is a polynomial of degree 4k in σ, which overflows
+    # where Newton would step, and all elements of a batch are evaluated in one pass.
     threshold = delta**-2
     low, high = ritz.copy(), ritz * (1 + 1e-3)
     while not np.all(done := exceeds(high, alphas, betas, threshold)):

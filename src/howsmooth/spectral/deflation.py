@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,18 +42,22 @@ def singular_values(
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
     most = min(math.prod(core.domain), math.prod(core.codomain))
-    if not 1 <= k <= most:
-        raise AssumptionError(f"k must lie between 1 and {most}, the largest rank the operator can have, got {k}.")
+    if not (isinstance(k, int) and 1 <= k <= most):
+        raise AssumptionError(
+            f"k must lie between 1 and {most}, the largest rank the operator can have, got {k!r}.", field="k"
+        )
     # a direction is only accurate to the root of its value's tolerance, and what leaks blurs the values after it
     inner = max(1e-3 * rtol, least_rtol(op.dtype))
+    # Why one after another and not all from one Krylov space: a single start meets each eigenspace in one direction,
+    # so it finds a multiple value once, and its certificate speaks of the largest value alone.
     rest, found = Deflated(core, ()), []
-    floor = 0.0
+    floor: float | np.ndarray = 0.0
     for _index in range(k):
         top = bracket_norm(rest, inner, confidence, True, max_steps, generator, floor)
         found.append(top)
         rest = rest.without(top.direction)
         # once the rank is exhausted, only the rounding of the largest value is left
-        floor = 16 * torch.finfo(op.dtype).eps * float(found[0].lower.max())
+        floor = 16 * torch.finfo(op.dtype).eps * found[0].lower.flatten().double().cpu().numpy()
     return _ritz(op, [embed(v) for v in rest.directions], found)
 
 
@@ -75,6 +80,7 @@ class Deflated:
 
     def without(self, direction: Tensor) -> "Deflated":
         """Remove one more direction."""
+        # twice: a direction that lies nearly in the span of the others keeps few digits after one pass
         rest = self._complement(self._complement(direction))
         axes = tuple(range(len(self.batch), rest.ndim))
         return Deflated(self.op, (*self.directions, rest / torch.linalg.vector_norm(rest, dim=axes, keepdim=True)))

@@ -2,15 +2,20 @@
 
 import enum
 import functools
-import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.markup import paragraph, table
+from howsmooth.errors import AssumptionError
+from howsmooth.markup import paragraph, shaded, table
+from howsmooth.strict import strict_json
+from howsmooth.wording import number, percent
+
+# How many words a line of plain text names.
+MOST = 8
 
 
 class Status(enum.StrEnum):
@@ -35,6 +40,9 @@ class NormEstimate:
         response: The unit direction in which the output moves.
         residual: :math:`|J v - \theta u|` for the Ritz triplet that ``direction`` comes from, while
             :math:`J^\top u = \theta v` holds: some singular value is that near, not necessarily the largest.
+        random_gain: How much the random start was amplified: one sample of what :func:`howsmooth.typical_gain`
+            estimates, without an error bar; none where the start was not random.
+        leading: How many singular values exceed half of the largest, for each batch element in turn: so many at least.
         products: How many products with the operator or its transpose were taken, all together.
         step_counts: How many Krylov (or power) steps were taken, for each batch element in turn.
         statuses: Why the solver stopped, likewise.
@@ -49,6 +57,8 @@ class NormEstimate:
     products: int
     step_counts: tuple[int, ...]
     statuses: tuple[Status, ...]
+    random_gain: Float[Tensor, "*batch"] | None = None
+    leading: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -69,6 +79,24 @@ class NormEstimate:
     def token_response(self) -> Float[Tensor, "*batch n"]:
         """The share of the response that each token holds, so which tokens move."""
         return _shares(self.response, self.lower.ndim)
+
+    def show_tokens(self, words: Sequence[str]) -> "ShownTokens":
+        """Return the words of the input, shaded in a notebook by their share of the worst perturbation.
+
+        Args:
+            words: One for each token, in their order.
+
+        Raises:
+            AssumptionError: If this is a batch, or there are more or fewer words than tokens.
+        """
+        if self.lower.ndim:
+            raise AssumptionError("tokens are shown for one input; choose one of the batch, as in estimate[0].")
+        shares = self.token_sensitivity.tolist()
+        if len(words) != len(shares):
+            raise AssumptionError(
+                f"words must be one for each of the {len(shares)} tokens, got {len(words)}.", field="words"
+            )
+        return ShownTokens(words=tuple(map(str, words)), shares=tuple(shares))
 
     def __len__(self) -> int:
         """Return the length of the first batch axis."""
@@ -95,6 +123,8 @@ class NormEstimate:
             products=self.products,
             step_counts=self.step_counts[part],
             statuses=self.statuses[part],
+            random_gain=None if self.random_gain is None else self.random_gain[index],
+            leading=self.leading[part],
         )
 
     def __iter__(self) -> Iterator["NormEstimate"]:
@@ -110,6 +140,8 @@ class NormEstimate:
         steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
         many, worth = self.lower.numel(), f"({100 * self.confidence:.10g} %), {steps}"
         text = f"{low} ≤ Lip ≤ {high} {worth}"
+        if many == 1 and self.random_gain is not None:
+            text += f"; a random direction: {number(float(self.random_gain))}"
         if many > 1:
             # the spread of many constants is no error bar
             widest = float((self.upper / self.lower).nan_to_num(1.0).max())
@@ -121,8 +153,15 @@ class NormEstimate:
         return self._summary()
 
     def _repr_html_(self) -> str:
-        head = ("Lip ≥", f"Lip ≤ ({100 * self.confidence:.10g} %)", "status")
-        rows = ((*bracket_digits(float(row.lower), float(row.upper)), row.status) for row in self._flat())
+        head = ("Lip ≥", f"Lip ≤ ({100 * self.confidence:.10g} %)", "a random direction", "status")
+        rows = (
+            (
+                *bracket_digits(float(row.lower), float(row.upper)),
+                "" if row.random_gain is None else number(float(row.random_gain)),
+                row.status,
+            )
+            for row in self._flat()
+        )
         return table(head, rows) + paragraph(f"{self.steps} steps, {self.products} products")
 
     def _flat(self) -> Iterator["NormEstimate"]:
@@ -134,12 +173,14 @@ class NormEstimate:
 
     def to_json(self) -> str:
         """Return everything but the vectors as one JSON object; of these, the share of each token."""
-        return json.dumps(
+        return strict_json(
             {
                 "lower": self.lower.tolist(),
                 "upper": self.upper.tolist(),
                 "confidence": self.confidence,
                 "residual": self.residual.tolist(),
+                "random_gain": None if self.random_gain is None else self.random_gain.tolist(),
+                "leading": list(self.leading),
                 "steps": self.steps,
                 "products": self.products,
                 "status": self.status.name.lower(),
@@ -147,6 +188,27 @@ class NormEstimate:
                 "token_response": self.token_response.tolist(),
             }
         )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShownTokens:
+    """The words of an input and the share of the worst perturbation that each holds.
+
+    Attributes:
+        words: One for each token.
+        shares: Their shares, which add up to one.
+    """
+
+    words: tuple[str, ...]
+    shares: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        """Name the words that hold most, the largest share first."""
+        order = sorted(range(len(self.words)), key=lambda i: -self.shares[i])[:MOST]
+        return "ShownTokens: " + ", ".join(f"{self.words[i]!r} ({i}) {percent(self.shares[i])}" for i in order)
+
+    def _repr_html_(self) -> str:
+        return shaded(self.words, self.shares)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -186,6 +248,18 @@ class SingularValues:
         ends = zip(self.values.flatten().tolist(), self.upper.flatten().tolist(), strict=True)
         rows = ((i % self.values.shape[-1], *bracket_digits(low, high)) for i, (low, high) in enumerate(ends))
         return table(head, rows) + paragraph(f"{self.products} products")
+
+    def to_json(self) -> str:
+        """Return everything but the vectors as one JSON object."""
+        return strict_json(
+            {
+                "values": self.values.tolist(),
+                "upper": self.upper.tolist(),
+                "confidence": self.confidence,
+                "products": self.products,
+                "status": self.status.name.lower(),
+            }
+        )
 
 
 def gravest(statuses: Iterable[Status]) -> Status:

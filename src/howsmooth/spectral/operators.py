@@ -1,28 +1,23 @@
-"""Linear operators without matrices: the protocol, and dense matrices dressed as one."""
+"""Linear operators without matrices: what solvers need to know of one."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import ShapeError
-from howsmooth.validation import require_finite, require_floating
-
-# Too coarse to measure in: computed in float32 instead.
-HALF = (torch.float16, torch.bfloat16)
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.spectral.abilities import Compressible
 
 
 @runtime_checkable
 class LinearOperator(Protocol):
     """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
 
-    An operator may also have ``compress() -> (smaller, isometry)``: an operator with the same singular values on a
-    smaller space, and the isometry from that space into its own; and ``take(index) -> operator``: some operators of the
-    batch, so that a solver need not go on with those that are done; and ``guess() -> vector``: a direction that the
-    operator is likely to stretch, for one product.
+    An operator may be able to do more, see :mod:`howsmooth.spectral.abilities`: ``compress`` itself to a smaller space,
+    ``take`` some operators out of the batch, ``guess`` a direction that it stretches.
     """
 
     @property
@@ -52,60 +47,25 @@ class LinearOperator(Protocol):
         """Apply the transpose to ``(*batch, *codomain)``."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """A matrix, or a batch of matrices, as an operator; half precision becomes float32."""
+def check_operator(op: object) -> None:
+    """Refuse what is no linear operator, or an empty one."""
+    if not isinstance(op, LinearOperator):
+        raise DtypeError(
+            f"this takes a linear operator, got {type(op).__name__}; wrap a matrix in hs.Dense, and use "
+            "hs.local_lipschitz for a map and its input.",
+            field="op",
+        )
+    if not math.prod((*op.batch, *op.domain, *op.codomain)):
+        raise AssumptionError(
+            f"the operator must not be empty, got {op.batch}, {op.domain} → {op.codomain}.", field="op"
+        )
 
-    matrix: Float[Tensor, "*batch m n"]
 
-    def __post_init__(self) -> None:
-        """Check the numbers once."""
-        require_floating(self.matrix, "matrix")
-        if self.matrix.ndim < 2:
-            raise ShapeError(f"matrix must have the shape (*batch, m, n), got {tuple(self.matrix.shape)}.")
-        require_finite(self.matrix, "matrix")
-        if self.matrix.dtype in HALF:
-            object.__setattr__(self, "matrix", self.matrix.float())
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The batch axes."""
-        return tuple(self.matrix.shape[:-2])
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The number of columns."""
-        return (self.matrix.shape[-1],)
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The number of rows."""
-        return (self.matrix.shape[-2],)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.matrix.device
-
-    def jvp(self, E: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Multiply by the matrix."""
-        return (self.matrix @ E.unsqueeze(-1)).squeeze(-1)
-
-    def vjp(self, G: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch n"]:
-        """Multiply by the transpose."""
-        return (self.matrix.mT @ G.unsqueeze(-1)).squeeze(-1)
-
-    def take(self, index: Tensor) -> "Dense":
-        """Pick some matrices of the batch."""
-        return Dense(self.matrix.flatten(0, -3)[index])
+def root_share(core: LinearOperator, op: LinearOperator) -> float:
+    """Return by how much a random direction of ``op`` is shorter in the domain of its ``core``, in the mean square."""
+    return math.sqrt(math.prod(core.domain) / math.prod(op.domain))
 
 
 def compressed(op: LinearOperator) -> tuple[LinearOperator, Callable[[Tensor], Tensor]]:
     """Return an operator with the same singular values, the smallest it knows of, and the isometry back."""
-    compress = getattr(op, "compress", None)
-    return (op, lambda E: E) if compress is None else compress()
+    return op.compress() if isinstance(op, Compressible) else (op, lambda E: E)

@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from howsmooth.errors import AssumptionError
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import beside, divide, lengths, random_start, unit
+from howsmooth.spectral.operators import LinearOperator, check_operator
+from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.vectors import beside, divide, norms, random_start, unit
 
 
 @torch.no_grad()
@@ -33,19 +33,16 @@ def power_iteration(
         max_steps: When to give up.
         generator: The source of the random start; torch's global one by default.
     """
-    if not (rtol > 0 and 0 < confidence < 1 and max_steps > 0):
-        raise AssumptionError(
-            "power_iteration needs rtol > 0, 0 < confidence < 1 and max_steps >= 1, "
-            f"got {rtol}, {confidence} and {max_steps}."
-        )
+    check_operator(op)
+    check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)
     v = random_start(op, generator)
     value = torch.zeros(op.batch, dtype=torch.float64, device=op.device)
     log_growth, settled, steps = torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), 0
     while True:
         moved = op.jvp(v)
         pulled = op.vjp(moved)
-        before, value = value, lengths(moved, op.batch)
-        log_growth += lengths(pulled, op.batch).log()
+        before, value = value, norms(moved, op.batch)
+        log_growth += norms(pulled, op.batch).log()
         settled = (value - before).abs() <= rtol * value
         steps += 1
         if bool(settled.all()) or steps == max_steps:
@@ -60,7 +57,7 @@ def power_iteration(
         confidence=confidence,
         direction=v,
         response=response,
-        residual=lengths(residual, op.batch).to(op.dtype),
+        residual=norms(residual, op.batch).to(op.dtype),
         products=2 * steps,
         step_counts=(steps,) * value.numel(),
         statuses=tuple(

@@ -10,11 +10,9 @@ from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import exceeds, upper_bound
 from howsmooth.spectral.estimates import Status
 from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.settings import LEAST_WIDTH, ROUNDING_UNITS
 
 Array = np.ndarray
-
-# Rounding acts like a perturbation of the operator by a few units in the last place; upper bounds include it.
-ROUNDING_UNITS = 8
 
 
 def slack(dtype: torch.dtype) -> float:
@@ -24,11 +22,11 @@ def slack(dtype: torch.dtype) -> float:
 
 def least_rtol(dtype: torch.dtype) -> float:
     """Return the smallest relative width of a bracket that the rounding of ``dtype`` lets close."""
-    return 4 * (slack(dtype) - 1)
+    return LEAST_WIDTH * torch.finfo(dtype).eps
 
 
-def least_length(dtype: torch.dtype) -> float:
-    """Return the length below which a vector's rounding errors leave the range of ``dtype``: as good as zero."""
+def least_norm(dtype: torch.dtype) -> float:
+    """Return the norm below which a vector's rounding errors leave the range of ``dtype``: as good as zero."""
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
@@ -64,6 +62,8 @@ class Stopping:
         if not self.certify:
             done[live] = space.residual_below(self.rtol)[live]
         elif live.any():
+            # Why not compute the bound and compare: one evaluation of the sum at the goal answers yes or no, the bound
+            # itself takes many, and is needed once.
             goal = space.ritz()[live] * (1 + self.rtol) / (1 + self.rounding) / self.slack
             done[live] = exceeds(goal, space.alphas[live], space.betas[live], self.delta**-2)
         return done
@@ -72,7 +72,7 @@ class Stopping:
         """Return the upper bounds of some operators whose largest Ritz values are ``ritz``."""
         live = ~space.zero[which]
         # σ|γ| ≤ |J v_1|, which is zero, or as good as zero
-        upper = np.where(space.alphas[which, 0] > 0, space.floor / self.delta, 0.0)
+        upper = np.where(space.alphas[which, 0] > 0, space.floor[which] / self.delta, 0.0)
         if space.complete:
             upper[live] = ritz[live]
         elif live.any():
@@ -89,17 +89,23 @@ class Harvest:
         self.direction = torch.empty(count, math.prod(op.domain), dtype=op.dtype, device=op.device)
         self.response = torch.empty(count, math.prod(op.codomain), dtype=op.dtype, device=op.device)
         self.ritz = np.empty(count)
+        self.first = np.empty(count)
+        self.leading = np.zeros(count, dtype=int)
         self.upper = np.empty(count)
         self.steps = np.zeros(count, dtype=int)
         self.statuses = [Status.MAX_STEPS] * count
 
     def add(self, places: Array, space: Bidiagonalisation, which: Array, closed: Array, rule: Stopping) -> None:
         """Take operators ``which`` out of the Krylov spaces and put them in their ``places``."""
-        direction, response, ritz = space.top_triplets(which)
+        direction, response, values = space.top_triplets(which)
+        ritz = values[:, 0]
         index = torch.as_tensor(places, device=direction.device)
         self.direction[index], self.response[index] = direction, response
         self.ritz[places] = ritz
         self.upper[places] = rule.upper(space, which, ritz)
+        self.first[places] = space.alphas[which, 0]
+        # the i-th singular value is at least the i-th Ritz value, so these many are there, if not more
+        self.leading[places] = (values > self.upper[places, None] / 2).sum(axis=1)
         self.steps[places] = space.steps
         for place, zero, done in zip(places, space.zero[which], closed[which], strict=True):
             self.statuses[place] = _status(space, bool(zero), bool(done))
@@ -110,6 +116,7 @@ class Harvest:
         Where this fails by more than the tolerance allows, products do not come from one matrix and its transpose, and
         no upper bound can be given.
         """
+        # Why not trust the Ritz values: they come from the recursion, which does not notice two different matrices.
         for place in np.flatnonzero(lower * (1 + rule.rounding) < self.ritz):
             if self.statuses[place] is not Status.ZERO:
                 self.upper[place], self.statuses[place] = np.inf, Status.INCONSISTENT

@@ -1,1 +1,1 @@
-"""What we run: experiments as data."""
+"""What we run: questions as data, many of them at once, and what came of them."""

@@ -1,76 +1,162 @@
-"""Models and texts that tasks name: loaded once in each process."""
+"""Models and texts that asks name: loaded once, kept as long as whoever does the work, and released with it."""
 
 import dataclasses
 import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
+from msgspec.structs import replace
+from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError, FileError
+from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.base import Transformer, load
-from howsmooth.models.text import Text, read_text
-from howsmooth.studies.tasks import Task
+from howsmooth.models.base import Activations, Transformer, load
+from howsmooth.models.inputs import Inputs, inputs
+from howsmooth.models.loading import tokenizer_named
+from howsmooth.models.sites import Measurable
+from howsmooth.models.sources import Source, read_source
+from howsmooth.spectral.abilities import Differentiable
+from howsmooth.studies.asks import AboutHead, Ask, AtText
+from howsmooth.studies.settings import Reading, Where, Window
+from howsmooth.studies.values import fingerprint
 
-# Models in memory, by name, numbers and device: some of them no name leads to.
-_ADOPTED: dict[tuple[str, str, str], Transformer] = {}
-
-
-def adopt(transformer: Transformer, task: Task) -> None:
-    """Let tasks like this one, in this process, find a model that is in memory already."""
-    _ADOPTED[task.model, task.dtype, task.device] = transformer
-
-
-def transformer_of(task: Task) -> Transformer:
-    """Return the model that a task names."""
-    return _ADOPTED.get((task.model, task.dtype, task.device)) or _loaded(task.model, task.dtype, task.device)
+T = TypeVar("T")
+# How many models are kept, each under at most two names: with the numbers that were asked for, and with those it has.
+MODELS = 2
 
 
-@functools.lru_cache(maxsize=2)
-def _loaded(name: str, dtype: str, device: str) -> Transformer:
-    return load(name, dtype=number_type(dtype), device=device or None)
+class Resources:
+    """What asks need beside themselves. Belongs to an executor; nothing of it outlives :meth:`release`."""
+
+    def __init__(self, transformers: Iterable[Transformer] = ()) -> None:
+        """Begin with models that are in memory already; some of them no name leads to."""
+        self._given = {transformer.name: transformer for transformer in transformers}
+        self._models: dict[tuple[str, str, str, Reading], Transformer] = {}
+        # what threads share is made once: who wants it too waits for it
+        self._turn = threading.RLock()
+        # caches of this object, not of the class: they go when it goes
+        self._read = functools.lru_cache(maxsize=4)(read_source)
+        self._inputs = functools.lru_cache(maxsize=4)(_inputs)
+        self._activations = functools.lru_cache(maxsize=1)(self._run_model)
+        self._once = functools.lru_cache(maxsize=8)(_call)
+
+    def release(self) -> None:
+        """Forget everything."""
+        self._given.clear()
+        self._models.clear()
+        for cache in (self._read, self._inputs, self._activations, self._once):
+            cache.cache_clear()
+
+    def once(self, make: Callable[..., T], *arguments: Any) -> T:
+        """Return what a function makes of some arguments; the second time, what it made."""
+        with self._turn:
+            return self._once(make, *arguments)
+
+    def transformer(self, model: str, where: Where | None = None, reading: Reading | None = None) -> Transformer:
+        """Return a model."""
+        where = Where() if where is None else where
+        reading = Reading() if reading is None else reading
+        with self._turn:
+            given = self._given.get(model)
+            if given is None:
+                return self._loaded(model, where.dtype, where.device, reading)
+            return self._once(_with_tokenizer, given, reading.tokenizer) if reading.tokenizer else given
+
+    def _loaded(self, model: str, dtype: str, device: str, reading: Reading) -> Transformer:
+        if (model, dtype, device, reading) not in self._models:
+            while len(set(map(id, self._models.values()))) >= MODELS:
+                self._models.pop(next(iter(self._models)))
+            found = _load(model, dtype, device, reading)
+            # a plan may leave the numbers to the model; its asks name them, and mean this model
+            own = str(next(found.module.parameters()).dtype).removeprefix("torch.")
+            self._models |= {(model, dtype, device, reading): found, (model, own, device, reading): found}
+        return self._models[model, dtype, device, reading]
+
+    def source(self, window: Window) -> Source:
+        """Return what a window is a part of, if it still is what it was."""
+        source = self._read(window.source, window.text)
+        if source.digest != window.digest:
+            self._read.cache_clear()  # the file may have changed before the ask was made
+            source = self._read(window.source, window.text)
+        if source.digest != window.digest:
+            raise FileError(
+                f"the text {window.text!r} is not what it was when it was planned; run the command again.",
+                field=window.source,
+            )
+        return source
+
+    def inputs(self, transformer: Transformer, source: Source, *, special_tokens: bool) -> Inputs:
+        """Return a source as a model reads it, read once."""
+        with self._turn:
+            return self._inputs(transformer, source, special_tokens)
+
+    def activations(self, batch: Sequence[AtText]) -> tuple[Activations, list[int]]:
+        """Run the model on the windows of a batch; return what enters each layer, and the numbers of the windows."""
+        indices = sorted({ask.window.index for ask in batch})
+        first = batch[0]
+        with self._turn:
+            return self._activations(
+                replace(first, layer=0, map="", window=replace(first.window, index=0)), tuple(indices)
+            ), indices
+
+    def entering(
+        self, batch: Sequence[AtText], cell: Sequence[AtText]
+    ) -> tuple[Measurable, Float[Tensor, "windows n d"]]:
+        """Return the map that the asks of a cell share, and what enters it at each of their windows."""
+        activations, indices = self.activations(batch)
+        f, X = activations.at(cell[0].layer, cell[0].map)
+        rows = [indices.index(ask.window.index) for ask in cell]
+        if rows != list(range(len(indices))) and not isinstance(f, Differentiable):
+            raise AssumptionError("a map without a closed form is measured at all windows of its batch.")
+        return f, X[rows]
+
+    def attention(self, ask: AboutHead) -> Attention:
+        """Return the attention map that an ask names: from matrices, or a part of a layer of a model."""
+        if ask.A:
+            A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (ask.A, ask.V))
+            return Attention.single_head(A=A, V=V)
+        found = self.transformer(ask.model, reading=Reading(family=ask.family)).site(ask.layer).map(ask.map)
+        if not isinstance(found, Attention):
+            raise AssumptionError(
+                f"{ask.kind!r} is about attention alone, got the map {ask.map!r}; use attention, heads or head:3.",
+                field="map",
+            )
+        if ask.biases:
+            return found
+        return dataclasses.replace(found, query_bias=None, key_bias=None, value_bias=None, output_bias=None)
+
+    # the cells of a batch come one after the other: each finds what the first one computed
+    def _run_model(self, ask: AtText, indices: tuple[int, ...]) -> Activations:
+        transformer, window = self.transformer(ask.model, ask.where, ask.reading), ask.window
+        found = self.inputs(transformer, self.source(window), special_tokens=window.special_tokens)
+        return transformer.activations(found.at(indices, length=window.length, stride=window.stride))
 
 
-def text_of(task: Task) -> Text:
-    """Return the text that a task names, if it still is what it was."""
-    text = _read(task.text)
-    if text.digest != task.digest:
-        _read.cache_clear()  # the file may have changed before the task was made
-        text = _read(task.text)
-    if text.digest != task.digest:
-        raise FileError(f"the text {task.text!r} is not what it was when the task was made; make the study anew.")
-    return text
+def seeded(asks: Iterable[Ask]) -> torch.Generator:
+    """Seed randomness by what is asked, so that no order of work changes an answer."""
+    return torch.Generator().manual_seed(int(fingerprint([ask.key for ask in asks]), 16) >> 1)
 
 
-@functools.lru_cache(maxsize=4)
-def _read(name: str) -> Text:
-    return read_text(name)
+def _load(model: str, dtype: str, device: str, reading: Reading) -> Transformer:
+    return load(
+        model,
+        dtype=getattr(torch, dtype) if dtype else None,
+        device=device or None,
+        tokenizer=reading.tokenizer or None,
+        family=reading.family,
+    )
 
 
-def number_type(name: str) -> torch.dtype | None:
-    """Return the numbers that a name stands for; none for those of the model."""
-    if name not in ("", "float16", "bfloat16", "float32", "float64"):
-        raise DtypeError(f"dtype must be float32, float64, float16 or bfloat16, got {name!r}.")
-    return getattr(torch, name) if name else None
+def _with_tokenizer(transformer: Transformer, name: str) -> Transformer:
+    return dataclasses.replace(transformer, tokenizer=tokenizer_named(name))
 
 
-def attention_of(task: Task) -> Attention:
-    """Return the attention map that a task names: from matrices, or a part of a layer of a model."""
-    if task.A:
-        A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (task.A, task.V))
-        return Attention.single_head(A=A, V=V)
-    found = transformer_of(task).sites[task.layer].map(task.map)
-    if not isinstance(found, Attention):
-        raise DtypeError(
-            f"{task.kind!r} tasks need an attention map, got {task.map!r}; use attention, heads or head:3."
-        )
-    if task.biases:
-        return found
-    return dataclasses.replace(found, query_bias=None, key_bias=None, value_bias=None, output_bias=None)
+def _inputs(transformer: Transformer, source: Source, special_tokens: bool) -> Inputs:
+    return inputs(source, transformer, special_tokens=special_tokens)
 
 
-def check_layer(model: str, layer: int, length: int) -> None:
-    """Refuse a model that cannot be loaded, a layer that it does not have, or a length beyond its positions."""
-    found = _loaded(model, "", "")
-    found.site(layer)
-    if found.max_length is not None and length > found.max_length:
-        raise AssumptionError(f"{model!r} has positions for {found.max_length} tokens, got a length of {length}.")
+def _call(make: Callable[..., T], *arguments: Any) -> T:
+    return make(*arguments)

@@ -1,29 +1,11 @@
 """The hypotheses of theorems: checked before any work; a refusal names what does apply."""
 
-import math
+from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.errors import AssumptionError, DeviceError, DtypeError
 from howsmooth.maps.attention import Attention
-
-# Beyond these, products of a few norms leave the range of the numbers.
-SMALLEST_RADIUS, LARGEST_RADIUS = 1e-50, 1e50
-
-
-def require_size(n: int, radius: float, *, least: int = 1) -> None:
-    """Refuse sequence lengths and radii that a theorem cannot take."""
-    if not (isinstance(n, int) and not isinstance(n, bool) and n >= least):
-        raise AssumptionError(f"n must be a whole number, at least {least}, got {n}.")
-    require_radius(radius)
-
-
-def require_radius(radius: float) -> None:
-    """Refuse a radius that is not positive and finite, or whose square is not."""
-    if not 0 < radius < math.inf:
-        raise AssumptionError(f"radius must be positive and finite, got {radius}.")
-    if not SMALLEST_RADIUS <= radius <= LARGEST_RADIUS:
-        raise AssumptionError(
-            f"radius must lie between {SMALLEST_RADIUS:g} and {LARGEST_RADIUS:g}, got {radius}; rescale the tokens."
-        )
+from howsmooth.theory.sizes import require_radius as require_radius
+from howsmooth.theory.sizes import require_size as require_size
 
 
 def require_attention(attention: object) -> None:
@@ -31,7 +13,28 @@ def require_attention(attention: object) -> None:
     if not isinstance(attention, Attention):
         raise DtypeError(
             f"theorems are about hs.Attention, got {type(attention).__name__}; "
-            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one."
+            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one.",
+            field="attention",
+        )
+    if attention.positions.distances is not None:
+        raise AssumptionError(
+            "theorems do not cover keys and queries of distances; use hs.local_lipschitz at an input, or hs.maximise.",
+            field="attention",
+        )
+    if attention.has_joint_norm:
+        raise AssumptionError(
+            "theorems do not cover norms over the queries or keys of all heads together; "
+            "use hs.local_lipschitz at an input, or hs.maximise.",
+            field="attention",
+        )
+
+
+def require_numbers(x: Tensor, field: str) -> None:
+    """Refuse a tensor that has a shape and no numbers."""
+    if x.is_meta:
+        raise DeviceError(
+            f"theorems are about numbers, and {field} is on torch's meta device, which holds none; load it first.",
+            field=field,
         )
 
 
@@ -56,7 +59,8 @@ def refuse_norms(attention: Attention, theorem: str) -> None:
     require_attention(attention)
     if has_key_norm(attention):
         raise AssumptionError(
-            f"{theorem} does not cover query or key norms; use local_upper at an input, or hs.maximise."
+            f"{theorem} does not cover query or key norms; use local_upper at an input, or hs.maximise.",
+            field="attention",
         )
 
 
@@ -64,7 +68,7 @@ def refuse_biases(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse biases that change the scores."""
     require_attention(attention)
     if has_query_bias(attention) or has_key_bias(attention):
-        raise AssumptionError(f"{theorem} is stated without query and key biases; use {instead}.")
+        raise AssumptionError(f"{theorem} is stated without query and key biases; use {instead}.", field="attention")
 
 
 def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
@@ -72,7 +76,8 @@ def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
     require_attention(attention)
     if attention.layout.heads > 1:
         raise AssumptionError(
-            f"{theorem} is stated for one head, got {attention.layout.heads}; use attention.head(h), or {instead}."
+            f"{theorem} is stated for one head, got {attention.layout.heads}; use attention.head(h), or {instead}.",
+            field="attention",
         )
 
 
@@ -87,12 +92,13 @@ def require_scores_alone(attention: Attention, theorem: str, instead: str, *, sh
         "rotary positions": positions.rotary is not None,
         "a soft cap": attention.softcap is not None,
         "a relative bias": positions.relative_bias is not None and not shifted,
+        "a bias of positions": positions.position_bias is not None and not shifted,
         "token weights": attention.weights is not None and not shifted,
         "query or key norms": has_key_norm(attention),
     }
     for what, present in found.items():
         if present:
-            raise AssumptionError(f"{theorem} does not cover {what}; use {instead}.")
+            raise AssumptionError(f"{theorem} does not cover {what}; use {instead}.", field="attention")
 
 
 def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> None:
@@ -100,11 +106,13 @@ def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> 
     require_attention(attention)
     positions = attention.positions
     if positions.window is not None or positions.padding is not None or positions.mask is not None:
-        raise AssumptionError(f"{theorem} knows the causal mask and no mask, got another one; use {instead}.")
+        raise AssumptionError(
+            f"{theorem} knows the causal mask and no mask, got another one; use {instead}.", field="attention"
+        )
 
 
 def require_unmasked(attention: Attention, theorem: str, instead: str) -> None:
     """Refuse every mask."""
     require_causal_or_none(attention, theorem, instead)
     if attention.positions.causal:
-        raise AssumptionError(f"{theorem} is about unmasked attention; use {instead}.")
+        raise AssumptionError(f"{theorem} is about unmasked attention; use {instead}.", field="attention")

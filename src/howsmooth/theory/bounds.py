@@ -1,13 +1,7 @@
-"""The index of theorems: every bound under one name, and all that apply in one table."""
+"""The index of theorems: every bound under one name, ``hs.bounds.sharp_upper``, and nothing else."""
 
-import dataclasses
-from collections.abc import Callable
-
-from howsmooth.errors import AssumptionError
-from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import require_size
-from howsmooth.theory.discrete import discrete_lower, discrete_upper, in_ball, kim_lower, sharp_lower, sharp_upper
-from howsmooth.theory.heads import heads_of
+from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
+from howsmooth.theory.displacement import displacement_upper
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.local import attention_map_upper, local_upper
 from howsmooth.theory.mean_field import (
@@ -18,12 +12,13 @@ from howsmooth.theory.mean_field import (
     sharp_mean_field_upper,
 )
 from howsmooth.theory.neighbourhood import neighbourhood_upper
-from howsmooth.theory.results import Bound, Ladder, Refusal, Side
+from howsmooth.theory.tables import smallest_upper, table
 
 __all__ = [
     "attention_map_upper",
     "discrete_lower",
     "discrete_upper",
+    "displacement_upper",
     "kim_lower",
     "large_radius_limit",
     "local_upper",
@@ -39,56 +34,6 @@ __all__ = [
     "table",
 ]
 
-Theorem = Callable[..., Bound]
-UPPER: tuple[Theorem, ...] = (sharp_upper, discrete_upper)
-# These bound measures, hence sequences of every length.
-MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
-MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
 
-
-def table(attention: Attention, *, n: int, radius: float, heads: int | None = None) -> Ladder:
-    """Apply every theorem about ``n`` tokens in a ball, from the lowest lower bound to the highest upper one.
-
-    Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``. With ``heads``,
-    tied pairs are looked for at so many heads only, see :func:`sharp_lower`.
-    """
-    uppers = _uppers(attention, n, radius)
-    lowers = [
-        _outcome(discrete_lower, attention, n=n, radius=radius),
-        _outcome(kim_lower, attention, n=n, radius=radius),
-        _outcome(sharp_lower, attention, n=n, radius=radius, heads=heads),
-    ]
-    outcomes = [*lowers, *uppers]
-    found = [dataclasses.replace(x, domain=in_ball(n, radius)) for x in outcomes if isinstance(x, Bound)]
-    found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
-    return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
-
-
-def smallest_upper(attention: Attention, *, n: int, radius: float) -> Bound:
-    """Return the smallest upper bound that applies to ``n`` tokens in a ball, without looking for lower ones.
-
-    Raises:
-        AssumptionError: If none applies.
-    """
-    outcomes = _uppers(attention, n, radius)
-    found = [x for x in outcomes if isinstance(x, Bound)]
-    if not found:
-        raise AssumptionError(next(x.reason for x in outcomes if isinstance(x, Refusal)))
-    return dataclasses.replace(min(found, key=lambda bound: bound.log_value), domain=in_ball(n, radius))
-
-
-def _uppers(attention: Attention, n: int, radius: float) -> list[Bound | Refusal]:
-    require_size(n, radius)
-    heads_of(attention)
-    about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
-    return [
-        *(_outcome(theorem, attention, n=n, radius=radius) for theorem in UPPER),
-        *(_outcome(theorem, attention, radius=radius) for theorem in about_measures),
-    ]
-
-
-def _outcome(theorem: Theorem, attention: Attention, **arguments: float | None) -> Bound | Refusal:
-    try:
-        return theorem(attention, **arguments)
-    except AssumptionError as reason:
-        return Refusal(name=theorem.__name__, reason=str(reason))
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -2,8 +2,8 @@
 
 import math
 
+from howsmooth.domains.ball import in_ball
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.ellipsoids import Ball
 from howsmooth.theory.assumptions import (
     refuse_biases,
     refuse_many_heads,
@@ -13,10 +13,11 @@ from howsmooth.theory.assumptions import (
     require_size,
 )
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import Head, combined, heads_of, log, matrix_norm
+from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum, matrix_norm
 from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import tied_value
+from howsmooth.theory.together import together
 
 
 def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
@@ -40,7 +41,9 @@ def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     refuse_biases(attention, "the paper's bound", "sharp_upper, which covers them")
     heads = heads_of(attention)
     steep = (radius * pulls(attention, head, radius)[0] for head in heads)
-    log_value = combined(heads, (log(math.sqrt(3 * (c**2 * (4 * n + 1) + n))) for c in steep))
+    # in logarithms: the square of c may exceed the largest float
+    logs = (0.5 * (math.log(3) + log_sum((2 * log(c) + math.log(4 * n + 1), math.log(n)))) for c in steep)
+    log_value = combined(heads, logs)
     return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
 
 
@@ -49,7 +52,14 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
 
     .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \|V\|_2\,\bigl(\sqrt n + \|A\|_2 R^2\,(1 + \sqrt{n/2})\bigr)
 
-    Heads add up by the triangle inequality, or as one concatenated map, whichever is smaller. Masks, relative biases
+    Heads add up by the triangle inequality, or as one concatenated map, or stand side by side under scales
+    :math:`s_h`, whichever is smallest. Side by side, with :math:`B_h = W_hV_h`, :math:`\beta = \|[B_h/s_h]_h\|` and
+    :math:`\gamma = \min(\|(s_hA_h)_h\|, \|[s_hA_h]_h\|)`, a layer has at most
+
+    .. math:: \sqrt n\,\min\Bigl(\sum_h\|B_h\|,\,\beta|s|\Bigr) + \beta R^2\|(s_hA_h)_h\|
+              + \sqrt{n/2}\,\beta R\,\bigl(R\gamma + \|[s_hK_h^\top b_h]_h\|\bigr),
+
+    the last two a little less than added up. The scales are the best that a short search finds. Masks, relative biases
     and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to :math:`\|A\|R` in the last
     term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
 
@@ -66,6 +76,7 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     heads = heads_of(attention)
     steep = (pulls(attention, head, radius) for head in heads)
     log_value = combined(heads, (log(math.sqrt(n) + radius * q + math.sqrt(n / 2) * radius * k) for q, k in steep))
+    log_value = min(log_value, log(together(attention, heads, n, radius)))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
 
@@ -137,7 +148,7 @@ def kim_lower(attention: Attention, *, n: int, radius: float) -> Bound:
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> kim_lower(Attention.single_head(A=identity, V=identity), n=2, radius=2.0).digits  # √½ · ¼ · 4
-        '0.70710'
+        '0.7071'
     """
     log_value, _token = quiet_value(attention, n, radius)
     return lower_bound(log_value, "kim_lower", in_ball(n, radius), "ours, after Kim et al.: token at the origin")
@@ -176,8 +187,3 @@ def single_plain_head(attention: Attention, theorem: str) -> Head:
     require_causal_or_none(attention, theorem, "hs.maximise")
     (head,) = heads_of(attention)
     return head
-
-
-def in_ball(n: int, radius: float) -> str:
-    """Say where a discrete bound holds."""
-    return Ball(radius).describe(n)

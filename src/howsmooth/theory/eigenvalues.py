@@ -41,7 +41,9 @@ def steepest_eigenvalue(head: Head, instead: str) -> SteepestEigenvalue:
     """
     values, vectors = _real_eigenpairs(head)
     if not values:
-        raise AssumptionError(f"A has no real eigenvalue, so the paper's points do not exist; use {instead}.")
+        raise AssumptionError(
+            f"A has no real eigenvalue, so the paper's points do not exist; use {instead}.", field="attention"
+        )
     lowest, highest = min(values), max(values)
     if -lowest >= highest / 8:
         return SteepestEigenvalue(gamma=-lowest, direction=vectors[values.index(lowest)], far=-1.0, near=1.0)
@@ -71,11 +73,11 @@ def _real_eigenpairs(head: Head) -> tuple[list[float], list[Tensor]]:
     values, vectors = [], []
     for value, y in zip(found.tolist(), coordinates.mT, strict=True):
         u = _real_part(y) @ head.K if small else _real_part(y)
-        length = float(u.norm())
+        norm = float(u.norm())
         # where Kᵀy vanishes, y belongs to the eigenvalue zero of QKᵀ alone
-        if abs(value.imag) <= REAL * head.norm_A and length > REAL * head.norm_K:
+        if abs(value.imag) <= REAL * head.norm_A and norm > REAL * head.norm_K:
             values.append(value.real)
-            vectors.append(u / length)
+            vectors.append(u / norm)
     if small:
         values.append(0.0)
         vectors.append(_kernel_vector(head))

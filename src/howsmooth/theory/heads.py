@@ -1,4 +1,4 @@
-"""What the theorems see of attention: the forms A and WV of each head, by their factors, in float64."""
+"""What the theorems see of attention: the forms A and WV of each head, by their factors, in float64 on the CPU."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import require_attention
+from howsmooth.theory.assumptions import require_attention, require_numbers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,8 +44,8 @@ class Head:
 
     @functools.cached_property
     def norm_A(self) -> float:
-        r""":math:`\|A\|_2`."""
-        return product_norm(self.K.mT, self.Q)
+        r""":math:`\|A\|_2`, with what the product may have lost where Q and K cancel."""
+        return product_norm(self.K.mT, self.Q) + _lost(self.Q) * self.norm_Q * self.norm_K
 
     @functools.cached_property
     def norm_Q(self) -> float:
@@ -64,8 +64,10 @@ class Head:
 
     @functools.cached_property
     def norm_WV(self) -> float:
-        r""":math:`\|WV\|_2`."""
-        return matrix_norm(self.mixed)
+        r""":math:`\|WV\|_2`, with what the product may have lost where W and V cancel."""
+        if self.W is None:
+            return self.norm_V
+        return matrix_norm(self.mixed) + _lost(self.V) * matrix_norm(self.W) * self.norm_V
 
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
@@ -97,22 +99,32 @@ class Head:
 
 
 def heads_of(attention: Attention) -> tuple[Head, ...]:
-    """Return the heads of one attention map."""
+    """Return the heads of one attention map, in float64 on the CPU wherever the map lives.
+
+    Why not on the map's device: the matrices are small and the optimisations are scipy's; some devices have no float64.
+    """
     require_attention(attention)
+    require_numbers(attention.query, "attention")
     if attention.query.ndim > 3:
         raise ShapeError(
-            f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry."
+            f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry.",
+            field="attention",
         )
     return tuple(_head(attention.head(h)) for h in range(attention.layout.heads))
 
 
 def _double(x: Tensor) -> Tensor:
-    """Return the one head of a weight, in float64."""
-    return x.detach().double()[0]
+    """Return the one head of a weight, in float64 on the CPU."""
+    return on_cpu(x)[0]
+
+
+def on_cpu(x: Tensor) -> Tensor:
+    """Bring a tensor to where the theory computes: in float64 on the CPU."""
+    return x.detach().to("cpu", torch.float64)
 
 
 def _head(f: Attention) -> Head:
-    s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64, device=f.query.device)
+    s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64)
     return Head(
         Q=s * _double(f.query),
         K=_double(f.key),
@@ -156,7 +168,9 @@ def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
 def matrix_norm(x: Float[Tensor, "a b"]) -> float:
     """Return the largest singular value."""
     scale = x.abs().max()
-    if not scale > 0:
+    if not bool(torch.isfinite(scale)):
+        return math.inf  # a product overflowed: what is no number is no small one
+    if scale == 0:
         return 0.0
     y = x / scale  # squares stay in the range of the numbers
     y = y.mT if y.shape[-1] < y.shape[-2] else y
@@ -169,18 +183,25 @@ def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
     return matrix_norm(short(a.mT).mT @ short(b))
 
 
+def _lost(x: Float[Tensor, "k d"]) -> float:
+    """Return the rounding of a product with ``x``, in units of the norms of its factors."""
+    return sum(x.shape) * torch.finfo(x.dtype).eps
+
+
 def short(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
     """Return a matrix with the left singular vectors and values of ``x`` and at most k columns."""
     return torch.linalg.qr(x.mT).R.mT if x.shape[0] < x.shape[1] else x
 
 
 def log(x: float) -> float:
-    """Return the logarithm, and −∞ at zero."""
-    return math.log(x) if x > 0 else -math.inf
+    """Return the logarithm, and −∞ at zero; what is no number stays none."""
+    return -math.inf if x <= 0 else math.log(x)
 
 
 def log_sum(logs: Iterable[float]) -> float:
     """Return the logarithm of a sum from the logarithms of its terms."""
     terms = list(logs)
+    if any(math.isnan(t) for t in terms):
+        return math.nan
     most = max(terms, default=-math.inf)
     return most if math.isinf(most) else most + math.log(sum(math.exp(t - most) for t in terms))

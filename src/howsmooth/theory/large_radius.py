@@ -1,6 +1,5 @@
 """Tokens pushed to infinity: every token attends to one other, and the constant has a limit."""
 
-import json
 import math
 from dataclasses import dataclass
 
@@ -10,8 +9,10 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.strict import strict_json
 from howsmooth.theory.assumptions import refuse_biases, refuse_many_heads, require_scores_alone
-from howsmooth.theory.heads import log
+from howsmooth.theory.heads import log, on_cpu
+from howsmooth.theory.results import LARGEST
 from howsmooth.theory.views import View, views
 
 
@@ -52,7 +53,8 @@ class LargeRadiusLimit:
         n, square = self.length, radius**2
         log_strays = math.log(n - 1) - self.gap * square
         size = math.sqrt(2 * n) * (1 + self.steepness * self.spread * square) + self.norm_A * self.spread**2 * square
-        return math.exp(min(log_strays + log(self.norm_V * size), 700.0))
+        log_error = log_strays + log(self.norm_V * size)
+        return math.exp(log_error) if log_error < LARGEST else math.inf
 
     def __repr__(self) -> str:
         """Show the limit and the gap."""
@@ -60,7 +62,7 @@ class LargeRadiusLimit:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        return json.dumps({"value": self.value, "gap": self.gap, "followers": self.followers, "n": self.length})
+        return strict_json({"value": self.value, "gap": self.gap, "followers": self.followers, "n": self.length})
 
 
 def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRadiusLimit:
@@ -87,12 +89,12 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     refuse_biases(attention, "the large-radius limit", "hs.local_lipschitz at growing radii")
     mask = attention.positions.mask
     if mask is not None and mask.is_floating_point():
-        raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.")
+        raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.", field="attention")
     (alone,) = views(attention, X)
     view = alone.mixed()
     gap, chosen = _gap(view)
     followers = int(chosen.bincount().max())
-    tokens = X.detach().double()
+    tokens = on_cpu(X)
     return LargeRadiusLimit(
         value=view.value_norm * math.sqrt(followers),
         gap=gap,
@@ -117,6 +119,7 @@ def _gap(view: View) -> tuple[float, Tensor]:
     scale = float(scores[scores.isfinite()].abs().max())
     if float(gaps[row]) <= 1e-12 * scale:
         raise AssumptionError(
-            f"row {row} has two largest scores that tie: no limit, the constant grows like R² there; see tied_pair."
+            f"row {row} has two largest scores that tie: no limit, the constant grows like R² there; see tied_pair.",
+            field="X",
         )
     return float(gaps[row]), chosen

@@ -4,6 +4,8 @@ import math
 
 from scipy.optimize import minimize_scalar
 
+from howsmooth.domains.ball import measures_in_ball
+from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import (
@@ -17,7 +19,7 @@ from howsmooth.theory.assumptions import (
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
-from howsmooth.theory.tied import Frame, best_pair
+from howsmooth.theory.tied import best_pair
 
 FINITE = "sharp_upper for sequences of n tokens"
 MASKED = "masked_mean_field_upper"
@@ -41,7 +43,7 @@ def mean_field_upper(attention: Attention, *, radius: float) -> Bound:
     """
     heads = _unmasked_heads(attention, "the paper's mean-field bound", radius)
     log_value = combined(heads, (math.log1p(3 * c) + 2 * c for c in _contrasts(heads, radius)))
-    return upper_bound(log_value, "mean_field_upper", _measures(radius), "the paper, after Geshkovski et al.")
+    return upper_bound(log_value, "mean_field_upper", measures_in_ball(radius), "the paper, after Geshkovski et al.")
 
 
 def sharp_mean_field_upper(attention: Attention, *, radius: float, p: float = 2.0) -> Bound:
@@ -63,7 +65,7 @@ def sharp_mean_field_upper(attention: Attention, *, radius: float, p: float = 2.
     _require_exponent(p, above=False)
     heads = _unmasked_heads(attention, "the mean-field bound", radius)
     logs = [log_sum((math.log1p(2 * c) + 2 * c / p, log(c))) for c in _contrasts(heads, radius)]
-    domain = _measures(radius) if p == 2 else f"{_measures(radius)} in W_{p:g}"
+    domain = measures_in_ball(radius) if p == 2 else f"{measures_in_ball(radius)} in W_{p:g}"
     source = "ours: weights ≤ e^2c × uniform"
     return upper_bound(_summed(heads, logs, p), "sharp_mean_field_upper", domain, source)
 
@@ -93,7 +95,7 @@ def masked_mean_field_upper(attention: Attention, *, radius: float, p: float = 2
     heads = heads_of(attention)
     hardy = math.log(p / (p - 1)) if p < math.inf else 0.0
     logs = [log_sum((hardy + math.log1p(2 * c) + 2 * c, log(c))) for c in _contrasts(heads, radius)]
-    domain = f"{_measures(radius)} with positions" + ("" if p == 2 else f", in d_{p:g}")
+    domain = f"{measures_in_ball(radius)} with positions" + ("" if p == 2 else f", in d_{p:g}")
     return upper_bound(_summed(heads, logs, p), "masked_mean_field_upper", domain, "ours: Hardy's inequality")
 
 
@@ -117,10 +119,14 @@ def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
     head = require_mean_field(attention, "the paper's mean-field lower bound", radius)
     best = steepest_eigenvalue(head, "sharp_mean_field_lower")
     if best.gamma <= 0:
-        raise AssumptionError("A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.")
+        raise AssumptionError(
+            "A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.", field="attention"
+        )
     steep = best.gamma * radius**2
     log_value = log(steep / 2) + steep + log(float((head.mixed @ best.direction).norm()))
-    return lower_bound(log_value, "mean_field_lower", _measures(radius), "the paper, two Diracs on an eigenvector")
+    return lower_bound(
+        log_value, "mean_field_lower", measures_in_ball(radius), "the paper, two Diracs on an eigenvector"
+    )
 
 
 def sharp_mean_field_lower(attention: Attention, *, radius: float) -> Bound:
@@ -145,7 +151,9 @@ def sharp_mean_field_lower(attention: Attention, *, radius: float) -> Bound:
     """
     head = require_mean_field(attention, "sharp_mean_field_lower", radius)
     log_value = max(log(head.norm_WV), _two_diracs(head, radius), _tied_diracs(head, radius))
-    return lower_bound(log_value, "sharp_mean_field_lower", _measures(radius), "ours: explicit Diracs, best masses")
+    return lower_bound(
+        log_value, "sharp_mean_field_lower", measures_in_ball(radius), "ours: explicit Diracs, best masses"
+    )
 
 
 def _two_diracs(head: Head, radius: float) -> float:
@@ -166,7 +174,7 @@ def _two_diracs(head: Head, radius: float) -> float:
 def _tied_diracs(head: Head, radius: float) -> float:
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return -math.inf
-    return best_pair(head, Frame.ball(head, radius, solid=True), None).log_value
+    return best_pair(head, Frame.ball(head.d, radius, solid=True), None).log_value
 
 
 def require_mean_field(attention: Attention, theorem: str, radius: float) -> Head:
@@ -203,11 +211,7 @@ def _summed(heads: tuple[Head, ...], logs: list[float], p: float) -> float:
     return log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
 
 
-def _measures(radius: float) -> str:
-    return f"measures in the ball of radius {radius:g}"
-
-
 def _require_exponent(p: float, *, above: bool) -> None:
     if not (p > 1 if above else p >= 1):
         need = "above 1 (for p = 1 no bound without n exists)" if above else "at least 1"
-        raise AssumptionError(f"p must be {need}, got {p}.")
+        raise AssumptionError(f"p must be {need}, got {p}.", field="p")

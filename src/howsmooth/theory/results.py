@@ -13,14 +13,50 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, NonFiniteError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph, table
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.transport.measures import Measure
+from howsmooth.strict import finite, strict_json
+from howsmooth.transport.measures import DiscreteMeasure
+from howsmooth.wording import at_least, at_most, power_of_ten
 
 # The logarithm of the largest float.
 LARGEST = math.log(sys.float_info.max)
+
+
+# What readers call a theorem or an input; one that is not listed is called by its name.
+LABELS = {
+    "sharp_upper": "worst-case bound",
+    "sharp_lower": "tied pair",
+    "discrete_upper": "the paper's bound",
+    "discrete_lower": "the paper's two points",
+    "kim_lower": "token at the origin",
+    "sharp_mean_field_upper": "worst-case bound for measures",
+    "mean_field_upper": "the paper's bound for measures",
+    "masked_mean_field_upper": "our bound for masked measures",
+    "sharp_mean_field_lower": "best Diracs",
+    "mean_field_lower": "the paper's two Diracs",
+    "local_upper": "bound at this input",
+    "attention_map_upper": "bound from the attention map",
+    "neighbourhood_upper": "bound around this input",
+    "displacement_upper": "how far the output can move",
+    "two_point": "the paper's two points",
+    "quiet_token": "token at the origin",
+    "tied_pair_on_sphere": "tied pair on the sphere",
+    "tied_pair_on_image": "tied pair in the image of the norm",
+    "ascent": "search",
+}
+
+
+def label_of(name: str) -> str:
+    """Return what readers call the theorem or the input that the function ``name`` computes.
+
+    Example:
+        >>> label_of("sharp_upper"), label_of("equal_tokens")
+        ('worst-case bound', 'equal tokens')
+    """
+    return LABELS.get(name, name.replace("_", " "))
 
 
 class Side(enum.StrEnum):
@@ -52,6 +88,16 @@ class Bound:
     log_value: float
     confidence: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number: it would compare as neither larger nor smaller than the truth."""
+        if math.isnan(self.value) or math.isnan(self.log_value):
+            raise NonFiniteError(f"{self.name} is no number; an upper bound that is not known is infinite.")
+
+    @property
+    def label(self) -> str:
+        """What readers call it."""
+        return label_of(self.name)
+
     def __repr__(self) -> str:
         """Show the inequality and where it comes from."""
         return f"Bound: {self._summary()}"
@@ -77,8 +123,8 @@ class Bound:
         return {
             "name": self.name,
             "side": self.side.name.lower(),
-            "value": self.value if math.isfinite(self.value) else None,
-            "log_value": self.log_value if math.isfinite(self.log_value) else None,
+            "value": finite(self.value),
+            "log_value": finite(self.log_value),
             "domain": self.domain,
             "source": self.source,
             "confidence": self.confidence,
@@ -93,7 +139,7 @@ class Bound:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        return json.dumps(self.as_dict())
+        return strict_json(self.as_dict())
 
 
 def upper_bound(log_value: float, name: str, domain: str, source: str, confidence: float = 1.0) -> Bound:
@@ -107,7 +153,11 @@ def lower_bound(log_value: float, name: str, domain: str, source: str) -> Bound:
 
 
 def _bound(log_value: float, side: Side, name: str, domain: str, source: str, confidence: float) -> Bound:
+    if math.isnan(log_value):  # the formula left the range of the numbers: it claims nothing
+        log_value = math.inf if side is Side.UPPER else -math.inf
     value = math.exp(log_value) if log_value < LARGEST else math.inf
+    if side is Side.UPPER and math.isfinite(log_value):
+        value *= 1 + 2 * sys.float_info.epsilon * abs(log_value)  # the rounding of the logarithm
     return Bound(
         value=value,
         side=side,
@@ -128,7 +178,8 @@ class Witness:
         measured: The local constant there, between two bounds.
         name: The function that built the input.
         domain: The set it was chosen from, in words.
-        formula: A lower bound on the local constant there, proven by a formula; ``None`` if a search found the input.
+        formula: What a formula proves for the input before rounding; ``None`` if a search found the input, or if what
+            is measured at the tokens as they are contradicts it.
         trace: The best value after each step of a search.
         weights: The masses of the tokens, if the input is a measure; ``None`` for a sequence.
     """
@@ -143,21 +194,25 @@ class Witness:
 
     @property
     def value(self) -> float:
-        """The largest proven lower bound, by formula or by the stored direction."""
-        attained = float(self.measured.lower)
-        return attained if self.formula is None else max(attained, self.formula)
+        """What the stored direction attains at the stored tokens; the formula is for comparison."""
+        return float(self.measured.lower)
 
     @property
-    def measure(self) -> Measure:
+    def label(self) -> str:
+        """What readers call it."""
+        return label_of(self.name)
+
+    @property
+    def measure(self) -> DiscreteMeasure:
         """The input as a measure; a sequence has equal masses."""
-        return Measure(self.tokens, self.weights)
+        return DiscreteMeasure(self.tokens, self.weights)
 
     def __repr__(self) -> str:
         """Show what the input attains."""
         return f"Witness: {self._summary()}"
 
     def _summary(self) -> str:
-        return f"Lip ≥ {safe_digits(self.value, math.inf, Side.LOWER)} on {self.domain} ({self.name.replace('_', ' ')})"
+        return f"Lip ≥ {safe_digits(self.value, math.inf, Side.LOWER)} on {self.domain} ({self.label})"
 
     def __rich__(self) -> str:
         """Render in a rich console."""
@@ -182,7 +237,7 @@ class Witness:
 
     def to_json(self) -> str:
         """Return one JSON object; :meth:`save` keeps the tokens too."""
-        return json.dumps(self.as_dict())
+        return strict_json(self.as_dict())
 
     def save(self, path: str | os.PathLike[str], *, about: dict[str, str] | None = None) -> None:
         """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata.
@@ -193,7 +248,9 @@ class Witness:
 
         target = Path(path)
         if target.suffix != ".safetensors":
-            raise AssumptionError(f"a witness is saved as .safetensors, got {target.name!r}; change the ending.")
+            raise AssumptionError(
+                f"a witness is saved as .safetensors, got {target.name!r}; change the ending.", field="path"
+            )
         tensors = {"tokens": self.tokens, "direction": self.measured.direction, "response": self.measured.response}
         if self.weights is not None:
             tensors["weights"] = self.weights
@@ -229,7 +286,7 @@ class Bracket:
     def _summary(self) -> str:
         low = safe_digits(self.lower.value, math.inf, Side.LOWER)
         ratio = f"{self.ratio:.3f}" if self.ratio < 1000 else f"{self.ratio:.3g}"
-        names = f"{self.lower.name.replace('_', ' ')}, {self.upper.name.replace('_', ' ')}"
+        names = f"{self.lower.label}, {self.upper.label}"
         return f"{low} ≤ Lip ≤ {self.upper.digits} on {self.upper.domain}, ratio {ratio} ({names})"
 
     def __rich__(self) -> str:
@@ -241,8 +298,7 @@ class Bracket:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        ratio = self.ratio if math.isfinite(self.ratio) else None
-        return json.dumps({"lower": self.lower.as_dict(), "upper": self.upper.as_dict(), "ratio": ratio})
+        return strict_json({"lower": self.lower.as_dict(), "upper": self.upper.as_dict(), "ratio": self.ratio})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +350,7 @@ class Ladder:
     def to_json(self) -> str:
         """Return one JSON object."""
         refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
-        return json.dumps({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
+        return strict_json({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
 
     @classmethod
     def from_json(cls, text: str) -> "Ladder":
@@ -309,16 +365,9 @@ def safe_digits(value: float, log_value: float, side: Side) -> str:
 
     Example:
         >>> safe_digits(2.000001, 0.6931, Side.UPPER), safe_digits(math.inf, 2303.0, Side.UPPER)
-        ('2.0001', '10^1001')
+        ('2.0001', '10¹⁰⁰¹')
     """
-    if value == 0:
-        return "0"
-    away = math.ceil if side is Side.UPPER else math.floor
-    if not 1e-300 < value < 1e300:
-        return f"10^{away(log_value / math.log(10))}" if math.isfinite(log_value) else f"{value:.5g}"
-    exponent = math.floor(math.log10(value))
-    # a hair of slack: a value that is a multiple of the unit must not move by a whole one
-    digits = away(value / 10.0 ** (exponent - 4) + (-1e-6 if side is Side.UPPER else 1e-6))
-    if -5 <= exponent <= 6:
-        return f"{digits * 10.0 ** (exponent - 4):.{max(4 - exponent, 0)}f}"
-    return f"{digits / 10_000:.4f}e{exponent}"
+    if value != 0 and not 1e-300 < value < 1e300 and math.isfinite(log_value):
+        away = math.ceil if side is Side.UPPER else math.floor
+        return power_of_ten(away(log_value / math.log(10)))
+    return at_most(value) if side is Side.UPPER else at_least(value)

@@ -1,9 +1,7 @@
 """Two tokens that tie for the attention of all others: which two, and where the others are, to make it worst."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -11,9 +9,9 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
+from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.norms import Norm
 from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
 from howsmooth.theory.heads import Head, heads_of, log
 
@@ -22,45 +20,6 @@ VALUE_DIRECTIONS = 16
 CANDIDATES = 6
 STARTS = 3
 ITERATIONS = 60
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Frame:
-    r"""Where tokens may lie: :math:`x = \beta + Dz` with :math:`|z| = 1` and D diagonal (after centring).
-
-    Attributes:
-        centre: :math:`\beta`.
-        stretch: The diagonal of D.
-        centred: Whether z sums to zero.
-        solid: Whether :math:`|z| < 1` is allowed too.
-    """
-
-    centre: Float[Tensor, " d"]
-    stretch: Float[Tensor, " d"]
-    centred: bool
-    solid: bool
-
-    @classmethod
-    def ball(cls, head: Head, radius: float, *, solid: bool) -> "Frame":
-        """The ball of some radius around the origin, or its surface."""
-        zero = torch.zeros_like(head.Q[0])
-        return cls(centre=zero, stretch=zero + radius, centred=False, solid=solid)
-
-    @classmethod
-    def image(cls, norm: Norm) -> "Frame":
-        """The ellipsoid to which a norm sends tokens whose spread is large against its eps."""
-        gain = norm.gain.detach().double()
-        bias = torch.zeros_like(gain) if norm.bias is None else norm.bias.detach().double()
-        return cls(centre=bias, stretch=math.sqrt(gain.numel()) * gain, centred=norm.centred, solid=False)
-
-    def pull(self, rows: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Return rows · D."""
-        pulled = rows * self.stretch
-        return pulled - pulled.mean(-1, keepdim=True) if self.centred else pulled
-
-    def point(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """Return β + Dz."""
-        return self.centre + self.stretch * (z - z.mean() if self.centred else z)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,11 +161,11 @@ class TiedProblem:
 def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
     """Find the best tied pair of one head, for n tokens or for as many as suit it best."""
     if head.d - frame.centred < 2:
-        raise AssumptionError("a tied pair needs two dimensions, got one; use two_point.")
+        raise AssumptionError("a tied pair needs two dimensions, got one; use two_point.", field="attention")
     if head.norm_A == 0 and not bool(head.query_bias.any()):
-        raise AssumptionError("a tied pair needs A ≠ 0: here all scores are zero; use equal_tokens.")
+        raise AssumptionError("a tied pair needs A ≠ 0: here all scores are zero; use equal_tokens.", field="attention")
     if head.norm_WV == 0:
-        raise AssumptionError("a tied pair needs V ≠ 0: here nothing moves; use equal_tokens.")
+        raise AssumptionError("a tied pair needs V ≠ 0: here nothing moves; use equal_tokens.", field="attention")
     problem = TiedProblem(head, frame, n)
     with torch.no_grad():
         starts = problem.screened(problem.starts())
@@ -214,21 +173,18 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
     return problem.pair(x)
 
 
-def best_pairs(
-    attention: Attention, n: int, frame: Callable[[Head], Frame], *, heads: int | None = None
-) -> list[TiedPair]:
+def best_pairs(attention: Attention, n: int, frame: Frame, *, heads: int | None = None) -> list[TiedPair]:
     """Find the best tied pair of every head that has one; heads without scores or values have none.
 
     With ``heads``, only so many are looked at: those that promise most, by the product of their two norms.
     """
-    require_tied(attention)
     pairs, refusal = [], None
     promising = heads_of(attention)
     if heads is not None:
         promising = tuple(sorted(promising, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads])
     for head in promising:
         try:
-            pairs.append(best_pair(head, frame(head), n))
+            pairs.append(best_pair(head, frame, n))
         except AssumptionError as error:
             refusal = error
     if refusal is not None and not pairs:
@@ -236,17 +192,59 @@ def best_pairs(
     return pairs
 
 
+def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: Frame) -> list[TiedPair]:
+    r"""Turn the best of some pairs so that it ties in all heads at once; nothing where that is not possible.
+
+    The pair is :math:`c\pm z`. With z beside c and every :math:`g_h = A_hy + K_h^\top b_h`, y the copies' place, all
+    heads answer together to the best direction:
+
+    .. math:: \sqrt{2(n-2)}\,\Bigl\|\sum_hp_h\,(W_hV_hz)\,g_h^\top\Bigr\|,\qquad
+              p_h = \frac1{2+(n-2)e^{-\langle g_h,\,c-y\rangle}}.
+
+    In a ball or on a sphere only: there z may turn without leaving the domain.
+    """
+    heads = heads_of(attention)
+    round_ball = not frame.centred and not bool(frame.centre.any()) and bool((frame.stretch == frame.stretch[0]).all())
+    if len(heads) < 2 or len(heads) + 2 > attention.d or not round_ball:
+        return []
+    pair = max(pairs, key=lambda found: found.log_value)
+    middle, half = (pair.first + pair.second) / 2, (pair.first - pair.second) / 2
+    g = torch.stack([(head.Q @ pair.copies + head.query_bias) @ head.K for head in heads])
+    known = torch.cat((g, middle[None]))
+    known = known / known.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    basis, values, _right = torch.linalg.svd(known.mT, full_matrices=False)
+    basis = basis[:, values > 1e-12]
+    z = half
+    for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
+        z = z - basis @ (basis.mT @ z)
+    if not float(z.norm()) > 1e-6 * float(half.norm()):
+        return []
+    z = z * (half.norm() / z.norm())
+    share = 1 / (2 + (n - 2) * torch.exp(-(g @ (middle - pair.copies)).clamp_min(-700.0)))
+    parts = [p * torch.outer(_moved(head, z), pull) for p, head, pull in zip(share, heads, g, strict=True)]
+    response = torch.cat(parts) if attention.output is None else torch.stack(parts).sum(0)
+    _left, sizes, right = torch.linalg.svd(response, full_matrices=False)
+    log_value = 0.5 * math.log(2 * (n - 2)) + log(float(sizes[0]))
+    return [TiedPair(first=middle + z, second=middle - z, copies=pair.copies, direction=right[0], log_value=log_value)]
+
+
+def _moved(head: Head, z: Float[Tensor, " d"]) -> Float[Tensor, " out"]:
+    return head.V @ z if head.W is None else head.W @ (head.V @ z)
+
+
 def tied_value(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> float:
     """Return the logarithm of what tied pairs prove about a layer in a ball."""
-    pairs = best_pairs(attention, n, partial(Frame.ball, radius=radius, solid=True), heads=heads)
-    return max(proven(attention, pair, n) for pair in pairs)
+    require_tied(attention)
+    frame = Frame.ball(attention.d, radius, solid=True)
+    pairs = best_pairs(attention, n, frame, heads=heads)
+    return max(proven(attention, pair, n) for pair in (*pairs, *tied_in_all(attention, pairs, n, frame)))
 
 
 def proven(attention: Attention, pair: TiedPair, n: int) -> float:
     """Return the logarithm of the bound: the formula for one head, the response to the same direction for several."""
     if attention.layout.heads == 1:
         return pair.log_value
-    wide = attention.to(torch.float64)
+    wide = attention.to(torch.float64, "cpu")
     return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
 
 

@@ -21,9 +21,13 @@ def largest_eigenvalues(M: Float[Tensor, "*batch v v"]) -> Float[Tensor, "*batch
         True
     """
     v = M.shape[-1]
+    # Why not take M as it comes: what is left of a difference may be rounding alone, which is not symmetric, and the
+    # trace of its square may be negative.
+    M = (M + M.mT) / 2
     scale = M.abs().amax((-2, -1), keepdim=True) * v  # at least the largest eigenvalue
     Y = M / torch.where(scale > 0, scale, 1.0)
     size = torch.ones_like(scale)
+    # Why squarings and not power steps: those give lower bounds, traces of powers give upper ones.
     for _ in range(SQUARINGS):
         Y = Y @ Y
         # powers of a small number vanish: keep the trace at one, and its logarithm beside

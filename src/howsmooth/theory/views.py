@@ -1,4 +1,4 @@
-"""What one head does at given tokens, in float64: weights, keys, values, and how steep its scores are."""
+"""What one head does at given tokens, in float64 on the CPU: weights, keys, values, and how steep its scores are."""
 
 import dataclasses
 import math
@@ -11,14 +11,15 @@ from torch import Tensor
 from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.joint_norm import of_each_head
 from howsmooth.maps.norms import NormJacobian
-from howsmooth.theory.heads import Head, heads_of
+from howsmooth.theory.assumptions import require_numbers
+from howsmooth.theory.heads import Head, heads_of, on_cpu
+from howsmooth.theory.rounding import NOTHING, Rounding, rounding_of
 from howsmooth.validation import require_tokens
 
 # So many products bound the norm of the attention weights, to about one part in a thousand.
 NORM_STEPS = 12
-# Weights below this are zero: far below the rounding of the largest weight in their row, which is at least 1/n.
-NOTHING = 1e-140
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +36,7 @@ class View:
         y: Values: :math:`Vx_j`, or :math:`WVx_j` up to an isometry.
         value_norm: The norm of the map from tokens to ``y``.
         jacobian: The closed-form derivative that this was read from.
+        rounding: How far all this may be from what is true.
     """
 
     head: Head
@@ -46,6 +48,7 @@ class View:
     y: Float[Tensor, "n v"]
     value_norm: float
     jacobian: AttentionJacobian
+    rounding: Rounding
 
     @property
     def mean(self) -> Float[Tensor, "n v"]:
@@ -67,7 +70,23 @@ class View:
             moved = self.P.mT @ (self.P @ z)
             best = min(best, float((moved / z).max()))
             z = (moved / moved.max()).clamp_min(1e-12)  # any positive vector will do
-        return math.sqrt(best)
+        # sums of so many products, and the true weights may be larger
+        safe = (1 + 4 * len(self.P) * torch.finfo(self.P.dtype).eps) * float(self.rounding.growth.max())
+        return min(safe * math.sqrt(best), math.sqrt(len(self.P)))
+
+    @property
+    def reach(self) -> float:
+        """How far values are from their middle, at most."""
+        return float((self.y - self.y.mean(0)).norm(dim=-1).max())
+
+    @property
+    def key_reach(self) -> float:
+        """How far keys are from their middle; from zero under a soft cap, where shifts of a row's scores count."""
+        return float((self.k - self._middle_key).norm(dim=-1).max())
+
+    @property
+    def _middle_key(self) -> Float[Tensor, " k"]:
+        return self.k.mean(0) if self.slope is None else torch.zeros_like(self.k[0])
 
     def query_side(self) -> Float[Tensor, "n v r"]:
         r"""Return :math:`V C_iA` for every token i, up to an isometry on the right.
@@ -75,20 +94,28 @@ class View:
         :math:`\sum_jP_{ij}(y_j-\bar y_i)\,\partial S_{ij}/\partial x_i`: the covariance of values and keys, pulled
         back through the rotary embedding, the query norm and Q.
         """
-        weights = self.P if self.slope is None else self.P * self.slope
-        covariance = weighted_pairs(weights, self.y, self.k) - self.mean[:, :, None] * (weights @ self.k)[:, None, :]
-        pulled = _unturn(covariance.transpose(0, 1), self.jacobian, self.jacobian.projections.query_norm)
+        pulled = _unturn(
+            self.covariance().transpose(0, 1), self.jacobian, of_each_head(self.jacobian.projections.query_norm)
+        )
         return pulled.transpose(0, 1) @ self.head.short_Q
+
+    def covariance(self) -> Float[Tensor, "n v k"]:
+        r"""Return the covariance of values and keys, :math:`\sum_jP_{ij}(y_j-\bar y_i)k_j^\top`, for every token i."""
+        weights = self.P if self.slope is None else self.P * self.slope
+        # differences alone count; small numbers lose less when they are subtracted
+        y, k = self.y - self.y.mean(0), self.k - self._middle_key
+        return weighted_pairs(weights, y, k) - (self.P @ y)[:, :, None] * (weights @ k)[:, None, :]
 
     def key_pull(self) -> Float[Tensor, "n n"]:
         r"""Return :math:`|\partial S_{ij}/\partial x_j|` for every pair; in plain scores :math:`|Ax_i + K^\top b|`."""
         projections, K = self.jacobian.projections, self.head.short_K
-        if projections.rotation is None and projections.key_norm is None:
+        norm = of_each_head(projections.key_norm)
+        if projections.rotation is None and norm is None:
             pull = (self.q @ K).norm(dim=-1, keepdim=True).expand_as(self.P)
         else:
             # the keys' derivative at token j applied to each unit vector of the short factor
             units = K.mT[:, None].expand(-1, self.P.shape[0], -1)
-            moved = units if projections.key_norm is None else _expanded(projections.key_norm, units).jvp(units)
+            moved = units if norm is None else _expanded(norm, units).jvp(units)
             moved = moved if projections.rotation is None else projections.rotation(moved)
             pull = torch.zeros_like(self.P)
             for component in moved:
@@ -100,12 +127,15 @@ class View:
         r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top`, and its rounding."""
         y = self.y - self.y.mean(0)
         o = self.P @ y
-        w = _flushed((self.P * self.key_pull()).square())
+        pull = self.key_pull()
+        w = _flushed((self.P * pull).square())
         first, total = w @ y, w.sum(1)
         cross = first[:, :, None] * o[:, None, :]
         moment = weighted_squares(w, y) - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
-        # what the subtraction may have lost
-        return moment, 16 * torch.finfo(y.dtype).eps * total * y.square().sum(1).max()
+        # what the subtraction may have lost, and the weights that were flushed
+        lost = (16 + len(y)) * torch.finfo(y.dtype).eps * total
+        flushed = 4 * len(y) * (NOTHING + (NOTHING * pull.amax(1)).square())
+        return moment, (lost + flushed) * y.square().sum(1).max()
 
 
 def views(attention: Attention, X: Float[Tensor, "n d"], heads: tuple[Head, ...] | None = None) -> list[View]:
@@ -115,9 +145,12 @@ def views(attention: Attention, X: Float[Tensor, "n d"], heads: tuple[Head, ...]
     """
     heads = heads_of(attention) if heads is None else heads
     require_tokens(X, attention.query)
+    require_numbers(X, "X")
     if X.ndim != 2:
-        raise ShapeError(f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.")
-    wide, X = attention.to(torch.float64), X.detach().double()
+        raise ShapeError(
+            f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.", field="X"
+        )
+    wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
     with torch.no_grad():
         return [_view(head, wide.head(h), X) for h, head in enumerate(heads)]
 
@@ -125,23 +158,27 @@ def views(attention: Attention, X: Float[Tensor, "n d"], heads: tuple[Head, ...]
 def _view(head: Head, alone: Attention, X: Tensor) -> View:
     jacobian = alone.jacobian(X)
     pattern, n = jacobian.pattern, X.shape[0]
-    log_P = X.new_full((n, n), -torch.inf)
+    log_P, S = X.new_full((n, n), -torch.inf), X.new_full((n, n), -torch.inf)
     slope = None if alone.softcap is None else X.new_ones(n, n)
     for tile in pattern.tiles:
         scores, part = pattern.scores.tile(pattern.q, pattern.k, tile)
+        S[tile.rows, tile.columns] = scores[0]
         log_P[tile.rows, tile.columns] = scores[0].log_softmax(-1)
         if slope is not None and part is not None:
             slope[tile.rows, tile.columns] = part[0]
+    q, k, parts = pattern.q[0, 0], pattern.k[0], jacobian.projections
+    norms = (of_each_head(parts.query_norm), of_each_head(parts.key_norm))
     return View(
         head=head,
         P=_flushed(log_P.exp()),
         log_P=log_P,
         slope=slope,
-        q=pattern.q[0, 0],
-        k=pattern.k[0],
+        q=q,
+        k=k,
         y=X @ head.V.mT,
         value_norm=head.norm_V,
         jacobian=jacobian,
+        rounding=rounding_of(head, alone, X, q, k, S, norms),
     )
 
 
@@ -174,5 +211,4 @@ def _unturn(rows: Float[Tensor, "v n k"], jacobian: AttentionJacobian, norm: Nor
 
 
 def _expanded(norm: NormJacobian, like: Tensor) -> NormJacobian:
-    scale = norm.scale.expand(*like.shape[:-1], 1)
-    return dataclasses.replace(norm, z=norm.z.expand_as(like), scale=scale)
+    return dataclasses.replace(norm, z=norm.z.expand_as(like), stretch=norm.stretch.expand_as(like))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
 from howsmooth.files import whole
+from howsmooth.strict import strict_json
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
 
 # How far from one the given masses may add up; they are normalised after that.
@@ -24,7 +25,7 @@ TOTAL_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Measure:
+class DiscreteMeasure:
     r"""The probability measure :math:`\mu = \sum_i a_i\,\delta_{x_i}`, or :math:`\sum_ia_i\,\delta_{(s_i,x_i)}`.
 
     Attributes:
@@ -33,8 +34,8 @@ class Measure:
         positions: Their positions :math:`s_i\in[0,1]`, which masked attention needs.
 
     Example:
-        >>> Measure(torch.tensor([[0.0], [1.0]]))
-        Measure: 2 atoms in dimension 1
+        >>> DiscreteMeasure(torch.tensor([[0.0], [1.0]]))
+        DiscreteMeasure: 2 atoms in dimension 1
     """
 
     points: Float[Tensor, "n d"]
@@ -59,7 +60,7 @@ class Measure:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_sequence(cls, X: Float[Tensor, "n d"], *, causal: bool = False) -> "Measure":
+    def from_sequence(cls, X: Float[Tensor, "n d"], *, causal: bool = False) -> "DiscreteMeasure":
         """Turn a sequence into the measure of its tokens: equal masses and, for masked maps, the positions i/n."""
         _check_points(X)
         n = X.shape[0]
@@ -83,15 +84,15 @@ class Measure:
     def __repr__(self) -> str:
         """Say how many atoms there are."""
         where = " with positions" if self.positions is not None else ""
-        return f"Measure: {len(self)} atom{'s' if len(self) > 1 else ''} in dimension {self.d}{where}"
+        return f"DiscreteMeasure: {len(self)} atom{'s' if len(self) > 1 else ''} in dimension {self.d}{where}"
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Measure":
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "DiscreteMeasure":
         """Return the same measure in another dtype or on another device."""
         positions = None if self.positions is None else self.positions.to(dtype=dtype, device=device)
         points, weights = (x.to(dtype=dtype, device=device) for x in (self.points, self.weights))
-        return Measure(points, weights, positions)
+        return DiscreteMeasure(points, weights, positions)
 
-    def push_forward(self, f: Callable[[Tensor], Tensor]) -> "Measure":
+    def push_forward(self, f: Callable[[Tensor], Tensor]) -> "DiscreteMeasure":
         r"""Move every atom by ``f``, which takes all of them at once: :math:`\sum_ia_i\delta_{f(x_i)}`."""
         return dataclasses.replace(self, points=f(self.points))
 
@@ -102,7 +103,7 @@ class Measure:
         moves: Float[Tensor, "into d"] | None = None,
         *,
         atom: int | None = None,
-    ) -> "Measure":
+    ) -> "DiscreteMeasure":
         """Split atoms into equal parts: the same measure with more atoms.
 
         ``split(k)`` splits every atom into ``k`` parts. ``split(atom, into, moves)`` splits one atom into ``into``
@@ -120,7 +121,7 @@ class Measure:
             return self._repeated(torch.full((len(self),), _parts(k), device=self.points.device))
         chosen = k if atom is None else atom
         if not isinstance(chosen, int) or not 0 <= chosen < len(self):
-            raise AssumptionError(f"atom must be one of 0 to {len(self) - 1}, got {chosen}.")
+            raise AssumptionError(f"atom must be one of 0 to {len(self) - 1}, got {chosen}.", field="atom")
         counts = torch.ones(len(self), dtype=torch.long, device=self.points.device)
         counts[chosen] = _parts(into)
         whole = self._repeated(counts)
@@ -131,15 +132,15 @@ class Measure:
         shift = torch.zeros_like(whole.points).index_copy(0, torch.arange(chosen, chosen + into), moves)
         return dataclasses.replace(whole, points=whole.points + shift)
 
-    def _repeated(self, counts: Tensor) -> "Measure":
+    def _repeated(self, counts: Tensor) -> "DiscreteMeasure":
         positions = None if self.positions is None else self.positions.repeat_interleave(counts)
         shares = (self.weights / counts).repeat_interleave(counts)
-        return Measure(self.points.repeat_interleave(counts, dim=0), shares, positions)
+        return DiscreteMeasure(self.points.repeat_interleave(counts, dim=0), shares, positions)
 
-    def merge(self, tol: float = 0.0) -> "Measure":
+    def merge(self, tol: float = 0.0) -> "DiscreteMeasure":
         """Merge atoms that share a position and a place, up to ``tol``; each group moves to its centre of mass."""
         if not 0 <= tol < math.inf:
-            raise AssumptionError(f"tol must not be negative and must be finite, got {tol}.")
+            raise AssumptionError(f"tol must not be negative and must be finite, got {tol}.", field="tol")
         near = torch.cdist(self.points, self.points, compute_mode="donot_use_mm_for_euclid_dist") <= tol
         if self.positions is not None:
             near &= self.positions[:, None] == self.positions
@@ -152,15 +153,15 @@ class Measure:
         first = [int((torch.as_tensor(labels) == group).nonzero()[0]) for group in range(count)]
         if tol == 0:
             points = self.points[first]  # no rounding: merging what is equal changes nothing
-        return Measure(points, weights, None if self.positions is None else self.positions[first])
+        return DiscreteMeasure(points, weights, None if self.positions is None else self.positions[first])
 
-    def resample(self, n: int, *, generator: torch.Generator | None = None) -> "Measure":
+    def resample(self, n: int, *, generator: torch.Generator | None = None) -> "DiscreteMeasure":
         """Draw ``n`` atoms with replacement: an empirical measure with equal masses."""
         if not (isinstance(n, int) and n >= 1):
-            raise AssumptionError(f"n must be a whole number, at least 1, got {n}.")
+            raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
         index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
         positions = None if self.positions is None else self.positions[index]
-        return Measure(self.points[index], None, positions)
+        return DiscreteMeasure(self.points[index], None, positions)
 
     def to_json(self) -> str:
         """Return one JSON object with points, weights and positions."""
@@ -170,10 +171,10 @@ class Measure:
             "weights": self.weights.tolist(),
             "positions": positions,
         }
-        return json.dumps(parts)
+        return strict_json(parts)
 
     @classmethod
-    def from_json(cls, text: str, *, dtype: torch.dtype = torch.float64) -> "Measure":
+    def from_json(cls, text: str, *, dtype: torch.dtype = torch.float64) -> "DiscreteMeasure":
         """Read what :meth:`to_json` wrote; ``weights`` and ``positions`` may be missing."""
         try:
             parts = json.loads(text)
@@ -193,13 +194,15 @@ class Measure:
 
         target = Path(path)
         if target.suffix != ".safetensors":
-            raise AssumptionError(f"a measure is saved as .safetensors, got {target.name!r}; change the ending.")
+            raise AssumptionError(
+                f"a measure is saved as .safetensors, got {target.name!r}; change the ending.", field="path"
+            )
         parts = {"points": self.points, "weights": self.weights, "positions": self.positions}
         with whole(target) as partial:
             save_file({k: v.detach().cpu().contiguous() for k, v in parts.items() if v is not None}, partial)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Measure":
+    def load(cls, path: str | os.PathLike[str]) -> "DiscreteMeasure":
         """Read what :meth:`save` wrote."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -215,14 +218,14 @@ class Measure:
 
 def _parts(k: int | None) -> int:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise AssumptionError(f"the number of parts must be a whole number, at least 1, got {k}.")
+        raise AssumptionError(f"the number of parts must be a whole number, at least 1, got {k}.", field="k")
     return k
 
 
 def _check_points(points: Tensor) -> None:
     require_floating(points, "points")
     if points.ndim != 2 or points.numel() == 0:
-        raise ShapeError(f"points must be (n, d) with at least one atom, got {tuple(points.shape)}.")
+        raise ShapeError(f"points must be (n, d) with at least one atom, got {tuple(points.shape)}.", field="points")
     require_finite(points, "points")
 
 
@@ -233,10 +236,12 @@ def _checked_weights(weights: Tensor, points: Tensor) -> Tensor:
     require_finite(weights, "weights")
     if bool((weights <= 0).any()):
         bad = int((weights <= 0).sum())
-        raise AssumptionError(f"weights are masses and must be positive, but {bad} are not; drop atoms without mass.")
+        raise AssumptionError(
+            f"weights are masses and must be positive, but {bad} are not; drop atoms without mass.", field="weights"
+        )
     total = float(weights.detach().double().sum())
     if abs(total - 1) > TOTAL_TOLERANCE:
-        raise AssumptionError(f"weights must add up to 1, got {total:.6g}; divide them by their sum.")
+        raise AssumptionError(f"weights must add up to 1, got {total:.6g}; divide them by their sum.", field="weights")
     return weights / weights.sum()
 
 
@@ -246,4 +251,6 @@ def _check_positions(positions: Tensor, points: Tensor) -> None:
     require_agreement(positions, points, "positions", "points")
     require_finite(positions, "positions")
     if bool(((positions < 0) | (positions > 1)).any()):
-        raise AssumptionError("positions must lie between 0 and 1; divide them by the length of the sequence.")
+        raise AssumptionError(
+            "positions must lie between 0 and 1; divide them by the length of the sequence.", field="positions"
+        )

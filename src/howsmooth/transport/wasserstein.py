@@ -11,12 +11,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, ShapeError
-from howsmooth.transport.measures import Measure
+from howsmooth.transport.measures import DiscreteMeasure
 
 # Positions and masses at a position agree up to this.
 SAME = 1e-9
-# Less mass than this comes from rounding: sent far, its p-th root would be seen.
-SLIVER = 1e-14
+# Less mass than this, and less than this share of both atoms, is rounding: sent far, its p-th root would be seen.
+SLIVER, SHARE = 1e-14, 1e-3
+# Every float is a whole number of this part of one.
+UNITS = 2**1074
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,20 +42,20 @@ class Plan:
         matrix = self.mass.new_zeros(self.shape)
         return matrix.index_put((self.source, self.target), self.mass, accumulate=True)
 
-    def cost(self, mu: Measure, nu: Measure, p: float) -> Float[Tensor, ""]:
+    def cost(self, mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Float[Tensor, ""]:
         r"""Return :math:`(\sum\pi_{ij}|x_i-y_j|^p)^{1/p}`, differentiable in the points of both measures."""
         steps = mu.points[self.source] - nu.points[self.target]
-        lengths = steps.abs().amax(-1) if steps.shape[-1] == 1 else torch.linalg.vector_norm(steps, dim=-1)
-        moved = lengths > 0
+        distances = steps.abs().amax(-1) if steps.shape[-1] == 1 else torch.linalg.vector_norm(steps, dim=-1)
+        moved = distances > 0
         if not bool(moved.any()):
             return (steps * 0).sum()  # zero, and so is its gradient
         # the largest step in front: p-th powers of small numbers vanish
-        scale = lengths.detach().max()
-        total = (self.mass[moved] * (lengths[moved] / scale) ** p).sum()
+        scale = distances.detach().max()
+        total = (self.mass[moved] * (distances[moved] / scale) ** p).sum()
         return scale * total ** (1 / p)
 
 
-def wasserstein(mu: Measure, nu: Measure, p: float = 2.0) -> Float[Tensor, ""]:
+def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Float[Tensor, ""]:
     r"""Return :math:`W_p(\mu,\nu) = \min_\pi(\int|x-y|^p\,d\pi)^{1/p}`, exactly.
 
     Positions are ignored. The result can be differentiated with respect to the points of both measures: the plan is
@@ -61,14 +63,14 @@ def wasserstein(mu: Measure, nu: Measure, p: float = 2.0) -> Float[Tensor, ""]:
     have equally many atoms of equal mass, or a sort in dimension one.
 
     Example:
-        >>> mu, nu = Measure(torch.tensor([[0.0], [1.0]])), Measure(torch.tensor([[1.0], [2.0]]))
+        >>> mu, nu = DiscreteMeasure(torch.tensor([[0.0], [1.0]])), DiscreteMeasure(torch.tensor([[1.0], [2.0]]))
         >>> float(wasserstein(mu, nu))
         1.0
     """
     return transport_plan(mu, nu, p).cost(mu, nu, p)
 
 
-def transport_plan(mu: Measure, nu: Measure, p: float = 2.0) -> Plan:
+def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Plan:
     """Return an optimal coupling for the cost :math:`|x-y|^p`."""
     _check(mu, nu, p)
     if mu.d == 1:
@@ -78,15 +80,15 @@ def transport_plan(mu: Measure, nu: Measure, p: float = 2.0) -> Plan:
     return _linear_program(mu, nu, p)
 
 
-def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2.0) -> Float[Tensor, ""]:
+def conditional_wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Float[Tensor, ""]:
     r"""Return :math:`d_p(\mu,\nu) = (\int W_p(\mu^s,\nu^s)^p\,d\theta(s))^{1/p}`, the distance of masked attention.
 
     Mass moves between atoms of the same position only. Infinite when the two measures do not have the same mass
     :math:`\theta` at every position. Differentiable as :func:`wasserstein` is.
 
     Example:
-        >>> mu = Measure.from_sequence(torch.tensor([[0.0], [1.0]]), causal=True)
-        >>> nu = Measure.from_sequence(torch.tensor([[1.0], [0.0]]), causal=True)
+        >>> mu = DiscreteMeasure.from_sequence(torch.tensor([[0.0], [1.0]]), causal=True)
+        >>> nu = DiscreteMeasure.from_sequence(torch.tensor([[1.0], [0.0]]), causal=True)
         >>> float(conditional_wasserstein(mu, nu)), float(wasserstein(mu, nu))
         (1.0, 0.0)
     """
@@ -94,11 +96,13 @@ def conditional_wasserstein(mu: Measure, nu: Measure, p: float = 2.0) -> Float[T
     return mu.points.new_tensor(math.inf) if plan is None else plan.cost(mu, nu, p)
 
 
-def conditional_plan(mu: Measure, nu: Measure, p: float = 2.0) -> Plan | None:
+def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Plan | None:
     """Return an optimal coupling that keeps positions, or ``None`` when the masses at positions differ."""
     _check(mu, nu, p)
     if mu.positions is None or nu.positions is None:
-        raise AssumptionError("the conditional distance needs positions; use Measure.from_sequence(X, causal=True).")
+        raise AssumptionError(
+            "the conditional distance needs positions; use DiscreteMeasure.from_sequence(X, causal=True)."
+        )
     groups = _matched_groups(mu.positions, nu.positions)
     if groups is None:
         return None
@@ -116,12 +120,12 @@ def conditional_plan(mu: Measure, nu: Measure, p: float = 2.0) -> Plan | None:
     )
 
 
-def _within(mu: Measure, here: Tensor, nu: Measure, there: Tensor, mass: Tensor, p: float) -> Plan:
+def _within(mu: DiscreteMeasure, here: Tensor, nu: DiscreteMeasure, there: Tensor, mass: Tensor, p: float) -> Plan:
     """Couple the atoms of one position."""
     if len(here) == len(there) == 1:
         return Plan(source=here, target=there, mass=mass.reshape(1), shape=(1, 1))
-    a = Measure(mu.points[here], mu.weights[here] / mass)
-    b = Measure(nu.points[there], nu.weights[there] / nu.weights[there].sum())
+    a = DiscreteMeasure(mu.points[here], mu.weights[here] / mass)
+    b = DiscreteMeasure(nu.points[there], nu.weights[there] / nu.weights[there].sum())
     plan = transport_plan(a, b, p)
     return Plan(source=here[plan.source], target=there[plan.target], mass=mass * plan.mass, shape=plan.shape)
 
@@ -136,29 +140,36 @@ def _matched_groups(first: Tensor, second: Tensor) -> list[tuple[Tensor, Tensor]
     return list(zip(*by_place, strict=True))
 
 
-def _sorted_plan(mu: Measure, nu: Measure) -> Plan:
+def _sorted_plan(mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
     """Couple two measures on the line quantile by quantile: optimal for every p."""
-    (i, a), (j, b) = (_cumulative(measure) for measure in (mu, nu))
+    orders = [measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu)]
+    first, second = (_whole(measure)[order] for measure, order in zip((mu, nu), orders, strict=True))
+    gap = first.sum() - second.sum()
+    # rounding of the total belongs to the heaviest atom: to a light one it would be a change
+    first[first.argmax()] += max(-gap, 0)
+    second[second.argmax()] += max(gap, 0)
+    a, b = first.cumsum(), second.cumsum()
     cuts = np.union1d(a, b)
-    mass = np.diff(cuts, prepend=0.0)
-    middle = cuts - mass / 2
-    source, target = i[np.searchsorted(a, middle)], j[np.searchsorted(b, middle)]
-    return _plan(source, target, mass, mu, nu)
+    mass = np.diff(cuts, prepend=0)
+    source, target = (order[np.searchsorted(x, cuts)] for order, x in zip(orders, (a, b), strict=True))
+    return _plan(source, target, np.array([int(m) / UNITS for m in mass]), mu, nu)
 
 
-def _cumulative(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
-    order = measure.points[:, 0].detach().argsort().cpu().numpy()
-    total = np.cumsum(measure.weights.detach().double().cpu().numpy()[order])
-    total[-1] = 1.0
-    return order, np.minimum(total, 1.0)
+def _whole(measure: DiscreteMeasure) -> np.ndarray:
+    """Return masses as whole numbers of the smallest float.
+
+    Why not sums of floats: next to one they have no digits for a mass of 1e-15.
+    """
+    masses = measure.weights.detach().double().cpu().tolist()
+    return np.array([top * (UNITS // bottom) for top, bottom in map(float.as_integer_ratio, masses)], dtype=object)
 
 
-def _assignment(mu: Measure, nu: Measure, p: float) -> Plan:
+def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
     source, target = linear_sum_assignment(_costs(mu, nu, p))
     return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
-def _linear_program(mu: Measure, nu: Measure, p: float) -> Plan:
+def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
     from ot import emd
 
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
@@ -171,13 +182,16 @@ def _linear_program(mu: Measure, nu: Measure, p: float) -> Plan:
     return _plan(source, target, coupling[source, target], mu, nu)
 
 
-def _costs(mu: Measure, nu: Measure, p: float) -> np.ndarray:
-    distances = torch.cdist(mu.points.detach().double(), nu.points.detach().double()).cpu().numpy()
+def _costs(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> np.ndarray:
+    # Why not by matrix products, torch's choice above 25 atoms: far from the origin they lose the digits that count.
+    x, y = mu.points.detach().double(), nu.points.detach().double()
+    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
     return distances if p == 1 else distances**p
 
 
-def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: Measure, nu: Measure) -> Plan:
-    device, keep = mu.points.device, mass > SLIVER
+def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
+    a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
+    device, keep = mu.points.device, (mass > SLIVER) | (mass > SHARE * np.minimum(a[source], b[target]))
     return Plan(
         source=torch.as_tensor(source[keep], device=device).long(),
         target=torch.as_tensor(target[keep], device=device).long(),
@@ -186,21 +200,21 @@ def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: Measure,
     )
 
 
-def _equal_masses(measure: Measure) -> bool:
+def _equal_masses(measure: DiscreteMeasure) -> bool:
     return bool((measure.weights == measure.weights[0]).all())
 
 
 def _check(mu: object, nu: object, p: float) -> None:
     for measure in (mu, nu):
-        if not isinstance(measure, Measure):
+        if not isinstance(measure, DiscreteMeasure):
             raise DtypeError(
-                f"distances are between hs.Measure, got {type(measure).__name__}; wrap points in hs.Measure."
+                f"distances are between hs.DiscreteMeasure, got {type(measure).__name__}; wrap points in one."
             )
-    assert isinstance(mu, Measure)
-    assert isinstance(nu, Measure)
+    assert isinstance(mu, DiscreteMeasure)
+    assert isinstance(nu, DiscreteMeasure)
     if mu.d != nu.d:
         raise ShapeError(f"both measures must have one dimension, got {mu.d} and {nu.d}.")
     if mu.dtype != nu.dtype:
         raise DtypeError(f"both measures must have one dtype, got {mu.dtype} and {nu.dtype}; convert with .to().")
     if not 1 <= p < math.inf:
-        raise AssumptionError(f"p must be at least 1 and finite, got {p}.")
+        raise AssumptionError(f"p must be at least 1 and finite, got {p}.", field="p")

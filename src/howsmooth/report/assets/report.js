@@ -4,9 +4,26 @@
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const filters = document.getElementById("filters");
-  const chosenLayers = () => new Set(all("input[name=layer]:checked").map((box) => Number(box.value)));
   const filtering = document.getElementById("filter-layers") !== null;
+  const closers = all(".closer");
+  const closerOf = (element) => element.closest(".measurement").querySelector(".closer");
+  const closerAt = (place) => document.getElementById(`closer-${place}`);
+
+  // The state: which layers are shown, and which one the reader wants to see more closely in each measurement.
+  // All else follows from it: rows, options, charts, shades.
+  const wanted = new Map(closers.map((closer) => [closer, layersOf(closer)[0]]));
+  const shownLayers = () => new Set(all("input[name=layer]:checked").map((box) => Number(box.value)));
+  const shownMap = () => document.getElementById("filter-map")?.value ?? "";
   const scale = () => filters.querySelector("input[name=scale]:checked").value;
+  function layersOf(closer) {
+    return closer.dataset.layers.split(" ").map(Number);
+  }
+  // What was wanted, or the least smooth of those that are shown, or none.
+  const chosenIn = (closer) => {
+    const shown = shownLayers();
+    const there = layersOf(closer).filter((layer) => shown.has(layer));
+    return there.includes(wanted.get(closer)) ? wanted.get(closer) : there[0] ?? null;
+  };
 
   // Rows come as columns; those of hidden layers stay out.
   const unpack = ({ fields, rows }, layers) => {
@@ -21,11 +38,18 @@
     return { ...spec, columns: Math.max(1, Math.min(spec.columns, Math.floor(width / (spec.spec.width + 62)))) };
   };
 
+  const isOfOneLayer = (element) => element.closest(".one-layer") !== null && element.closest(".measurement") !== null;
+  const layersFor = (element) => {
+    if (!isOfOneLayer(element)) return shownLayers();
+    const chosen = chosenIn(closerOf(element));
+    return new Set(chosen === null ? [] : [chosen]);
+  };
+
   const drawn = new Map();
   const draw = async (figure) => {
     const chart = report.charts[figure.dataset.chart];
     const target = figure.querySelector(".drawing");
-    const layers = chart.one ? new Set([chosenIn(figure)]) : chosenLayers();
+    const layers = layersFor(figure);
     const datasets = Object.fromEntries(Object.entries(chart.data).map(([name, data]) => [name, unpack(data, layers)]));
     const spec = fitted(chart[scale()] || chart.log, figure.clientWidth || 900);
     drawn.get(figure)?.finalize();
@@ -60,28 +84,45 @@
     working ??= work();
     window.howsmooth.ready = working;
   };
-  const redrawAll = () => redraw(all("figure.chart"));
 
-  const applyFilters = () => {
-    const layers = chosenLayers();
-    const map = document.getElementById("filter-map")?.value ?? "";
+  const applyRows = () => {
+    const layers = shownLayers();
+    const map = shownMap();
     for (const section of all("section.measurement")) section.hidden = map !== "" && section.dataset.map !== map;
-    for (const row of all("tr[data-layer]")) {
-      const ladder = row.closest('figure[data-chart$="bounds_ladder"]');
-      const shown = ladder ? Number(row.dataset.layer) === chosenIn(row) : !filtering || layers.has(Number(row.dataset.layer));
+    for (const row of all("tr[data-layer], tbody[data-layer]")) {
+      const shown = !filtering || layersFor(row).has(Number(row.dataset.layer));
       row.hidden = !shown || (row.dataset.map !== undefined && map !== "" && row.dataset.map !== map);
     }
-    for (const hint of all(".of-layer")) hint.hidden = Number(hint.dataset.layer) !== chosenIn(hint);
-    const count = all("#answer-table tbody tr:not([hidden])").length;
-    document.getElementById("status").textContent = `${count} rows are shown.`;
+    const count = all("#answer-table tbody[data-layer]:not([hidden])").length;
+    const none = document.getElementById("no-layer");
+    if (none) none.hidden = count > 0;
+    document.getElementById("status").textContent = count > 0 || !filtering
+      ? `${layers.size} layers are shown.` : "No layer is chosen.";
   };
-  const chosenIn = (element) => Number(element.closest(".measurement").querySelector(".chosen-layer").value);
 
-  const shade = (section) => {
-    const tokens = all(".token", section);
+  const applyChoice = (closer) => {
+    const shown = shownLayers();
+    const chosen = chosenIn(closer);
+    const select = closer.querySelector(".chosen-layer");
+    for (const option of select.options) option.disabled = option.value === "" || !shown.has(Number(option.value));
+    select.value = chosen === null ? "" : String(chosen);
+    closer.querySelector(".nothing").hidden = chosen !== null;
+    closer.querySelector(".chosen").hidden = chosen === null;
+    for (const hint of all(".of-layer", closer)) hint.hidden = Number(hint.dataset.layer) !== chosen;
+    const place = closer.closest(".measurement").dataset.section;
+    for (const row of all(`#answer-table tbody[data-section="${place}"]`)) {
+      const pressed = Number(row.dataset.layer) === chosen;
+      row.classList.toggle("chosen", pressed);
+      row.querySelector(".choose").setAttribute("aria-pressed", String(pressed));
+    }
+    shade(closer);
+  };
+
+  const shade = (closer) => {
+    const tokens = all(".token", closer);
     if (tokens.length === 0) return;
-    const shares = report.tokens[section.dataset.measurement][chosenIn(section.querySelector(".tokens"))];
-    const kind = section.querySelector(".colouring input:checked").value;
+    const shares = report.tokens[closer.closest(".measurement").dataset.section][chosenIn(closer)];
+    const kind = closer.querySelector(".colouring input:checked").value;
     const values = shares ? shares[kind] : tokens.map(() => 0);
     const most = Math.max(...values) || 1;
     // The square root shows the many small shares too.
@@ -89,10 +130,22 @@
   };
 
   const tooltip = document.getElementById("tooltip");
+  const refresh = (figures = all("figure.chart")) => {
+    applyRows();
+    closers.forEach(applyChoice);
+    tooltip.hidden = true;
+    redraw(figures);
+  };
+  const choose = (closer, layer) => {
+    wanted.set(closer, layer);
+    refresh(all(".one-layer", closer));
+    document.getElementById("status").textContent = `Layer ${layer} is shown more closely below.`;
+  };
+
   const tell = (token, event) => {
-    const section = token.closest(".measurement");
-    const shares = report.tokens[section.dataset.measurement][chosenIn(token)];
-    const i = all(".token", section).indexOf(token);
+    const closer = closerOf(token);
+    const shares = report.tokens[closer.closest(".measurement").dataset.section][chosenIn(closer)];
+    const i = all(".token", closer).indexOf(token);
     const percent = (value) => `${(100 * value).toPrecision(3)} %`;
     tooltip.textContent = shares
       ? `“${token.textContent}” (token ${i}): ${percent(shares.sensitivity[i])} of the worst perturbation, ${percent(shares.response[i])} of the response`
@@ -104,46 +157,59 @@
   };
 
   filters.addEventListener("submit", (event) => event.preventDefault());
-  const refresh = () => {
-    applyFilters();
-    redrawAll();
-  };
-  filters.addEventListener("change", refresh);
+  filters.addEventListener("change", (event) => {
+    const shown = shownLayers();
+    // to filter down to one layer is to choose it
+    if (event.target.name === "layer" && shown.size === 1) for (const closer of closers) {
+      if (layersOf(closer).includes([...shown][0])) wanted.set(closer, [...shown][0]);
+    }
+    refresh();
+  });
   for (const button of all("button[data-layers]")) {
     button.addEventListener("click", () => {
       for (const box of all("input[name=layer]")) box.checked = button.dataset.layers === "all";
       refresh();
     });
   }
-  document.getElementById("theme").addEventListener("click", () => {
-    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-  });
-  for (const section of all("section.measurement")) {
-    section.querySelector(".chosen-layer").addEventListener("change", () => {
-      applyFilters();
-      shade(section);
-      tooltip.hidden = true;
-      redraw(all('figure[data-chart$="bounds_ladder"]', section));
-    });
-    section.querySelector(".colouring")?.addEventListener("change", () => shade(section));
-    section.querySelector(".tokens")?.addEventListener("mousemove", (event) => {
+  // A click anywhere in a row will do; the button in it is for the keyboard, and for those who do not see the row.
+  for (const row of all("#answer-table tbody[data-section]")) {
+    row.addEventListener("click", () => choose(closerAt(row.dataset.section), Number(row.dataset.layer)));
+  }
+  for (const closer of closers) {
+    closer.querySelector(".chosen-layer").addEventListener("change", (event) => choose(closer, Number(event.target.value)));
+    closer.querySelector(".colouring")?.addEventListener("change", () => shade(closer));
+    closer.querySelector(".tokens")?.addEventListener("mousemove", (event) => {
       const token = event.target.closest(".token");
       if (token) tell(token, event);
       else tooltip.hidden = true;
     });
-    section.querySelector(".tokens")?.addEventListener("mouseleave", () => { tooltip.hidden = true; });
+    closer.querySelector(".tokens")?.addEventListener("mouseleave", () => { tooltip.hidden = true; });
   }
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("howsmooth-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
+  });
+
+  // On paper nothing can be unfolded, so all tables are; those that were folded fold again.
+  let folded = [];
+  const unfold = (paper) => {
+    if (paper && folded.length === 0) folded = all("details:not([open])");
+    for (const details of folded) details.open = paper;
+    if (!paper) folded = [];
+  };
+  window.addEventListener("beforeprint", () => unfold(true));
+  window.addEventListener("afterprint", () => unfold(false));
+  window.matchMedia("print").addEventListener("change", (event) => unfold(event.matches));
+
   let width = window.innerWidth;
   let waiting;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;
     width = window.innerWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(redrawAll, 150);
+    waiting = setTimeout(() => redraw(all("figure.chart")), 150);
   });
 
-  root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   window.howsmooth = { ready: Promise.resolve(true) };
-  all("section.measurement").forEach(shade);
   refresh();
 })();

@@ -1,0 +1,100 @@
+"""The tables of docs/findings/swaps.md: ``python docs/figures/swaps.py minilm search|order|double [WINDOWS]``."""
+
+import statistics
+import sys
+
+import torch
+from scipy.stats import spearmanr
+
+import howsmooth as hs
+from howsmooth.models.text import read_text
+from howsmooth.tokens.doubling import doubling
+from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.replacements import replacements
+
+LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200
+METHODS = ("random", "gradient", "singular", "gcg")
+
+
+def search(model: hs.Transformer, windows: torch.Tensor) -> None:
+    """Print what each method finds with equally many passes, relative to random swaps."""
+    name = "sentence" if not isinstance(model.frame.sentence, str) else "logits"
+    for edits in (1, 3):
+        found = {
+            method: [
+                hs.swap(
+                    model, tokens, map=name, edits=edits, method=method, budget=BUDGET, round_trip=True
+                ).displacement
+                for tokens in windows
+            ]
+            for method in METHODS
+        }
+        for method, moved in found.items():
+            ratios = [a / b for a, b in zip(moved, found["random"], strict=True)]
+            wins = sum(ratio > 1 for ratio in ratios)
+            print(
+                f"{name}, {edits} edits, {method}: mean {statistics.mean(moved):.3f}, against random "
+                f"{statistics.geometric_mean(ratios):.3f} times, better in {wins} of {len(ratios)}",
+                flush=True,
+            )
+
+
+@torch.no_grad()
+def order(model: hs.Transformer, windows: torch.Tensor) -> None:
+    """Print how well the first order ranks random swaps: the rank correlation of ‖JΔ‖ and the true displacement."""
+    generator = torch.Generator().manual_seed(0)
+    for name in ("attention", "block", "model", "sentence" if not isinstance(model.frame.sentence, str) else "logits"):
+        found = []
+        for tokens in windows:
+            outputs, allowed = Outputs.of(model, tokens, name=name, layer=0), replacements(model, tokens).allowed
+            assert outputs.chain is not None
+            assert outputs.lexicon is not None
+            pairs = allowed.nonzero()
+            places, coming = pairs[torch.randint(len(pairs), (ORDER,), generator=generator)].mT
+            rows = tokens.repeat(ORDER, 1)
+            rows[torch.arange(ORDER), places] = coming
+            X = outputs.lexicon(tokens)
+            moves = outputs.lexicon(rows) - X
+            J = outputs.chain.jacobian(X)
+            predicted = torch.stack([J.jvp(move).norm() for move in moves])
+            true = (outputs(rows) - outputs(tokens[None])).flatten(1).norm(dim=1)
+            found.append((float(spearmanr(predicted, true).statistic), float((predicted / true).median())))
+        ranks, ratios = zip(*found, strict=True)
+        print(
+            f"{name}: rank correlation {min(ranks):.2f} … {max(ranks):.2f}, first order / truth "
+            f"{min(ratios):.2f} … {max(ratios):.2f} (medians)",
+            flush=True,
+        )
+
+
+def double(model: hs.Transformer, windows: torch.Tensor) -> None:
+    """Print how often changing a copy beats changing the token."""
+    for name in ("attention", "block", "model"):
+        found = [doubling(model, tokens, map=name, pairs=PAIRS) for tokens in windows]
+        pairs = [pair for some in found for pair in some.pairs]
+        share = sum(pair.doubled > pair.moved for pair in pairs) / len(pairs)
+        gain = statistics.median(pair.doubled / pair.moved for pair in pairs)
+        shifted = [pair for pair in pairs if pair.shifted is not None]
+        said = "infinitely far"
+        if shifted:
+            beats = sum(pair.shifted > pair.moved for pair in shifted) / len(shifted)
+            median = statistics.median(pair.shifted / pair.moved for pair in shifted)
+            said = f"beats moving in {100 * beats:.0f} %, median {median:.2f}"
+        best = [sum(getattr(some.best(way), way) for some in found) / len(found) for way in ("moved", "doubled")]
+        print(
+            f"{name}: doubling beats moving in {100 * share:.1f} % of {len(pairs)}, median ratio {gain:.2f}, largest "
+            f"{max(p.doubled / p.moved for p in pairs):.2f}; best of a window {best[0]:.2f} moved, {best[1]:.2f} "
+            f"doubled; shifted {said}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    name, what, *count = sys.argv[1:]
+    model = hs.load(name)
+    windows = model.windows(read_text(), length=LENGTH, count=int(count[0]) if count else 6)
+    {"search": search, "order": order, "double": double}[what](model, windows)
+
+
+if __name__ == "__main__":
+    main()

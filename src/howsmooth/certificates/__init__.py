@@ -1,0 +1,1 @@
+"""Certificates for classifiers: exact first order at the centre, bounded remainders."""

@@ -1,0 +1,76 @@
+"""The smallest perturbation that is found to change a prediction: an upper end for radii."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.composition import linearised
+from howsmooth.maps.values import Map
+
+STARTS, STEPS = 8, 60
+MEMORY = 2**30
+
+
+def smallest_flip(
+    f: Map,
+    X: Float[Tensor, "n d"],
+    functionals: Float[Tensor, "rivals classes"],
+    tokens: Tensor,
+    *,
+    p: float,
+    between: tuple[float, float],
+    within: float = math.inf,
+    generator: torch.Generator,
+) -> tuple[float, float]:
+    """Search for the smallest perturbation of some tokens after which another class wins.
+
+    Steps go down the gradient of the smallest margin on a sphere that shrinks after a success and grows after a
+    failure, so that the search settles where the prediction changes.
+
+    Args:
+        f: The classifier, from embeddings to logits.
+        X: The embeddings.
+        functionals: The margins, as functionals of the logits.
+        tokens: Which tokens move.
+        p: How perturbations are measured.
+        between: The radii to begin with: the starts are spread over their orders of magnitude.
+        within: The largest radius to look at.
+        generator: Where the starts come from.
+
+    Returns:
+        The size of the smallest perturbation that was found, infinite if there is none, and the smallest margin seen.
+    """
+    shape = (STARTS, len(tokens), X.shape[-1])
+    E = torch.randn(shape, generator=generator, dtype=X.dtype)
+    low, high = (math.log10(end) for end in between)
+    radius = torch.logspace(low, high, STARTS, dtype=X.dtype).clamp_max(within)
+    best, least = math.inf, math.inf
+    for step in range(STEPS):
+        E = E * (radius / _size(E, p))[:, None, None]
+        margins, gradient = _descent(f, X, E, tokens, functionals)
+        least = min(least, float(margins.min()))
+        sizes = _size(E, p)
+        flipped = margins <= 0
+        if bool(flipped.any()):
+            best = min(best, float(sizes[flipped].min()))
+        rate = 0.5 * (1 - step / STEPS) + 0.02
+        radius = torch.where(flipped, sizes * (1 - 0.3 * rate), sizes * (1 + 0.3 * rate)).clamp_max(within)
+        length = gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
+        E = E - (rate * E.flatten(1).norm(dim=1) / length)[:, None, None] * gradient
+    return best, least
+
+
+def _descent(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest margin at every start, and its gradient."""
+    Z = X.repeat(len(E), 1, 1)
+    Z[:, tokens] += E
+    logits, jacobian = linearised(f, Z, MEMORY)
+    margins, rival = (logits[:, 0] @ functionals.mT).min(-1)
+    # where slopes are beyond floats there is no way down to follow
+    return margins, jacobian.vjp(functionals[rival][:, None])[:, tokens].nan_to_num(0.0, 0.0, 0.0)
+
+
+def _size(E: Tensor, p: float) -> Tensor:
+    return torch.linalg.vector_norm(E.flatten(1), p, dim=1)

@@ -1,0 +1,111 @@
+"""The remainder of feed-forward parts and of single activations."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from howsmooth.certificates.curvature import largest_curvature
+from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.stages import First, Stage
+from howsmooth.maps.activations import Activation, known_activation
+from howsmooth.maps.mlp import MLP, GatedMLP
+
+
+def bending(activation: Activation, y: Tensor, s: Tensor) -> Tensor:
+    r"""Bound :math:`|\varphi(y+t)-\varphi(y)-\varphi'(y)t|` over :math:`|t|\le s`.
+
+    A kink counts from where it is; a smooth activation by :math:`\tfrac12\sup|\varphi''|s^2`.
+    """
+    if activation.name == "relu":
+        return (s - y.abs()).clamp_min(0)
+    return 0.5 * largest_curvature(activation, y - s, y + s) * s.square()
+
+
+class FeedForwardStage(Stage):
+    r"""What plain and gated MLPs share: the remainder is :math:`W_2r`, r the remainders of hidden units.
+
+    It is along :math:`B = (W_2W_2^\top)^{1/2}`, which has d columns only, and no longer than :math:`|r|`.
+    """
+
+    name = "mlp"
+
+    def __init__(self, down: Float[Tensor, "out hidden"], n: int) -> None:
+        r"""Keep the root of :math:`W_2W_2^\top`."""
+        scale = down.abs().max().clamp_min(1e-300)
+        values, vectors = torch.linalg.eigh((down / scale) @ (down / scale).mT)
+        # what rounding may have taken from an eigenvalue is given back
+        lost = 1e-13 * values.abs().amax()
+        self._root = scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT
+        self._n = n
+
+    @property
+    def tokens(self) -> Tensor:
+        """The token of every group of directions."""
+        return torch.arange(self._n)
+
+    def directions(self) -> list[Tensor]:
+        """Return the columns of the root at every token."""
+        n, out = self._n, self._root.shape[0]
+        found = self._root.new_zeros(n, out, n, out)
+        every = torch.arange(n)
+        found[every, :, every] = self._root
+        return [found]
+
+
+class MLPStage(FeedForwardStage):
+    r"""An MLP at tokens x: neuron i moves by at most :math:`s_i`, and bends by at most :math:`r_i`.
+
+    For smooth activations :math:`r_i\le\tfrac12c_it_i^2`, so that also
+    :math:`|r|\le\tfrac12\max_i(\sqrt{c_i}s_i)\,|\sqrt c\circ t|`.
+    """
+
+    def __init__(self, f: MLP, X: Float[Tensor, "n d"]) -> None:
+        """Look at the MLP at ``X``."""
+        super().__init__(f.down, len(X))
+        self._up = f.up
+        self._activation = known_activation(f.activation)
+        self._hidden = functional.linear(X, f.up, f.up_bias)
+
+    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
+        """Return how far every neuron moves."""
+        return ball.numbers(bundle @ self._up.mT).flatten(1)
+
+    def bounds(self, sizes: Tensor, first: First) -> Tensor:
+        """Bound the length of what all neurons of a token bend by."""
+        s = sizes.view_as(self._hidden)
+        alone = bending(self._activation, self._hidden, s).norm(dim=-1)
+        if self._activation.name == "relu":
+            return alone
+        root = largest_curvature(self._activation, self._hidden - s, self._hidden + s).sqrt()
+        later = (s - first.eps * first.sizes.view_as(s)).clamp_min(0)
+        moved = (first.bundle @ self._up.mT) * root
+        together = first.eps * first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)
+        return torch.minimum(alone, 0.5 * (root * s).amax(-1) * together)
+
+
+class GatedStage(FeedForwardStage):
+    r"""A gated MLP at tokens x: gates :math:`a` move by at most s, what they open, u, by at most :math:`\tau`.
+
+    .. math:: \varphi(a+t)(u+\tau) - \varphi(a)u - \varphi'(a)tu - \varphi(a)\tau
+              = \mathrm{bend}(t)\,u + \bigl(\varphi'(a)t + \mathrm{bend}(t)\bigr)\tau
+    """
+
+    def __init__(self, f: GatedMLP, X: Float[Tensor, "n d"]) -> None:
+        """Look at the gated MLP at ``X``."""
+        super().__init__(f.down, len(X))
+        self._both = torch.cat((f.gate, f.up))
+        self._activation = known_activation(f.activation)
+        self._gates = functional.linear(X, f.gate, f.gate_bias)
+        self._hidden = functional.linear(X, f.up, f.up_bias)
+
+    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
+        """Return how far gates and hidden units move."""
+        return ball.numbers(bundle @ self._both.mT).flatten(1)
+
+    def bounds(self, sizes: Tensor, first: First) -> Tensor:
+        """Bound the length of the remainders of all hidden units of a token."""
+        s, tau = sizes.view(self._n, -1).chunk(2, dim=-1)
+        bent = bending(self._activation, self._gates, s)
+        opened = self._activation.slope(self._gates).abs() * s + bent
+        return (bent * self._hidden.abs() + opened * tau).norm(dim=-1)

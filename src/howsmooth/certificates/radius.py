@@ -1,0 +1,101 @@
+"""The largest radius that a table proves, by bisection."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.table import Seen, Table
+from howsmooth.errors import AssumptionError
+
+# Radii are known to this share of themselves.
+RTOL = 1e-3
+STEPS = 200
+# No radius is looked for beyond so many times the length of the embeddings.
+FAR = 1e6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rivals:
+    r"""The margins of the predicted class over the others, as functionals of the output.
+
+    Attributes:
+        functionals: :math:`e_y - e_k` for every other class k.
+        margins: What they are at the centre.
+    """
+
+    functionals: Float[Tensor, "rivals classes"]
+    margins: Float[Tensor, " rivals"]
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, " classes"], among: Sequence[int] | None = None) -> "Rivals":
+        """Compare the largest logit with the others, or with some of them.
+
+        Raises:
+            AssumptionError: If there is no such class, or no other.
+        """
+        best, count = int(logits.argmax()), len(logits)
+        others = [k for k in (range(count) if among is None else among) if k != best]
+        if not others or any(not 0 <= k < count for k in others):
+            raise AssumptionError(
+                f"give classes from 0 to {count - 1}, one of them not the predicted one, {best}; got {among}.",
+                field="classes",
+            )
+        eye = torch.eye(count, dtype=logits.dtype)
+        return cls(functionals=eye[best] - eye[others], margins=logits[best] - logits[others])
+
+
+class Proof:
+    """What a table proves about perturbations of some tokens."""
+
+    def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball) -> None:
+        self._table, self._rivals, self._ball = table, rivals, ball
+        with torch.no_grad():
+            self._first: Seen = table.enter(tokens, ball)
+            self._direct = ball.numbers(self._first.output[0].flatten(2) @ rivals.functionals.mT)[0]
+            self._arriving = table.arriving_at(rivals.functionals)
+
+    @property
+    def linear(self) -> float:
+        """The radius at which the first order alone uses a margin up."""
+        return float((self._rivals.margins / self._direct).min())
+
+    def margins(self, eps: float) -> Float[Tensor, " rivals"]:
+        """Bound the margins from below while tokens move by at most ``eps``."""
+        found = self._table.remainders(self._first, eps, self._ball)
+        return self._rivals.margins - eps * self._direct - found @ self._arriving
+
+    def holds(self, eps: float) -> bool:
+        """Whether no class can overtake; what is not a number proves nothing."""
+        with torch.no_grad():
+            return bool((self.margins(eps) > 0).all())
+
+    def slack(self, eps: float) -> str:
+        """Name the stage and the token whose remainder takes most of the margin; nothing bends in a linear map."""
+        if not len(self._arriving):
+            return ""
+        with torch.no_grad():
+            taken = (self._table.remainders(self._first, eps, self._ball)[:, None] * self._arriving).amax(1)
+        return self._table.names[int(taken.argmax())]
+
+    def radius(self) -> float:
+        """Return the largest radius that is proven, to a share of itself; zero if none is."""
+        # a word that no margin depends on may go far, but a proof needs a number
+        high = min(self.linear, FAR * float(self._table.X.norm()))
+        if not 0 < high < math.inf:
+            return 0.0
+        low = high
+        for _ in range(STEPS):
+            if self.holds(low):
+                break
+            high, low = low, low / 2
+        else:
+            return 0.0
+        while high - low > RTOL * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.holds(middle) else (low, middle)
+        return low

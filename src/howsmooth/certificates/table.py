@@ -1,0 +1,201 @@
+r"""One table for a sentence: how much of every remainder arrives at every later stage, to first order.
+
+With :math:`\delta_k` the change of what enters stage k and :math:`R_l` the remainder of stage l,
+
+.. math:: \delta_k = G_ke + \sum_{l<k}T_{k\leftarrow l}R_l,
+
+G and T the Jacobians at the centre. Sizes of :math:`T_{k\leftarrow l}B_l` do not depend on the radius: they are
+computed once, source by source; every radius of every word is then a recursion of products with the table.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from howsmooth.certificates.attention_stage import AttentionStage
+from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.program import Apply, Move, Step, program
+from howsmooth.certificates.sizes import ROUND, Ball
+from howsmooth.certificates.stages import First, Stage
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.composition import linearised
+from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.maps.norms import Norm
+from howsmooth.maps.pointwise import Pointwise
+from howsmooth.maps.values import Jacobian, Map
+
+MEMORY = 2**30
+# So many numbers of a bundle of columns are pushed at once.
+NUMBERS = 2**24
+# What sums of products may lose.
+SAFETY = 1 + 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One step at the centre: the derivative that pushes columns on, and its remainder, if it has one."""
+
+    step: Step
+    jacobian: Jacobian | None = None
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a source does later on.
+
+    Attributes:
+        at: Its sizes at every stage behind it, by the place of the stage.
+        bundles: Its columns there, where they are kept.
+        output: Its columns at the output.
+    """
+
+    at: dict[int, Float[Tensor, "groups sizes"]] = field(default_factory=dict)
+    bundles: dict[int, Tensor] = field(default_factory=dict)
+    output: list[Tensor] = field(default_factory=list)
+
+
+class Table:
+    """A network at one input, with all that radii need."""
+
+    def __init__(self, f: Map, X: Float[Tensor, "n d"]) -> None:
+        """Run the network once, and push every source of remainders to the end."""
+        self.X = X
+        with torch.no_grad():
+            self.output, self.links = _run(f, X)
+            self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
+            sources = [self._spread(place, stage) for place, stage in self.stages.items()]
+        self._arriving = {
+            place: torch.cat([source.at[place] for source in sources[:count]])
+            for count, place in enumerate(self.stages)
+            if count
+        }
+        self._ending = [bundle for source in sources for bundle in source.output]
+
+    def remainders(self, first: Seen, eps: float, ball: Ball) -> Float[Tensor, " groups"]:
+        """Bound all remainders, stage after stage, while the input moves by at most ``eps``."""
+        found = self.X.new_zeros(0)
+        for place, stage in self.stages.items():
+            direct = first.at[place][0]
+            sizes = eps * direct if place not in self._arriving else eps * direct + found @ self._arriving[place]
+            bounds = stage.bounds(SAFETY * sizes, First(direct, first.bundles[place], eps, ball))
+            found = torch.cat((found, SAFETY * bounds))
+        return found
+
+    def arriving_at(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, "groups f"]:
+        """Return how much of every remainder arrives at functionals of the output."""
+        found = [ROUND.numbers(bundle.flatten(2) @ functionals.mT) for bundle in self._ending]
+        return torch.cat(found) if found else functionals.new_zeros(0, len(functionals))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all groups of remainders, each by its stage, counted by kind, and its token."""
+        counts: dict[str, int] = {}
+        found: list[str] = []
+        for stage in self.stages.values():
+            count = counts.setdefault(stage.name, 0)
+            found.extend(f"{stage.name} {count}, token {token}" for token in stage.tokens.tolist())
+            counts[stage.name] += 1
+        return found
+
+    def _spread(self, place: int, stage: Stage) -> Seen:
+        """Push the directions of the remainder of one stage through all that follows."""
+        found = Seen()
+        depth = _depth(self.links[: place + 1])
+        for bundle in stage.directions():
+            part = self.push(bundle, place + 1, depth)
+            for later, sizes in part.at.items():
+                found.at[later] = torch.cat((found.at[later], sizes)) if later in found.at else sizes
+            found.output.extend(part.output)
+        return found
+
+    def enter(self, tokens: Int[Tensor, " k"], ball: Ball) -> Seen:
+        """Push a perturbation of the embeddings of some tokens to the end."""
+        n, d = self.X.shape
+        columns = torch.eye(n * d, dtype=self.X.dtype).view(n, d, n, d)[tokens].flatten(0, 1)
+        return self.push(columns[None], 0, 1, ball, keep=True)
+
+    def push(
+        self, bundle: Float[Tensor, "groups r n d"], start: int, depth: int, ball: Ball = ROUND, keep: bool = False
+    ) -> Seen:
+        """Push columns from a place to the end, and look at them from every stage on the way."""
+        found = Seen()
+        stack = [torch.zeros_like(bundle) for _ in range(depth - 1)] + [bundle]
+        for place in range(start, len(self.links)):
+            link = self.links[place]
+            if link.stage is not None:
+                found.at[place] = link.stage.seen(stack[-1], ball)
+                if keep:
+                    found.bundles[place] = stack[-1]
+            _advance(stack, link)
+        found.output.append(stack[-1])
+        return found
+
+
+def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:
+    """Run a network at ``X`` and look at every step there."""
+    stack, links = [X], []
+    for step in program(f):
+        if isinstance(step, Apply):
+            stage = _stage(step.map, stack[-1])
+            # a batch of one, which is repeated for as many columns as there are
+            value, jacobian = linearised(step.map, stack[-1][None], MEMORY)
+            stack[-1] = value[0]
+            links.append(Link(step, jacobian, stage))
+        else:
+            _move(stack, step)
+            links.append(Link(step))
+    return stack[0], links
+
+
+def _stage(f: Map, X: Tensor) -> Stage | None:
+    """Return the remainder of a map; those that have none are linear, since a program holds no others."""
+    if isinstance(f, Norm):
+        return NormStage(f, X)
+    if isinstance(f, Attention):
+        return AttentionStage(f, X)
+    if isinstance(f, MLP):
+        return MLPStage(f, X)
+    if isinstance(f, GatedMLP):
+        return GatedStage(f, X)
+    if isinstance(f, Pointwise):
+        eye = torch.eye(X.shape[-1], dtype=X.dtype)
+        return MLPStage(MLP(up=eye, down=eye, activation=f.activation), X)
+    return None
+
+
+def _advance(stack: list[Tensor], link: Link) -> None:
+    """Push bundles of columns through one step."""
+    if isinstance(link.step, Move):
+        _move(stack, link.step)
+        return
+    assert link.jacobian is not None
+    bundle = stack[-1]
+    columns = bundle.flatten(0, 1)
+    at_once = max(1, NUMBERS // columns[0].numel())
+    pushed = [_pushed(link.jacobian, part) for part in columns.split(at_once)]
+    stack[-1] = torch.cat(pushed).unflatten(0, bundle.shape[:2])
+
+
+def _pushed(jacobian: Jacobian, columns: Float[Tensor, "c n d"]) -> Float[Tensor, "c m out"]:
+    """Apply one derivative to many columns."""
+    return jacobian.take(torch.zeros(len(columns), dtype=torch.long)).jvp(columns)
+
+
+def _move(stack: list[Tensor], move: Move) -> None:
+    if move is Move.KEEP:
+        stack.append(stack[-1])
+    elif move is Move.SWAP:
+        stack[-1], stack[-2] = stack[-2], stack[-1]
+    else:
+        top = stack.pop()
+        stack[-1] = stack[-1] + top
+
+
+def _depth(links: list[Link]) -> int:
+    """Count the signals on the stack behind some steps."""
+    moves = [link.step for link in links]
+    return 1 + moves.count(Move.KEEP) - moves.count(Move.ADD)

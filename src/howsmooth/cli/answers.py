@@ -1,0 +1,145 @@
+"""The answer of a run in the terminal: a sentence, one line for each layer, every length, every head, what failed."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from howsmooth.studies.kinds.text import TextRecord
+    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.runs.composition import Composition
+    from howsmooth.studies.runs.measurement import Measurement
+
+# How many failures are said in full, and how many records of a kind are shown.
+MANY, ROWS = 5, 40
+
+
+def print_answer(found: "Measurement") -> None:
+    """Print what the report says first, the answer for each layer, every length, and every head if they were asked."""
+    from rich.console import Console
+
+    from howsmooth.report.answer import sentence
+
+    console = Console(highlight=False, markup=False)
+    console.print(sentence(found))
+    console.print(found)
+    whole = found.records[0].ask.window.whole
+    if whole:
+        _print_each(found, console)
+    elif len(found.lengths) > 1:
+        _print_grid("Worst by number of tokens", found.records, lambda r: r.ask.length, "n = {}")
+    if found.heads:
+        longest = max(record.ask.length for record in found.heads)
+        last = [record for record in found.heads if whole or record.ask.length == longest]
+        _print_grid(
+            f"Worst by head{'' if whole else f' at {longest} tokens'}", last, lambda r: int(r.ask.map[5:]), "{}"
+        )
+
+
+def print_compositions(found: "Sequence[Composition]") -> None:
+    """Print what the blocks of a model do alone and together, at the longest windows."""
+    from rich.console import Console
+
+    if found:
+        console = Console(highlight=False, markup=False)
+        longest = max(found, key=lambda composition: composition.length)
+        console.print(longest.sentence)
+        console.print(longest)
+
+
+def _print_each(found: "Measurement", console: "Console") -> None:
+    """Print one line for each sentence or picture: how long it is, its constant in each layer, how it begins."""
+    from rich.text import Text
+
+    from howsmooth.report.drawing.token_text import running_text
+    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.wording import number
+
+    rows: dict[tuple[int, int], dict[str, str]] = {}
+    for record in found.records:
+        place = record.ask.window.index, record.ask.length
+        row = rows.setdefault(place, {found.thing: str(place[0]), "n": number(place[1])})
+        row[f"layer {record.ask.layer}"] = number(record.answer.lower, 4)
+    for (index, length), row in rows.items():
+        row["begins"] = running_text(found.openings.get((length, index), ()))
+    layers = [f"layer {layer.layer}" for layer in found.layers]
+    names = [found.thing, "n", *layers, "begins"]
+    console.print(Text(f"Worst by {found.thing}", style="italic"))
+    shown = [{name: rows[place].get(name, "") for name in names} for place in sorted(rows)[:ROWS]]
+    console.print(fitted(shown, names, ["begins", *layers[1:-1]], console, console.options))
+    if len(rows) > ROWS:
+        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+
+
+def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.runs.summary import mean_constant
+    from howsmooth.wording import number
+
+    groups: dict[tuple[int, int], list[TextRecord]] = {}
+    for record in records:
+        groups.setdefault((record.ask.layer, column(record)), []).append(record)
+    columns = sorted({place for _layer, place in groups})
+    sizes = {len(some) for some in groups.values()}
+    alike = len(sizes) == 1
+    said = f"mean of {min(sizes)}" if alike else "mean, and in brackets of how many"
+    names = {place: head.format(place) for place in columns}
+    rows = []
+    for layer in sorted({layer for layer, _place in groups}):
+        here = {place: groups.get((layer, place), []) for place in columns}
+        means = {place: number(mean_constant(some), 4) if some else "" for place, some in here.items()}
+        cells = {
+            names[place]: mean if alike or not mean else f"{mean} ({len(here[place])})" for place, mean in means.items()
+        }
+        rows.append({"layer": str(layer)} | cells)
+    console = Console(highlight=False, markup=False)
+    console.print(Text(f"{title} ({said})", style="italic"))
+    # the middle leaves first: the ends say how it grows
+    inner = [names[place] for place in columns[1:-1]]
+    console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
+
+
+def print_records(kind: str, records: "Sequence[Record]") -> None:
+    """Print the records of a kind as a table: what tells the asks apart, then the answers."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from howsmooth.studies.kinds import kind_named
+    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.values import columns
+
+    asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]
+    apart = [name for name in asked[0] if len({row.get(name) for row in asked}) > 1]
+    rows = [
+        {name: _cell(row[name]) for name in apart} | {name: _cell(value) for name, value in answer.items()}
+        for row, answer in zip(asked, found, strict=True)
+    ]
+    console = Console(highlight=False, markup=False)
+    console.print(Text(f"{kind}: {kind_named(kind).about}", style="bold"))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    shown = [{name: row.get(name, "") for name in names} for row in rows[:ROWS]]
+    console.print(fitted(shown, names, names[:0:-1], console, console.options))
+    if len(rows) > ROWS:
+        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+
+
+def _cell(value: object) -> str:
+    from howsmooth.wording import number
+
+    if value is None:
+        return "—"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def say_failures(failures: "Sequence[Failure]") -> None:
+    """Say what failed and why, the first few in full."""
+    for failure in failures[:MANY]:
+        typer.echo(f"Failed: {failure.ask.label}: {failure.error}", err=True)
+    if len(failures) > MANY:
+        typer.echo(f"… and {len(failures) - MANY} more; --retry-failed tries them again.", err=True)

@@ -1,0 +1,222 @@
+"""``howsmooth swap``: which words to replace by which, so that the output of a model moves most."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from howsmooth.cli.options import ArgumentModel, OptionJson, OptionSeed
+from howsmooth.cli.printing import print_json
+from howsmooth.errors import AssumptionError, UnsupportedModelError
+from howsmooth.models.names import RANDOM, check_map_name
+from howsmooth.models.text import read_text
+from howsmooth.tokens.candidates_file import read_candidates
+from howsmooth.tokens.settings import BUDGET, ENUMERATION, METHODS, check_search
+from howsmooth.wording import count, number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.models.base import Transformer
+    from howsmooth.tokens.swaps import Swap
+
+# How many tokens of a text are taken unless told otherwise; how many passes a pair takes.
+LENGTH, PASSES = 16, 3
+
+OptionText = Annotated[
+    str | None, typer.Option("--text", metavar="FILE", help="The beginning of a text; alice is shipped.")
+]
+OptionSentence = Annotated[str | None, typer.Option("--sentence", help="A sentence, whole.")]
+OptionN = Annotated[int, typer.Option("--n", "-n", help="With --text: how many tokens.", min=1)]
+OptionEdits = Annotated[int, typer.Option("--edits", help="How many tokens may be replaced.")]
+OptionMap = Annotated[str, typer.Option("--map", help="Which output: sentence, logits, model, attention, block, …")]
+OptionMethod = Annotated[
+    str | None,
+    typer.Option("--method", help=f"{', '.join(METHODS)}; by default {ENUMERATION} where it can be done, else gcg."),
+]
+OptionBudget = Annotated[int | None, typer.Option("--budget", help=f"How many passes to take; {BUDGET} by default.")]
+OptionCandidates = Annotated[
+    str | None,
+    typer.Option("--candidates", metavar="FILE", help='What may come in, JSON: {"king": ["queen"]} or ["queen"].'),
+]
+OptionAny = Annotated[
+    bool, typer.Option("--any-token", help="Tokens that no text spells so may come in as well, as ##ing by itself.")
+]
+OptionDuplicate = Annotated[
+    bool, typer.Option("--duplicate", help="Copy a token and change the copy, beside changing the token itself.")
+]
+
+
+def swap(
+    model: ArgumentModel,
+    *,
+    text: OptionText = None,
+    sentence: OptionSentence = None,
+    n: OptionN = LENGTH,
+    edits: OptionEdits = 1,
+    map: OptionMap = "sentence",  # noqa: A002 — what everything else calls it
+    layer: Annotated[int, typer.Option("--layer", help="Of which layer, for a map of one.", min=0)] = 0,
+    method: OptionMethod = None,
+    budget: OptionBudget = None,
+    candidates: OptionCandidates = None,
+    whole_words: Annotated[bool, typer.Option("--whole-words", help="Replace words by words.")] = False,
+    any_token: OptionAny = False,
+    duplicate: OptionDuplicate = False,
+    seed: OptionSeed = 0,
+    as_json: OptionJson = False,
+) -> None:
+    """Find the words to replace, and by which, that move the output of a model most.
+
+    Example: howsmooth swap minilm --sentence "The king was in the garden." --whole-words
+    """
+    if (text is None) == (sentence is None):
+        raise AssumptionError("give either --sentence or --text, as in --sentence 'The king slept.'", field="sentence")
+    if sentence is not None and not sentence.strip():
+        raise AssumptionError("--sentence must hold words, got nothing.", field="sentence")
+    if model.startswith(RANDOM):
+        raise UnsupportedModelError(
+            f"{model!r} comes without a tokenizer of words; give a model that reads.", field="model"
+        )
+    check_map_name(map)
+    check_search(map, layer=layer, edits=edits, method=method, budget=budget)
+    if duplicate and (edits != 1 or method is not None or layer):
+        raise AssumptionError(
+            "--duplicate compares single changes at random in the first layer or the whole model; leave out --edits, "
+            "--method and --layer.",
+            field="duplicate",
+        )
+    content = str(sentence) if text is None else read_text(text).content
+    listed = None if candidates is None else read_candidates(candidates)
+
+    import torch
+
+    import howsmooth as hs
+
+    transformer = hs.load(model)
+    transformer.check_map(map, layer)
+    tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
+    generator = torch.Generator().manual_seed(seed)
+    options: dict[str, Any] = {"candidates": listed, "whole_words": whole_words, "round_trip": not any_token}
+    if duplicate:
+        _duplicate(transformer, tokens, map, budget, options, generator, as_json)
+        return
+    found = hs.swap(
+        transformer,
+        tokens,
+        map=map,
+        layer=layer,
+        edits=edits,
+        method=method,
+        budget=budget,
+        generator=generator,
+        **options,
+    )
+    _print(transformer, found, as_json)
+
+
+def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int, round_trip: bool) -> "Tensor":
+    """Return a sentence as a model reads it, between its special tokens; or the first tokens of a text.
+
+    Raises:
+        AssumptionError: If the tokenizer cannot give the text back, or the model has fewer positions.
+        UnsupportedModelError: If there is no tokenizer.
+    """
+    import torch
+
+    from howsmooth.models.text import HubTokenizer, tokens_of
+
+    tokenizer = transformer.tokenizer
+    if not isinstance(tokenizer, HubTokenizer):
+        raise UnsupportedModelError(
+            f"{transformer.name!r} comes without a tokenizer of words, so there is no text to change.", field="model"
+        )
+    inner = tokens_of(tokenizer, content[: 64 * n] if not whole else content, "the text")
+    inner = inner if whole else inner[:n]
+    if round_trip and (tokenizer.unknown in inner or tokenizer.encode(tokenizer.decode(inner)) != inner):
+        raise AssumptionError(
+            f"the tokenizer of {transformer.name!r} cannot give this text back: it reads "
+            f"{tokenizer.decode(inner)[:60]!r}; change the text, or add --any-token.",
+            field="text",
+        )
+    before, behind = tokenizer.frame()
+    tokens = torch.tensor(before + inner + behind)
+    limit = transformer.max_length
+    if limit is not None and len(tokens) > limit:
+        raise AssumptionError(
+            f"{transformer.name!r} has positions for {limit} tokens, and the text has {len(tokens)}; shorten it.",
+            field="text",
+        )
+    return tokens
+
+
+def marked(transformer: "Transformer", tokens: "Tensor", places: tuple[int, ...]) -> str:
+    """Return tokens as running text, with brackets around some of them."""
+    from howsmooth.models.text import HubTokenizer
+    from howsmooth.report.drawing.token_text import words
+
+    tokenizer = transformer.tokenizer
+    assert isinstance(tokenizer, HubTokenizer)  # or there would be no text
+    pieces = tokenizer.pieces(tokens.tolist())
+    shown = ""
+    for i, (space, word) in enumerate(words(pieces)):
+        if int(tokens[i]) in tokenizer.special:
+            continue
+        shown += f"{' ' if space else ''}{f'[{word}]' if i in places else word}"
+    return shown.strip()
+
+
+def _print(transformer: "Transformer", found: "Swap", as_json: bool) -> None:
+    before = marked(transformer, found.tokens, found.positions)
+    after = marked(transformer, found.swapped, found.positions)
+    if as_json:
+        said = {"model": transformer.name, "before": before, "after": after, "swaps": _swaps(transformer, found)}
+        print_json(found.as_dict() | said)
+        return
+    angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
+    worst = "the worst of all" if found.proven else "the best of"
+    of = f"{worst} {count(found.tried, 'sequence')}"
+    typer.echo(f"The output moves by {number(found.displacement, 4)}{angle}: {of} ({found.method}).")
+    typer.echo(f"  {before}")
+    typer.echo(f"  {after}")
+    where = f"{found.map} of layer {found.layer}" if found.cosine is None else found.map
+    cost = count(found.passes, "pass", "passes")
+    typer.echo(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
+
+
+def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:
+    from howsmooth.models.text import HubTokenizer
+
+    tokenizer = transformer.tokenizer
+    assert isinstance(tokenizer, HubTokenizer)
+    old, new = (tokenizer.pieces(row.tolist()) for row in (found.tokens, found.swapped))
+    return [{"position": i, "from": old[i], "to": new[i]} for i in found.positions]
+
+
+def _duplicate(
+    transformer: "Transformer",
+    tokens: "Tensor",
+    name: str,
+    budget: int | None,
+    options: dict[str, Any],
+    generator: Any,
+    as_json: bool,
+) -> None:
+    from howsmooth.tokens.doubling import doubling
+
+    pairs = max(1, (BUDGET // 5 if budget is None else budget) // PASSES)
+    found = doubling(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
+    if as_json:
+        print_json(found.as_dict() | {"model": transformer.name})
+        return
+    typer.echo(f"Changing a copy beats changing the token in {percent(found.share)} of {count(pairs, 'pair')}.")
+    if found.shifted_share is not None:
+        typer.echo(f"With positions shifted, as in a text: in {percent(found.shifted_share)}.")
+    for way, said in (("moved", "token changed"), ("doubled", "copy changed"), ("shifted", "copy, positions shifted")):
+        best = found.best(way)
+        ratio = getattr(best, way)
+        if ratio is not None:
+            changed = tokens.clone()
+            changed[best.position] = best.token
+            shown = marked(transformer, changed, (best.position,))
+            typer.echo(f"  {said}: ratio of distances up to {number(ratio, 4)}  {shown}")
+    distance = "conditional distances" if found.masked else "Wasserstein distances"
+    typer.echo(f"{name} of {transformer.name}, {count(len(tokens), 'token')}, {distance}, pairs at random.")

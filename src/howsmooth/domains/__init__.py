@@ -1,0 +1,1 @@
+"""Where tokens may lie: sets of inputs, one in each file."""

@@ -1,0 +1,136 @@
+"""A norm over the queries, or over the keys, of all heads together."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.norms import NormJacobian, RMSNorm, require_spread
+from howsmooth.maps.values import take
+from howsmooth.values import Value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JointNorm(Value):
+    r"""Divide the queries of each head by the root mean square of those of all heads.
+
+    .. math:: q_h \mapsto \alpha_h\circ q_h/\sigma + \beta_h,\qquad \sigma^2 = \tfrac1p\,|Mx + m|^2 + \epsilon
+
+    M holds the query projections of all heads, so a head alone needs nothing else of the others: it keeps its own
+    :math:`\alpha_h` and the same :math:`\sigma`.
+
+    Attributes:
+        gain: :math:`\alpha`.
+        bias: :math:`\beta`, or ``None`` for zero.
+        weight: M, the projections of all heads, one above the other.
+        shift: m, their biases, or ``None`` for zero.
+        eps: Added to the mean square under the root.
+    """
+
+    gain: Float[Tensor, "... heads k"]
+    bias: Float[Tensor, "... heads k"] | None
+    weight: Float[Tensor, "... p d"]
+    shift: Float[Tensor, "... p"] | None
+    eps: float
+
+    @classmethod
+    def over(
+        cls, norm: RMSNorm, weight: Float[Tensor, "*w heads k d"], shift: Float[Tensor, "*w heads k"] | None
+    ) -> "JointNorm":
+        """Let a norm act on what projections put out, all heads in one row."""
+        heads = weight.shape[-3]
+        return cls(
+            gain=norm.gain.unflatten(0, (heads, -1)),
+            bias=None if norm.bias is None else norm.bias.unflatten(0, (heads, -1)),
+            weight=weight.flatten(-3, -2),
+            shift=None if shift is None else shift.flatten(-2),
+            eps=norm.eps,
+        )
+
+    def head(self, h: int) -> "JointNorm":
+        """Return what it does to head ``h``."""
+        bias = None if self.bias is None else self.bias[..., h : h + 1, :]
+        return dataclasses.replace(self, gain=self.gain[..., h : h + 1, :], bias=bias)
+
+    def per_head(self, repeats: int) -> "JointNorm":
+        """Return what it does to each head, as a batch; each group of keys serves ``repeats`` heads."""
+
+        def spread(x: Tensor) -> Tensor:
+            return x.repeat_interleave(repeats, dim=-2).unsqueeze(-2)
+
+        return dataclasses.replace(
+            self,
+            gain=spread(self.gain),
+            bias=None if self.bias is None else spread(self.bias),
+            weight=self.weight.unsqueeze(-3),
+            shift=None if self.shift is None else self.shift.unsqueeze(-2),
+        )
+
+    def linearise(
+        self, q: Float[Tensor, "*batch heads n k"], X: Float[Tensor, "*batch n d"]
+    ) -> tuple[Float[Tensor, "*batch heads n k"], "JointNormJacobian"]:
+        """Normalise the queries of the tokens ``X``, and differentiate, unchecked."""
+        whole = X @ self.weight.mT
+        whole = whole if self.shift is None else whole + self.shift.unsqueeze(-2)
+        scale = (whole.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        require_spread(scale, self.eps)
+        pull = (whole / scale) @ self.weight / self.weight.shape[-2]
+        scale = scale.unsqueeze(-3)
+        found = JointNormJacobian(gain=self.gain.unsqueeze(-2), z=q / scale, scale=scale, pull=pull)
+        value = found.gain * found.z
+        return value if self.bias is None else value + self.bias.unsqueeze(-2), found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JointNormJacobian:
+    r"""The derivative of a joint norm, in the queries of some heads and in the tokens.
+
+    .. math:: dq_h \mapsto \alpha_h\circ\bigl(dq_h - z_h\langle c, e\rangle\bigr)/\sigma,\qquad
+              \langle c, e\rangle = d\sigma = \tfrac1{p\sigma}\langle Mx+m,\,Me\rangle
+
+    All that the other heads do is in one covector c for each token.
+
+    Attributes:
+        gain: :math:`\alpha`.
+        z: Queries over :math:`\sigma`.
+        scale: :math:`\sigma`.
+        pull: c.
+    """
+
+    gain: Float[Tensor, "... heads 1 k"]
+    z: Float[Tensor, "*batch heads n k"]
+    scale: Float[Tensor, "*batch 1 n 1"]
+    pull: Float[Tensor, "*batch n d"]
+
+    def jvp(self, dq: Float[Tensor, "*batch heads n k"], E: Float[Tensor, "*batch n d"]) -> Tensor:
+        """Push a perturbation of the tokens, and of the queries that comes of it, to the normalised queries."""
+        along = (self.pull * E).sum(-1, keepdim=True).unsqueeze(-3)
+        return self.gain * (dq - self.z * along) / self.scale
+
+    def vjp(self, G: Float[Tensor, "*batch heads n k"]) -> tuple[Tensor, Float[Tensor, "*batch n d"]]:
+        """Pull a cotangent back to the queries, and past them to the tokens."""
+        g = self.gain * G / self.scale
+        along = (self.z * g).sum((-3, -1)).unsqueeze(-1)
+        return g, -self.pull * along
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int = 3) -> "JointNormJacobian":
+        """Pick entries of the leading ``batch`` axes, ``event`` axes being left: heads, tokens, coordinates."""
+        return JointNormJacobian(
+            gain=take(self.gain, batch, index, event=event),
+            z=take(self.z, batch, index, event=event),
+            scale=take(self.scale, batch, index, event=event),
+            pull=take(self.pull, batch, index, event=event - 1),
+        )
+
+
+def of_each_head(norm: NormJacobian | JointNormJacobian | None) -> NormJacobian | None:
+    """Return the derivative of a norm that acts on each head alone.
+
+    Raises:
+        AssumptionError: If it acts on all heads together.
+    """
+    if isinstance(norm, JointNormJacobian):
+        raise AssumptionError("this does not know norms over all heads together.", field="attention")
+    return norm

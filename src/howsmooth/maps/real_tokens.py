@@ -1,0 +1,123 @@
+"""A map among the real tokens of padded sequences: what is padding neither moves nor answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.values import Jacobian, Map, take
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RealTokens:
+    r"""A map restricted to real tokens: its derivative is :math:`MJM`, with M the projection onto them.
+
+    A padded sequence then has the constant of the sequence alone, as long as real tokens do not see padding. The rows
+    of padded tokens come out as zeros.
+
+    Attributes:
+        map: The map on padded sequences.
+        real: True for real tokens; its axes in front of the last are batch axes.
+    """
+
+    map: Map
+    real: Bool[Tensor, "*batch n"]
+
+    def __post_init__(self) -> None:
+        """Check the mask once."""
+        if self.real.dtype != torch.bool:
+            raise DtypeError(
+                f"real must be boolean, True for real tokens, got {self.real.dtype}; convert with .bool().",
+                field="real",
+            )
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
+        """Apply the map, and put out nothing at padded tokens."""
+        _require_fit(self.real, X)
+        return answering(self.map(X), self.real)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "RealTokensJacobian":
+        """Differentiate among real tokens."""
+        _require_fit(self.real, X)
+        inner = self.map.jacobian(X)
+        known = isinstance(inner, AttentionJacobian)
+        return (RealAttentionJacobian if known else RealTokensJacobian)(inner, self.real)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.map.dtype
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "RealTokens":
+        """Return the same map in another dtype or on another device."""
+        return RealTokens(map=self.map.to(dtype, device), real=self.real.to(device=device))
+
+
+class OnRealTokens:
+    """An operator between sequences, restricted to real tokens on both sides."""
+
+    def __init__(self, inner: Any, real: Bool[Tensor, "*batch n"]) -> None:
+        """Wrap an operator; ``real`` broadcasts over its batch axes."""
+        self.inner = inner
+        self.real = real.expand(*inner.batch, real.shape[-1])
+        self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain
+        self.dtype, self.device = inner.dtype, inner.device
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
+        """Push what a perturbation is at real tokens to real tokens."""
+        return answering(self.inner.jvp(only(E, self.real)), self.real)
+
+    def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
+        """Pull a cotangent back, likewise."""
+        return only(self.inner.vjp(answering(G, self.real)), self.real)
+
+    def constrain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return what a perturbation is at real tokens."""
+        return only(E, self.real)
+
+
+class RealTokensJacobian(OnRealTokens):
+    """The derivative of a map, restricted to real tokens."""
+
+    inner: Jacobian
+
+    def take(self, index: Tensor) -> "RealTokensJacobian":
+        """Pick some operators of the batch."""
+        return type(self)(self.inner.take(index), take(self.real, self.batch, index, event=1))
+
+
+class RealAttentionJacobian(RealTokensJacobian):
+    """The derivative of attention, restricted to real tokens: it can be guessed and compressed as attention can."""
+
+    inner: AttentionJacobian
+
+    def guess(self) -> Float[Tensor, "*batch n d"]:
+        """Return a direction that is likely to be stretched."""
+        return only(self.inner.guess(), self.real)
+
+    def compress(self) -> tuple["RealAttentionJacobian", Callable[[Tensor], Tensor]]:
+        """Restrict tokens to what heads see; that mixes no tokens, so real ones stay real."""
+        small, embed = self.inner.compress()
+        return RealAttentionJacobian(small, self.real), embed
+
+
+def only(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
+    """Write zeros at padded tokens; a product would keep NaN, which some modules put out there."""
+    return X.masked_fill(~real.unsqueeze(-1), 0.0)
+
+
+def answering(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
+    """Write zeros at padded tokens of what comes out; where all tokens became one, none of it is padding."""
+    return only(Y, real) if Y.shape[-2] == real.shape[-1] else Y
+
+
+def _require_fit(real: Tensor, X: Tensor) -> None:
+    if real.shape[-1] != X.shape[-2]:
+        raise ShapeError(
+            f"real must have one entry for each of {X.shape[-2]} tokens, got {real.shape[-1]}.", field="real"
+        )

@@ -1,0 +1,85 @@
+"""The head of a classifier of sentences: from its last hidden states to a score for each label."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from howsmooth.maps.dense import Dense
+from howsmooth.maps.mlp import MLP
+from howsmooth.maps.pooling import Pooling
+from howsmooth.models.ends import linear
+
+HEAD = "ForSequenceClassification"
+# A linear layer, an activation and another linear layer on the first token, in one module.
+TWO_LAYERS = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"),
+    "electra": "gelu",
+}
+# One matrix on the last token.
+ON_THE_LAST = frozenset(("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt_neox"))
+FAMILIES = frozenset((*TWO_LAYERS, *ON_THE_LAST, "bert", "albert", "distilbert"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassHead:
+    """How a model tells classes apart.
+
+    Attributes:
+        read_out: From one token to a score for each label.
+        last: Whether that is the last token, and not the first.
+        labels: What the classes are called.
+    """
+
+    read_out: MLP | Dense
+    last: bool
+    labels: tuple[str, ...]
+
+    def maps(self, X: Float[Tensor, "batch n d"], real: Bool[Tensor, "batch n"] | None) -> tuple[Pooling, MLP | Dense]:
+        """Return what stands behind the last hidden states; padded tokens are not last."""
+        if not self.last:
+            return (Pooling.first(n=X.shape[-2], like=X), self.read_out)
+        where = {"n": X.shape[-2]} if real is None else {"real": real}
+        return (Pooling.last(**where, like=X), self.read_out)
+
+
+def has_classes(config: Any) -> bool:
+    """Tell whether the weights of a model hold a classifier that is read here, going by its configuration."""
+    (kind, *_others) = getattr(config, "architectures", None) or [""]
+    return config.model_type in FAMILIES and kind.endswith(HEAD)
+
+
+def class_head(module: nn.Module, base: Any) -> ClassHead | str:
+    """Read the classifier of a model, or say why it has none.
+
+    Args:
+        module: The model as it was loaded.
+        base: The model without its head.
+    """
+    config: Any = getattr(module, "config", None)
+    if not type(module).__name__.endswith(HEAD):
+        return "it was not trained to classify sentences: nothing of its weights is a classifier"
+    if config.model_type not in FAMILIES:
+        return f"the classifiers of the family {config.model_type!r} are not read here"
+    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    like = next(base.parameters())
+    read_out = _read_out(module, base, config.model_type).to(like.dtype, like.device)
+    return ClassHead(read_out=read_out, last=config.model_type in ON_THE_LAST, labels=labels)
+
+
+def _read_out(module: Any, base: Any, family: str) -> MLP | Dense:
+    if family in ON_THE_LAST:
+        return linear(module.score)
+    if family in TWO_LAYERS:
+        head = module.classifier
+        return _two(head.dense, head.out_proj, TWO_LAYERS[family])
+    if family == "distilbert":
+        return _two(module.pre_classifier, module.classifier, "relu")
+    pooler = base.pooler if family == "albert" else base.pooler.dense
+    return _two(pooler, module.classifier, "tanh")
+
+
+def _two(first: Any, second: Any, activation: str) -> MLP:
+    up, down = linear(first), linear(second)
+    return MLP(up=up.weight, up_bias=up.bias, down=down.weight, down_bias=down.bias, activation=activation)

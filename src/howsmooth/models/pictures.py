@@ -1,0 +1,103 @@
+"""Pictures in a folder, and how a model of pictures wants them: read by Pillow, prepared by its own processor."""
+
+import hashlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from howsmooth.errors import AssumptionError, FileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FIELD = "images"
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+# Where a model says nothing, its pictures are taken to have been normalised as most ViTs' are: from 0 … 1 to −1 … 1.
+MIDDLE, SPREAD = 0.5, 0.5
+NOTE = "the model comes without an image processor: pictures were resized to its size, and brought to −1 … 1"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pictures:
+    """Pictures and where they came from.
+
+    Attributes:
+        name: The folder.
+        files: The names of the pictures in it, in alphabetical order.
+        digest: A hash of what they hold.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    digest: str
+
+    def __repr__(self) -> str:
+        """Say how many there are."""
+        return f"Pictures({self.name!r}, {len(self.files)} pictures)"
+
+    def open(self, index: int) -> Any:
+        """Return one picture in red, green and blue.
+
+        Raises:
+            FileError: If it cannot be read.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        file = os.path.join(self.name, self.files[index])
+        try:
+            with Image.open(file) as picture:
+                return picture.convert("RGB")
+        except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise FileError(f"the picture {file!r} cannot be read: {error}.", field=FIELD) from error
+
+
+def read_pictures(path: str | os.PathLike[str]) -> Pictures:
+    """List the pictures in a folder; none of them is opened yet.
+
+    Raises:
+        FileError: If there is no such folder, or no picture in it, or Pillow is not installed.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        missing = "a file" if folder.exists() else "not there"
+        raise FileError(f"images must be a folder of pictures, but {str(path)!r} is {missing}.", field=FIELD)
+    if importlib.util.find_spec("PIL") is None:
+        raise FileError("pictures are read by Pillow, which is not installed; run: pip install pillow", field=FIELD)
+    files = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+    if not files:
+        raise FileError(f"there is no picture ({', '.join(ENDINGS)}) in {str(path)!r}.", field=FIELD)
+    found = hashlib.sha256()
+    for file in files:
+        found.update(hashlib.sha256((folder / file).read_bytes()).digest())
+    return Pictures(name=os.fspath(path), files=tuple(files), digest=found.hexdigest()[:16])
+
+
+def pixels(picture: Any, processor: Any | None, *, size: tuple[int, int]) -> "Tensor":
+    """Return a picture as a model reads it, (channels, height, width).
+
+    Args:
+        picture: What :meth:`Pictures.open` returned.
+        processor: An image processor of the transformers library; without one, pictures are resized and brought to
+            −1 … 1.
+        size: The height and width that the model is made for.
+
+    Raises:
+        AssumptionError: If the processor makes pictures of another size.
+    """
+    import numpy as np
+    import torch
+
+    height, width = size
+    if processor is not None:
+        found = processor(images=picture, return_tensors="pt")["pixel_values"][0]
+        if tuple(found.shape[-2:]) != size:
+            raise AssumptionError(
+                f"the model is made for pictures of {height} × {width} pixels, but the image processor beside it makes "
+                f"{found.shape[-2]} × {found.shape[-1]}; is it of another model?",
+                field=FIELD,
+            )
+        return found
+    values = torch.from_numpy(np.array(picture.resize((width, height)), dtype=np.float32) / 255)
+    return ((values - MIDDLE) / SPREAD).movedim(-1, 0)

@@ -1,0 +1,68 @@
+"""What attacks attain for each unit of eps, against eps: one line for each method, below what the theory allows."""
+
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
+from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
+from howsmooth.report.drawing.scales import drawable
+from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.sections import Section
+from howsmooth.studies.runs.attacks import Attacked, attacked
+from howsmooth.wording import count, number
+
+SECTIONS, RANK, PER_LAYER, SHORT = ("attack",), 10, False, "attained"
+ABOUT = (
+    "How far attacks move the output for each unit of eps, against eps on logarithmic axes: a line for each method, a "
+    "dashed line for what the derivative predicts, and one above for what the theory allows; one panel for each map."
+)
+PREDICTED, CEILING = "predicted", "what the theory allows"
+STYLES: Styles = {
+    CEILING: Style(mark="line", colour=GREY, dash=(2, 3)),
+    PREDICTED: Style(mark="line", colour=INK, dash=(6, 4)),
+    "random": Style(mark="dotted line", colour=GREEN),
+    "fgsm": Style(mark="dotted line", colour=SKY),
+    "pgd": Style(mark="dotted line", colour=PINK),
+    "singular": Style(mark="dotted line", colour=ORANGE),
+    "ascent": Style(mark="dotted line", colour=BLUE),
+}
+
+
+def wanted(section: Section) -> bool:
+    """Tell whether anything that was attacked has moved."""
+    return any(drawable(r.answer.attained) for r in section.of_kind("attack"))
+
+
+def draw(section: Section) -> Chart:
+    """Draw a panel for each map, length and norm."""
+    every = attacked(section.of_kind("attack"))
+    rows: Rows = []
+    for each in every:
+        at = {"panel": _panel(each)}
+        # the first row keeps the panel of a map that nothing moves
+        rows.append(dict(at))
+        for line in each.lines:
+            rows += points([(line.eps, line.attained)], series=line.method, **at)
+        for line in each.best:
+            rows += points([(line.eps, line.predicted)], series=PREDICTED, **at)
+            rows += points([(line.eps, line.ceiling)], series=CEILING, **at)
+    return series_panels(rows, STYLES, title=_title(every), across="ε", up="attained / ε")
+
+
+def table(section: Section) -> Numbers:
+    """Return a row for each map, radius and method."""
+    every = attacked(section.of_kind("attack"))
+    rows: list[NumberRow] = [(each.layer, (each.name, *line.cells.values())) for each in every for line in each.lines]
+    return Numbers(head=("where", *every[0].lines[0].cells), rows=tuple(rows))
+
+
+def _panel(each: Attacked) -> str:
+    ends = each.linear_until
+    until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
+    return f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, {each.norm} norm: {until}"
+
+
+def _title(every: list[Attacked]) -> str:
+    ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
+    if not ratios:
+        return "What attacks attain"
+    ends = " to ".join(dict.fromkeys(number(ratio, 3) for ratio in (min(ratios), max(ratios))))
+    return f"The best attacks attain {ends} times what the derivative predicts"

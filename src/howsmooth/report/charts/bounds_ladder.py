@@ -1,0 +1,169 @@
+"""What is known about one layer, in two lanes: at this text, and for any input of this radius."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+
+from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, PINK, SKY
+from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.titles import titled
+from howsmooth.report.sections import Section
+from howsmooth.studies.runs.summary import LayerSummary
+from howsmooth.theory.results import Side, label_of
+from howsmooth.wording import interval, number
+
+SECTIONS, RANK, PER_LAYER, SHORT = ("measurement",), 50, True, "ladder"
+ABOUT = (
+    "What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, what the "
+    "worst one is multiplied by, and the certificate if there is one. For any input of the same radius: what explicit "
+    "inputs attain, and what no input exceeds."
+)
+TEXT_LANE, ANY_LANE = "At this text", "Any input of this radius"
+TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
+ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
+COLOURS = {TYPICAL: SKY, MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MOST: ORANGE}
+SHAPES = dict(zip(COLOURS, ("diamond", "circle", "square", "triangle-right", "triangle-left"), strict=True))
+# What stands right of this share of the axis has its number on its left.
+MIDDLE, WIDTH, NAMES = 0.5, 520, 130
+
+
+def wanted(section: Section) -> bool:
+    """Tell whether anything was measured."""
+    return any(m.layers for m in section.measurements)
+
+
+def layers(section: Section) -> list[LayerSummary]:
+    """Return the layers that it can show: all of them."""
+    return [layer for m in section.measurements for layer in m.layers]
+
+
+def draw(section: Section, layer: int | None) -> Chart:
+    """Draw the rungs of one layer; of all layers if none is named, for a page that shows one at a time."""
+    chosen = [summary for summary in layers(section) if layer in (None, summary.layer)]
+    base = alt.Chart(alt.Data(values=[row for summary in chosen for row in _lanes(summary)])).encode(
+        y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=_names()),
+        x=alt.X("log10:Q", title="Lipschitz constant", scale=_span(), axis=_decades()),
+    )
+    spread = base.mark_rule(strokeWidth=6, opacity=0.4, color=BLUE).encode(x="from:Q", x2="to:Q")
+    marks = base.mark_point(filled=True, size=110, opacity=1).encode(**_kinds(), tooltip=_told())
+    numbers = base.mark_text(
+        fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
+    )
+    title = _title(chosen[0]) if layer is not None else "What this text attains, and what any input could"
+    # rows without a number stay in the data of the marks: they name the lanes
+    drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers.encode(text="number:N"))
+    return alt.layer(*drawn).properties(width=WIDTH, height=alt.Step(28), title=titled(title, WIDTH + NAMES))
+
+
+def table(section: Section) -> Numbers:
+    """Return a row for each rung of each layer, and for each theorem that does not apply."""
+    rows: list[NumberRow] = []
+    for layer in layers(section):
+        for row in rungs(layer):
+            cells = (row["lane"], row["name"], row["number"], row["kind"], row["worth"])
+            rows.append((layer.layer, (str(layer.layer), *cells)))
+        for refusal in layer.ladder.refused:
+            what = "all theorems" if refusal.name == "all" else label_of(refusal.name)
+            rows.append((layer.layer, (str(layer.layer), ANY_LANE, what, "does not apply", "—", refusal.reason)))
+    return Numbers(head=("layer", "lane", "what", "value", "kind", "where, and why"), rows=tuple(rows))
+
+
+def rungs(summary: LayerSummary) -> Rows:
+    """Return one row for each rung that can be drawn: this text first, each lane from the lowest to the highest."""
+    rows = [row for row in (*_at_text(summary), *_anywhere(summary)) if math.isfinite(row["log10"])]
+    return sorted(rows, key=lambda row: (row["lane"] != TEXT_LANE, row["log10"]))
+
+
+def _lanes(summary: LayerSummary) -> Rows:
+    """Return the rungs with a row above each lane that names it."""
+    found = rungs(summary)
+    ends = [row["log10"] for row in found]
+    rows: Rows = []
+    for lane in dict.fromkeys(row["lane"] for row in found):
+        rows.append({"name": lane, "right": None})
+        rows += [row | {"right": _share(row["log10"], ends) > MIDDLE} for row in found if row["lane"] == lane]
+    return [row | {"order": order, "layer": summary.layer} for order, row in enumerate(rows)]
+
+
+def _share(value: float, values: list[float]) -> float:
+    low, high = min(values), max(values)
+    return (value - low) / (high - low) if low < high else 0.0
+
+
+def _at_text(summary: LayerSummary) -> Iterator[dict[str, Any]]:
+    windows = f"windows of {number(summary.length)} tokens"
+    if summary.typical:
+        told = f"{windows}: root mean square gain of random perturbations"
+        yield _rung("typical (mean)", TYPICAL, TEXT_LANE, summary.typical, told)
+    if summary.constant > 0:
+        told = f"{windows}: {interval(summary.least, summary.most)}"
+        worst = _rung("worst (mean)", MEASURED, TEXT_LANE, summary.constant, told)
+        yield worst | {"from": math.log10(summary.least), "to": math.log10(summary.most)}
+    if summary.local_upper:
+        told = f"{windows}: a proof, for these alone"
+        yield _rung("certificate (mean)", CERTIFIED, TEXT_LANE, summary.local_upper, told, sign="≤ ")
+
+
+def _rung(name: str, kind: str, lane: str, value: float, worth: str, sign: str = "") -> dict[str, Any]:
+    written = f"{sign}{number(value, 4)}"
+    return {"name": name, "kind": kind, "lane": lane, "log10": math.log10(value), "number": written, "worth": worth}
+
+
+def _anywhere(summary: LayerSummary) -> Iterator[dict[str, Any]]:
+    for bound in summary.ladder.rungs:
+        yield {
+            "name": bound.label,
+            "kind": AT_MOST if bound.side is Side.UPPER else ATTAINED,
+            "lane": ANY_LANE,
+            "log10": bound.log_value / math.log(10),
+            "number": f"{bound.side} {bound.digits}",
+            "worth": f"{bound.domain} ({bound.source})",
+        }
+
+
+def _title(summary: LayerSummary) -> str:
+    room = summary.headroom
+    if room is None:
+        return f"Layer {summary.layer}: {number(summary.constant)} at this text; no theorem covers this map"
+    return f"Layer {summary.layer}: the worst-case bound is {number(room)} times what this text attains"
+
+
+def _kinds() -> dict[str, Any]:
+    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=260, symbolSize=90, symbolOpacity=1)
+    domain = list(COLOURS)
+    return {
+        "color": alt.Color(
+            "kind:N", title=None, scale=alt.Scale(domain=domain, range=list(COLOURS.values())), legend=legend
+        ),
+        "shape": alt.Shape(
+            "kind:N", title=None, scale=alt.Scale(domain=domain, range=list(SHAPES.values())), legend=legend
+        ),
+    }
+
+
+def _told() -> list[alt.Tooltip]:
+    titles = {"lane": "lane", "name": "what", "number": "value", "worth": "worth"}
+    return [alt.Tooltip("layer:Q"), *(alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items())]
+
+
+def _names() -> alt.Axis:
+    """Return the names of the rungs, those of the lanes in bold."""
+    lane = f"datum.value == '{TEXT_LANE}' || datum.value == '{ANY_LANE}'"
+    weight = alt.condition(lane, alt.value("bold"), alt.value("normal"))
+    return alt.Axis(labelLimit=260, labelFontWeight=weight, domain=False, ticks=False, labelPadding=8)
+
+
+def _span() -> alt.Scale:
+    # little room, in pixels: much of it would span many decades on a phone
+    return alt.Scale(zero=False, nice=False, padding=14)
+
+
+def _decades() -> alt.Axis:
+    """Return an axis for logarithms: the number itself where it is short, else a power of ten."""
+    plain = "datum.value > -4 && datum.value < 7"
+    label = f"{plain} ? format(pow(10, datum.value), ',.2~r') : '10^' + format(datum.value, '.3~r')"
+    # its own description would call these logarithms numbers
+    return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=6, aria=False)

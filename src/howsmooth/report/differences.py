@@ -1,0 +1,117 @@
+"""Two runs in one chart: the ratio of every layer with its interval, and which differences are real."""
+
+import altair as alt
+
+from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
+from howsmooth.report.drawing.panels import PANEL, panels
+from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
+from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.studies.runs.comparison import Comparison, Difference, Verdict, bracketed
+from howsmooth.wording import number, percent
+
+LARGER, SMALLER, NEITHER = "larger", "smaller", "not told apart"
+COLOURS = {LARGER: ORANGE, SMALLER: BLUE, NEITHER: GREY}
+# An end that is farther away than this is cut off, so that ratios near 1 are still seen.
+FARTHEST = 30.0
+# Layers stand apart by at least so many pixels.
+STEP = 12
+# How much of the height is left free above and below, and with how many digits ratios near 1 are written.
+MARGIN, DIGITS = 0.08, 6
+
+
+def differences_chart(found: Comparison) -> Chart:
+    """Draw a dot for every ratio, a thin line for its interval, and a thick one for the error bars of the constants."""
+    rows = [_row(difference, found) for difference in found.rows if difference.ratio is not None]
+    heights = _heights(rows)
+    base = alt.Chart().encode(
+        x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        color=alt.Color("told:N", title=None, scale=_colours(rows), legend=_legend()),
+        tooltip=_tooltips(found),
+    )
+
+    def up(field: str) -> alt.Y:
+        axis = labelled(round_numbers(*heights), DIGITS)
+        return alt.Y(f"{field}:Q", title="second / first", scale=log_scale(heights), axis=axis)
+
+    layers = [
+        alt.Chart().mark_rule(color=INK, strokeWidth=1, opacity=0.6).encode(y=up("one")),
+        base.mark_rule(strokeWidth=1.5).encode(y=up("low"), y2="high:Q"),
+        base.mark_rule(strokeWidth=5, opacity=0.55).encode(y=up("least"), y2="most:Q"),
+        base.mark_point(filled=True, size=42, opacity=1).encode(y=up("ratio")),
+    ]
+    wide = max(PANEL["width"], STEP * len({row["layer"] for row in rows}))
+    return panels(
+        alt.LayerChart(layer=layers).properties(width=wide, height=PANEL["height"]), rows, title=_title(found)
+    )
+
+
+def _title(found: Comparison) -> str:
+    return f"{found.sentence} Thin: intervals, {percent(found.confidence)} all together. Thick: error bars."
+
+
+def _heights(rows: Rows) -> list[float]:
+    """Return the span of all intervals, and of 1; the margin goes with it, as ratios may differ by a thousandth."""
+    ends = [1.0, *(row[name] for row in rows for name in ("low", "high") if drawable(row[name]))]
+    low, high = min(ends), max(ends)
+    room = max((high / low) ** MARGIN, 1 + 1e-4)
+    return [low / room, high * room]
+
+
+def _row(difference: Difference, found: Comparison) -> dict:
+    ratio = difference.ratio
+    assert ratio is not None  # the caller has left those out
+    low, high = ratio.within or ratio.near
+    told = {Verdict.LARGER: LARGER, Verdict.SMALLER: SMALLER}.get(difference.verdict, NEITHER)
+    return {
+        "panel": _panel(difference, found),
+        "layer": difference.layer,
+        "ratio": ratio.value,
+        "one": 1.0,
+        "low": _seen(low, ratio.value),
+        "high": _seen(high, ratio.value),
+        "least": _seen(ratio.near[0], ratio.value),
+        "most": _seen(ratio.near[1], ratio.value),
+        "told": told,
+        "verdict": difference.verdict.value,
+        "interval": bracketed(ratio.within),
+        "bars": bracketed(ratio.near),
+        "windows": ", ".join(dict.fromkeys(map(str, difference.windows))),
+    }
+
+
+def _panel(difference: Difference, found: Comparison) -> str:
+    """Name a panel by what tells it from the others."""
+    parts = {
+        "map": difference.map,
+        "model": difference.models[1],
+        "text": difference.texts[1],
+        "length": "whole sequences" if difference.length is None else f"n = {number(difference.length)}",
+    }
+    named = [name for name in ("map", "model", "text") if name in found.columns]
+    return ", ".join(parts[name] for name in (*named, "length"))
+
+
+def _seen(end: float, value: float) -> float:
+    return min(max(end, value / FARTHEST), value * FARTHEST) if drawable(value) else end
+
+
+def _colours(rows: Rows) -> alt.Scale:
+    there = [name for name in COLOURS if any(row["told"] == name for row in rows)]
+    return alt.Scale(domain=there, range=[COLOURS[name] for name in there])
+
+
+def _legend() -> alt.Legend:
+    return alt.Legend(
+        orient="top", symbolType="circle", symbolSize=60, symbolOpacity=1, labelFontSize=12, columnPadding=26
+    )
+
+
+def _tooltips(found: Comparison) -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("layer:O"),
+        alt.Tooltip("ratio:Q", title="second / first", format=",.5~r"),
+        alt.Tooltip("interval:N", title=percent(found.confidence)),
+        alt.Tooltip("bars:N", title="error bars"),
+        alt.Tooltip("windows:N"),
+        alt.Tooltip("verdict:N", title="second is"),
+    ]

@@ -1,0 +1,1 @@
+"""What charts share: colours, axes, panels, tables, and the words for laws and windows."""

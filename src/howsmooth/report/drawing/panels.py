@@ -1,0 +1,174 @@
+"""Panels side by side with logarithmic axes: points and lines, one series over the other."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import altair as alt
+
+from howsmooth.report.drawing.palette import BLUE
+from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
+from howsmooth.report.drawing.specs import Rows
+from howsmooth.report.drawing.titles import titled
+
+COLUMNS, PANEL, GAP = 3, {"width": 215, "height": 165}, 20
+Mark = Literal["points", "line", "dotted line", "threads", "rule", "bars"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a series is drawn.
+
+    Attributes:
+        mark: As what; threads are lines, one for each window, and bars begin at one.
+        colour: In which colour.
+        dash: Lengths of dashes and gaps; none for a line without gaps.
+        width: The width of a line.
+    """
+
+    mark: Mark = "points"
+    colour: str = BLUE
+    dash: tuple[int, int] = (1, 0)
+    width: float = 2.0
+
+
+Styles = dict[str, Style]
+
+
+def series_panels(
+    rows: Rows,
+    styles: Styles,
+    *,
+    title: str,
+    across: str,
+    up: str = "Lipschitz constant",
+    axis: alt.Axis | None = None,
+    size: dict[str, int] = PANEL,
+    told: Sequence[alt.Tooltip] = (),
+    band: str = "",
+) -> alt.FacetChart:
+    """Draw series of points and lines on logarithmic axes, one panel for each ``panel`` of the rows.
+
+    All panels have the same heights, so that they can be compared, and so that the ticks can be chosen.
+
+    Args:
+        rows: What to draw: ``x``, ``y``, ``series`` and ``panel``.
+        styles: How each series is drawn, by its name, the lowest first.
+        title: What is seen.
+        across: What x is.
+        up: What y is.
+        axis: The axis of x; round numbers by default.
+        size: The size of a panel.
+        told: What is told of a point besides.
+        band: The series that has a band between ``low`` and ``high``.
+    """
+    drawn = {name: style for name, style in styles.items() if any(row.get("series") == name for row in rows)}
+    span = span_of([row["x"] for row in rows if "x" in row])
+    heights = span_of([row[name] for row in rows for name in ("y", "low", "high") if name in row])
+    x = alt.X("x:Q", title=across, scale=log_scale(span), axis=axis or log_axis(span))
+    y = alt.Y("y:Q", title=up, scale=log_scale(heights), axis=log_axis(heights))
+    # a line is one mark: it has a name, and no value of its own to tell
+    named = [alt.Tooltip("series:N", title="what")]
+    tooltip = [
+        *named,
+        alt.Tooltip("x:Q", title=across, format=",.4~r"),
+        alt.Tooltip("y:Q", title=up, format=",.5~r"),
+        *told,
+    ]
+    columns = COLUMNS if len({row["panel"] for row in rows}) > 1 else COLUMNS - 1
+    marks = marks_of(drawn, columns)
+    layers = [mark.encode(x=x, y=y, tooltip=tooltip if mark.mark.type != "line" else named) for mark in marks]
+    layers += [_only(mark_rule(style), name).encode(x=x) for name, style in drawn.items() if style.mark == "rule"]
+    if band in drawn:
+        area = alt.Chart().mark_area(color=drawn[band].colour, opacity=0.22)
+        low = alt.Y("low:Q", title=up, scale=log_scale(heights))
+        layers.insert(0, _only(area, band).encode(x=x, y=low, y2="high:Q"))
+    return panels(alt.LayerChart(layer=layers).properties(**size), rows, title=title)
+
+
+def panels(chart: alt.LayerChart, rows: Rows, *, title: str, columns: int = COLUMNS) -> alt.FacetChart:
+    """Repeat a chart for each ``panel`` of the rows, in their order, under a label that may have several lines."""
+    header = alt.Header(
+        labelExpr="split(datum.value, '\\n')",
+        labelFontSize=12,
+        labelAnchor="start",
+        labelLineHeight=15,
+        # a long name ends in dots before it reaches the next panel
+        labelLimit=chart.width + 25,
+    )
+    names = list(dict.fromkeys(row["panel"] for row in rows))
+    facet = alt.Facet("panel:N", title=None, sort=names, header=header)
+    width = min(columns, len(names)) * (chart.width + GAP)
+    drawn = chart.facet(facet=facet, data=alt.Data(values=rows), columns=columns).properties(title=titled(title, width))
+    # every panel has its own axis: a shared one stands far below the panels of a row that is not full
+    return drawn.resolve_axis(x="independent")
+
+
+def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
+    """Return a row for each pair whose numbers a logarithmic axis can show."""
+    return [{"x": x, "y": y, **fields} for x, y in pairs if drawable(x) and drawable(y)]
+
+
+def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
+    """Return the marks of every series.
+
+    Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot. The
+    dots of a dotted line take a third channel, which has no legend.
+    """
+    stroke, dash, fill, dots = _channels(drawn, columns)
+    layers = []
+    for name, style in drawn.items():
+        if style.mark == "points":
+            mark = alt.Chart().mark_point(filled=True, size=28, opacity=0.85)
+            layers.append(_only(mark, name).encode(fill=fill))
+        elif style.mark == "bars":
+            # a logarithmic axis has no zero; from one, a bar says whether something grows or shrinks
+            bars = alt.Chart().mark_bar(opacity=0.55)
+            layers.append(_only(bars, name).encode(fill=fill, y2=alt.Y2Datum(1)))
+        elif style.mark != "rule":
+            opacity = 0.5 if style.mark == "threads" else 1.0
+            line = _only(alt.Chart().mark_line(strokeWidth=style.width, opacity=opacity), name)
+            detail = {"detail": "window:N"} if style.mark == "threads" else {}
+            layers.append(line.encode(stroke=stroke, strokeDash=dash, **detail))
+        if style.mark == "dotted line":
+            mark = alt.Chart().mark_point(filled=True, size=28, opacity=1)
+            layers.append(_only(mark, name).encode(color=dots))
+    return layers
+
+
+def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill, alt.Color]:
+    lines = {name: style for name, style in drawn.items() if style.mark not in ("points", "rule", "bars")}
+    marks = {name: style for name, style in drawn.items() if style.mark in ("points", "bars")}
+    colours = {name: style.colour for name, style in drawn.items()}
+    shown = len(drawn) > 1
+    legend: dict[str, Any] = {
+        "orient": "top",
+        "labelFontSize": 12,
+        "labelLimit": 300,
+        "symbolOpacity": 1,
+        "columns": columns,
+        "columnPadding": 26,
+    }
+    stroked = alt.Legend(**legend, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2) if shown else None
+    dotted = alt.Legend(**legend, symbolType="circle", symbolSize=60, padding=5) if shown else None
+
+    def scale(series: Styles, values: Iterable[Any]) -> alt.Scale:
+        return alt.Scale(domain=list(series), range=list(values))
+
+    return (
+        alt.Stroke("series:N", title=None, scale=scale(lines, (colours[n] for n in lines)), legend=stroked),
+        alt.StrokeDash(
+            "series:N", title=None, scale=scale(lines, (list(s.dash) for s in lines.values())), legend=stroked
+        ),
+        alt.Fill("series:N", title=None, scale=scale(marks, (colours[n] for n in marks)), legend=dotted),
+        alt.Color("series:N", title=None, scale=scale(drawn, colours.values()), legend=None),
+    )
+
+
+def mark_rule(style: Style) -> alt.Chart:
+    """Return a vertical line."""
+    return alt.Chart().mark_rule(color=style.colour, strokeWidth=1.2, strokeDash=list(style.dash))
+
+
+def _only(chart: alt.Chart, series: str) -> alt.Chart:
+    return chart.transform_filter(alt.datum.series == series)

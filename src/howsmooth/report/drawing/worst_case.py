@@ -1,0 +1,65 @@
+"""Bounds on the worst case, explicit inputs and ascent, along one axis."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK, YELLOW
+from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
+from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
+from howsmooth.studies.records import Record
+from howsmooth.wording import number
+
+# What an answer holds, what readers call it, and how it is drawn.
+BOUNDS: dict[str, tuple[str, Style]] = {
+    "discrete_upper": ("the paper's bound", Style(mark="line", colour=GREY, dash=(5, 3), width=1.5)),
+    "sharp_upper": ("worst-case bound", Style(mark="line", colour=BLUE)),
+    "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=GREEN)),
+    "two_point": ("two points attain", Style(mark="dotted line", colour=YELLOW)),
+    "discrete_lower": ("the paper's lower bound", Style(mark="line", colour=PINK, dash=(5, 3), width=1.5)),
+}
+ASCENT = "search"
+STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK)}
+SIZE = {"width": 430, "height": 280}
+
+
+def commonest(records: Sequence[Record], field: str) -> Any:
+    """Return the length or the radius that most bounds are about."""
+    bounds = [r for r in records if r.ask.kind == "bounds"]
+    values = [getattr(r.ask, field) for r in bounds or records]
+    return max(sorted(set(values)), key=values.count)
+
+
+def worst_chart(records: Sequence[Record], x: str, *, across: str, at: str) -> Chart:
+    """Draw records that differ in one thing, ``x``."""
+    rows: Rows = points(
+        ((getattr(r.ask, x), r.answer.lower) for r in records if r.ask.kind == "ascent"), series=ASCENT, panel=at
+    )
+    bounds = sorted((r for r in records if r.ask.kind == "bounds"), key=lambda r: getattr(r.ask, x))
+    for name, (series, _style) in BOUNDS.items():
+        rows += points(((getattr(r.ask, x), getattr(r.answer, name)) for r in bounds), series=series, panel=at)
+    title = _gap(bounds[-1]) if bounds else "The worst case: what is attained"
+    return series_panels(rows, STYLES, across=across, title=title, size=SIZE)
+
+
+def worst_table(records: Sequence[Record]) -> Numbers:
+    """Return a row for each length and radius."""
+    found: dict[tuple[int, float], dict[str, float | None]] = {}
+    for r in records:
+        here = found.setdefault((r.ask.length, r.ask.radius), {})
+        here |= {ASCENT: r.answer.lower} if r.ask.kind == "ascent" else {n: getattr(r.answer, n) for n in BOUNDS}
+    rows: list[NumberRow] = [
+        (None, (number(n), number(radius), *(cell(here.get(name)) for name in (*BOUNDS, ASCENT))))
+        for (n, radius), here in sorted(found.items())
+    ]
+    return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=tuple(rows))
+
+
+def _gap(record: Record) -> str:
+    """Say how far the bounds on the worst constant are apart."""
+    answer = record.answer
+    paper = answer.discrete_upper, answer.discrete_lower
+    pairs = {"ours": (answer.sharp_upper, answer.tied_pair), "the paper's": paper}
+    gaps = [f"{whose} a factor {number(high / low)}" for whose, (high, low) in pairs.items() if high and low]
+    said = f"At n = {number(record.ask.length)} and R = {number(record.ask.radius)} bounds leave: {', '.join(gaps)}"
+    return said if gaps else "The worst case: what is attained"

@@ -1,0 +1,136 @@
+"""A little mass may go far: the steepest secant from an atom of a measure to anywhere in a ball."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.domains.ball import Ball
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.weighted import visible
+from howsmooth.transport.measures import DiscreteMeasure
+
+# Places to start from for every atom, steps of each, and the first step as a share of the radius.
+PLACES, STEPS, FIRST_STEP = 32, 60, 0.1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Secant:
+    r"""An atom, a place, and the slope :math:`D_F(i,y)/D(i,y)` between them.
+
+    Attributes:
+        slope: How far the output of the little mass is from where it was, over its own way.
+        atom: Which atom the little mass leaves.
+        place: Where it goes.
+    """
+
+    slope: float
+    atom: int
+    place: Float[Tensor, " d"]
+
+
+def steepest_secant(
+    attention: Attention, measure: DiscreteMeasure, *, radius: float, generator: torch.Generator | None = None
+) -> Secant:
+    r"""Search a ball for the place where a little mass of an atom moves furthest for its way.
+
+    A mass m that goes from :math:`x_i` to y costs :math:`\sqrt m\,D(i,y)` in :math:`W_2` and changes what others see by
+    O(m) only, so for every y the slope is a lower bound on the local constant of attention in :math:`W_2`. Mass may be
+    handed on: :math:`D^2` is the least sum of squared steps from :math:`x_i` over other atoms to y, :math:`D_F^2` the
+    same among outputs; under a mask over atoms of the same position. The search is by ascent from random places and
+    from other atoms: what it has not found may be larger.
+    """
+    if not 0 < radius < math.inf:
+        raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    ball, best = Ball(radius), Secant(slope=0.0, atom=0, place=measure.points[0])
+    ways = Ways.of(attention, measure)
+    for atom in range(len(measure)):
+        drawn = ball.draw(PLACES, 1, measure.points[0], generator)[:, 0]
+        places = ball.nearest(torch.cat((drawn, measure.points)))
+        found, slope = _climbed(ways, atom, places, ball)
+        if slope > best.slope:
+            best = Secant(slope=slope, atom=atom, place=found)
+    return best
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ways:
+    """A measure, what attention makes of it, and the cheapest ways between atoms and between outputs.
+
+    Attributes:
+        attention: The map.
+        measure: The measure.
+        outputs: What its atoms become.
+        before: The least sum of squared steps from atom to atom; infinite between positions that do not mix.
+        after: The same between outputs.
+    """
+
+    attention: Attention
+    measure: DiscreteMeasure
+    outputs: Float[Tensor, "n out"]
+    before: Float[Tensor, "n n"]
+    after: Float[Tensor, "n n"]
+
+    @classmethod
+    def of(cls, attention: Attention, measure: DiscreteMeasure) -> "Ways":
+        """Find the ways."""
+        with torch.no_grad():
+            outputs = attention.on(measure)(measure.points)
+            apart = torch.zeros(len(measure), len(measure), dtype=torch.bool, device=outputs.device)
+            if attention.positions.causal and measure.positions is not None:
+                apart = measure.positions[:, None] != measure.positions
+            before, after = (_handed_on(points, apart) for points in (measure.points, outputs))
+        return cls(attention=attention, measure=measure, outputs=outputs, before=before, after=after)
+
+    def slopes(self, atom: int, Y: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
+        """Return the slopes from an atom to places, and their gradients; zero where the place is the atom itself."""
+        x = self.measure.points
+        with torch.enable_grad():
+            Y = Y.detach().requires_grad_()
+            there = _outputs(self.attention, self.measure, atom, Y)
+            way, moved = _shortest(self.before[atom], x, Y), _shortest(self.after[atom], self.outputs, there)
+            far = way.detach().sqrt() > 1e-6 * (1 + x[atom].norm())  # nearer, differences are rounding
+            slope = (moved.clamp_min(1e-300) / torch.where(far, way, 1.0)).sqrt()
+            (gradient,) = torch.autograd.grad(slope.sum(), Y)
+        return torch.where(far, slope, 0.0).detach(), torch.where(far[:, None], gradient, 0.0).nan_to_num()
+
+
+def _handed_on(points: Float[Tensor, "n d"], apart: Tensor) -> Float[Tensor, "n n"]:
+    """Return the least sums of squared steps between points, by Floyd and Warshall."""
+    cost = (points[:, None] - points).square().sum(-1).masked_fill(apart, torch.inf)
+    for k in range(len(points)):
+        cost = torch.minimum(cost, cost[:, k, None] + cost[k])
+    return cost
+
+
+def _shortest(cost: Float[Tensor, " n"], points: Float[Tensor, "n d"], Y: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    """Return the least sum of squared steps to new places; ``cost`` is that to each point."""
+    return (cost + (Y[:, None] - points).square().sum(-1)).amin(-1)
+
+
+def _climbed(ways: Ways, atom: int, Y: Tensor, ball: Ball) -> tuple[Tensor, float]:
+    step = torch.full_like(Y[:, :1], FIRST_STEP * ball.radius)
+    value, gradient = ways.slopes(atom, Y)
+    for _step in range(STEPS):
+        trial = ball.nearest(Y + step * torch.nn.functional.normalize(gradient, dim=-1))
+        there, along = ways.slopes(atom, trial)
+        better = (there > value)[:, None]
+        Y, gradient = torch.where(better, trial, Y), torch.where(better, along, gradient)
+        value, step = torch.maximum(there, value), torch.where(better, 1.3 * step, 0.6 * step)
+    return Y[value.argmax()], float(value.max())
+
+
+def _outputs(f: Attention, mu: DiscreteMeasure, atom: int, Y: Tensor) -> Tensor:
+    r"""Return :math:`\Gamma_\mu` at places: atoms without mass, which see the measure and are seen by nobody."""
+    on = f.on(mu)
+    positions = on.positions
+    if mu.positions is not None and f.positions.causal:
+        positions = Positions(mask=visible(torch.cat((mu.positions, mu.positions[atom].expand(len(Y))))))
+    weights = torch.cat((mu.weights, torch.zeros_like(Y[:, 0])))
+    return dataclasses.replace(on, weights=weights, positions=positions)(torch.cat((mu.points, Y)))[len(mu) :]

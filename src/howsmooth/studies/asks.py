@@ -1,0 +1,191 @@
+"""What every question has: a key, a cost, a label, and with which others it is answered together."""
+
+import functools
+from collections.abc import Hashable
+from typing import Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from howsmooth.models.map_names import is_whole
+from howsmooth.studies.settings import Reading, Solver, Where, Window
+from howsmooth.studies.values import Value, fingerprint
+
+Matrix = tuple[tuple[float, ...], ...]
+# So many tokens of a text go through the model together: enough to be fast, few enough for the memory of a laptop.
+TOKENS = 4096
+# A map of many layers costs about so many times a part of one; how many layers there are the model knows alone.
+MANY = 10.0
+# Inputs of more tokens than this are products of large matrices, which torch's threads share without much waiting.
+LONG = 512
+
+
+class Ask(Value, frozen=True, tag_field="kind"):
+    """One thing to find out. Equal asks have equal keys, on every machine."""
+
+    @property
+    def key(self) -> str:
+        """A stable hash of all that tells this ask apart."""
+        return _key(self)
+
+    @property
+    def kind(self) -> str:
+        """Which kind of question it is: the name of its file."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def label(self) -> str:
+        """What is asked, in a few words."""
+        return self.kind
+
+    @property
+    def cost(self) -> float:
+        """The work, up to a factor that depends on the kind, the model and the machine."""
+        return 1.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is so large that it wants the whole machine: all threads work on it, and nothing beside it."""
+        return False
+
+    @property
+    def batch(self) -> Hashable:
+        """What asks that share their resources have in common; in which batch an ask is depends on nothing else."""
+        return self
+
+    @property
+    def cell(self) -> Hashable:
+        """What asks of a batch that are answered in one piece have in common: all or none of them are done."""
+        return ()
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Where it stands among the asks of its batch."""
+        return (self.key,)
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """What came of an ask; its numbers say by their names what they are worth."""
+
+
+class AtText(Ask, frozen=True, kw_only=True):
+    """A question about a part of a layer at one window of a text.
+
+    Attributes:
+        model: A name or folder that ``hs.load`` understands.
+        layer: Which attention layer.
+        map: Which part of it.
+        window: Which tokens.
+        where: Where to compute, and with which numbers.
+        reading: How the model is read, where its folder does not say.
+    """
+
+    model: str
+    layer: int
+    map: str = "attention"
+    window: Window
+    where: Where = Where()
+    reading: Reading = Reading()
+
+    @property
+    def label(self) -> str:
+        """The model, the layer or the map of many, and the length."""
+        place = self.map if is_whole(self.map) else f"layer {self.layer}"
+        return f"{self.model} {place}, {self.window.length} tokens"
+
+    @property
+    def cost(self) -> float:
+        """Projections grow with the length, attention weights with its square."""
+        return self.share * self.window.length * (500 + self.window.length)
+
+    @property
+    def share(self) -> float:
+        """How many times the work of one attention layer the map takes."""
+        return 0.3 if self.map.startswith("head:") else MANY if is_whole(self.map) else 1.0
+
+    @property
+    def alone(self) -> bool:
+        """Long inputs fill the memory and keep every core busy; another device has its own ways."""
+        return self.window.length > LONG or self.where.device not in ("", "cpu")
+
+    @property
+    def batch(self) -> Hashable:
+        """The windows that go through the model together, whatever layers and maps are asked for.
+
+        Maps of many layers keep what every layer needs for its products, so that fewer windows go together.
+        """
+        whole = is_whole(self.map)
+        together = max(1, (TOKENS // 4 if whole else TOKENS) // self.window.length)
+        window = replace(self.window, index=self.window.index // together)
+        return replace(self, layer=0, map="whole" if whole else "", window=window)
+
+    @property
+    def cell(self) -> Hashable:
+        """All windows at one layer and map take one iteration; so do all heads of a layer."""
+        return self.layer, "head" if self.map.startswith("head:") else self.map
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Layer by layer, head by head, window by window."""
+        name, _colon, number = self.map.partition(":")
+        return self.layer, name, int(number or 0) if number.isdecimal() else 0, self.window.index
+
+    @property
+    def length(self) -> int:
+        """How many tokens the window has."""
+        return self.window.length
+
+    @property
+    def group(self) -> "AtText":
+        """What asks that belong to one measurement have in common: all but the layer and the window."""
+        return replace(self, layer=0, window=replace(self.window, length=1, index=0))
+
+
+class AboutHead(Ask, frozen=True, kw_only=True):
+    """A question about attention itself, whatever its tokens: a part of a layer of a model, or matrices.
+
+    Attributes:
+        model: A name or folder that ``hs.load`` understands; or nothing, and then ``A`` and ``V`` are given.
+        layer: Which attention layer.
+        map: Which part of it.
+        biases: Whether its biases are kept; the paper's inputs are built from heads without them.
+        A: The form of a single head.
+        V: Its values.
+        length: How many tokens the input has.
+        radius: The radius of the ball that they lie in.
+        family: Of which family the model is, where its config.json does not say.
+        solver: How well norms are to be known, and the seed.
+    """
+
+    model: str = ""
+    layer: int = 0
+    map: str = "attention"
+    biases: bool = True
+    A: Matrix = ()
+    V: Matrix = ()
+    length: int
+    radius: Annotated[float, Meta(extra={"plural": "radii"})]
+    family: Annotated[str, Meta(extra={"plural": "families"})] = ""
+    solver: Solver = Solver()
+
+    @property
+    def label(self) -> str:
+        """The model and the layer, or that there is none, and the length."""
+        where = f"{self.model} layer {self.layer}" if self.model else "explicit head"
+        return f"{where}, {self.length} tokens"
+
+    @property
+    def cost(self) -> float:
+        """Like that of a window as long."""
+        return self.length * (500.0 + self.length)
+
+    @property
+    def alone(self) -> bool:
+        """As with windows of a text."""
+        return self.length > LONG
+
+
+# keys are asked for many times on the way of an ask through a sweep
+@functools.lru_cache(maxsize=100_000)
+def _key(ask: Ask) -> str:
+    return fingerprint(ask)

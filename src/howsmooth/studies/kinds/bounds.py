@@ -1,0 +1,59 @@
+"""Theorems about n tokens in a ball: the paper's bounds and ours, and what explicit inputs attain."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from howsmooth.errors import AssumptionError
+from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import Answer as AnyAnswer
+
+if TYPE_CHECKING:
+    from howsmooth.maps.attention import Attention
+    from howsmooth.studies.resources import Resources
+
+
+class Ask(AboutHead, frozen=True, kw_only=True, tag="bounds"):
+    """What is proven about attention on ``length`` tokens in the ball."""
+
+
+class Answer(AnyAnswer, frozen=True, kw_only=True):
+    """Bounds and values that inputs attain; none where a theorem does not apply, or an input does not exist.
+
+    Attributes:
+        discrete_upper: The paper's bound.
+        sharp_upper: The worst-case bound of ours.
+        discrete_lower: The paper's lower bound.
+        sharp_lower: Our lower bound.
+        two_point: What the paper's two points attain.
+        tied_pair: What a tied pair attains.
+    """
+
+    discrete_upper: float | None = None
+    sharp_upper: float | None = None
+    discrete_lower: float | None = None
+    sharp_lower: float | None = None
+    two_point: float | None = None
+    tied_pair: float | None = None
+
+
+def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+    """Go through the theorems, one ask after the other."""
+    return [_bounds(resources.attention(ask), ask.length, ask.radius) for ask in cell]
+
+
+def _bounds(f: "Attention", n: int, radius: float) -> Answer:
+    from howsmooth.theory.discrete import discrete_lower, discrete_upper, sharp_lower, sharp_upper
+    from howsmooth.theory.extremal import tied_pair, two_point
+
+    theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)
+    found = {theorem.__name__: _value(theorem, f, n=n, radius=radius) for theorem in theorems}
+    inputs = (two_point, tied_pair) if n > 2 else ()
+    return Answer(**found | {build.__name__: _value(build, f, n, radius) for build in inputs})
+
+
+def _value(find: Callable[..., Any], *subject: Any, **size: Any) -> float | None:
+    """Return a number, or nothing where the hypotheses of its theorem do not hold."""
+    try:
+        return find(*subject, **size).value
+    except AssumptionError:
+        return None

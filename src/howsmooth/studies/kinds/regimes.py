@@ -1,0 +1,56 @@
+"""One length on the way from few tokens to measures: the worst constant found, between bounds and plateau."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import Answer as AnyAnswer
+
+if TYPE_CHECKING:
+    from howsmooth.studies.resources import Resources
+
+
+class Ask(AboutHead, frozen=True, kw_only=True, tag="regimes"):
+    """How bad the constant gets at one length, and where the mean-field regime begins."""
+
+    @property
+    def cost(self) -> float:
+        """Places with masses stand for any number of tokens."""
+        return 1e4
+
+
+class Answer(AnyAnswer, frozen=True, kw_only=True):
+    """What is known at one length.
+
+    Attributes:
+        lower: The worst constant found.
+        upper: The bound for so many tokens; none if it overflows.
+        crossing: The length at which the two regimes meet; none if it overflows.
+        plateau: What measures attain; none if it overflows.
+        measures_upper: What no measure exceeds; none if it overflows.
+    """
+
+    lower: float
+    upper: float | None
+    crossing: float | None
+    plateau: float | None
+    measures_upper: float | None
+
+
+def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+    """Look at one length after the other."""
+    return [_look(ask, resources) for ask in cell]
+
+
+def _look(ask: Ask, resources: "Resources") -> Answer:
+    from howsmooth.search.regimes import regimes
+
+    found = regimes(resources.attention(ask), ask.radius, [ask.length])
+    (row,) = found.rows
+    return Answer(
+        lower=row.found,
+        upper=row.upper.value,
+        crossing=found.crossing,
+        plateau=found.lower.value,
+        measures_upper=found.upper.value,
+    )

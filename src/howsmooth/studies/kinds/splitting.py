@@ -1,0 +1,97 @@
+"""Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from howsmooth.errors import AssumptionError
+from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.asks import AtText
+from howsmooth.studies.settings import Solver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.maps.attention import Attention
+    from howsmooth.studies.resources import Resources
+
+EPS = 1e-3
+
+
+class Ask(AtText, frozen=True, kw_only=True, tag="splitting"):
+    """Whether a window splits.
+
+    Attributes:
+        solver: The seed of the attack.
+    """
+
+    solver: Solver = Solver()
+
+    @property
+    def cell(self) -> tuple[int, str]:
+        """One map of one layer: every window is looked at by itself."""
+        return self.layer, self.map
+
+
+class Answer(AnyAnswer, frozen=True, kw_only=True):
+    """What splitting gains over moving at one window.
+
+    Attributes:
+        move: The constant when whole tokens move.
+        split: The largest constant when one token is cut in two.
+        splits: Whether splitting gains.
+        decided: Whether it is decided: the error bars do not overlap.
+        atom: The token to cut.
+        move_ratio: The true ratio of distances that moving attains.
+        split_ratio: The true ratio of distances that splitting attains.
+        mean_radius: The root mean square norm of the tokens.
+        reach: The largest norm of a token.
+    """
+
+    move: float
+    split: float
+    splits: bool
+    decided: bool
+    atom: int
+    move_ratio: float
+    split_ratio: float
+    mean_radius: float
+    reach: float
+
+    @property
+    def value(self) -> float:
+        """The constant of the measure, split or not."""
+        return max(self.move, self.split)
+
+
+def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+    """Look at the windows of a cell in float64: ratios of small distances need the digits."""
+    import torch
+
+    from howsmooth.maps.attention import Attention
+
+    f, X = resources.entering(batch, cell)
+    if not isinstance(f, Attention):
+        raise AssumptionError(f"splitting is about attention alone, got the map {cell[0].map!r}.", field="map")
+    wide = f.to(torch.float64)
+    return [_look(ask, wide, x.double()) for ask, x in zip(cell, X, strict=True)]
+
+
+def _look(ask: Ask, f: "Attention", x: "Tensor") -> Answer:
+    from howsmooth.search.splitting import split_attack
+    from howsmooth.studies.resources import seeded
+    from howsmooth.transport.measures import DiscreteMeasure
+
+    measure = DiscreteMeasure.from_sequence(x, causal=f.positions.causal)
+    attack = split_attack(f, measure, eps=EPS, generator=seeded([ask]))
+    found, norms = attack.splitting, x.norm(dim=-1)
+    return Answer(
+        move=found.move,
+        split=found.split,
+        splits=found.splits,
+        decided=found.decided,
+        atom=found.atom,
+        move_ratio=attack.move_ratio,
+        split_ratio=attack.split_ratio,
+        mean_radius=float(norms.square().mean().sqrt()),
+        reach=float(norms.max()),
+    )

@@ -1,0 +1,165 @@
+"""The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.asks import AtText
+from howsmooth.studies.records import Record
+from howsmooth.studies.settings import Solver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.models.sites import Measurable
+    from howsmooth.spectral.estimates import NormEstimate
+    from howsmooth.spectral.operators import LinearOperator
+    from howsmooth.studies.resources import Resources
+
+# How many random directions say what noise does: enough for two digits, and a tenth of what the worst one takes.
+PROBES = 4
+
+
+class Ask(AtText, frozen=True, kw_only=True, tag="text"):
+    """How far the output of a part of a layer can move at one window.
+
+    Attributes:
+        solver: How well the constant is to be known.
+        certificate: Whether to prove a bound at this input too: slow, and far above the bracket.
+        released: Whether to record the quantity of the paper's released scripts too.
+    """
+
+    solver: Solver = Solver()
+    certificate: bool = False
+    released: bool = False
+
+    @property
+    def cost(self) -> float:
+        """A certificate takes three times as long as a bracket, a bare value half as long."""
+        return super().cost * (1.0 if self.solver.certify else 0.5) * (4.0 if self.certificate else 1.0)
+
+
+class Answer(AnyAnswer, frozen=True, kw_only=True):
+    r"""The local Lipschitz constant at one window.
+
+    Attributes:
+        lower: Attained by an explicit perturbation.
+        upper: Holds with the probability ``solver.confidence``; none if nothing is known from above.
+        steps: How many steps the solver took.
+        status: Why it stopped, in one word.
+        products: How many products with the Jacobian the whole cell took.
+        mean_radius: :math:`(\frac1n\sum_i|x_i|^2)^{1/2}` of the tokens that enter.
+        reach: The largest norm of a token.
+        typical: The root mean square gain of random perturbations.
+        local_upper: The certificate at this input, if it was asked for and the theory has one.
+        released_quantity: :math:`\|J^\top f(X)\|^{1/2}`, if it was asked for.
+        sensitivity: The share of the worst perturbation that each token holds.
+        response: The share of the response that each token holds.
+        leading: How many singular values exceed half of the largest, at least.
+    """
+
+    lower: float
+    upper: float | None = None
+    steps: int = 0
+    status: str = ""
+    products: int = 0
+    mean_radius: float = 0.0
+    reach: float = 0.0
+    typical: float | None = None
+    local_upper: float | None = None
+    released_quantity: float | None = None
+    sensitivity: tuple[float, ...] = ()
+    response: tuple[float, ...] = ()
+    leading: int = 0
+
+
+TextRecord = Record[Ask, Answer]
+
+
+def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+    """Measure one map of a layer at the windows of a cell, or all of its heads, in one iteration."""
+    maps = list(dict.fromkeys(ask.map for ask in cell))
+    if len(maps) == 1:
+        f, X = resources.entering(batch, cell)
+        return _measured(f, X, cell, [(i,) for i in range(len(cell))])
+    activations, indices = resources.activations(batch)
+    site = activations.sites[cell[0].layer]
+    if site.attention is not None and len(maps) == site.head_count:
+        f, X = activations.per_head(cell[0].layer)
+        return _measured(f, X, cell, [(indices.index(ask.window.index), _head(ask)) for ask in cell])
+    answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
+    return [next(answers[ask.map]) for ask in cell]
+
+
+def _head(ask: Ask) -> int:
+    return int(ask.map.removeprefix("head:"))
+
+
+def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequence[tuple[int, ...]]) -> list[AnyAnswer]:
+    """Measure a map at a batch of inputs; ``places`` says where in the batch each ask of the cell stands."""
+    from howsmooth.maps.attention import Attention
+    from howsmooth.spectral.autograd import linearise
+    from howsmooth.spectral.solvers import spectral_norm
+    from howsmooth.spectral.typical import typical_gain_of
+    from howsmooth.studies.resources import seeded
+    from howsmooth.theory.local import local_uppers
+
+    first, generator = cell[0], seeded(cell)
+    J = linearise(f, X)
+    estimate = norm_of(spectral_norm, J, solver=first.solver, generator=generator)
+    typical = typical_gain_of(J, samples=PROBES, generator=generator, known=estimate.random_gain).value
+    released = _released(f, X, J) if first.released else None
+    provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
+    proven = local_uppers(cast(Attention, f), X) if provable else None
+    return [
+        answer_at(
+            estimate[place],
+            # heads share the tokens of their window
+            X[place[0]].reshape(X.shape[-2:]),
+            typical=float(typical[place]),
+            local_upper=None if proven is None else proven[place[0]],
+            released_quantity=None if released is None else float(released[place]),
+        )
+        for place in places
+    ]
+
+
+def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, generator: Any) -> "NormEstimate":
+    """Call something that measures a norm as a solver is set."""
+    return measure(
+        *subject,
+        rtol=solver.rtol,
+        confidence=solver.confidence,
+        certify=solver.certify,
+        max_steps=solver.max_steps,
+        generator=generator,
+    )
+
+
+def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> Answer:
+    """Write down the constant at one input."""
+    norms = X.double().norm(dim=-1)
+    (steps,), (status,) = estimate.step_counts, estimate.statuses
+    return Answer(
+        lower=float(estimate.lower),
+        upper=float(estimate.upper),
+        steps=steps,
+        status=status.name.lower(),
+        products=estimate.products,
+        mean_radius=float(norms.square().mean().sqrt()),
+        reach=float(norms.max()),
+        sensitivity=tuple(estimate.token_sensitivity.tolist()),
+        response=tuple(estimate.token_response.tolist()),
+        leading=sum(estimate.leading),
+        **others,
+    )
+
+
+def _released(f: "Measurable", X: "Tensor", J: "LinearOperator") -> "Tensor":
+    r"""Return :math:`\|J^\top f(X)\|^{1/2}`: what iterating on the value instead of the tangent converges to."""
+    import torch
+
+    from howsmooth.spectral.vectors import norms
+
+    with torch.no_grad():
+        return norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt()

@@ -1,0 +1,1 @@
+"""What to ask: from a command, a file or the paper to asks that were checked."""

@@ -1,0 +1,125 @@
+"""Questions at windows of a text, checked against the model and the text before any work."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from howsmooth.errors import AssumptionError
+from howsmooth.models.base import Transformer
+from howsmooth.models.hub import check_tokenizer
+from howsmooth.models.inputs import Inputs
+from howsmooth.models.map_names import is_whole
+from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.models.sources import Source, read_source
+from howsmooth.studies.asks import AtText
+from howsmooth.studies.resources import Resources
+from howsmooth.studies.settings import Reading, Where, Window, Windows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ground:
+    """A model and a text, and which windows of it: what questions at a text stand on.
+
+    Attributes:
+        transformer: The model.
+        inputs: The text, as the model reads it.
+        windows: Which windows of it, one by one.
+        where: Where the model is, and with which numbers it computes.
+        reading: How the model was read.
+    """
+
+    transformer: Transformer
+    inputs: Inputs
+    windows: tuple[Window, ...]
+    where: Where
+    reading: Reading
+
+    def layers(self, layers: Sequence[int] | None, part: str) -> list[int]:
+        """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone.
+
+        Raises:
+            AssumptionError: If there is no such layer, or it does not have the part.
+        """
+        if is_whole(part):
+            first = self.transformer.check_map(part)
+            if layers is not None and set(layers) != {first}:
+                raise AssumptionError(
+                    f"the map {part!r} is one of many layers, measured once: leave the layers out.", field="layer"
+                )
+            return [first]
+        found = self._named(layers)
+        for layer in found:
+            self.transformer.check_map(part, layer)
+        return found
+
+    def _named(self, layers: Sequence[int] | None) -> list[int]:
+        if layers is None:
+            return list(range(len(self.transformer.sites)))
+        if not layers:
+            raise AssumptionError("layers must name at least one layer.", field="layer")
+        return [self.transformer.site(layer).layer for layer in sorted(set(layers))]
+
+    def each(self, kind: type[AtText], layers: Sequence[int], part: str, **others: Any) -> Iterator[AtText]:
+        """Yield the asks of a kind for every layer and window."""
+        for layer in layers:
+            for window in self.windows:
+                yield kind(
+                    model=self.transformer.name,
+                    layer=layer,
+                    map=part,
+                    window=window,
+                    where=self.where,
+                    reading=self.reading,
+                    **others,
+                )
+
+
+def ground(
+    model: str, windows: Windows, where: Where, reading: Reading, resources: Resources, *, parts: Sequence[str] = ()
+) -> Ground:
+    """Load a model and a text, and refuse what they do not have; cheap mistakes first.
+
+    Raises:
+        HowsmoothError: If anything asked for cannot be had.
+    """
+    for part in parts:
+        check_map_name(part)
+    where.check()
+    if reading.family:
+        check_family_name(reading.family)
+    if reading.tokenizer:
+        check_tokenizer(reading.tokenizer)
+    source = read_source(windows.source, windows.place)
+    check_device(where.device)
+    transformer = resources.transformer(model, where, reading)
+    inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
+    dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
+    return Ground(
+        transformer=transformer,
+        inputs=inputs,
+        windows=_windows(windows, source, inputs),
+        # the CPU has two names, and one key
+        where=replace(where, dtype=dtype, device="" if where.device == "cpu" else where.device),
+        reading=reading,
+    )
+
+
+def _windows(windows: Windows, source: Source, inputs: Inputs) -> tuple[Window, ...]:
+    """List the windows of a text, if it is long enough, or the sequences that are measured whole."""
+    if inputs.lengths is not None:
+        return tuple(windows.whole(source.digest, inputs.lengths))
+    for length in windows.lengths:
+        inputs.at([windows.sequences - 1], length=length, stride=windows.stride)
+    return tuple(windows.each(source.digest))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot compute on here."""
+    try:
+        torch.zeros(1, device=device or None).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        what = str(error).splitlines()[0].rstrip(".")
+        raise AssumptionError(f"the device {device!r} cannot be used: {what}.", field="device") from error

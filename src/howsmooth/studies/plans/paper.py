@@ -1,0 +1,296 @@
+"""Every figure of the paper as a study: what it asks, at the paper's sizes and at a tenth of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from howsmooth.errors import AssumptionError, nearest
+from howsmooth.models.text import read_text
+from howsmooth.studies.asks import Ask, AtText, Matrix
+from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, whole
+from howsmooth.studies.plans.pieces import pieces_of
+from howsmooth.studies.resources import Resources
+from howsmooth.studies.runs.facts import keep_ladders, keep_model
+from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.runs.reading import measurements
+from howsmooth.studies.runs.store import Store
+from howsmooth.studies.settings import Solver, Windows, command
+
+# Models that come in packages, and random ones as the paper's control: which layers of each.
+MODELS = {"minilm": (0, 2, 5), "smollm2": (0, 15, 29), "random:bert": (0, 6), "random:gpt2": (0, 6)}
+# How many layers each of them has.
+DEPTHS = {"minilm": 6, "smollm2": 30, "random:bert": 12, "random:gpt2": 12}
+# Inputs that are built from the weights.
+POINTS: tuple[Literal["two_point", "tied_pair"], ...] = ("two_point", "tied_pair")
+
+T = TypeVar("T", bound=AtText)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large the studies are.
+
+    Attributes:
+        lengths: The lengths of windows.
+        windows: How many windows of each length.
+        nested: The lengths of windows that begin at the same places.
+        adversarial: The lengths of inputs that are built from the weights.
+        heads: Which heads they are built from.
+        worst: The lengths of the worst case.
+        radii: Its radii.
+        climbs: The lengths at which a search climbs, and how many trials it gets.
+        regimes: The lengths on the way to measures.
+        splitting: The length of windows whose splitting is looked at, and how many there are.
+        atoms: How many atoms the worst measures may have.
+        whole: The lengths of windows for whole models, and how many there are of each.
+    """
+
+    lengths: tuple[int, ...]
+    windows: int
+    nested: tuple[int, ...]
+    adversarial: tuple[int, ...]
+    heads: tuple[int, ...]
+    worst: tuple[int, ...]
+    radii: tuple[float, ...]
+    climbs: tuple[tuple[int, ...], int]
+    regimes: tuple[int, ...]
+    splitting: tuple[int, int]
+    atoms: tuple[int, ...]
+    whole: tuple[tuple[int, ...], int]
+
+
+FULL = Sizes(
+    lengths=tuple(range(2, 99, 4)),
+    windows=10,
+    nested=(8, 16, 32, 64, 128, 256),
+    adversarial=tuple(range(7, 98, 5)),
+    heads=(0, 3, 6, 9),
+    worst=(4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    radii=(0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0),
+    climbs=((4, 8, 16, 32, 64), 100),
+    regimes=(3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 1_000_000),
+    splitting=(64, 10),
+    atoms=(2, 3, 4, 6),
+    whole=((8, 16, 32, 64, 128, 256), 4),
+)
+QUICK = Sizes(
+    lengths=(8, 16, 32, 64, 128),
+    windows=4,
+    nested=(8, 16, 32, 64, 128),
+    adversarial=(7, 12, 22, 42, 97),
+    heads=(0, 6),
+    worst=(4, 16, 64, 256, 1024),
+    radii=(0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0),
+    climbs=((4, 16), 30),
+    regimes=(3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000),
+    splitting=(32, 3),
+    atoms=(2, 3, 4),
+    whole=((8, 32, 128), 1),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of the paper, or a check that its readers ask for.
+
+    Attributes:
+        title: What it shows.
+        protocol: What the paper did, and what differs here.
+        asks: What there is to find out, for some models at some sizes.
+    """
+
+    title: str
+    protocol: str
+    asks: Callable[[Sizes, Sequence[str]], Iterator[Ask]]
+
+
+def _real(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+    """Measure windows of a real text, and record what the released scripts compute beside it."""
+    windows = Windows(lengths=sizes.lengths, sequences=sizes.windows)
+    for model in models:
+        for layer in MODELS.get(model, (0, 6)):
+            yield from _on_alice(text.Ask, windows, model=model, layer=layer, released=True, certificate=True)
+
+
+def _adversarial(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+    """Measure the paper's two points and our tied pairs: on the head they are built from, and on the whole layer."""
+    for model in models:
+        if model in ("smollm2", "random:bert"):
+            continue  # rotary scores are no form ⟨Ax, y⟩; one random model is enough
+        layer, radius = (2, 12.0) if model == "minilm" else (6, 10.0)
+        for head in sizes.heads:
+            for points in POINTS:
+                for n in sizes.adversarial:
+                    for part in (f"head:{head}", "attention"):
+                        yield extremal.Ask(
+                            model=model, layer=layer, map=part, points=points, head=head, length=n, radius=radius
+                        )
+
+
+def _worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+    """Bound the worst case on one pretrained head, against the length and against the radius."""
+    head: dict[str, Any] = {"model": "minilm", "layer": 2, "map": "head:0", "biases": False}
+    for n in sizes.worst:
+        yield bounds.Ask(length=n, radius=12.0, **head)
+    for radius in sizes.radii:
+        yield bounds.Ask(length=64, radius=radius, **head)
+    lengths, steps = sizes.climbs
+    for n in lengths:
+        yield ascent.Ask(length=n, radius=12.0, climb=steps, **head)
+
+
+def _regimes(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+    """Follow the worst constant of explicit heads from few tokens to measures."""
+    for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
+        for n in sizes.regimes:
+            V = _identity(1.0) if len(A) == 2 else _number(1.0)
+            yield regimes.Ask(A=A, V=V, length=n, radius=radius)
+
+
+def _splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+    """Look how often windows of a real text split, head by head and layer by layer."""
+    n, count = sizes.splitting
+    for layer in range(6):
+        for part in ("attention", *(f"head:{head}" for head in range(0, 12, 3))):
+            windows = Windows(lengths=(n,), sequences=count)
+            yield from _on_alice(splitting.Ask, windows, model="minilm", layer=layer, map=part)
+
+
+def _measures(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+    """Search for the worst measures on the line: few atoms, very unbalanced."""
+    for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
+        for atoms in sizes.atoms:
+            yield measures.Ask(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
+
+
+def _robustness(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+    """Let windows grow at the same places of a text, so that more tokens is all that changes."""
+    windows = Windows(lengths=sizes.nested, sequences=sizes.windows, stride=sizes.nested[-1])
+    for model in models:
+        for layer in MODELS.get(model, (0, 6)):
+            yield from _on_alice(text.Ask, windows, model=model, layer=layer)
+
+
+def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+    """Measure the blocks of whole models alone and together."""
+    lengths, count = sizes.whole
+    for model in models:
+        blocks = DEPTHS.get(model)
+        if blocks is None:
+            continue  # measure --whole has other models: their depth is known when they are loaded
+        windows = Windows(lengths=lengths, sequences=count)
+        for layer, part, size, solver in pieces_of(blocks, Solver()):
+            yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
+
+
+FIGURES = {
+    "real": Figure(
+        title="Real data: the constant against the length and the radius",
+        protocol=(
+            "The paper: bert-base-uncased, gpt2 and random GPT-2 on Alice and AG_NEWS, ten windows for each length, "
+            "the quantity ‖Jᵀf(X)‖^½. Here: MiniLM and SmolLM2 (4-bit weights) on Alice, random BERT and GPT-2, the "
+            "constant itself, and the released quantity beside it; others with --model."
+        ),
+        asks=_real,
+    ),
+    "adversarial": Figure(
+        title="Adversarial data: inputs built from one head",
+        protocol=(
+            "The paper: two points on an eigenvector of A, n = 2, 7, …, 97. Here the same points, and tied pairs, "
+            "built from the head without its biases and measured with them, on the head alone and on the whole layer."
+        ),
+        asks=_adversarial,
+    ),
+    "worst": Figure(
+        title="Worst case: bounds, witnesses and ascent",
+        protocol="The paper's bounds and ours for head 0 of layer 2 of MiniLM without its biases; not in the paper.",
+        asks=_worst,
+    ),
+    "regimes": Figure(
+        title="From few tokens to measures",
+        protocol="Explicit heads on the line and in the plane; the paper states the two regimes and draws neither.",
+        asks=_regimes,
+    ),
+    "splitting": Figure(
+        title="Mass splitting: on the line, and on real text",
+        protocol="The first version maps the line, A = −1, by search; here from the formula, and on MiniLM on Alice.",
+        asks=_splitting,
+    ),
+    "measures": Figure(
+        title="Worst measures by ascent",
+        protocol="The first version climbs on the constant of measures on the line; here with explicit starts too.",
+        asks=_measures,
+    ),
+    "whole": Figure(
+        title="Whole models: layers do not multiply",
+        protocol=(
+            "Not in the paper, which is about single layers: blocks alone, the product of their constants, the blocks "
+            "up to each layer, and those from each layer on."
+        ),
+        asks=_whole,
+    ),
+    "robustness": Figure(
+        title="What more tokens do to robustness",
+        protocol="Windows that begin at the same places and grow; not in the paper.",
+        asks=_robustness,
+    ),
+}
+# Figures that are drawn from the asks of others.
+ALSO = {"bounds": "real", "transition": "regimes"}
+ALSO_TITLES = {
+    "bounds": "Certificates: what the formula says, and what is measured",
+    "transition": "The transition between the two regimes",
+}
+
+
+def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
+    """Return the figures with these names; all of them if there are none.
+
+    Raises:
+        AssumptionError: If there is no figure of a name.
+    """
+    known = {name: FIGURES[ALSO.get(name, name)] for name in (*FIGURES, *ALSO)}
+    for name in names:
+        if name not in known:
+            raise AssumptionError(f"there is no figure {name!r}{nearest(name, known)}", field="figures")
+    return {name: known[name] for name in (tuple(names) or known)}
+
+
+def title_and_protocol(name: str) -> tuple[str, str]:
+    """Say what a figure shows; what the paper did for it, and what differs here."""
+    figure = FIGURES[ALSO.get(name, name)]
+    return ALSO_TITLES.get(name, figure.title), figure.protocol
+
+
+def _on_alice(kind: type[T], windows: Windows, **others: Any) -> Iterator[T]:
+    for window in windows.each(read_text().digest):
+        yield kind(window=window, **others)
+
+
+def _number(a: float) -> Matrix:
+    return ((a,),)
+
+
+def _identity(a: float) -> Matrix:
+    return ((a, 0.0), (0.0, a))
+
+
+def keep_figures(store: Store, asks: Mapping[str, Sequence[Ask]], words: Sequence[str]) -> None:
+    """Remember what each figure asks for: one plan for each kind, and for each model that is measured at a text."""
+    for figure, found in asks.items():
+        plans: dict[tuple[str, Ask | None], list[str]] = {}
+        for ask in found:
+            # a plan at a text makes one measurement
+            plans.setdefault((ask.kind, ask.group if isinstance(ask, text.Ask) else None), []).append(ask.key)
+        for (kind, _group), keys in plans.items():
+            store.keep_plan(Plan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
+
+
+def keep_models(store: Store, resources: Resources) -> None:
+    """Keep what is known about the models and layers that were measured at a text."""
+    records, plans = store.records(), store.plans()
+    for model in sorted({record.ask.model for record in records if isinstance(record.ask, AtText)}):
+        keep_model(store, resources.transformer(model))
+    for measurement in measurements(store, records, plans):
+        if measurement.records[0].ask.window.stride == 0:
+            keep_ladders(store, measurement, resources.transformer(measurement.model))

@@ -1,0 +1,1 @@
+"""What came of asks: kept in one file, read back as typed answers, summed up."""

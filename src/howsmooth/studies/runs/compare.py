@@ -1,0 +1,185 @@
+"""Two runs side by side: checkpoints, a quantised model against the original, two texts."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.runs.comparison import Comparison, Difference
+from howsmooth.studies.runs.matching import Place, by_place, cut, matched, nothing_shared, places_in_words, shared_maps
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.ratios import Ends, independent_ratio, paired_ratio
+from howsmooth.studies.runs.reading import Run, read_run
+from howsmooth.studies.runs.summary import mean_constant
+from howsmooth.wording import count
+
+Subject = str | os.PathLike[str] | Run | Measurement
+
+
+def compare(
+    first: Subject,
+    second: Subject,
+    *,
+    map: str | None = None,  # noqa: A002 what `measure` calls it
+    per_head: bool = False,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Tell how many times larger the constants of one run are than those of another, and which differences are real.
+
+    Windows of the same tokens are pairs: each is compared with itself, so that what differs from window to window
+    drops out. Where the texts differ, or are cut into other tokens, the windows are two independent samples. Windows
+    are taken for independent draws from a text. How intervals are made of them and of the error bar of each constant:
+    :func:`~howsmooth.studies.runs.ratios.paired_ratio`, :func:`~howsmooth.studies.runs.ratios.independent_ratio`.
+
+    All intervals hold together with the probability ``confidence``, each with 1 − (1 − ``confidence``)/k where there
+    are k of them (Bonferroni). Why not Holm's procedure, which finds a little more: it has no intervals that agree with
+    what it finds.
+
+    Args:
+        first: What the ratios are relative to: the folder of a run, what :func:`read_run` returned, or a measurement.
+        second: What is compared with it.
+        map: Which part of the layers, where the runs hold several; all of them by default.
+        per_head: Whether to compare single heads that were measured beside whole layers too.
+        confidence: The probability with which all intervals hold together.
+
+    Raises:
+        AssumptionError: If the runs have nothing in common, or it is not clear what to compare with what.
+        FileError: If a folder holds no run.
+    """
+    if not 0 < confidence < 1:
+        raise AssumptionError(f"confidence must lie strictly between 0 and 1, got {confidence}.", field="confidence")
+    left, right = _measured(first, "first"), _measured(second, "second")
+    names = _name(first, left), _name(second, right)
+    matches = [
+        _Match(before=a, after=b, per_head=per_head)
+        for part in shared_maps(left, right, map, names)
+        for a, b in matched([m for m in left if m.map == part], [m for m in right if m.map == part], part, names)
+    ]
+    samples = [sample for match in matches for sample in match.samples()]
+    if not samples:
+        raise AssumptionError(nothing_shared(names, left, right), field="second")
+    told = sum(sample.told for sample in samples)
+    # with each interval this sure, all of them hold together, however they depend on each other
+    each = 1 - (1 - confidence) / max(1, told)
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        rows=tuple(sample.difference(each) for sample in samples),
+        confidence=confidence,
+        notes=tuple(dict.fromkeys(note for match in matches for note in match.notes())),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """The windows of one part of a layer at one length, in two runs; of pairs, those that both have."""
+
+    models: tuple[str, str]
+    texts: tuple[str, str]
+    place: Place
+    paired: bool
+    before: Sequence[TextRecord]
+    after: Sequence[TextRecord]
+
+    @property
+    def positive(self) -> bool:
+        return all(record.answer.lower > 0 for record in (*self.before, *self.after))
+
+    @property
+    def told(self) -> bool:
+        """Whether there are windows enough for an interval."""
+        return self.positive and min(len(self.before), len(self.after)) > 1
+
+    def difference(self, confidence: float) -> Difference:
+        ratio = paired_ratio if self.paired else independent_ratio
+        part, layer, length = self.place
+        ends = [_ends(record) for record in self.before], [_ends(record) for record in self.after]
+        return Difference(
+            models=self.models,
+            texts=self.texts,
+            map=part,
+            layer=layer,
+            length=length,
+            windows=(len(self.before), len(self.after)),
+            paired=self.paired,
+            constants=(mean_constant(self.before), mean_constant(self.after)),
+            ratio=ratio(*ends, confidence=confidence) if self.positive else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """Two measurements of the same part of layers."""
+
+    before: Measurement
+    after: Measurement
+    per_head: bool
+
+    @property
+    def apart(self) -> str:
+        """Why windows with the same number are no pairs; nothing if they are."""
+        if cut(self.before) != cut(self.after):
+            same = self.before.records[0].ask.window.digest == self.after.records[0].ask.window.digest
+            return "the text is cut in two ways" if same else "the texts differ"
+        if self.before.records[0].ask.window.whole:  # a sentence is the same one, whatever its tokens are
+            return ""
+        shared = self.before.openings.keys() & self.after.openings.keys()
+        pairs = ((self.before.openings[place], self.after.openings[place]) for place in shared)
+        return "the tokens differ" if any(a != b for a, b in pairs if a and b) else ""
+
+    def samples(self) -> list[_Sample]:
+        left, right = self._places
+        found = [self._sample(place, left[place], right[place]) for place in left if place in right]
+        return [sample for sample in found if sample.before and sample.after]
+
+    def _sample(self, place: Place, before: Mapping[int, TextRecord], after: Mapping[int, TextRecord]) -> _Sample:
+        paired = not self.apart
+        both = before.keys() & after.keys()
+        return _Sample(
+            models=(self.before.model, self.after.model),
+            texts=(self.before.text, self.after.text),
+            place=place,
+            paired=paired,
+            before=[before[i] for i in sorted(both if paired else before)],
+            after=[after[i] for i in sorted(both if paired else after)],
+        )
+
+    @property
+    def _places(self) -> "tuple[dict[Place, dict[int, TextRecord]], dict[Place, dict[int, TextRecord]]]":
+        return by_place(self.before, self.per_head), by_place(self.after, self.per_head)
+
+    def notes(self) -> list[str]:
+        said = []
+        if self.apart:
+            said.append(f"{self.apart}, so windows are no pairs: intervals are of two independent samples, and wider")
+        left, right = self._places
+        for whose, alone in (("first", left.keys() - right.keys()), ("second", right.keys() - left.keys())):
+            if alone:
+                said.append(f"{count(len(alone), 'place')} of the {whose} run alone: {places_in_words(alone)}")
+        unfinished = (whose for whose, m in (("first", self.before), ("second", self.after)) if not m.complete)
+        return said + [f"the {whose} run is unfinished" for whose in unfinished]
+
+
+def _measured(subject: Subject, name: str) -> tuple[Measurement, ...]:
+    if isinstance(subject, Measurement):
+        return (subject,) if subject.records else ()
+    if isinstance(subject, str | os.PathLike):
+        subject = read_run(subject)
+    if not isinstance(subject, Run):
+        raise DtypeError(f"{name} must be a folder, a run or a measurement, got {type(subject).__name__}.", field=name)
+    return tuple(m for m in subject.measurements if m.records)
+
+
+def _name(subject: Subject, measurements: Sequence[Measurement]) -> str:
+    """Call a run by its folder; what was never kept by what it measured."""
+    if isinstance(subject, str | os.PathLike):
+        return os.fspath(subject)
+    runs = list(dict.fromkeys(m.run or f"{m.model} on {m.text}" for m in measurements))
+    return ", ".join(runs) or "an empty run"
+
+
+def _ends(record: TextRecord) -> Ends:
+    upper = record.answer.upper
+    return record.answer.lower, math.inf if upper is None else upper

@@ -1,0 +1,200 @@
+"""Layers do not multiply: the product of what blocks do alone against what they do together, layer by layer."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
+
+from howsmooth.markup import paragraph
+from howsmooth.markup import table as table_html
+from howsmooth.studies.kinds.whole import WholeRecord
+from howsmooth.studies.runs.measurement import fitted
+from howsmooth.wording import aligned, count, number, power_of_ten
+
+# Columns that leave a narrow terminal, the first ones first.
+EXPENDABLE = ("typical from here", "gap", "from here", "typical to here")
+# Beyond this a float has no number, and before that nobody wants to count the digits.
+MANY_DIGITS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    r"""What is known at one layer: geometric means over the windows, so that products of means are means of products.
+
+    Attributes:
+        layer: Which layer.
+        block: The constant of its block alone.
+        log_product: :math:`\log_{10}` of the product of the constants of all blocks up to here.
+        to: The constant of all blocks up to here, together.
+        typical_to: What they multiply random noise by.
+        onward: The constant of everything from what enters this layer to the end of the model.
+        typical_onward: What that multiplies random noise by.
+    """
+
+    layer: int
+    block: float
+    log_product: float
+    to: float
+    typical_to: float | None
+    onward: float
+    typical_onward: float | None
+
+    @property
+    def log_gap(self) -> float:
+        r""":math:`\log_{10}` of how many times too large the product is."""
+        return self.log_product - math.log10(self.to) if self.to > 0 else math.inf
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What a table says of it."""
+        return {
+            "layer": str(self.layer),
+            "block": number(self.block),
+            "product": large(self.log_product),
+            "to here": number(self.to),
+            "gap": large(self.log_gap),
+            "typical to here": _optional(self.typical_to),
+            "from here": number(self.onward),
+            "typical from here": _optional(self.typical_onward),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Composition:
+    """What the blocks of a model do alone and together, at windows of one length.
+
+    Attributes:
+        model: Which model.
+        text: Which text.
+        length: How many tokens the windows have.
+        windows: How many there are.
+        depths: What is known at each layer, as far as it is known.
+    """
+
+    model: str
+    text: str
+    length: int
+    windows: int
+    depths: tuple[Depth, ...]
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        return f"{self.model} as a whole on {self.text}, {count(self.windows, 'window')} of {self.length} tokens"
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in a sentence."""
+        first, last = self.depths[0], self.depths[-1]
+        typical = "" if first.typical_onward is None else f", a random one {number(first.typical_onward)}-fold"
+        return (
+            f"At {count(self.length, 'token')} the constants of the {count(len(self.depths), 'block')} of {self.model} "
+            f"multiply to {large(last.log_product)}; the whole model multiplies the worst perturbation by "
+            f"{number(first.onward)}{typical}."
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.depths[0].cells)
+
+    def __repr__(self) -> str:
+        """Show the table as plain text."""
+        rows = [self.columns, *([depth.cells[name] for name in self.columns] for depth in self.depths)]
+        return "\n".join((self.title, *aligned(rows)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Render in a rich console."""
+        yield Text(self.title, style="bold")
+        yield fitted([depth.cells for depth in self.depths], self.columns, EXPENDABLE, console, options)
+        yield Text(LEGEND, style="dim")
+
+    def _repr_html_(self) -> str:
+        cells = ([depth.cells[name] for name in self.columns] for depth in self.depths)
+        return table_html(self.columns, cells, caption=self.title) + paragraph(self.sentence) + paragraph(LEGEND)
+
+
+LEGEND = (
+    "Block: the constant of one block alone. Product: of all blocks up to here. To here: of these blocks together. "
+    "Gap: how many times too large the product is. From here: of everything from what enters this block to the end of "
+    "the model. Typical: what random noise is multiplied by. Blocks together are known to 1 %; geometric means over "
+    "the windows."
+)
+
+
+def compositions(records: Iterable[WholeRecord]) -> list[Composition]:
+    """Return what is known of each model, text and length, the shortest windows first."""
+    groups: dict[tuple[str, str, int], list[WholeRecord]] = {}
+    for record in records:
+        groups.setdefault((record.ask.model, record.ask.window.text, record.ask.length), []).append(record)
+    found = (_composed(place, some) for place, some in sorted(groups.items()))
+    return [composition for composition in found if composition.depths]
+
+
+def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Composition:
+    model, text, length = place
+    by_map: dict[tuple[str, int], list[WholeRecord]] = {}
+    for record in records:
+        by_map.setdefault((record.ask.map, record.ask.layer), []).append(record)
+    depths, log_product, layer = [], 0.0, 0
+    # an unfinished run ends at the first layer that lacks something
+    while (depth := _depth(by_map, layer, log_product)) is not None:
+        depths.append(depth)
+        log_product, layer = depth.log_product, layer + 1
+    windows = len({record.ask.window.index for record in records})
+    return Composition(model=model, text=text, length=length, windows=windows, depths=tuple(depths))
+
+
+def _depth(by_map: dict[tuple[str, int], list[WholeRecord]], layer: int, log_product: float) -> Depth | None:
+    block, to, onward = (
+        by_map.get(place) for place in (("block", layer), (f"to:{layer}", 0), (f"from:{layer}", layer))
+    )
+    if block is None or to is None or onward is None:
+        return None
+    alone = _mean(block, _worst)
+    if alone is None:
+        return None
+    return Depth(
+        layer=layer,
+        block=alone,
+        log_product=log_product + (math.log10(alone) if alone > 0 else -math.inf),
+        to=_mean(to, _worst) or 0.0,
+        typical_to=_mean(to, _typical),
+        onward=_mean(onward, _worst) or 0.0,
+        typical_onward=_mean(onward, _typical),
+    )
+
+
+def _worst(record: WholeRecord) -> float | None:
+    return record.answer.lower
+
+
+def _typical(record: WholeRecord) -> float | None:
+    return record.answer.typical
+
+
+def _mean(records: Sequence[WholeRecord], value: Callable[[WholeRecord], float | None]) -> float | None:
+    """Return the geometric mean of what is known."""
+    found = [number for record in records if (number := value(record)) is not None]
+    if not found:
+        return None
+    return math.exp(sum(map(math.log, found)) / len(found)) if min(found) > 0 else 0.0
+
+
+def large(log10: float) -> str:
+    """Write a number by its decimal logarithm, which may be far beyond a float.
+
+    Example:
+        >>> large(math.log10(410_000)), large(1000.5), large(math.inf)
+        ('410,000', '3.16·10¹⁰⁰⁰', '∞')
+    """
+    if math.isinf(log10) or abs(log10) < MANY_DIGITS:
+        return number(10**log10 if log10 < math.inf else math.inf)
+    power = math.floor(log10)
+    return f"{number(10 ** (log10 - power))}·{power_of_ten(power)}"
+
+
+def _optional(value: float | None) -> str:
+    return "—" if value is None else number(value)

@@ -1,0 +1,174 @@
+"""How a constant grows with the length: an exponent with its interval, and whether a power law describes the data."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc, stdtrit
+
+from howsmooth.errors import AssumptionError
+from howsmooth.markup import paragraph
+
+RESAMPLES = 2000
+# A power law is doubted when data that follow one would deviate as much in one case of a hundred.
+DOUBTFUL = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    r"""A power law :math:`c\,n^\alpha` fitted to values at several lengths.
+
+    Attributes:
+        exponent: :math:`\alpha`, the slope of log value on log n by least squares.
+        low: The lower end of the interval.
+        high: The upper end.
+        factor: c.
+        confidence: The probability that the interval aims at.
+        lack_of_fit: The p-value of the lack-of-fit test; none where it cannot be taken.
+        exponents: The slopes between neighbouring lengths.
+        note: What to know about the fit, or nothing.
+    """
+
+    exponent: float
+    low: float
+    high: float
+    factor: float
+    confidence: float
+    lack_of_fit: float | None
+    exponents: tuple[float, ...]
+    note: str
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the data deviate from a power law by more than their scatter explains."""
+        return self.lack_of_fit is not None and self.lack_of_fit < DOUBTFUL
+
+    def at(self, n: float) -> float:
+        """Return the value of the fitted law."""
+        return self.factor * n**self.exponent
+
+    def _repr_html_(self) -> str:
+        interval = f"[{self.low:.3f}, {self.high:.3f}] ({100 * self.confidence:g} %)"
+        said = f"Note: {self.note}." if self.note else ""
+        return paragraph(f"{self.factor:.4g} · n^{self.exponent:.3f}, exponent in {interval}. {said}".rstrip())
+
+
+def growth(
+    values: Mapping[int, Sequence[float]], *, confidence: float = 0.95, seed: int = 0, resamples: int = RESAMPLES
+) -> Growth:
+    r"""Fit :math:`c\,n^\alpha` to positive values at several lengths n.
+
+    Least squares of :math:`\log v` on :math:`\log n`. The interval is the percentile bootstrap over windows: each
+    resample draws, at every length, as many windows as there are, with replacement; its width is enlarged by
+    :math:`\sqrt{m/(m-1)}` for m windows at each length, since a resample knows its own mean too well; it is never
+    narrower than the t-interval of Welch and Satterthwaite, which few windows of unequal scatter need. Both take
+    windows as independent: where neighbouring windows of one text are alike, the interval is too narrow. Whether a line
+    describes the data is asked of the classical lack-of-fit test: the scatter of the means at each length around the
+    line against the scatter of windows around their mean.
+
+    Args:
+        values: For each length, the value of every window.
+        confidence: The probability that the interval aims at.
+        seed: The seed of the resampling.
+        resamples: How many resamples to draw.
+
+    Raises:
+        AssumptionError: If there are fewer than two lengths, or a value is not positive and finite.
+
+    Example:
+        >>> law = growth({n: [3 * n**0.25] * 4 for n in (8, 16, 32, 64)})
+        >>> round(law.exponent, 6), round(law.factor, 6)
+        (0.25, 3.0)
+    """
+    if len(values) < 2:
+        raise AssumptionError(f"an exponent needs at least two lengths, got {len(values)}.")
+    if min(values) < 1:
+        raise AssumptionError(f"lengths must be at least 1, got {min(values)}.")
+    if not all(len(found) and all(0 < value < math.inf for value in found) for found in values.values()):
+        raise AssumptionError("a power law needs positive, finite values at every length.")
+    if not 0 < confidence < 1:
+        raise AssumptionError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    if resamples < 1:
+        raise AssumptionError(f"resamples must be at least 1, got {resamples}.")
+    lengths = sorted(values)
+    logs = [np.log(np.asarray(values[n], dtype=float)) for n in lengths]
+    x = np.log(np.asarray(lengths, dtype=float))
+    slope, height = _line(x, logs)
+    low, high = _interval(x, logs, slope, confidence, seed, resamples)
+    means = np.asarray([log.mean() for log in logs])
+    p = _lack_of_fit(x, logs, slope, height)
+    steps = tuple(float(s) for s in np.diff(means) / np.diff(x))
+    return Growth(
+        exponent=slope,
+        low=low,
+        high=high,
+        factor=float(np.exp(height)),
+        confidence=confidence,
+        lack_of_fit=p,
+        exponents=steps,
+        note=_note(lengths, logs, steps, p),
+    )
+
+
+def _line(x: NDArray, logs: Sequence[NDArray]) -> tuple[float, float]:
+    counts = np.asarray([len(log) for log in logs], dtype=float)
+    means = np.asarray([log.mean() for log in logs])
+    centre = np.average(x, weights=counts)
+    slope = float((counts * (x - centre)) @ means / ((counts * (x - centre)) @ (x - centre)))
+    return slope, float(np.average(means, weights=counts) - slope * centre)
+
+
+def _interval(
+    x: NDArray, logs: Sequence[NDArray], slope: float, confidence: float, seed: int, resamples: int
+) -> tuple[float, float]:
+    rng = np.random.default_rng(seed)
+    counts = np.asarray([len(log) for log in logs], dtype=float)
+    # the slope is linear in the means: resample those, all at once
+    means = np.stack([log[rng.integers(len(log), size=(resamples, len(log)))].mean(1) for log in logs], axis=1)
+    enlarged = [np.sqrt(m / (m - 1)) if m > 1 else 1.0 for m in counts]
+    means = np.asarray([log.mean() for log in logs]) + (means - [log.mean() for log in logs]) * enlarged
+    centre = np.average(x, weights=counts)
+    lever = counts * (x - centre) / ((counts * (x - centre)) @ (x - centre))
+    ends = np.quantile(means @ lever, [(1 - confidence) / 2, (1 + confidence) / 2])
+    wide = _welch(lever, logs, confidence)
+    return min(float(ends[0]), slope - wide), max(float(ends[1]), slope + wide)
+
+
+def _welch(lever: NDArray, logs: Sequence[NDArray], confidence: float) -> float:
+    """Return half the width of the t-interval for independent windows whose scatter differs between lengths."""
+    parts = [
+        (w**2 * log.var(ddof=1) / len(log), len(log) - 1) for w, log in zip(lever, logs, strict=True) if len(log) > 1
+    ]
+    variance = sum(part for part, _freedom in parts)
+    if not variance > 0:
+        return 0.0
+    # Welch and Satterthwaite: how many windows the sum of unequal variances is worth
+    freedom = variance**2 / sum(part**2 / freedom for part, freedom in parts)
+    return float(stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(variance))
+
+
+def _lack_of_fit(x: NDArray, logs: Sequence[NDArray], slope: float, height: float) -> float | None:
+    lengths, total = len(logs), sum(len(log) for log in logs)
+    within = sum(float(((log - log.mean()) ** 2).sum()) for log in logs)
+    if lengths < 3 or total == lengths:
+        return None
+    # windows that agree to the last digit still scatter by rounding: a line is not blamed for that
+    size = 1 + max(float(np.abs(log).max()) for log in logs) + abs(slope) * float(x.max())
+    within = max(within, (total - lengths) * (64 * np.finfo(float).eps * size) ** 2)
+    around = sum(len(log) * float(log.mean() - height - slope * t) ** 2 for t, log in zip(x, logs, strict=True))
+    ratio = (around / (lengths - 2)) / (within / (total - lengths))
+    return float(fdtrc(lengths - 2, total - lengths, ratio))
+
+
+def _note(lengths: Sequence[int], logs: Sequence[NDArray], steps: Sequence[float], p: float | None) -> str:
+    said = []
+    if min(len(log) for log in logs) < 2:
+        said.append("one window at a length: the interval does not show its scatter")
+    if p is not None and p < DOUBTFUL:
+        said.append(
+            f"no power law (p = {p:.1g}): the exponent is {steps[0]:.2f} between {lengths[0]} and {lengths[1]} tokens "
+            f"and {steps[-1]:.2f} between {lengths[-2]} and {lengths[-1]}"
+        )
+    return "; ".join(said)

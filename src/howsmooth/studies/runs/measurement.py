@@ -1,0 +1,251 @@
+"""What a measurement of a model returns: every record, and the answer for each layer."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement as Width
+from rich.table import Table
+from rich.text import Text
+
+from howsmooth.markup import paragraph
+from howsmooth.markup import table as table_html
+from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.runs.summary import LayerSummary
+from howsmooth.studies.values import to_json
+from howsmooth.wording import aligned, count, percent
+
+# Columns that leave a narrow terminal, the first ones first; the others always fit.
+EXPENDABLE = ("R", "range", "95 %", "certificate", "any input", "exponent")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Measurement:
+    """How smooth each attention layer of a model is on a text.
+
+    Attributes:
+        model: Which model.
+        text: Which text.
+        map: Which part of each layer.
+        records: One for each layer, length and window, in that order.
+        heads: Likewise for single heads, if they were asked for; the map of an ask says which head.
+        layers: The answer for each layer.
+        notes: What the reader has to know: quantised weights, maps without a closed form, and the like.
+        tokens: The tokens of the first window of the longest length, in words.
+        openings: The first few tokens of each window, by length and index.
+        run: The folder with the records; none if they were not kept.
+        planned: How many records there will be when all is done.
+        commands: What to type to measure the same again.
+    """
+
+    model: str
+    text: str
+    map: str
+    records: tuple[TextRecord, ...]
+    heads: tuple[TextRecord, ...] = ()
+    layers: tuple[LayerSummary, ...]
+    notes: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    openings: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+    run: str | None = None
+    planned: int
+    commands: tuple[str, ...] = ()
+
+    def at(self, *, layer: int | None = None, length: int | None = None) -> tuple[TextRecord, ...]:
+        """Return the records of a layer, or of a length, or of both."""
+        return tuple(r for r in self.records if layer in (None, r.ask.layer) and length in (None, r.ask.length))
+
+    def chart(self, name: str = "length", *, layer: int | None = None) -> Any:
+        """Draw one chart, as :func:`howsmooth.draw` names them: ``length``, ``radius``, ``layers``, ``heads``, ….
+
+        Args:
+            name: Which chart; a part of its name is enough.
+            layer: Which layer, for charts of one layer; the least smooth by default.
+        """
+        # charts are drawn one room further on; by its name, since nothing here depends on it
+        return importlib.import_module("howsmooth.report.figures").draw(self, name, layer=layer)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that were measured."""
+        return tuple(sorted({record.ask.length for record in self.records}))
+
+    @property
+    def missing(self) -> int:
+        """How many records are planned and not there."""
+        return max(0, self.planned - len(self.records) - len(self.heads))
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was planned is done."""
+        return self.missing == 0
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all layers were measured at one length in common."""
+        return len({layer.length for layer in self.layers}) <= 1
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        lengths = {layer.lengths for layer in self.layers}
+        sizes = f"n = {lengths.pop()} tokens" if len(lengths) == 1 else "the longest windows of each layer"
+        counts = {layer.windows for layer in self.layers}
+        windows = f"{count(counts.pop(), self.thing)} of " if len(counts) == 1 and "n = " in sizes else ""
+        return f"{self.model} on {self.text}: {self.map!r} at {windows}{sizes}"
+
+    @property
+    def thing(self) -> str:
+        """What was measured at, such as a window of a text, a sentence or a picture."""
+        window = self.records[0].ask.window if self.records else None
+        if window is None or not window.whole:
+            return "window"
+        return {"sentences": "sentence", "images": "picture"}.get(window.source, "sequence")
+
+    @property
+    def legend(self) -> str:
+        """What the columns mean and what the numbers are worth."""
+        pairs = [(r.answer.upper, r.answer.lower) for r in self.records if r.answer.upper and r.answer.lower]
+        widest = max((upper / lower for upper, lower in pairs), default=1.0)
+        worth = percent(self.records[0].ask.solver.confidence) if self.records else "—"
+        return (
+            "Typical: what random perturbations are multiplied by. Worst: what the worst one is multiplied by (mean "
+            f"over {self.thing}s); attained at each {self.thing}, and within a factor of {widest:.4f} of the truth "
+            f"({worth} each). "
+            "Any input: a proven bound for any tokens of norm at most R, the mean radius of those in the text. "
+            "The worst grows like n^exponent; a question mark says that no power law describes it."
+        )
+
+    @property
+    def accuracy(self) -> str:
+        """How near the constants are to the truth, in a sentence."""
+        pairs = [(r.answer.upper, r.answer.lower) for r in self.records if r.answer.upper and r.answer.lower]
+        if len(pairs) < len(self.records):
+            return "Every constant is attained at its window; from above, not all of them are known."
+        widest, worth = max(upper / lower for upper, lower in pairs), percent(self.records[0].ask.solver.confidence)
+        near = f"within a factor of {widest:.4f} of the truth ({worth} each)"
+        return f"Every constant is attained at its window, and {near}."
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What is not there yet, to be told before any number."""
+        said = []
+        if not self.complete:
+            said.append(f"unfinished: {self.missing} of {self.planned} records are missing; the same command goes on")
+        if not self.comparable:
+            said.append("the layers were not measured at one length in common, so they cannot be compared yet")
+        return tuple(said)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What to know of the numbers that are there."""
+        said = list(self.notes)
+        if len(self.commands) > 1:
+            said.append(
+                f"{len(self.commands)} commands asked for these records, at other layers or windows each; all of them "
+                "are summed up together"
+            )
+        open_ends = sum(r.answer.status not in ("converged", "invariant", "zero") for r in self.records)
+        if open_ends and self.records[0].ask.solver.certify:
+            said.append(f"{open_ends} of {len(self.records)} brackets did not close: their upper ends are loose")
+        said += [f"layer {s.layer}: {s.growth.note}" for s in self.layers if s.growth is not None and s.growth.note]
+        return tuple(said)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the numbers has to know."""
+        return self.gaps + self.doubts
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that have something to say."""
+        rows = [layer.cells for layer in self.layers]
+        names = list(rows[0]) if rows else []
+        alike = {name for name in ("n", "windows") if len({row[name] for row in rows}) == 1}  # the title says it
+        return [name for name in names if name not in alike and any(row[name] != "—" for row in rows)]
+
+    def __repr__(self) -> str:
+        """Show the answer for each layer as plain text."""
+        rows = [self.columns, *([layer.cells[name] for name in self.columns] for layer in self.layers)]
+        return "\n".join((self.title, *aligned(rows), *(f"Note: {remark}." for remark in self.remarks)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Render in a rich console: the answer, what it is worth, and what to know."""
+        # names may hold brackets, which are no markup
+        yield Text(self.title, style="bold")
+        yield fitted([layer.cells for layer in self.layers], self.columns, EXPENDABLE, console, options)
+        yield Text(self.legend, style="dim")
+        yield from (Text(f"Note: {remark}.", style="yellow") for remark in self.remarks)
+
+    def _repr_html_(self) -> str:
+        cells = ([layer.cells[name] for name in self.columns] for layer in self.layers)
+        answer = table_html(self.columns, cells, caption=self.title)
+        said = "".join(paragraph(f"Note: {remark}.") for remark in self.remarks)
+        return answer + paragraph(self.legend) + said
+
+    def to_json(self) -> str:
+        """Return one JSON object; a number without end is null."""
+        return to_json(
+            {
+                "model": self.model,
+                "text": self.text,
+                "map": self.map,
+                "run": self.run,
+                "planned": self.planned,
+                "complete": self.complete,
+                "notes": self.notes,
+                "layers": [layer.as_row() for layer in self.layers],
+                "records": [as_row(record) for record in self.records],
+                "heads": [as_row(record) for record in self.heads],
+            }
+        )
+
+
+def as_row(record: TextRecord) -> dict[str, Any]:
+    """Return the fields of a record at a text that the command line prints as JSON."""
+    ask, answer = record.ask, record.answer
+    row = {
+        "layer": ask.layer,
+        "map": ask.map,
+        "length": ask.length,
+        "window": ask.window.index,
+        "lower": answer.lower,
+        "upper": answer.upper,
+        "confidence": ask.solver.confidence,
+        "steps": answer.steps,
+        "status": answer.status,
+        "radius": answer.mean_radius,
+        "reach": answer.reach,
+        "typical": answer.typical,
+        "local_upper": answer.local_upper,
+    }
+    return row | ({"released": answer.released_quantity} if ask.released else {})
+
+
+def fitted(
+    rows: Sequence[dict[str, str]],
+    columns: Sequence[str],
+    expendable: Sequence[str],
+    console: Console,
+    options: ConsoleOptions,
+) -> Table:
+    """Return a table that is no wider than the terminal: columns leave before digits do."""
+    kept = list(columns)
+    leaving = [name for name in expendable if name in kept]
+    while True:
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        for name in kept:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in kept))
+        wide = Width.get(console, options.update(max_width=10_000), table).maximum
+        if wide <= options.max_width or not leaving:
+            return table
+        kept.remove(leaving.pop(0))
+
+
+def least_smooth(layers: Sequence[LayerSummary]) -> LayerSummary:
+    """Return the layer with the largest constant."""
+    return max(layers, key=lambda layer: layer.constant)

@@ -1,0 +1,270 @@
+"""How and where things are measured: each setting is one frozen value, from the command line to the key of a record."""
+
+import functools
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.spectral.settings import check_solver
+from howsmooth.studies.values import ASIDE, Value, default_of, leaves
+
+ALICE = "alice"
+LENGTHS = (8, 16, 32, 64, 128, 256)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+# Numbers of which a norm to three digits can be had; weights of half precision are measured in float32.
+MEASURED = ("float32", "float64")
+# Where inputs come from, by the field of Windows that says so; a text unless another is given.
+SOURCES = ("text", "token_ids", "sentences", "images")
+
+
+class Solver(Value, frozen=True, kw_only=True):
+    """How well a norm is to be known.
+
+    Attributes:
+        rtol: The bracket to reach: upper / lower ≤ 1 + rtol.
+        confidence: The probability, over the random start, with which the upper end holds.
+        certify: Whether to go on until the bracket closes.
+        max_steps: When to give up.
+        seed: The seed of everything random.
+    """
+
+    rtol: Annotated[float, Meta(description="The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3
+    confidence: Annotated[
+        float,
+        Meta(description="The probability of upper ends; 0.999999999 costs a few steps more."),
+    ] = 0.999
+    certify: Annotated[bool, Meta(description="Whether to go on until the bracket closes.")] = True
+    max_steps: Annotated[int, Meta(description="When the solver gives up.")] = 200
+    seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no solver can reach."""
+        check_solver(rtol=self.rtol, confidence=self.confidence, max_steps=self.max_steps)
+        if not 0 <= self.seed < 2**63:
+            raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {self.seed}.", field="seed")
+
+
+class Where(Value, frozen=True, kw_only=True):
+    """Where to compute, and with which numbers.
+
+    Attributes:
+        device: As torch names it; nothing for the CPU.
+        dtype: The numbers to compute with; nothing for those of the model.
+        threads: How many threads a product uses; nothing for torch's own choice. Sums in another order differ in the
+            last bit, which is no reason to measure again.
+    """
+
+    device: Annotated[str, Meta(description="Where to compute, as torch names it.")] = ""
+    dtype: Annotated[str, Meta(description="The numbers to compute with; those of the model by default.")] = ""
+    threads: Annotated[int | None, Meta(description="How many threads a product uses."), ASIDE] = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that there are not."""
+        if self.dtype and self.dtype not in DTYPES:
+            raise DtypeError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.", field="dtype")
+        if self.threads is not None and self.threads < 1:
+            raise AssumptionError(f"threads must be at least 1, got {self.threads}.", field="threads")
+
+    def check(self) -> None:
+        """Refuse numbers that nothing is measured with; an old record may have them.
+
+        Raises:
+            DtypeError: If the numbers are of half precision.
+        """
+        if self.dtype and self.dtype not in MEASURED:
+            raise DtypeError(
+                f"dtype must be one of {', '.join(MEASURED)}, got {self.dtype!r}: half precision knows a norm to two "
+                "digits. Weights of half precision are exact in float32, which they are measured in.",
+                field="dtype",
+            )
+
+
+class Reading(Value, frozen=True, kw_only=True):
+    """How a model is read, where its folder does not say.
+
+    Attributes:
+        family: Of which family it is; nothing for what its config.json says.
+        tokenizer: A folder or hub id whose tokenizer reads the text; nothing for the model's own.
+    """
+
+    family: Annotated[
+        str,
+        Meta(
+            description="The family of a model whose config.json has no model_type.",
+            extra={"metavar": "bert", "plural": "families"},
+        ),
+    ] = ""
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="A folder or hub id with the tokenizer; the model's own by default.", extra={"metavar": "DIR"}
+        ),
+    ] = ""
+
+
+class Windows(Value, frozen=True, kw_only=True):
+    """At which inputs: windows of a text, consecutive, from its beginning, some of each length; or sequences, whole.
+
+    Attributes:
+        text: A file, or ``alice``.
+        token_ids: Numbers of tokens in place of a text: one long row, cut as a text is, or rows, each measured whole.
+        sentences: Sentences in place of a text, each measured whole.
+        images: A folder of pictures, each measured whole, for models of pictures.
+        lengths: How many tokens a window has.
+        sequences: How many windows of each length.
+        special_tokens: Whether windows begin and end as the model's own inputs do.
+        stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
+    """
+
+    text: Annotated[
+        str, Meta(description="A text in UTF-8; Alice in Wonderland by default.", extra={"metavar": "FILE"})
+    ] = ALICE
+    token_ids: Annotated[
+        str,
+        Meta(
+            description="Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured "
+            "whole) or .jsonl (a list on each line, measured whole).",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ""
+    sentences: Annotated[
+        str,
+        Meta(
+            description='Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.',
+            extra={"metavar": "FILE"},
+        ),
+    ] = ""
+    images: Annotated[
+        str,
+        Meta(
+            description="A folder of pictures, each measured whole, for models of pictures.", extra={"metavar": "DIR"}
+        ),
+    ] = ""
+    lengths: Annotated[
+        tuple[int, ...], Meta(description="How many tokens a window has.", extra={"metavar": "8,16,…"})
+    ] = LENGTHS
+    sequences: Annotated[int, Meta(description="How many windows of each length.")] = 10
+    special_tokens: Annotated[bool, Meta(description="Begin and end windows as the model's own inputs do.")] = False
+    stride: Annotated[
+        int, Meta(description="Tokens between the beginnings of windows; as many as they hold by default.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        """Refuse windows that hold nothing, and inputs of two kinds at once."""
+        if not self.lengths or min(self.lengths) < 1:
+            raise AssumptionError(
+                f"lengths must be whole numbers, at least 1, got {list(self.lengths)}.", field="lengths"
+            )
+        if self.sequences < 1:
+            raise AssumptionError(f"sequences must be at least 1, got {self.sequences}.", field="sequences")
+        if self.stride < 0:
+            raise AssumptionError(f"stride must be at least 0, got {self.stride}.", field="stride")
+        given = [name for name in SOURCES if getattr(self, name) not in ("", ALICE)]
+        if len(given) > 1:
+            raise AssumptionError(
+                f"inputs come from one place, got {' and '.join(given)}; leave out all but one.", field=given[1]
+            )
+        if self.special_tokens and given and given[0] in ("token_ids", "images"):
+            raise AssumptionError(
+                f"special_tokens frame words; {given[0]} are taken as they are. Leave it out.", field="special_tokens"
+            )
+
+    @property
+    def source(self) -> str:
+        """What the inputs are: the name of the field that says where they lie."""
+        return next((name for name in SOURCES[1:] if getattr(self, name)), SOURCES[0])
+
+    @property
+    def place(self) -> str:
+        """Where they lie."""
+        return getattr(self, self.source)
+
+    def each(self, digest: str) -> "Iterator[Window]":
+        """Yield every window of a text, the shortest first."""
+        for length in sorted(set(self.lengths)):
+            for index in range(self.sequences):
+                yield self._one(digest, length, index)
+
+    def whole(self, digest: str, lengths: Sequence[int]) -> "Iterator[Window]":
+        """Yield one window for each sequence that is measured whole, as they come.
+
+        Raises:
+            AssumptionError: If windows were asked for too.
+        """
+        for name in ("lengths", "sequences", "stride"):
+            if getattr(self, name) != default_of(Windows, name):
+                raise AssumptionError(
+                    f"{name} says how a text is cut, but {self.place!r} holds sequences that are measured whole, each "
+                    "once; leave it out.",
+                    field=name,
+                )
+        yield from (self._one(digest, length, index, whole=True) for index, length in enumerate(lengths))
+
+    def _one(self, digest: str, length: int, index: int, *, whole: bool = False) -> "Window":
+        return Window(
+            whole=whole,
+            source=self.source,
+            text=self.place,
+            digest=digest,
+            length=length,
+            index=index,
+            special_tokens=self.special_tokens,
+            stride=self.stride,
+        )
+
+
+class Window(Value, frozen=True, kw_only=True):
+    """One input: a window of a text, or a sequence that is measured whole.
+
+    Attributes:
+        source: What kind of file it came from: ``text``, ``token_ids``, ``sentences`` or ``images``.
+        text: Where the file is.
+        digest: The hash of what it holds, which tells texts apart.
+        length: How many tokens the window has.
+        index: Which of the consecutive windows, or which sequence of the file.
+        special_tokens: Whether it begins and ends as the model's own inputs do.
+        stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
+        whole: Whether it is a sequence of the file, not a window.
+    """
+
+    source: str = SOURCES[0]
+    text: Annotated[str, ASIDE] = ALICE
+    digest: str
+    length: int
+    index: int = 0
+    special_tokens: bool = False
+    stride: int = 0
+    whole: bool = False
+
+
+def options_of(*settings: Value) -> list[str]:
+    """Return the words of the command line that say these settings, as far as they differ from the defaults.
+
+    Example:
+        >>> options_of(Solver(rtol=0.01, certify=False), Windows(lengths=(8, 16)))
+        ['--rtol', '0.01', '--no-certify', '--lengths', '8,16']
+    """
+    words: list[str] = []
+    for setting in settings:
+        for leaf in leaves(type(setting)).values():
+            value = functools.reduce(getattr, leaf.path, setting)
+            if value != leaf.default:
+                words += _option(leaf.name, value)
+    return words
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, tuple):
+        return [f"--{flag}", ",".join(map(str, value))]
+    return [f"--{flag}", str(value)]  # of a number every digit: typed again, it has the same key
+
+
+def command(*words: str) -> str:
+    """Return a line for the shell."""
+    return shlex.join(["howsmooth", *words])

@@ -1,0 +1,1 @@
+"""Many asks, one store: what is done where, and by whom."""

@@ -1,0 +1,164 @@
+"""How far a sweep is: a bar on a terminal and in a notebook, and a line now and then where there is neither."""
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from howsmooth.markup import progress
+from howsmooth.studies.sweep.sweep import Progress, Tally
+from howsmooth.wording import duration
+
+# On narrower terminals the bar leaves, and then the words: the time that is left is what people look for.
+WIDE, MEDIUM = 100, 70
+# How many seconds lie between two lines, where there is no terminal.
+EVERY = 30.0
+# How many seconds lie between two drawings in a notebook.
+OFTEN = 0.2
+
+
+@contextmanager
+def watching() -> Iterator[Progress]:
+    """Show how far a sweep is while it runs, as well as the place allows: on standard error, or in a notebook."""
+    console = Console(stderr=True)
+    if console.is_jupyter:
+        with _in_a_notebook() as show:
+            yield show
+    elif console.is_terminal:
+        with _on_a_terminal(console) as show:
+            yield show
+    else:
+        with _in_lines(EVERY) as show:
+            yield show
+
+
+class _Clock:
+    """What was done since the first report, and how long the rest takes at this rate."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.tally: Tally | None = None
+        self._first: tuple[float, Tally] | None = None
+
+    def note(self, tally: Tally) -> None:
+        # what an earlier run did was not done at this rate
+        self._first = self._first or (time.monotonic(), tally)
+        self.tally = tally
+
+    @property
+    def left(self) -> float | None:
+        """How many seconds are left; none as long as nobody knows."""
+        if self._first is None or self.tally is None:
+            return None
+        when, first = self._first
+        done = self.tally.share - first.share
+        return (time.monotonic() - when) * (1 - self.tally.share) / done if done > 0 else None
+
+    @property
+    def rate(self) -> float:
+        """How many asks are done in a second."""
+        if self._first is None or self.tally is None:
+            return 0.0
+        when, first = self._first
+        return (_finished(self.tally) - _finished(first)) / max(time.monotonic() - when, 1e-9)
+
+
+def _finished(tally: Tally) -> int:
+    return tally.done + tally.failed
+
+
+def _failed(tally: Tally) -> str:
+    return f", {tally.failed} failed" if tally.failed else ""
+
+
+@contextmanager
+def _on_a_terminal(console: Console) -> Iterator[Progress]:
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    bar = Bar(
+        TextColumn("{task.percentage:>3.0f} %"),
+        *([BarColumn(bar_width=24)] if console.width >= WIDE else []),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        *([words] if console.width >= MEDIUM else []),
+        console=console,
+        transient=True,
+        expand=True,
+    )
+    clock = _Clock()
+    with bar:
+        work = bar.add_task("", total=1.0)
+
+        def show(tally: Tally) -> None:
+            clock.note(tally)
+            text = f"{tally.done} done{_failed(tally)}, {tally.left} left, {clock.rate:.3g}/s · {tally.last}"
+            bar.update(work, completed=tally.share, description=text)
+
+        yield show
+
+
+@contextmanager
+def _in_lines(every: float) -> Iterator[Progress]:
+    """Print a line now and then, also while one long piece of work goes on: a thread of its own keeps the time."""
+    clock, over = _Clock(), threading.Event()
+
+    def talk() -> None:
+        while not over.wait(every):
+            print(line(clock), file=sys.stderr, flush=True)
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    try:
+        yield clock.note
+    finally:
+        over.set()
+        talking.join()
+
+
+def line(clock: _Clock) -> str:
+    """Say in one plain line how far the work is."""
+    so_far = f"{duration(time.monotonic() - clock.began)} so far"
+    tally = clock.tally
+    if tally is None:
+        return f"howsmooth: at the first piece of work, {so_far}"
+    finished, left = _finished(tally), clock.left
+    rest = "" if left is None else f", about {duration(left)} left"
+    return f"howsmooth: {finished} of {finished + tally.left} done{_failed(tally)}, {so_far}{rest}; last {tally.last}"
+
+
+@contextmanager
+def _in_a_notebook() -> Iterator[Progress]:
+    """Draw a bar where the cell prints; rich would need a package of widgets for that."""
+    # by its name: only notebooks have it
+    shown: Any = importlib.import_module("IPython.display")
+    clock, place = _Clock(), None
+    drawn = 0.0
+
+    def show(tally: Tally) -> None:
+        nonlocal place, drawn
+        clock.note(tally)
+        if place is None:
+            place = shown.display(shown.HTML(progress(tally.share, "")), display_id=True)
+        if time.monotonic() - drawn >= OFTEN or not tally.left:
+            drawn = time.monotonic()
+            place.update(shown.HTML(progress(tally.share, line(clock).removeprefix("howsmooth: "))))
+
+    yield show
+
+
+def shown_by(given: Progress | bool | None) -> Any:
+    """Return what to call after each step, as a context: what was given, a bar if one was asked for, or nothing."""
+    return watching() if given is True else _calling(given or None)
+
+
+@contextmanager
+def _calling(given: Progress | None) -> Iterator[Progress | None]:
+    yield given

@@ -1,0 +1,56 @@
+"""On a ball around one input: how far the output can move at all."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.attention import Attention
+from howsmooth.theory.heads import log
+from howsmooth.theory.neighbourhood import Slopes, token_unit
+from howsmooth.theory.results import Bound, upper_bound
+from howsmooth.theory.unit import Unit
+from howsmooth.theory.views import views
+
+
+def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool = False) -> Bound:
+    r"""Bound how far the output moves when the input moves by at most ``eps``: a distance, not a slope.
+
+    .. math:: \sup_{\|Z-X\|\le\varepsilon}\|f(Z)-f(X)\| \le \int_0^\varepsilon g(t)\,dt,\qquad
+              g(t) \ge \sup_{\|Z-X\|\le t}\|D_Zf\|
+
+    with g as in :func:`neighbourhood_upper`; each token within ``eps``: :math:`\sqrt n` times that. It is never more
+    than the values allow, since a row stays in their hull:
+    :math:`(\sum_i(\sum_h\max_j|y^h_j-\bar y^h_i| + \|W_hV_h\|\varepsilon)^2)^{1/2}`.
+
+    Args:
+        attention: The map.
+        X: The centre, one sequence.
+        eps: The radius.
+        per_token: Whether ``eps`` bounds the movement of each token instead of :math:`\|Z-X\|_F`.
+
+    Raises:
+        AssumptionError: As :func:`neighbourhood_upper`.
+    """
+    slopes = Slopes.of(attention, X, eps=eps, per_token=per_token)
+    # a straight path, at the right end of every interval as for the slope
+    step = eps / len(slopes.values) * (math.sqrt(len(X)) if per_token else 1.0)
+    moved = float(slopes.values.sum()) * step * (1 + 1e-12)
+    unit = Unit.of(attention, X)
+    size = token_unit(X, unit)
+    value = min(moved, size * unit.back(_hull(unit, eps / size)))
+    source = "ours: second derivative along a path, or the hull of values"
+    return upper_bound(log(value), "displacement_upper", slopes.domain, source, slopes.confidence)
+
+
+def _hull(unit: Unit, eps: float) -> float:
+    """Bound the movement by the hull of values: where a row may go at most."""
+    rows = torch.zeros(len(unit.X), dtype=torch.float64)
+    for view in (alone.mixed() for alone in views(unit.attention, unit.X)):
+        wrong = 4 * view.rounding.value * view.value_norm / max(view.head.norm_V, 1e-300)
+        far = torch.cdist(view.mean, view.y, compute_mode="donot_use_mm_for_euclid_dist") + wrong
+        # the mean itself is known up to what rounding did to its weights
+        far = far + (view.rounding.change * (2 * view.reach + wrong))[:, None]
+        rows += torch.where(view.log_P > -torch.inf, far, 0.0).amax(-1) + view.value_norm * eps
+    return float(rows.norm()) * (1 + 1e-12)

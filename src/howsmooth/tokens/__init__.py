@@ -1,0 +1,1 @@
+"""WHICH words do it: tokens found again, swapped and doubled; attacks that a reader could type."""

@@ -1,0 +1,213 @@
+"""Ways to look for the worst swap of a whole model: at random, by gradients, by singular directions, at one place."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ConvergenceWarning
+from howsmooth.maps.composition import Chain
+from howsmooth.models.embedding import Lexicon
+from howsmooth.spectral.deflation import singular_values
+from howsmooth.tokens.trials import Trials
+
+# So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
+TRIED, CANDIDATES = 64, 256
+# How many singular directions are followed, and how far they are bracketed.
+DIRECTIONS, RTOL = 4, 0.1
+# How often nothing that was drawn may be spelled before a search gives up.
+MISSES = 4
+
+Method = Callable[[Trials, torch.Generator], None]
+
+
+def at_random(trials: Trials, generator: torch.Generator) -> None:
+    """Swap tokens at random places for random others, all ``edits`` at once."""
+    missed = 0
+    while trials.left and missed < MISSES:
+        moved = trials.run(torch.stack([_drawn(trials, generator) for _ in range(min(trials.left, 4 * TRIED))]))
+        missed = 0 if len(moved) else missed + 1
+
+
+def by_gradient(trials: Trials, generator: torch.Generator) -> None:
+    """Take the swap that the first order says is best, again and again (HotFlip): one trial for each gradient.
+
+    At the text the gradient of the displacement is zero. There the first order is that of a random direction, pushed
+    forward and pulled back; either sign of a swap counts.
+    """
+    seen: set[tuple[int, ...]] = set()
+    base, swaps = trials.tokens, 0
+    while trials.left > 3:
+        scores = _first_order(trials, base, generator)
+        row = _most_promising(trials, base, scores, seen)
+        if row is None:
+            return
+        seen.add(tuple(row.tolist()))
+        moved = trials.run(row[None])
+        swaps = 0 if swaps + 1 >= trials.edits or not len(moved) else swaps + 1
+        base = row if swaps else trials.tokens
+
+
+def by_coordinates(trials: Trials, generator: torch.Generator) -> None:
+    """Draw swaps that the gradient at the best sequence likes, and keep what a forward pass likes most (GCG)."""
+    seen: set[tuple[int, ...]] = set()
+    while trials.left > 3:
+        scores = _first_order(trials, trials.best, generator)
+        top = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1)
+        rows = [_proposal(trials, top, generator) for _ in range(2 * TRIED)]
+        fresh = [row for row in rows if row is not None and tuple(row.tolist()) not in seen][:TRIED]
+        if not fresh:
+            fresh = [_drawn(trials, generator)]
+        seen.update(tuple(row.tolist()) for row in fresh)
+        trials.run(torch.stack(fresh))
+
+
+def by_singular_directions(trials: Trials, generator: torch.Generator) -> None:
+    r"""Try swaps in the order of what the leading singular directions make of them.
+
+    .. math:: \Bigl(\sum_k\sigma_k^2\langle v_k, \Delta\rangle^2\Bigr)^{1/2} \le \|J\Delta\|
+    """
+    chain, known = _closed(trials)
+    for edit in range(trials.edits):
+        base, share = trials.best, trials.left // (trials.edits - edit)
+        end, start = trials.passes + share, 0
+        ranked = _by_directions(trials, chain, known, base, share // 2, generator)
+        order = ranked.flatten().argsort(descending=True)
+        while trials.passes < end and trials.left and start < len(order):
+            some = order[start : start + min(4 * TRIED, end - trials.passes)]
+            some = some[ranked.flatten()[some] > 0]
+            if len(some) == 0:
+                break
+            trials.run(trials.swapped(base, some // ranked.shape[1], some % ranked.shape[1]))
+            start += len(some)
+
+
+def over_one_position(trials: Trials, generator: torch.Generator) -> None:
+    """Try every token at one position: the one where a few random swaps move the output most; then the next one."""
+    for _edit in range(trials.edits):
+        base, free = trials.best, _free(trials, trials.best)[: trials.left]
+        if len(free) == 0:
+            return
+        drawn = [int(_pick(trials.replacements.allowed[p], generator)) for p in free.tolist()]
+        moved = (
+            (trials.outputs(trials.swapped(base, free, torch.tensor(drawn))) - trials.at_text).flatten(1).norm(dim=1)
+        )
+        trials.take(len(free))
+        place = free[moved.argmax()]
+        coming = trials.replacements.allowed[place].nonzero()[:, 0]
+        for some in coming.split(4 * TRIED):
+            trials.run(trials.swapped(base, place.expand(len(some)), some))
+
+
+def _drawn(trials: Trials, generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return the text with ``edits`` tokens swapped at random."""
+    row, places = trials.tokens.clone(), trials.replacements.positions
+    for p in places[torch.randperm(len(places), generator=generator)[: trials.edits]].tolist():
+        row[p] = _pick(trials.replacements.allowed[p], generator)
+    return row
+
+
+def _pick(allowed: Tensor, generator: torch.Generator) -> Tensor:
+    coming = allowed.nonzero()[:, 0]
+    return coming[torch.randint(len(coming), (), generator=generator)]
+
+
+def _first_order(trials: Trials, base: Int[Tensor, " n"], generator: torch.Generator) -> Float[Tensor, "n v"]:
+    """Return what every swap does to the displacement in first order; −∞ where it is not allowed."""
+    chain, known = _closed(trials)
+    Z = known(base)
+    value, J = chain.value_and_jacobian(Z)
+    away = value - trials.at_text
+    at_the_text = bool((base == trials.tokens).all())
+    if at_the_text:
+        away = J.jvp(torch.randn(Z.shape, generator=generator).to(Z))
+    gradient = J.vjp(away / away.norm().clamp(min=torch.finfo(away.dtype).tiny))
+    trials.take(3 if at_the_text else 2)
+    scores = gradient @ known.words.mT - (gradient * known.words[base]).sum(-1, keepdim=True)
+    scores = scores.abs() if at_the_text else scores
+    return scores.masked_fill(~_open(trials, base).to(scores.device), -torch.inf)
+
+
+def _open(trials: Trials, base: Tensor) -> Tensor:
+    """Return what may come to each position and is not there."""
+    allowed = trials.replacements.allowed.clone()
+    allowed[torch.arange(len(base)), base.cpu()] = False
+    return allowed
+
+
+def _most_promising(trials: Trials, base: Tensor, scores: Tensor, seen: set[tuple[int, ...]]) -> Tensor | None:
+    """Return the sequence of the best score that was not tried yet, another position swapped; none if all were."""
+    fixed = (base != trials.tokens).nonzero()[:, 0]
+    scores = scores.index_fill(0, fixed.to(scores.device), -torch.inf)
+    best = scores.flatten().topk(min(scores.numel(), len(seen) + 1))
+    order = best.indices[best.values > -torch.inf]
+    rows = trials.swapped(base, order // scores.shape[1], order % scores.shape[1])
+    return next((row for row in rows if tuple(row.tolist()) not in seen), None)
+
+
+def _proposal(trials: Trials, top: torch.return_types.topk, generator: torch.Generator) -> Tensor | None:
+    """Draw one swap of the best sequence from the top of a position; where that is one too many, take one back."""
+    places = trials.replacements.positions
+    swapped = (trials.best != trials.tokens).nonzero()[:, 0]
+    # every other draw changes a token that was swapped already: where a swap moves much, others do
+    if len(swapped) and bool(torch.rand((), generator=generator) < 0.5):
+        places = swapped
+    p = int(places[torch.randint(len(places), (), generator=generator)])
+    j = int(torch.randint(top.values.shape[1], (), generator=generator))
+    if not float(top.values[p, j]) > -torch.inf:
+        return None
+    row = trials.best.clone()
+    changed = [i for i in (row != trials.tokens).nonzero()[:, 0].tolist() if i != p]
+    if len(changed) >= trials.edits:
+        back = changed[int(torch.randint(len(changed), (), generator=generator))]
+        row[back] = trials.tokens[back]
+    row[p] = top.indices[p, j]
+    return row
+
+
+def _by_directions(
+    trials: Trials, chain: Chain, known: Lexicon, base: Tensor, products: int, generator: torch.Generator
+) -> Float[Tensor, "n v"]:
+    """Return what the leading singular directions make of every swap; zero where it is not allowed."""
+    J = chain.jacobian(known(base))
+    most = max(1, min(DIRECTIONS, J.codomain[0] * J.codomain[1], products // 8))
+    # a value takes two products a step and three more; brackets that stay open are good enough to rank by
+    steps = max(1, (products // most - 3) // 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = singular_values(J, k=most, rtol=RTOL, max_steps=steps, generator=generator)
+    trials.take(1 + found.products)
+    seen = torch.einsum("kne,ve->knv", found.right, known.words)
+    moved = seen - seen.gather(2, base.to(seen.device).expand(len(seen), -1)[..., None])
+    scores = (found.values[:, None, None] * moved).square().sum(0)
+    free = torch.zeros(len(base), dtype=torch.bool)
+    free[_free(trials, base)] = True
+    return scores.masked_fill(~(_open(trials, base) & free[:, None]).to(scores.device), 0.0)
+
+
+def _free(trials: Trials, base: Tensor) -> Int[Tensor, " m"]:
+    """Return the positions that may be swapped and were not."""
+    places = trials.replacements.positions
+    return places[(base == trials.tokens)[places]]
+
+
+def _closed(trials: Trials) -> tuple[Chain, Lexicon]:
+    chain, known = trials.outputs.chain, trials.outputs.lexicon
+    if chain is None or known is None:
+        raise AssumptionError(
+            "gradients of tokens need a family in closed form, which this model's is not; use method='random' or "
+            "'exhaustive'.",
+            field="method",
+        )
+    return chain, known
+
+
+METHODS: dict[str, Method] = {
+    "random": at_random,
+    "gradient": by_gradient,
+    "gcg": by_coordinates,
+    "singular": by_singular_directions,
+    "exhaustive": over_one_position,
+}

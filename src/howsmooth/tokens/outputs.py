@@ -1,0 +1,100 @@
+"""What a model puts out as a function of its tokens: one map from the sum of the embeddings, and passes counted."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.composition import Chain
+from howsmooth.maps.values import Map
+from howsmooth.models import blocks
+from howsmooth.models.base import Activations, Transformer
+from howsmooth.models.embedding import Lexicon, entrance, lexicon
+from howsmooth.models.map_names import is_whole
+from howsmooth.models.sites import reads_the_block
+
+# So many tokens go through the model together.
+TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outputs:
+    """The output of a map, for sequences of tokens of one length.
+
+    Attributes:
+        model: The model.
+        map: Which map.
+        layer: Of which layer, where it is a map of one.
+        lexicon: Every input that a position can have; none where it is not known how the model embeds.
+        chain: From the sum of the embeddings to the output, in closed form; none where there is no such form, and the
+            model is run.
+    """
+
+    model: Transformer
+    map: str
+    layer: int
+    lexicon: Lexicon | None
+    chain: Chain | None
+
+    @classmethod
+    def of(cls, model: Transformer, tokens: Int[Tensor, " n"], *, name: str, layer: int) -> "Outputs":
+        """Read the map once.
+
+        Raises:
+            AssumptionError: If the model has no such map or layer, or the tokens hold padding.
+        """
+        begins = model.check_map(name, layer)
+        layer = begins if is_whole(name) else layer
+        if model.frame.ends is None:
+            return cls(model=model, map=name, layer=layer, lexicon=None, chain=None)
+        known = lexicon(model, len(tokens))
+        summed = model.embed(tokens)
+        if not torch.allclose(known(tokens), summed, rtol=1e-4, atol=1e-4 * float(summed.abs().max())):
+            raise AssumptionError(
+                "tokens must not hold padding, which shifts the others; leave it out.", field="tokens"
+            )
+        found = model.activations(tokens[None])
+        return cls(model=model, map=name, layer=layer, lexicon=known, chain=_chain(model, found, name, layer))
+
+    @torch.no_grad()
+    def __call__(self, rows: Int[Tensor, "b n"]) -> Float[Tensor, "b m out"]:
+        """Return the outputs of sequences: one forward pass for each."""
+        parts = rows.split(max(1, TOKENS // rows.shape[-1]))
+        return torch.cat([self._some(part) for part in parts])
+
+    def _some(self, rows: Tensor) -> Tensor:
+        if self.chain is not None and self.lexicon is not None:
+            return self.chain(self.lexicon(rows.to(self.lexicon.words.device)))
+        f, X = self.model.activations(rows).at(self.layer, self.map)
+        return f(X)
+
+
+def _chain(model: Transformer, found: Activations, name: str, layer: int) -> Chain | None:
+    """Return the map from the sum of the embeddings, with all that stands in front; none if a part has no form."""
+    if name == "network":
+        f, _X = found.at(0, name)
+        return f if isinstance(f, Chain) else None
+    maps: list[Map] = list(entrance(model, "block"))
+    if layer > 0:
+        front, _X = found.at(0, f"to:{layer - 1}")
+        if not isinstance(front, Chain):
+            return None
+        maps.extend(front.maps)
+    own = _own(found, name, layer)
+    return None if own is None else Chain(*maps, *own.maps)
+
+
+def _own(found: Activations, name: str, layer: int) -> Chain | None:
+    """Return the map itself, from what enters its block."""
+    site = found.sites[layer]
+    f, _X = found.at(layer, name)
+    if is_whole(name):
+        return f if isinstance(f, Chain) else None
+    if name == "mlp":
+        entering = blocks.entering(site, site.exact)
+        return blocks.chain(*(entering.maps if isinstance(entering, Chain) else ()), site.map(name))
+    if name == "block" and site.feed_forward is None:
+        return None
+    return blocks.chain(None if reads_the_block(name) else site.before, site.map(name))

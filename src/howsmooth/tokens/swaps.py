@@ -1,0 +1,170 @@
+"""Which tokens to replace by which, so that the output moves most: all swaps compared, or searched for."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.models.base import Transformer
+from howsmooth.tokens.enumeration import enumerated
+from howsmooth.tokens.methods import METHODS
+from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.replacements import Replacements, Words, replacements
+from howsmooth.tokens.settings import BUDGET, ENUMERATION, check_search
+from howsmooth.tokens.trials import Trials
+from howsmooth.wording import count, number
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Swap:
+    """A sequence with some tokens swapped, and how far that moves the output.
+
+    Attributes:
+        tokens: The sequence as it was.
+        swapped: With its tokens swapped; the same, if nothing that may come in moves the output.
+        displacement: How far the output moves, in the Euclidean norm.
+        cosine: That of the angle between both outputs, where the output is one vector, as that of a sentence.
+        map: Which map.
+        layer: Of which layer it is, or at which it begins.
+        method: How the swaps were found.
+        proven: Whether no other swap that is allowed moves the output further, but for rounding.
+        tried: How many sequences were compared.
+        passes: What that took: forward passes of one sequence, and products with its Jacobian.
+        trace: The largest displacement after each batch of trials.
+    """
+
+    tokens: Int[Tensor, " n"]
+    swapped: Int[Tensor, " n"]
+    displacement: float
+    cosine: float | None
+    map: str
+    layer: int
+    method: str
+    proven: bool
+    tried: int
+    passes: int
+    trace: tuple[float, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Where tokens were swapped."""
+        return tuple((self.tokens != self.swapped).nonzero()[:, 0].tolist())
+
+    def __repr__(self) -> str:
+        """Say what was swapped, by numbers, and how far the output moves."""
+        swaps = ", ".join(f"{int(self.tokens[i])} → {int(self.swapped[i])} at {i}" for i in self.positions)
+        worst = "the worst of" if self.proven else "the best of"
+        return f"Swap({swaps or 'nothing'}; {number(self.displacement, 5)}, {worst} {count(self.tried, 'sequence')})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lists = {name: plain[name].tolist() for name in ("tokens", "swapped")}
+        return plain | lists | {"positions": list(self.positions), "trace": list(self.trace)}
+
+
+@torch.no_grad()
+def swap(
+    model: Transformer,
+    tokens: Int[Tensor, " n"],
+    *,
+    map: str = "attention",  # noqa: A002 — the word everywhere else
+    layer: int = 0,
+    edits: int = 1,
+    method: str | None = None,
+    budget: int | None = None,
+    candidates: Words | None = None,
+    whole_words: bool = False,
+    round_trip: bool = False,
+    generator: torch.Generator | None = None,
+) -> Swap:
+    r"""Find which ``edits`` tokens to replace by which to move the output most: :math:`\|F(t')-F(t)\|`.
+
+    For attention of the first layer (``attention``, ``normed``, ``heads``, ``head:3`` of layer 0) one swap changes one
+    token of what attention reads, so that **all of them are compared**: every position, the whole vocabulary
+    (``enumeration``). The worst of them is the worst there is; for several edits they are taken one after another, and
+    nothing is proven. Behind the first layer, and for whole models, a swap changes every token: then sequences are
+    tried by true forward passes.
+
+    Args:
+        model: The model.
+        tokens: One sequence, without padding.
+        map: Which output: a map of a layer, or one of the whole model such as ``sentence`` or ``logits``.
+        layer: Of which layer, where it is a map of one.
+        edits: How many tokens may be replaced.
+        method: ``enumeration``; ``random``; ``gradient`` (HotFlip: the best swap in first order, one trial for each
+            gradient); ``gcg`` (the best by forward passes among those that the gradient likes); ``singular`` (those in
+            the directions of the leading singular vectors first); ``exhaustive`` (all tokens at one position). By
+            default ``enumeration`` where it can be done, else ``gcg``.
+        budget: How many passes the search may take, forward passes of one sequence and products with its Jacobian
+            alike; 1,000 by default, and as many as needed for ``enumeration`` and ``exhaustive``.
+        candidates: What may come in: a list for every position, or for each token a list of its own; words, or
+            numbers of tokens.
+        whole_words: Whether only tokens that are words are replaced and come in.
+        round_trip: Whether the changed text must be read as the changed tokens.
+        generator: The source of randomness; one with a fixed seed by default.
+
+    Raises:
+        AssumptionError: If there are more edits than tokens that may be replaced, no candidate is left, or method, map
+            or layer do not exist.
+        UnsupportedModelError: If the model reads no tokens, or has no tokenizer where words are asked for.
+    """
+    method = check_search(map, layer=layer, edits=edits, method=method, budget=budget)
+    if not isinstance(tokens, Tensor) or tokens.ndim != 1:
+        got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ShapeError(f"tokens must be one sequence (n,), got {got}.", field="tokens")
+    model.check_map(map, layer)
+    allowed = replacements(model, tokens, candidates=candidates, whole_words=whole_words, round_trip=round_trip)
+    if edits > len(allowed.positions):
+        raise AssumptionError(
+            f"edits must not exceed the {count(len(allowed.positions), 'token')} that may be replaced, got {edits}.",
+            field="edits",
+        )
+    outputs = Outputs.of(model, tokens, name=map, layer=layer)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if method == ENUMERATION:
+        return _by_enumeration(outputs, allowed, tokens, edits)
+    unlimited = method == "exhaustive" and budget is None
+    most = 10**12 if unlimited else BUDGET if budget is None else budget
+    trials = Trials(outputs, allowed, tokens, edits=edits, budget=most)
+    METHODS[method](trials, generator)
+    return _found(trials, method, proven=False)
+
+
+def _by_enumeration(outputs: Outputs, allowed: Replacements, tokens: Tensor, edits: int) -> Swap:
+    trials = Trials(outputs, allowed, tokens, edits=edits, budget=10**12)
+    compared = enumerated(trials)
+    return dataclasses.replace(_found(trials, ENUMERATION, proven=edits == 1), tried=compared)
+
+
+def _found(trials: Trials, method: str, *, proven: bool) -> Swap:
+    if trials.tried == 0:
+        raise AssumptionError(
+            "none of the swaps is spelled as the tokenizer reads it; allow other candidates, or leave out the round "
+            "trip.",
+            field="round_trip",
+        )
+    (output,) = trials.outputs(trials.best[None])
+    return Swap(
+        tokens=trials.tokens,
+        swapped=trials.best,
+        displacement=trials.displacement,
+        cosine=_cosine(trials.at_text, output),
+        map=trials.outputs.map,
+        layer=trials.outputs.layer,
+        method=method,
+        proven=proven,
+        tried=trials.tried,
+        passes=trials.passes,
+        trace=tuple(trials.trace),
+    )
+
+
+def _cosine(first: Float[Tensor, "m out"], second: Float[Tensor, "m out"]) -> float | None:
+    if first.shape[0] != 1:
+        return None
+    return float(torch.nn.functional.cosine_similarity(first[0].double(), second[0].double(), dim=0))

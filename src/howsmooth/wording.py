@@ -1,0 +1,146 @@
+"""How numbers are written wherever a person reads them: terminal, report, charts."""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+
+# From here on digits are hard to count, and a power of ten says it better.
+SMALL, LARGE = Decimal("0.001"), 10**7
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Write a number with so many significant digits; a whole number (an ``int``) with all of them below 10⁷.
+
+    Example:
+        >>> number(10914.2), number(14918), number(0.5), number(-1.25e-9), number(math.inf)
+        ('10,900', '14,918', '0.5', '−1.25·10⁻⁹', '∞')
+    """
+    if isinstance(value, int) and abs(value) < LARGE:
+        return _true_minus(f"{value:,}")
+    return _rounded(value, digits, ROUND_HALF_EVEN)
+
+
+def at_least(value: float, digits: int = 5) -> str:
+    """Write a lower bound: rounded down, so that what is claimed stays true.
+
+    Example:
+        >>> at_least(2.99999, digits=3)
+        '2.99'
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def at_most(value: float, digits: int = 5) -> str:
+    """Write an upper bound: rounded up, so that what is claimed stays true.
+
+    Example:
+        >>> at_most(3.00001, digits=3)
+        '3.01'
+    """
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def interval(low: float, high: float | None, digits: int = 4) -> str:
+    """Write both ends of a bracket, rounded outwards; one without an upper end says so.
+
+    Example:
+        >>> interval(30.381, 30.4102), interval(2.0, 2.0), interval(2.0, None)
+        ('30.38 – 30.42', '2', '≥ 2')
+    """
+    if high is None or math.isinf(high):
+        return f"≥ {at_least(low, digits)}"
+    ends = at_least(low, digits), at_most(high, digits)
+    return ends[0] if ends[0] == ends[1] else " – ".join(ends)
+
+
+def exponent(value: float) -> str:
+    """Write an exponent with two digits behind the point.
+
+    Example:
+        >>> exponent(0.1949), exponent(-0.5), exponent(-0.001)
+        ('0.19', '−0.50', '0.00')
+    """
+    # adding zero turns -0.0 into 0.0
+    return _true_minus(f"{round(value, 2) + 0.0:.2f}")
+
+
+def power_of_ten(power: int) -> str:
+    """Write a power of ten, which may be far beyond a float.
+
+    Example:
+        >>> power_of_ten(1001), power_of_ten(-4)
+        ('10¹⁰⁰¹', '10⁻⁴')
+    """
+    return f"10{str(power).translate(_RAISED)}"
+
+
+def count(n: int, thing: str, things: str | None = None) -> str:
+    """Write how many there are of something.
+
+    Example:
+        >>> count(1, "window"), count(1200, "window"), count(2, "entry", "entries")
+        ('1 window', '1,200 windows', '2 entries')
+    """
+    return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Write how long something takes, as people say it.
+
+    Example:
+        >>> duration(42.3), duration(300), duration(9000)
+        ('42 seconds', '5 minutes', '2.5 hours')
+    """
+    if seconds < 90:
+        return count(round(seconds), "second")
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def percent(share: float) -> str:
+    """Write a share or a probability with one digit behind the point, or as many as tell it from 0 and from 1.
+
+    Example:
+        >>> percent(0.999), percent(1 - 1e-9), percent(0.1234), percent(1.0), percent(2e-5)
+        ('99.9 %', '99.9999999 %', '12.3 %', '100 %', '0.002 %')
+    """
+    # the decimal that was meant: 0.999 as a float is a little less
+    exact = Decimal(repr(float(share)))
+    places = [-2 - part.adjusted() for part in (exact, 1 - exact) if part]
+    shown = round(100 * exact, max(1, *places)).normalize()
+    return f"{_true_minus(f'{shown:,f}')} %"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table as lines, every column as wide as its widest cell.
+
+    Example:
+        >>> aligned([["layer", "worst"], ["0", "12.8"]])
+        ['layer  worst', '    0   12.8']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    if not isinstance(value, int) and not math.isfinite(value):
+        return "—" if math.isnan(value) else _true_minus("∞" if value > 0 else "-∞")
+    exact = Decimal(value)
+    if not exact:
+        return "0"
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    # A hair of slack: a computed 2.0000000000000004 is 2, and must not move by a whole unit.
+    slack = {ROUND_FLOOR: unit, ROUND_CEILING: -unit}.get(rounding, Decimal(0)) / 10**6
+    shown = ((exact + slack) / unit).to_integral_value(rounding) * unit
+    return _true_minus(_digits(shown.normalize()))
+
+
+def _digits(shown: Decimal) -> str:
+    if SMALL <= abs(shown) < LARGE:
+        return f"{shown:,f}"
+    mantissa, power = shown.scaleb(-shown.adjusted()).normalize(), power_of_ten(shown.adjusted())
+    return power if mantissa == 1 else f"{mantissa:f}·{power}"
+
+
+def _true_minus(text: str) -> str:
+    return text.replace("-", "−")

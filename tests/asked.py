@@ -1,0 +1,62 @@
+"""Small questions, and answers that were never found."""
+
+from msgspec.structs import replace
+
+from howsmooth.studies.kinds import bounds, text
+from howsmooth.studies.machines import here
+from howsmooth.studies.records import Record
+from howsmooth.studies.settings import Window
+from howsmooth.studies.sweep.sweep import sweep
+from howsmooth.studies.sweep.workers import executor
+
+ONE = {"A": ((-1.0,),), "V": ((1.0,),)}
+TWO = {"A": ((1.0, 0.5), (0.0, -1.0)), "V": ((1.0, 0.0), (2.0, 1.0))}
+
+
+def radii(count):
+    """Return asks that need no model, each by itself: a millisecond of work."""
+    return [bounds.Ask(length=2, radius=1.0 + i / 8, **ONE) for i in range(count)]
+
+
+def windows(
+    model, digest="d", *, layers=(0,), lengths=(8,), maps=("head:0",), count=2, place="beginning.txt", **others
+):
+    """Return asks at windows of a text."""
+    return [
+        text.Ask(
+            model=model,
+            layer=layer,
+            map=part,
+            window=Window(text=place, digest=digest, length=length, index=index),
+            **others,
+        )
+        for layer in layers
+        for length in lengths
+        for part in maps
+        for index in range(count)
+    ]
+
+
+def filler(i, sizes=40):
+    """Return a record with numbers that are no short decimals, of a size that depends on its number."""
+    shares = tuple(j / 7 for j in range(37 * i % sizes))
+    ask = text.Ask(model="m", layer=i, window=Window(text="t", digest="d", length=8))
+    answer = text.Answer(lower=0.1 + i / 3, upper=0.2 + i / 3, steps=i, status="converged", sensitivity=shares)
+    return Record(ask=ask, answer=answer, machine=here(), seconds=0.1)
+
+
+def bounded(i=0):
+    """Return a record of another kind."""
+    ask = bounds.Ask(length=3 + i, radius=1.5, **TWO)
+    return Record(ask=ask, answer=bounds.Answer(sharp_upper=1 / 3, tied_pair=0.1 + 0.2), machine=here())
+
+
+def answered(asks, store, *, resources=None, progress=None, retry_failed=False, **how):
+    """Sweep in this process, or as told."""
+    with executor(resources=resources, **how) as execute:
+        return sweep(asks, store, execute=execute, progress=progress, retry_failed=retry_failed)
+
+
+def untimed(records):
+    """Return records by key, without what differs from run to run."""
+    return {record.ask.key: replace(record, seconds=0.0) for record in records}

@@ -1,0 +1,189 @@
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from cases import layer
+from torch.testing import assert_close
+
+import howsmooth as hs
+from howsmooth.attacks.settings import METHODS, NORMS
+from howsmooth.maps.real_tokens import RealTokens
+
+N, D = 4, 6
+
+
+@pytest.fixture
+def gauss(rng):
+    return lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_method_leaves_the_ball_overspends_or_loses_what_it_had(method, norm, gauss):
+    X, eps = gauss(2, N, D), 0.7
+    found = hs.attack(layer(gauss), X, eps=eps, norm=norm, method=method, budget=30, bounded=False)
+    sizes = found.perturbation.norm(dim=-1) if norm == "token" else found.perturbation.norm(dim=(-2, -1))
+    assert bool((sizes <= eps).all())
+    assert found.perturbation.shape == X.shape
+    assert 0 < found.products <= 30
+    assert bool((found.trace.diff(dim=-1) >= 0).all())
+    assert_close(found.trace[..., -1], found.displacement)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("budget", [8, 13])
+def test_small_budgets_are_kept_too(method, budget, gauss):
+    found = hs.attack(torch.tanh, gauss(N, D), eps=1.0, norm="token", method=method, budget=budget)
+    assert found.products <= budget
+    assert float(found.displacement) > 0
+
+
+def test_the_displacement_is_that_of_the_perturbation_in_single_precision_too(gauss):
+    f, X = layer(gauss).to(torch.float32), gauss(N, D).float()
+    found = hs.attack(f, X, eps=0.3, bounded=False)
+    moved = (f(X + found.perturbation).double() - f(X).double()).norm()
+    assert_close(found.displacement, moved)
+    assert float(found.perturbation.double().norm()) <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eps", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("method", ["singular", "ascent"])
+def test_on_a_linear_map_the_total_norm_attains_the_singular_value(eps, method, gauss):
+    W, X = gauss(N * D, N * D), gauss(N, D)
+    found = hs.attack(lambda Z: (W @ Z.flatten()).reshape(N, D), X, eps=eps, method=method)
+    top = torch.linalg.matrix_norm(W, ord=2)
+    # the direction is known to a residual of one percent, its value to the square of that
+    assert_close(found.gain, top, rtol=1e-3 if method == "singular" else 1e-6, atol=0.0)
+    assert_close(found.predicted, eps * top, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.slow
+def test_on_a_linear_map_the_token_norm_attains_the_closed_form(gauss):
+    # a map that treats tokens alone moves each along the top singular vector of its own matrix
+    W = gauss(N, D, D)
+    found = hs.attack(lambda Z: torch.einsum("nij,nj->ni", W, Z), gauss(N, D), eps=0.5, norm="token", budget=400)
+    closed = 0.5 * torch.linalg.matrix_norm(W, ord=2).norm()
+    assert_close(found.displacement, closed, rtol=1e-4, atol=0.0)
+    assert_close(found.predicted, closed, rtol=1e-2, atol=0.0)
+
+
+def test_on_the_line_the_token_norm_tries_all_signs_at_once(gauss):
+    # tokens of dimension one: the ball of tokens is a cube, whose best corner can be found by trying all
+    W, X = gauss(5, 5), gauss(5, 1)
+    corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=5)), dtype=torch.float64)
+    found = hs.attack(lambda Z: W @ Z, X, eps=0.1, norm="token", budget=400)
+    assert_close(found.gain, (corners @ W.mT).norm(dim=-1).max())
+
+
+def test_two_tokens_on_the_line_are_moved_to_the_closed_form_optimum():
+    # A = 0 averages: each output is V (x_1 + x_2)/2, so both tokens move the same way
+    zero, V = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), 3.0, dtype=torch.float64)
+    f, X = hs.Attention.single_head(A=zero, V=V), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    for norm, each in (("total", 1 / math.sqrt(2)), ("token", 1.0)):
+        found = hs.attack(f, X, eps=0.5, norm=norm, bounded=False)
+        assert_close(found.perturbation.abs(), torch.full_like(X, 0.5 * each))
+        assert_close(float(found.gain), 3 * math.sqrt(2) * each)
+
+
+def test_two_tokens_far_from_linear_are_moved_as_far_as_a_fine_grid_says():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    f, X = hs.Attention.single_head(A=one, V=one), torch.tensor([[0.4], [-0.7]], dtype=torch.float64)
+    grid = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
+    E = torch.cartesian_prod(grid, grid)[..., None]
+    moved = (f(X + E) - f(X)).norm(dim=(-2, -1))
+    for norm in NORMS:
+        inside = E.norm(dim=(-2, -1)) <= 1.5 if norm == "total" else E.abs().amax((-2, -1)) <= 1.5
+        found = hs.attack(f, X, eps=1.5, norm=norm, bounded=False)
+        assert float(found.displacement) >= float(moved[inside].max()) * (1 - 1e-9)
+
+
+@pytest.mark.slow
+def test_ascent_attains_more_on_average_than_the_others_at_equal_budget(gauss):
+    f, X = layer(gauss, heads=2), gauss(3, N, D)
+    for norm in NORMS:
+        ours, *others = (
+            hs.attack(f, X, eps=0.5, norm=norm, method=method, budget=100, bounded=False).displacement
+            for method in ("ascent", "random", "fgsm", "singular")
+        )
+        for other in others:
+            assert float(ours.mean()) >= float(other.mean())
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_on_hundreds_of_random_heads_nothing_exceeds_a_ceiling(norm, count, gauss):
+    for number in range(count):
+        f = hs.Attention.single_head(A=gauss(2, 2), V=gauss(2, 2), causal=number % 3 == 0)
+        found = hs.attack(f, gauss(3, 2), eps=10.0 ** (number % 4 - 2), norm=norm, budget=30)
+        assert found.ceiling is not None
+        assert float(found.displacement) <= float(found.ceiling)
+        assert float(found.predicted) <= float(found.ceiling)
+
+
+def test_maps_that_no_theorem_covers_have_no_ceiling(gauss):
+    assert hs.attack(torch.tanh, gauss(N, D), eps=1.0, budget=20).ceiling is None
+    rotary = layer(gauss, positions=hs.Positions(rotary=hs.Rotary()))
+    assert hs.attack(rotary, gauss(N, D), eps=1.0, budget=20).ceiling is None
+
+
+@pytest.mark.slow
+def test_a_linear_target_rises_by_the_dual_norm_of_its_gradient(gauss):
+    W, X = gauss(N, D), gauss(N, D)
+    for norm, most in (("total", W.norm()), ("token", W.norm(dim=-1).sum())):
+        for method in ("fgsm", "ascent"):
+            found = hs.attack(lambda Z: Z, X, eps=0.2, norm=norm, method=method, target=lambda Y: (W * Y).sum())
+            assert_close(found.rise, 0.2 * most)
+            assert_close(found.predicted, 0.2 * most)
+
+
+def test_a_target_inside_the_ball_is_met(gauss):
+    X, goal = gauss(N, D), gauss(N, D)
+    goal = X + 0.3 * goal / goal.norm()
+    found = hs.attack(lambda Z: Z, X, eps=1.0, target=lambda Y: -(Y - goal).norm())
+    assert_close(found.perturbation, goal - X, rtol=1e-3, atol=1e-3)
+
+
+def test_a_target_that_cannot_rise_leaves_the_input_alone(gauss):
+    X = gauss(N, D)
+    found = hs.attack(lambda Z: Z, X, eps=1.0, target=lambda Y: -(Y - X).norm())
+    assert_close(found.perturbation, torch.zeros_like(X))
+    assert float(found.rise) == float(found.displacement) == 0.0
+
+
+def test_a_constant_map_is_not_moved(gauss):
+    found = hs.attack(lambda Z: torch.ones_like(Z), gauss(N, D), eps=1.0, budget=20)
+    assert float(found.displacement) == 0.0
+
+
+def test_the_sequences_of_a_batch_are_attacked_each_by_itself(gauss):
+    f, X = layer(gauss), gauss(3, N, D)
+    found = hs.attack(f, X, eps=0.01, budget=60, bounded=False)
+    assert len(found) == 3
+    for x, one in zip(X, found, strict=True):
+        assert_close(
+            one.displacement, hs.attack(f, x, eps=0.01, budget=60, bounded=False).displacement, rtol=1e-3, atol=0.0
+        )
+        assert_close(one.predicted, 0.01 * hs.local_lipschitz(f, x).lower, rtol=1e-3, atol=0.0)
+
+
+def test_padding_is_not_moved(gauss):
+    real = torch.tensor([True, True, True, False])
+    f = RealTokens(map=layer(gauss, positions=hs.Positions(padding=real)), real=real)
+    for method in METHODS:
+        found = hs.attack(f, gauss(N, D), eps=1.0, norm="token", method=method, budget=20)
+        assert float(found.perturbation[3].abs().max()) == 0.0, method
+
+
+def test_an_attack_shows_itself_and_becomes_json(gauss):
+    found = hs.attack(layer(gauss, heads=1), gauss(2, 2, D), eps=0.1, budget=20)
+    assert "2 sequences" in repr(found)
+    assert "predicted" in repr(found[0])
+    assert "at most" in found[0]._repr_html_()
+    told = json.loads(found.to_json())
+    assert told["gain"] == found.gain.tolist()
+    assert told["method"] == "ascent"

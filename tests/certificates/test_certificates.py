@@ -1,0 +1,87 @@
+"""Certificates of whole classifiers: nothing that is sampled or found inside a ball contradicts them."""
+
+import math
+
+import pytest
+import torch
+from draws import gaussian
+from networks import classifier
+
+import howsmooth as hs
+from howsmooth.certificates.certificate import certify_map
+from howsmooth.certificates.radius import Proof, Rivals
+from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.table import Table
+from howsmooth.errors import AssumptionError, ShapeError
+
+NETWORKS = {
+    "as in BERT": {},
+    "rectified": {"activation": "relu"},
+    "norms before, masked": {"before": True, "causal": True, "activation": "gelu_tanh"},
+    "as in Llama": {"before": True, "causal": True, "activation": "silu", "norm": "rms", "gated": True,
+                    "rotary": hs.Rotary(base=100.0)},
+    "tanh": {"activation": "tanh", "layers": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_sampled_margin_is_below_what_is_proven_at_any_radius(name, p, rng):
+    f, X, word = classifier(rng, **NETWORKS[name]), gaussian(rng, 5, 8), 1
+    rivals = Rivals.of(f(X)[0])
+    proof = Proof(Table(f, X), rivals, torch.tensor([word]), Ball(p))
+    radius = proof.radius()
+    assert 0 < radius <= proof.linear
+    for eps in (0.1 * radius, radius, 3 * radius, 10 * radius):
+        E = gaussian(rng, 200, 8)
+        Z = X.repeat(200, 1, 1)
+        Z[:, word] += eps * E / torch.linalg.vector_norm(E, p, dim=1, keepdim=True)
+        margins = f(Z)[:, 0] @ rivals.functionals.mT
+        proven = proof.margins(eps)
+        assert bool((margins >= torch.where(proven.isnan(), -math.inf, proven)).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_attack_flips_a_prediction_inside_a_certified_ball(name, rng):
+    f, X = classifier(rng, **{"layers": 1, **NETWORKS[name]}), gaussian(rng, 5, 8)
+    found = certify_map(f, X, groups=[(3,), (0, 1, 2, 3, 4)])
+    for radius in found.radii:
+        assert 0 < radius.certified < radius.attacked
+    assert found.verify() > 0
+
+
+def test_the_margin_of_a_linear_classifier_is_used_up_exactly_at_the_radius(rng):
+    weight, X = gaussian(rng, 2, 4), gaussian(rng, 3, 4)
+    f = hs.Chain(hs.Pooling.mean(n=3, like=X), hs.Dense(weight))
+    (radius,) = certify_map(f, X, groups=[(1,)]).radii
+    logits = f(X)[0]
+    exact = 3 * float((logits.max() - logits.min()) / (weight[0] - weight[1]).norm())
+    assert radius.certified == pytest.approx(exact, rel=2e-3)
+    assert radius.certified <= exact
+    assert radius.attacked == pytest.approx(exact, rel=0.05)
+    assert radius.attacked >= exact
+
+
+def test_the_table_is_the_network_at_the_centre(rng):
+    f, X = classifier(rng), gaussian(rng, 5, 8)
+    torch.testing.assert_close(Table(f, X).output, f(X))
+
+
+def test_weights_beyond_floats_prove_nothing(rng):
+    f, X = classifier(rng), gaussian(rng, 5, 8)
+    wild = hs.Chain(*f.maps[:-1], hs.MLP(up=1e200 * gaussian(rng, 8, 8), down=1e200 * gaussian(rng, 3, 8)))
+    (radius,) = certify_map(wild, X, groups=[(0,)]).radii
+    assert radius.certified == 0
+
+
+def test_what_cannot_be_certified_is_refused(rng):
+    f, X = classifier(rng), gaussian(rng, 5, 8)
+    with pytest.raises(ShapeError, match="tokens 0 to 4"):
+        certify_map(f, X, groups=[(7,)])
+    with pytest.raises(AssumptionError, match="p must be"):
+        certify_map(f, X, p=3)
+    with pytest.raises(AssumptionError, match="two classes"):
+        certify_map(hs.Chain(hs.Pooling.mean(n=5, like=X), hs.Dense(gaussian(rng, 1, 8))), X)
+    with pytest.raises(ShapeError, match="one sentence"):
+        certify_map(f, X[None])

@@ -1,0 +1,157 @@
+"""Remainders of single maps: never longer than their bounds, in any direction, and often nearly as long."""
+
+import pytest
+import torch
+from draws import gaussian
+
+import howsmooth as hs
+from howsmooth.certificates.attention_stage import AttentionStage
+from howsmooth.certificates.curvature import curvature, largest_curvature
+from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.sizes import ROUND, Ball
+from howsmooth.certificates.stages import First
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.activations import ACTIVATIONS, known_activation
+
+EPS = (1e-3, 0.03, 0.3, 1.0, 3.0, 30.0)
+SMOOTH = sorted(set(ACTIVATIONS) - {"relu", "identity"})
+
+
+def share(f, stage, X, columns, eps, rng, ball=ROUND):
+    """Return how much of what is allowed a remainder takes up, at most, along itself and along random functionals."""
+    sizes = stage.seen(columns[None], ball)[0]
+    bounds = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ball))
+    directions, jacobian, found = stage.directions(), f.jacobian(X), 0.0
+    assert len(bounds) == sum(map(len, directions))
+    for _ in range(6):
+        xi = gaussian(rng, len(columns))
+        delta = torch.einsum("r,rnd->nd", eps * xi / torch.linalg.vector_norm(xi, ball.p), columns)
+        R = f(X + delta) - f(X) - jacobian.jvp(delta)
+        for h in (R, gaussian(rng, *R.shape)):
+            along = torch.cat([(bundle * h).sum((-2, -1)).norm(dim=1) for bundle in directions])
+            rounding = 1e-13 * (f(X + delta).norm() + f(X).norm() + jacobian.jvp(delta).norm()) * h.norm()
+            found = max(found, float(((R * h).sum().abs() - rounding) / (bounds @ along).clamp_min(1e-300)))
+    return found
+
+
+def test_what_comes_from_earlier_remainders_bends_neurons_too(rng):
+    f, X = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation="tanh"), gaussian(rng, 1, 2)
+    stage, little, much = MLPStage(f, X), 1e-9 * gaussian(rng, 1, 1, 2), gaussian(rng, 1, 1, 2)
+    direct, later = (stage.seen(columns[None], ROUND)[0] for columns in (little, much))
+    for eps in (0.1, 1.0):
+        bounds = stage.bounds(eps * (direct + later), First(direct, little[None], eps, ROUND))
+        delta = eps * (little + much)[0]
+        R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta)
+        (bundle,) = stage.directions()
+        assert float((R * R).sum()) <= float(bounds @ (bundle * R).sum((-2, -1)).norm(dim=1))
+
+
+def test_queries_and_keys_that_move_towards_each_other_count(rng):
+    # scores are products of a coordinate that is zero at the centre: they change in second order only
+    first, second = torch.eye(2, dtype=torch.float64)
+    f = hs.Attention(query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0)
+    X = torch.stack((0 * first, 0 * first + second))
+    moved = torch.stack((first, first))[None]
+    moved[0, 0] = -first
+    for eps in (0.01, 0.3, 1.0):
+        assert 0.2 < share(f, AttentionStage(f, X), X, moved, eps, rng) <= 1
+
+
+def attention(rng, heads, groups, k, d, **others):
+    return hs.Attention(
+        query=gaussian(rng, heads, k, d),
+        key=gaussian(rng, groups, k, d),
+        value=gaussian(rng, groups, k, d),
+        output=gaussian(rng, heads, d, k),
+        query_bias=gaussian(rng, heads, k),
+        value_bias=gaussian(rng, groups, k),
+        **others,
+    )
+
+
+NORMS = {
+    "layer norm": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=1e-12),
+    "layer norm with a large eps": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), eps=0.5),
+    "rms norm": lambda rng: hs.RMSNorm(gain=gaussian(rng, 4), eps=1e-6),
+    "rms norm without eps": lambda rng: hs.RMSNorm(gain=gaussian(rng, 4), eps=0.0),
+}
+ATTENTIONS = {
+    "one head": lambda rng: attention(rng, 1, 1, 1, 2),
+    "heads": lambda rng: attention(rng, 2, 2, 2, 4),
+    "causal": lambda rng: attention(rng, 2, 2, 2, 4, positions=hs.Positions(causal=True)),
+    "shared keys and rotary": lambda rng: attention(
+        rng, 4, 2, 2, 4, positions=hs.Positions(rotary=hs.Rotary(base=100.0))
+    ),
+    "concatenated": lambda rng: hs.Attention.single_head(A=gaussian(rng, 3, 3), V=gaussian(rng, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("name", NORMS)
+def test_the_remainder_of_a_norm_stays_within_its_bound_and_comes_near_it(name, rank, rng):
+    shares = []
+    for eps in EPS:
+        f, X = NORMS[name](rng), gaussian(rng, 2, 4)
+        shares.append(share(f, NormStage(f, X), X, gaussian(rng, rank, 2, 4), eps, rng))
+    assert 0.3 < max(shares) <= 1
+
+
+@pytest.mark.parametrize("activation", [*SMOOTH, "relu"])
+def test_the_remainder_of_an_mlp_stays_within_its_bound(activation, rng):
+    shares = []
+    for eps in EPS:
+        f = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), up_bias=gaussian(rng, 3), activation=activation)
+        X = gaussian(rng, 2, 2)
+        shares.append(share(f, MLPStage(f, X), X, gaussian(rng, 2, 2, 2), eps, rng))
+    assert 0.1 < max(shares) <= 1
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
+def test_the_remainder_of_a_gated_mlp_stays_within_its_bound(activation, rng):
+    shares = []
+    for eps in EPS:
+        f = hs.GatedMLP(
+            gate=gaussian(rng, 3, 2), up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation=activation
+        )
+        X = gaussian(rng, 2, 2)
+        shares.append(share(f, GatedStage(f, X), X, gaussian(rng, 2, 2, 2), eps, rng))
+    assert 0.1 < max(shares) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_the_remainder_of_attention_stays_within_its_bound_and_comes_near_it(name, rank, rng):
+    shares = []
+    for eps in EPS:
+        for _ in range(3):
+            f = ATTENTIONS[name](rng)
+            X = gaussian(rng, 3, f.query.shape[-1])
+            shares.append(share(f, AttentionStage(f, X), X, gaussian(rng, rank, *X.shape), eps, rng))
+    assert 0.05 < max(shares) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [1.0, 2.0, torch.inf])
+def test_every_ball_keeps_within_the_bounds(p, rng):
+    f, X = attention(rng, 2, 2, 2, 4), gaussian(rng, 3, 4)
+    norm, mlp = NORMS["layer norm"](rng), hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
+    for g, stage in ((f, AttentionStage(f, X)), (norm, NormStage(norm, X)), (mlp, MLPStage(mlp, X))):
+        for eps in EPS:
+            assert share(g, stage, X, gaussian(rng, 4, 3, 4), eps, rng, Ball(p)) <= 1
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_no_point_of_an_interval_bends_more_than_is_said(activation, rng):
+    phi = known_activation(activation)
+    for width in (0.01, 0.5, 3.0, 40.0):
+        low = 4 * gaussian(rng, 50)
+        inside = low[:, None] + width * torch.linspace(0, 1, 400, dtype=torch.float64)
+        assert bool((curvature(phi, inside).amax(1) <= largest_curvature(phi, low, low + width)).all())
+
+
+def test_scores_that_are_not_bilinear_are_refused(rng):
+    f = attention(rng, 1, 1, 2, 4, softcap=5.0)
+    with pytest.raises(AssumptionError, match="bilinear"):
+        AttentionStage(f, gaussian(rng, 3, 4))

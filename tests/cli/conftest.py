@@ -1,0 +1,28 @@
+"""What every test of a command may use: the command line, and a head in a file."""
+
+import pytest
+import torch
+from command_line import howsmooth as howsmooth
+from safetensors.torch import save_file
+
+import howsmooth as hs
+
+
+@pytest.fixture
+def matrices(rng):
+    """A head of the theory: A = −I bent a little, and a rectangular V."""
+    A = -torch.eye(4, dtype=torch.float64) + 0.1 * torch.randn(4, 4, dtype=torch.float64, generator=rng)
+    return {"A": A, "V": torch.randn(3, 4, dtype=torch.float64, generator=rng)}
+
+
+@pytest.fixture
+def layer(rng):
+    """Two heads of four dimensions on tokens of eight."""
+    return hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+
+
+@pytest.fixture
+def head(matrices, howsmooth):
+    """The arguments that name a good file in the current folder."""
+    save_file(matrices, "head.safetensors")
+    return ["--A", "head.safetensors", "--V", "head.safetensors"]

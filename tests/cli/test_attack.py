@@ -1,0 +1,92 @@
+"""``howsmooth attack``: a line for each radius and method, records that are kept, and what it refuses."""
+
+import json
+
+import pytest
+from small import beginning, folder_model, module, save_model, tokenizer
+
+from howsmooth.studies.runs.reading import read_run
+
+__all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
+
+SIZES = ("--lengths", "4", "--sequences", "2", "--budget", "20", "--out", "run")
+
+
+@pytest.fixture
+def attack(howsmooth, folder_model, beginning):
+    return lambda *options: howsmooth("attack", folder_model, "--text", beginning, *SIZES, *options)
+
+
+@pytest.mark.slow
+def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, howsmooth, tmp_path):
+    options = ("--layer", "1", "--eps", "0.01,3", "--norm", "token", "--method", "singular,ascent", "--no-bounded")
+    done = attack(*options)
+    assert (done.code, done.err) == (0, "")
+    assert "attained / ε" in done.out
+    assert "10 %" in done.out
+    run = read_run(tmp_path / "run")
+    assert len(run.records) == 2 * 2 * 2
+    assert all(r.answer.attained > 0 for r in run.records)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "times what the derivative predicts" in page
+    again = json.loads(attack(*options, "--json").out)
+    (found,) = again["attacks"]
+    assert [(line["eps"], line["products"] <= 20) for line in found["lines"]] == [(0.01, True)] * 2 + [(3.0, True)] * 2
+    assert len(read_run(tmp_path / "run").records) == 8
+    assert "attained" in howsmooth("show", "run").out
+    assert howsmooth("export", "run", "--to", "csv").code == 0
+    assert howsmooth("figure", "run", "attained", "--out", "attained.svg").code == 0
+
+
+@pytest.mark.slow
+def test_a_whole_model_is_attacked_too_and_nothing_is_above_a_ceiling(attack, tmp_path):
+    done = attack("--map", "sentence", "--eps", "0.1", "--method", "ascent")
+    assert (done.code, done.err) == (0, "")
+    assert attack("--layer", "0", "--eps", "0.1,1", "--method", "ascent").code == 0
+    records = read_run(tmp_path / "run").records
+    assert {r.ask.map for r in records} == {"sentence", "attention"}
+    for r in records:
+        assert (r.answer.ceiling is None) == (r.ask.map == "sentence")
+        assert r.answer.ceiling is None or r.answer.attained <= r.answer.ceiling
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--eps", "0"), "eps must be positive"),
+        (("--eps", "1,-2"), "eps must be positive"),
+        (("--eps", "nan"), "eps must be positive"),
+        (("--eps", "one"), "takes numbers"),
+        (("--method", "ascend"), "did you mean ascent"),
+        (("--norm", "l2"), "no norm 'l2'"),
+        (("--budget", "7"), "at least 8"),
+        (("--layer", "9"), "got 9"),
+        (("--map", "attn"), "map must be one of"),
+        (("--seed", "-1"), "seed must be"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(attack, tmp_path, options, said):
+    done = attack(*options)
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_radius_that_single_precision_rounds_away_fails_with_what_to_do(attack):
+    done = attack("--eps", "1e-9", "--layer", "0", "--method", "random", "--no-bounded")
+    assert done.code == 1
+    assert "use float64" in done.err
+
+
+def test_a_study_file_can_ask_for_attacks(howsmooth, folder_model, beginning, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        f'kind = "attack"\nmodel = "{folder_model}"\ntext = "{beginning}"\nlayers = [0]\nlengths = [4]\n'
+        'sequences = 1\nepsilons = [0.1, 1.0]\nmethods = ["random", "fgsm"]\nbudget = 10\nbounded = false\n',
+        encoding="utf-8",
+    )
+    done = howsmooth("sweep", "study.toml", "--out", "run")
+    assert (done.code, done.err) == (0, "")
+    assert {(r.ask.eps, r.ask.method) for r in read_run(tmp_path / "run").records} == {
+        (eps, method) for eps in (0.1, 1.0) for method in ("random", "fgsm")
+    }

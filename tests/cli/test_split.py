@@ -1,0 +1,78 @@
+"""``howsmooth split`` and ``howsmooth regimes``, as a new user would call them."""
+
+import json
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def line(tmp_path):
+    path = tmp_path / "line.npz"
+    np.savez(path, A=-np.eye(1), V=np.eye(1), tokens=np.array([[-5.3], [-0.5]]), masses=np.array([0.5, 0.5]))
+    return str(path)
+
+
+def test_the_answer_is_the_first_line(howsmooth, line):
+    done = howsmooth("split", "--A", line, "--V", line, "--tokens", line, "--masses", line)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == "The measure splits at atom 1: split 1.7569, move 1.1978, constant 1.7569."
+
+
+def test_a_saved_measure_is_read(howsmooth, line, tmp_path):
+    path = tmp_path / "mu.json"
+    path.write_text('{"points": [[-5.3], [-0.5]], "weights": [0.5, 0.5]}', encoding="utf-8")
+    done = howsmooth("split", "--A", line, "--measure", str(path))
+    assert done.out.startswith("The measure splits at atom 1"), done.err
+
+
+def test_json_is_all_there_is(howsmooth, line):
+    found = json.loads(howsmooth("split", "--A", line, "--tokens", line, "--json").out)
+    assert found["splits"]
+    assert found["splitting"]["split"] == pytest.approx(1.7569, abs=1e-4)
+    rows = json.loads(howsmooth("regimes", "--A", line, "--radius", "2", "--lengths", "10,100", "--json").out)["rows"]
+    assert [row["n"] for row in rows] == [10, 100]
+
+
+@pytest.mark.slow
+def test_figures_are_drawn(howsmooth, line, tmp_path):
+    done = howsmooth("split", "--map-1d", "A=-1,V=1", "--figure", str(tmp_path / "map.svg"))
+    assert done.out.splitlines()[0] == "8.3 % of the pairs in [−6, 6]² split (A = −1, V = 1)"
+    assert (tmp_path / "map.svg").read_text(encoding="utf-8").startswith("<svg")
+    done = howsmooth(
+        "regimes", "--A", line, "--radius", "2", "--lengths", "10,100,3000", "--figure", str(tmp_path / "r.svg")
+    )
+    assert done.out.startswith("The constant stops growing near n = 2,981")
+    assert (tmp_path / "r.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["split", "--map-1d", "B=1"], "A=-1,V=1"),
+        (["split", "--map-1d", "V=1"], "needs A"),
+        (["split", "--map-1d", "A=-1", "--figure", "x.bmp"], "change the ending"),
+        (["split", "--map-1d", "A=-1", "--figure", "nowhere/x.svg"], "no folder"),
+        (["split", "--A", "LINE"], "--tokens"),
+        (["split", "--A", "LINE", "--tokens", "nothing.npz"], "no file"),
+        (["split", "--A", "LINE", "--tokens", "LINE:token"], "did you mean 'tokens'"),
+        (["split", "--A", "LINE", "--tokens", "LINE", "--masses", "LINE:A"], "masses must have one entry"),
+        (["split", "--A", "LINE", "--measure", "nothing.json"], "no file"),
+        (["split", "--A", "LINE", "--measure", "LINE"], ".json or .safetensors"),
+        (["split", "--A", "LINE", "--measure", "x.json", "--tokens", "LINE"], "either"),
+        (["split", "--A", "LINE", "--tokens", "LINE", "--eps", "0"], "eps must be positive"),
+        (["split", "--A", "LINE", "--tokens", "LINE", "--figure", "x.svg"], "nothing to draw"),
+        (["regimes", "--A", "LINE", "--radius", "0"], "radius"),
+        (["regimes", "--A", "LINE", "--radius", "2", "--lengths", "3,x"], "whole numbers"),
+        (["regimes", "--A", "LINE", "--radius", "2", "--lengths", "1"], "at least 3"),
+        (["regimes", "--radius", "2"], "give the weights"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_mistake_is_one_sentence_and_exit_code_two(howsmooth, arguments, words, line, tmp_path):
+    done = howsmooth(*(part.replace("LINE", line) for part in arguments))
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["line.npz"]

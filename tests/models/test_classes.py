@@ -1,0 +1,48 @@
+"""Classifiers of sentences: from the sum of the embeddings to the scores of labels, as the module computes them."""
+
+import pytest
+import torch
+import transformers
+
+import howsmooth as hs
+from howsmooth.errors import AssumptionError
+
+SMALL = {"vocab_size": 50, "num_labels": 3}
+WIDE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+BERTS = ("bert", "roberta", "electra", "mpnet", "albert", "xlm-roberta", "camembert")
+SHAPES = {
+    **dict.fromkeys(BERTS, WIDE | {"max_position_embeddings": 20}),
+    "distilbert": {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12},
+    "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2},
+    "llama": WIDE | {"num_key_value_heads": 1, "pad_token_id": 0},
+    "qwen2": WIDE | {"num_key_value_heads": 1, "pad_token_id": 0},
+}
+TOKENS = torch.tensor([[5, 9, 7, 12, 31]])
+
+
+def classifier(family):
+    config = transformers.AutoConfig.for_model(family, **SMALL, **SHAPES[family])
+    config.embedding_size = 8
+    torch.manual_seed(0)
+    return transformers.AutoModelForSequenceClassification.from_config(config).double().eval()
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_the_map_classes_is_the_classifier(family):
+    module = classifier(family)
+    f, X = hs.load(module).activations(TOKENS).at(0, "classes")
+    torch.testing.assert_close(f(X)[:, 0], module(TOKENS).logits)
+    assert X.shape == (1, 5, 8)
+
+
+def test_a_folder_with_a_classifier_is_loaded_with_it(tmp_path):
+    module = classifier("bert").float()
+    module.save_pretrained(tmp_path)
+    f, X = hs.load(str(tmp_path)).activations(TOKENS).at(0, "classes")
+    torch.testing.assert_close(f(X)[:, 0], module(TOKENS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_a_classifier_says_so():
+    module = classifier("bert").base_model
+    with pytest.raises(AssumptionError, match="not trained to classify"):
+        hs.load(module).activations(TOKENS).at(0, "classes")

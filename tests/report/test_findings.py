@@ -1,0 +1,108 @@
+"""One sentence for each study, from its records."""
+
+import pytest
+from measured import grid, record
+
+from howsmooth.report.findings import finding
+from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting
+from howsmooth.studies.machines import here
+from howsmooth.studies.plans.paper import ALSO, FIGURES
+from howsmooth.studies.records import Record
+from howsmooth.studies.settings import Window
+
+HEAD = {"A": ((-1.0,),), "V": ((1.0,),), "radius": 2.0}
+
+
+def kept(ask, answer):
+    return Record(ask=ask, answer=answer, machine=here(), seconds=0.1)
+
+
+def at_inputs():
+    values = {"two_point": 1.0, "tied_pair": 30.0}
+    return [
+        kept(extremal.Ask(model="m", points=p, length=n, radius=3.0), extremal.Answer(lower=c * n**0.5))
+        for p, c in values.items()
+        for n in (7, 12, 22)
+    ]
+
+
+def at_bounds():
+    return [
+        kept(bounds.Ask(length=n, **HEAD), bounds.Answer(sharp_upper=3.0 * n, tied_pair=2.0 * n, two_point=1.0 * n))
+        for n in (4, 8)
+    ] + [kept(ascent.Ask(length=4, **HEAD), ascent.Answer(lower=7.0))]
+
+
+def at_regimes():
+    answers = {10: 2.0, 1000: 49.0}
+    return [
+        kept(
+            regimes.Ask(length=n, **HEAD),
+            regimes.Answer(lower=v, upper=99.0, crossing=300.0, plateau=50.0, measures_upper=60.0),
+        )
+        for n, v in answers.items()
+    ]
+
+
+def at_windows():
+    fields = {"atom": 0, "move_ratio": 1.0, "split_ratio": 1.0, "mean_radius": 1.0, "reach": 1.0, "move": 1.0}
+    return [
+        kept(
+            splitting.Ask(model="m", layer=0, window=Window(digest="d", length=8, index=i)),
+            splitting.Answer(split=2.0, splits=i > 0, decided=i < 3, **fields),
+        )
+        for i in range(4)
+    ]
+
+
+def at_measures():
+    atoms = [measures.Atom(mass=mass, coordinate=1.0, norm=1.0) for mass in (0.98, 0.02)]
+    return [kept(measures.Ask(length=2, **HEAD), measures.Answer(lower=12.5, atoms=tuple(atoms)))]
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "said"),
+    [
+        ("real", grid(model="m"), "the constant changes with the number of tokens n like n^0.30"),
+        ("robustness", grid(stride=16), "from 4 to 16 tokens at the same places have constants 1.52 times as large"),
+        ("bounds", grid(layers=1, lengths=(8,), lower=3.0, local_upper=60.0), "prove bounds 20 times what is measured"),
+        ("adversarial", at_inputs(), "like n^0.50, tied pairs like n^0.50; at the same head, length and radius"),
+        ("adversarial", at_inputs(), "attain 30 times as much"),
+        ("worst", at_bounds(), "The worst-case bound is 1.5 times what explicit inputs attain"),
+        ("regimes", at_regimes(), "stops growing with the number of tokens at 300 tokens"),
+        ("transition", at_regimes(), "At 1,000 tokens the worst inputs found attain 0.98 times what measures attain"),
+        ("splitting", at_windows(), "At 3 of 4 windows cutting one token in two"),
+        ("splitting", at_windows(), "1 is not decided"),
+        (
+            "measures",
+            at_measures(),
+            "12.5 within radius 2, and is unbalanced: of its 2 atoms one holds all but 0.02 of",
+        ),
+        # a study of another name speaks by the kind of its records
+        ("mine", at_measures(), "The worst measure found attains 12.5"),
+    ],
+)
+def test_a_study_says_what_it_found_in_one_sentence(name, records, said):
+    found = finding(name, records)
+    assert said in found
+    assert found.endswith(".")
+    assert ". " not in found
+
+
+def test_layers_that_follow_no_law_are_counted_and_not_ranked():
+    bent = {4: 1.0, 8: 3.0, 16: 3.0}
+    doubted = [record(0, n, w, lower=bent[n] * (1 + 0.001 * w)) for n in bent for w in range(3)]
+    said = finding("real", [*doubted, *grid(layers=3)[9:]])
+    assert "1 of 3 layers follows no power law" in said
+    assert "layer 0" not in said
+    assert finding("real", doubted) == "None of the layers follows a power law."
+
+
+@pytest.mark.parametrize("name", [*FIGURES, *ALSO])
+def test_a_study_without_records_says_so(name):
+    assert finding(name, ()) == "Nothing is measured yet."
+
+
+def test_a_study_with_nothing_to_say_tells_what_it_holds():
+    searched = [kept(ascent.Ask(length=4, **HEAD), ascent.Answer(lower=7.0))]
+    assert finding("worst", searched) == "1 record of the kind ascent."

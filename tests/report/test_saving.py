@@ -1,0 +1,52 @@
+"""Charts as files."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from drawn import WHOLE
+
+import howsmooth as hs
+from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+from howsmooth.report.figures import draw
+from howsmooth.report.saving import PADDING, checked_target, save_chart
+
+STARTS = {".svg": b"<svg", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!doctype html>"}
+
+
+@pytest.mark.parametrize("ending", STARTS)
+def test_one_chart_is_written_in_every_format_without_a_network(tmp_path, ending):
+    target = tmp_path / f"chart{ending}"
+    save_chart(splitting_chart(hs.splitting_map(A=-1.0, step=1.0)), target)
+    content = target.read_bytes()
+    assert content.lstrip().startswith(STARTS[ending])
+    assert b"cdn.jsdelivr" not in content
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_names_that_no_figure_can_have_are_refused(tmp_path):
+    chart = splitting_chart(hs.splitting_map(A=-1.0, step=2.0))
+    with pytest.raises(hs.errors.AssumptionError, match="ending") as refused:
+        save_chart(chart, tmp_path / "chart.bmp")
+    assert refused.value.field == "path"
+    with pytest.raises(hs.errors.FileError, match="no folder"):
+        checked_target(tmp_path / "nowhere" / "chart.svg")
+
+
+def test_a_name_is_refused_before_anything_that_draws_is_imported():
+    program = "import sys; import howsmooth.report.saving; print({'altair', 'vl_convert', 'torch'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"
+
+
+def test_there_is_room_at_the_sides_for_wider_letters(tmp_path):
+    chart = draw(WHOLE["measurement"], "layers")
+    save_chart(chart, tmp_path / "roomy.svg")
+    chart.properties(padding=0).save(tmp_path / "tight.svg")
+    roomy, tight = (_width(tmp_path / name) for name in ("roomy.svg", "tight.svg"))
+    assert roomy - tight >= PADDING["left"] + PADDING["right"]
+
+
+def _width(path):
+    return float(re.search(r'<svg[^>]* width="([0-9.]+)"', path.read_text()).group(1))

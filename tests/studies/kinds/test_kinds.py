@@ -1,0 +1,82 @@
+"""Every kind that needs no text: asked twice it answers alike, bit for bit, and its answers keep their order."""
+
+import pytest
+from asked import ONE, TWO
+
+import howsmooth as hs
+from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, measures, regimes, splitting
+from howsmooth.studies.resources import Resources
+from howsmooth.studies.settings import Solver
+
+ASKS = [
+    regimes.Ask(length=5, radius=1.5, **ONE),
+    measures.Ask(length=2, radius=1.5, climb=2, **ONE),
+    ascent.Ask(length=3, radius=1.5, climb=2, solver=Solver(seed=1), **TWO),
+    bounds.Ask(length=5, radius=1.5, **ONE),
+    extremal.Ask(points="two_point", length=5, radius=1.5, **TWO),
+    extremal.Ask(points="tied_pair", length=5, radius=1.5, **TWO),
+]
+
+
+def answer(ask):
+    (found,) = kind_named(ask.kind).run([ask], [ask], Resources())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: f"{ask.kind} {getattr(ask, 'points', '')}".strip())
+def test_an_ask_is_answered_alike_twice_bit_for_bit(ask):
+    first = answer(ask)
+    assert answer(ask) == first
+    assert type(first) is kind_named(ask.kind).answer
+
+
+def test_another_seed_is_another_search():
+    one, other = (measures.Ask(length=2, radius=1.5, climb=2, solver=Solver(seed=seed), **ONE) for seed in (0, 1))
+    assert one.key != other.key
+
+
+def test_bounds_are_those_of_the_theory():
+    found = answer(bounds.Ask(length=5, radius=1.5, **ONE))
+    f = Resources().attention(bounds.Ask(length=5, radius=1.5, **ONE))
+    assert found.sharp_upper == hs.bounds.sharp_upper(f, n=5, radius=1.5).value
+    assert found.discrete_upper == hs.bounds.discrete_upper(f, n=5, radius=1.5).value
+    # a form on the line has no tied pair, since tokens of a pair differ in a second coordinate
+    assert found.tied_pair is None
+    assert found.two_point <= found.sharp_upper
+
+
+def test_the_worst_measure_names_its_atoms():
+    found = answer(measures.Ask(length=3, radius=1.5, climb=2, **ONE))
+    assert len(found.atoms) == 3
+    assert sum(atom.mass for atom in found.atoms) == pytest.approx(1)
+    assert [atom.mass for atom in found.atoms] == sorted((atom.mass for atom in found.atoms), reverse=True)
+    assert all(atom.norm == abs(atom.coordinate) <= 1.5 * (1 + 1e-9) for atom in found.atoms)
+
+
+def test_windows_that_split_are_looked_at_one_by_one(asks, resources):
+    work = [splitting.Ask(model=a.model, layer=a.layer, map=a.map, window=a.window) for a in asks(count=2)]
+    found = splitting.run(work, work, resources)
+    for one in found:
+        assert one.value == max(one.move, one.split) > 0
+        assert 0 <= one.atom < 8
+        assert one.mean_radius <= one.reach
+    assert work[0].cell == (0, "head:0")
+
+
+def test_what_is_no_attention_is_refused(asks, resources, tiny):
+    ask = bounds.Ask(model=tiny.name, map="residual", length=5, radius=1.0)
+    with pytest.raises(hs.errors.AssumptionError, match="about attention alone") as refusal:
+        resources.attention(ask)
+    assert refusal.value.field == "map"
+    (window,) = asks(count=1, maps=("block",))
+    split = splitting.Ask(model=window.model, layer=0, map="block", window=window.window)
+    with pytest.raises(hs.errors.AssumptionError, match="about attention alone"):
+        splitting.run([split], [split], resources)
+
+
+def test_biases_leave_when_they_are_told_to(resources, tiny):
+    kept = resources.attention(bounds.Ask(model=tiny.name, length=5, radius=1.0))
+    bare = resources.attention(bounds.Ask(model=tiny.name, biases=False, length=5, radius=1.0))
+    assert kept.query_bias is not None
+    assert bare.query_bias is bare.key_bias is bare.value_bias is bare.output_bias is None

@@ -1,0 +1,283 @@
+"""One process, several, or a cluster: the same records; and what happens when one of them is lost."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import distributed
+import psutil
+import pytest
+import torch
+from asked import TWO, answered, radii, untimed, windows
+
+import howsmooth as hs
+from howsmooth.errors import AssumptionError, ClusterError
+from howsmooth.models.base import Transformer
+from howsmooth.studies.kinds import extremal
+from howsmooth.studies.resources import Resources
+from howsmooth.studies.runs.store import Store
+from howsmooth.studies.sweep import workers
+from howsmooth.studies.sweep.sweep import sweep
+from howsmooth.studies.sweep.workers import executor
+
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def mixed(folder_model, beginning, digest):
+    """Work of several kinds, one of which fails."""
+    texts = windows(folder_model, digest, place=beginning, layers=(0, 1), maps=("head:0", "attention"), count=3)
+    built = [extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
+    return [*radii(3), *texts, *built, *windows(folder_model, digest, place=beginning, layers=(99,), count=1)]
+
+
+class Process:
+    """A process of ours, ended by its id."""
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=PATIENCE)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Cluster:
+    """A scheduler and workers as a user would start them, on this machine alone."""
+
+    def __init__(self, count):
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.scheduler = Process(
+            "dask_scheduler", "--host", self.address, "--no-dashboard", "--no-jupyter", "--no-show"
+        )
+        self.workers = [self.add_worker() for _ in range(count)]
+        with distributed.Client(self.address, timeout=PATIENCE, set_as_default=False) as client:
+            client.wait_for_workers(count, timeout=PATIENCE)
+
+    def add_worker(self):
+        return Process(
+            "dask_worker", self.address, "--no-nanny", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1"
+        )
+
+    def close(self):
+        for process in [*self.workers, self.scheduler]:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory):
+    """A cluster that loses a worker, and then its scheduler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path_factory.mktemp("mortal")))
+        found = Cluster(2)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def stored(asks, folder, **how):
+    with Store(folder) as store:
+        tally = answered(asks, store, **how)
+        assert tally.done + tally.failed == len(asks)
+        assert tally.left == 0
+        return untimed(store.records()), [(failure.ask, failure.error) for failure in store.failures()]
+
+
+@pytest.mark.slow
+def test_one_process_and_a_cluster_give_the_same_records(mixed, cluster, tmp_path):
+    alone = stored(mixed, tmp_path / "alone")
+    assert len(alone[0]) == len(mixed) - 1
+    assert len(alone[1]) == 1
+    assert stored(mixed, tmp_path / "cluster", scheduler=cluster) == alone
+
+
+@pytest.mark.slow
+def test_models_are_released_with_the_executor_that_loaded_them(folder_model, beginning, digest):
+    asks, held = windows(folder_model, digest, place=beginning), Resources()
+    with executor(resources=held) as execute, Store(None) as store:
+        assert sweep(asks, store, execute=execute).done == 2
+        transformer = weakref.ref(held.transformer(folder_model, asks[0].where))
+        weights = weakref.ref(transformer().module)
+    gc.collect()
+    assert transformer() is None
+    assert weights() is None
+
+
+@pytest.mark.slow
+def test_what_is_given_to_be_measured_is_not_kept_either(module, tokenizer, small):
+    transformer = hs.load(module(), tokenizer=tokenizer)
+    hs.measure(transformer, **small)
+    remembered = weakref.ref(transformer)
+    del transformer
+    gc.collect()
+    assert remembered() is None
+
+
+def test_workers_release_their_models_with_the_executor(folder_model, beginning, digest, cluster):
+    asks = windows(folder_model, digest, place=beginning)
+    with distributed.Client(cluster, timeout=PATIENCE, set_as_default=False) as client:
+        with executor(scheduler=cluster) as execute, Store(None) as store:
+            assert sweep(asks, store, execute=execute).done == 2
+            assert list(client.run(_transformers).values()) == [1]
+        assert list(client.run(_transformers).values()) == [0]
+
+
+def _transformers():
+    gc.collect()
+    return sum(type(found) is Transformer for found in gc.get_objects())
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_has_its_asks_done_by_another(mortal, tmp_path):
+    asks = radii(40)
+    alone = stored(asks, tmp_path / "alone")
+    seen = []
+
+    def kill(tally):
+        seen.append(tally)
+        if len(seen) == 3:
+            mortal.workers[0].kill()
+
+    with Store(tmp_path / "cluster") as store:
+        tally = answered(asks, store, scheduler=mortal.address, progress=kill)
+        assert (tally.done, tally.failed, tally.left) == (40, 0, 0)
+        assert untimed(store.records()) == alone[0]
+    assert seen[2].left > 10, "there was work left when the worker died"
+    assert mortal.workers[0].process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_here_give_the_same_records_though_one_is_killed(tmp_path):
+    # no model among them: loading one takes longer than all the rest, in each of the processes
+    asks = [*radii(30), *(extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
+    alone = stored(asks, tmp_path / "alone")
+    seen = []
+
+    def kill(tally):
+        seen.append(tally)
+        if len(seen) == 3:
+            os.kill(pids[0], signal.SIGKILL)
+
+    with Store(tmp_path / "two") as store, executor(workers=2) as execute:
+        pids = _spawned()
+        assert len(pids) >= 2
+        tally = sweep(asks, store, execute=execute, progress=kill)
+        assert (tally.done, tally.failed, tally.left) == (len(asks), 0, 0)
+        assert untimed(store.records()) == alone[0]
+    assert seen[2].left > 10, "there was work left when the process died"
+
+
+def _spawned():
+    return [child.pid for child in psutil.Process().children() if any("spawn_main" in word for word in child.cmdline())]
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_is_a_clear_error_and_what_was_done_is_kept(mortal, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    asks = radii(400)  # so many that some are left when the news of the loss arrives
+    seen = []
+
+    def kill(tally):
+        seen.append(tally)
+        if len(seen) == 3:
+            mortal.scheduler.kill()
+
+    began = time.monotonic()
+    with Store(tmp_path / "run") as store:
+        with pytest.raises(ClusterError, match="lost") as refusal:
+            answered(asks, store, scheduler=mortal.address, progress=kill)
+        assert time.monotonic() - began < PATIENCE
+        assert mortal.address in str(refusal.value)
+        assert len(str(refusal.value).splitlines()) == 1
+        assert 3 <= len(store.records()) < 400
+        assert store.failures() == [], "an ask is not to blame for the cluster"
+        assert answered(asks, store).done == 400
+
+
+@pytest.mark.slow
+def test_an_address_where_nobody_listens_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match="no Dask scheduler answers") as refusal, executor(scheduler=address):
+        pass
+    assert time.monotonic() - began < PATIENCE
+    assert address in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_listener_that_says_nothing_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="no Dask scheduler answers"), executor(scheduler=address):
+            pass
+        assert time.monotonic() - began < PATIENCE
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1:x", "xyz://127.0.0.1:1", "127.0.0.1"])
+def test_an_address_that_is_none_is_refused(address, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    with pytest.raises(ClusterError, match="no Dask scheduler answers"), executor(scheduler=address):
+        pass
+
+
+def test_workers_and_a_scheduler_together_are_refused():
+    with pytest.raises(AssumptionError, match="not both"), executor(workers=2, scheduler="tcp://127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.parametrize("how", [{"workers": 2}, {"scheduler": "tcp://127.0.0.1:1"}], ids=str)
+def test_without_dask_the_command_that_installs_it_is_given(how, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ClusterError, match=r"pip install 'howsmooth\[cluster\]'"), executor(**how):
+        pass
+    with executor() as execute:  # one process needs none
+        assert execute([]) is not None
+
+
+def test_a_store_that_fails_ends_a_sweep_on_workers_at_once(cluster, tmp_path, capfd):
+    class Full(Store):
+        def add(self, outcomes):
+            if len(self.records()) > 2:
+                raise hs.errors.FileError("the disk is full.")
+            super().add(outcomes)
+
+    began = time.monotonic()
+    with pytest.raises(hs.errors.FileError, match="full"), Full(tmp_path) as store:
+        answered(radii(20), store, scheduler=cluster)
+    assert time.monotonic() - began < PATIENCE
+    assert "Traceback" not in capfd.readouterr().err
+    with Store(tmp_path) as store:
+        assert len(store.records()) == 3
+
+
+def test_no_thread_or_setting_is_left_behind():
+    before, threads = torch.get_num_threads(), threading.active_count()
+    with executor(threads=1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    assert threading.active_count() == threads

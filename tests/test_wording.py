@@ -1,0 +1,65 @@
+"""Numbers as people read them: what is claimed of a bound stays true, and one number is written in one way."""
+
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from howsmooth.wording import at_least, at_most, count, exponent, interval, number, percent
+
+RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def read(text):
+    """Take a written number for what a reader takes it."""
+    mantissa, _dot, power = text.replace(",", "").replace("−", "-").rpartition("·")
+    if power.startswith("10") and power != power.translate(RAISED):
+        return Decimal(mantissa or 1).scaleb(int(power.translate(RAISED)[2:]))
+    return Decimal(power)
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 9))
+def test_a_bound_is_rounded_to_the_side_where_it_stays_true(value, digits):
+    slack = Decimal(value) * Decimal("1e-6")
+    assert read(at_least(value, digits)) <= Decimal(value) + slack
+    assert read(at_most(value, digits)) >= Decimal(value) - slack
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_is_read_as_what_it_is(value):
+    assert abs(read(number(value, 6)) - Decimal(value)) <= abs(Decimal(value)) * Decimal("1e-5")
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_max=True))
+def test_a_probability_below_one_is_never_written_as_certain(share):
+    assert percent(share) != "100 %"
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_min=True))
+def test_a_share_above_zero_is_never_written_as_none(share):
+    assert percent(share) != "0 %"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (number(10_914.2), "10,900"),
+        (number(9_999_999.0), "10⁷"),
+        (number(1.2e7), "1.2·10⁷"),
+        (number(0.001), "0.001"),
+        (number(-4.56e-4), "−4.56·10⁻⁴"),
+        (number(-math.inf), "−∞"),
+        (number(math.nan), "—"),
+        (number(10**400), "10⁴⁰⁰"),
+        (number(1024), "1,024"),
+        (at_least(0.1 + 0.2), "0.3"),
+        (at_most(0.1 + 0.2), "0.3"),
+        (interval(2.0, math.inf), "≥ 2"),
+        (exponent(-0.0), "0.00"),
+        (count(0, "token"), "0 tokens"),
+    ],
+)
+def test_one_number_is_written_in_one_way(written, expected):
+    assert written == expected

@@ -1,0 +1,101 @@
+"""Heads side by side: bounds of whole layers, in a ball and at one input."""
+
+import math
+
+import pytest
+import torch
+from draws import gaussian
+from oracles import constant
+from theory.ball import constants, inputs
+from theory.forms import LAYERS, ROUNDING, random_layer
+
+import howsmooth as hs
+from howsmooth.theory.heads import heads_of
+from howsmooth.theory.rows import Rows, outputs, rows_upper, second_term
+from howsmooth.theory.together import _problem, together
+from howsmooth.theory.views import views
+
+SEVERAL = [
+    "mixed heads",
+    "concatenated heads",
+    "grouped queries",
+    "query bias",
+    "all biases",
+    "rotary",
+    "causal rotary",
+]
+
+
+def test_two_tokens_are_all_that_a_row_can_see_with_half_its_weight(rng):
+    for n in (2, 3, 5, 9):
+        for sharp in (0.3, 2.0, 8.0):
+            p = torch.softmax(sharp * gaussian(rng, 200, n), -1)
+            x = torch.nn.functional.normalize(gaussian(rng, 200, n, 2), dim=-1)
+            far = (x - (p[..., None] * x).sum(1, keepdim=True)).norm(dim=-1)
+            e = gaussian(rng, 200, n).abs().sort(descending=True).values
+            assert bool(((p * far * e).sum(-1) <= (e[:, 0] + e[:, 1]) / 2 * ROUNDING).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_no_input_of_the_ball_exceeds_the_bound_of_heads_together(rng, kind):
+    f = LAYERS[kind](rng)
+    for n, radius in ((2, 1.0), (5, 3.0)):
+        upper = together(f, heads_of(f), n, radius)
+        assert constants(f, inputs(rng, f, 12, n, radius)).max().item() <= upper * ROUNDING
+
+
+def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng):
+    f = random_layer(rng, heads=4, d=6)
+    problem = _problem(f, heads_of(f), 5, 2.0)
+    drawn = [problem.bound((gaussian(rng, 4) / 2).exp()) for _draw in range(20)]
+    truth = constants(f, inputs(rng, f, 12, 5, 2.0)).max().item()
+    assert truth <= min(drawn)
+    assert together(f, heads_of(f), 5, 2.0) <= min(drawn) * 1.01
+
+
+def test_heads_that_read_and_write_elsewhere_do_not_add_up():
+    d = 8
+    part = torch.eye(d, dtype=torch.float64).reshape(4, 2, d)
+    f = hs.Attention(query=part, key=part, value=part, output=part.mT)
+    alone = hs.bounds.sharp_upper(f.head(0), n=64, radius=5.0).value
+    assert hs.bounds.sharp_upper(f, n=64, radius=5.0).value <= 1.1 * alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixed heads", "concatenated heads", "grouped queries", "query bias", "all biases"])
+@pytest.mark.parametrize("products", [4e8, 100])
+def test_the_certificate_by_rows_holds_and_its_parts_are_those_of_the_statement(rng, kind, products, monkeypatch):
+    monkeypatch.setattr("howsmooth.theory.rows.PRODUCTS", products)
+    f = LAYERS[kind](rng)
+    for scale in (0.1, 1.0, 4.0):
+        X = scale * gaussian(rng, 5, f.d)
+        seen = views(f, X)
+        assert constant(f, X).item() <= rows_upper(seen) * ROUNDING
+        rows = Rows.of(seen)
+        first = sum(torch.kron(P, B) for P, B in zip(rows.P, rows.B, strict=True))
+        alpha = rows.P[..., None] * (rows.y[:, None] - (rows.P @ rows.y)[:, :, None])
+        Z = torch.einsum("hija,hid->iajd", alpha, rows.g).flatten(2)
+        third = torch.linalg.matrix_norm(Z, 2).norm().item()
+        assert torch.linalg.matrix_norm(first, 2).item() <= rows._first() * ROUNDING
+        assert third <= (rows.bound() - rows._first()) * (1 + 1e-9) + 1e-9
+        W = outputs(seen)
+        blocks = sum(w @ view.covariance() @ view.head.Q for w, view in zip(W, seen, strict=True))
+        assert bool((torch.linalg.matrix_norm(blocks, 2) <= second_term(seen) * ROUNDING).all())
+
+
+def test_the_certificate_by_rows_can_be_left_out(rng):
+    f, X = random_layer(rng, heads=4, d=6), gaussian(rng, 6, 6)
+    apart, both = (hs.bounds.local_upper(f, X, rows=rows).value for rows in (False, True))
+    assert constant(f, X).item() <= both <= apart
+    assert math.isfinite(apart)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1e-100, 1e-20, 1e20, 1e60, 1e100])
+def test_numbers_at_the_ends_of_their_range_make_no_bound_too_small(rng, size):
+    f, X = random_layer(rng, heads=3, d=4), gaussian(rng, 4, 4)
+    f = f.__class__(query=size * f.query, key=f.key, value=f.value, output=f.output)
+    truth = constant(f, X).item()
+    assert truth <= hs.bounds.local_upper(f, X).value * ROUNDING
+    assert truth <= hs.bounds.sharp_upper(f, n=4, radius=X.norm(dim=-1).max().item()).value * ROUNDING
