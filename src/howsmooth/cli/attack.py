@@ -1,18 +1,14 @@
 """``howsmooth attack``: what an adversary attains, beside what the constant predicts and what the theory allows."""
 
 import json
-import sys
 from pathlib import Path
 
 import typer
 
 from howsmooth.cli.declared import takes
-from howsmooth.cli.interrupts import INTERRUPTED, heard
 from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.cli.runs_here import hands, page, run_folder
+from howsmooth.cli.runs_here import hands, leave, page, run_folder, stopped
 from howsmooth.studies.plans.attacking import Attacking
-
-FAILED = 1
 
 
 @takes(Attacking, argument=("model", ArgumentModel))
@@ -36,38 +32,25 @@ def attack(
 
 
 def _run(attacking: Attacking, folder: Path, who: dict, retry_failed: bool, as_json: bool) -> None:
-    from howsmooth.cli.answers import say_failures
     from howsmooth.studies.plans.attack import planned_attacks
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import sweep
-    from howsmooth.studies.sweep.watching import watching
     from howsmooth.studies.sweep.workers import executor
 
-    interrupted = False
     resources = Resources()
     made = planned_attacks(attacking, resources)
     with executor(resources=resources, **who) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))
-        try:
-            with watching() as progress:
-                sweep(made.asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        except KeyboardInterrupt:
-            interrupted = True
-            heard()
-        found = store.find(ask.key for ask in made.asks)
-        mine = store.failed(made.asks)
-        failures = [failure for failure in store.failures() if failure.ask.key in mine]
+        interrupted = stopped(
+            lambda progress: sweep(made.asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
+        )
+        found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
         _tell(list(found.values()), folder, as_json)
         page(folder, new=len(found) > before)
-    say_failures(failures)
-    if interrupted:
-        said = f"{len(found)} of {len(made.asks)} attacked and kept; the same command goes on from there."
-        typer.echo(f"Stopped: {said}", err=True)
-        sys.exit(INTERRUPTED)
-    sys.exit(FAILED if failures else 0)
+    leave(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} attacked and kept")
 
 
 def _tell(records: list, folder: Path, as_json: bool) -> None:

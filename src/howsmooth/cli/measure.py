@@ -1,6 +1,5 @@
 """``howsmooth measure``: how smooth is each attention layer of a model on a text?"""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,18 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from howsmooth.cli.declared import takes
-from howsmooth.cli.interrupts import INTERRUPTED, heard
 from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.cli.runs_here import hands, page, run_folder
+from howsmooth.cli.runs_here import hands, leave, page, run_folder, stopped
 from howsmooth.studies.plans.measuring import Measuring
 
 if TYPE_CHECKING:
-    from howsmooth.studies.plans.measure import Planned
-    from howsmooth.studies.records import Failure
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
-
-FAILED = 1
 
 
 @takes(Measuring, argument=("model", ArgumentModel))
@@ -49,33 +43,23 @@ def _run(measuring: Measuring, folder: Path, who: dict, retry_failed: bool, as_j
     from howsmooth.studies.plans.measure import planned
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
-    from howsmooth.studies.sweep.watching import watching
     from howsmooth.studies.sweep.workers import executor
 
-    interrupted = False
     resources = Resources()
     made = planned(measuring, resources)
     with executor(resources=resources, **who) as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
         before = len(store.done(made.every))
-        try:
-            with watching() as progress:
-                made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
-        except KeyboardInterrupt:
-            interrupted = True
-            heard()
-        done = store.done(made.every)
-        failures, others = _failures(made, store.failures()), len(store.records()) - len(done)
+        interrupted = stopped(
+            lambda progress: made.run(store, execute=execute, retry_failed=retry_failed, progress=progress)
+        )
+        kept, failures = store.keys(), store.failures(made.every)
+        done = kept & {ask.key for ask in made.every}
         found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
         composed = made.compositions(store)
     if found is not None:
-        _tell(found, composed, folder, (len(done), len(done) - before, others), as_json)
-    _close(made, len(done), failures, interrupted)
-
-
-def _failures(made: "Planned", failures: "list[Failure]") -> "list[Failure]":
-    mine = {ask.key for ask in made.every}
-    return [failure for failure in failures if failure.ask.key in mine]
+        _tell(found, composed, folder, (len(done), len(done) - before, len(kept) - len(done)), as_json)
+    leave(failures, interrupted=interrupted, kept=f"{len(done)} of {len(made.every)} measured and kept")
 
 
 def _tell(
@@ -101,15 +85,3 @@ def _tell(
         typer.echo(
             f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True
         )
-
-
-def _close(made: "Planned", done: int, failures: "list[Failure]", interrupted: bool) -> None:
-    from howsmooth.cli.answers import say_failures
-
-    say_failures(failures)
-    if interrupted:
-        total = len(made.every)
-        typer.echo(f"Stopped: {done} of {total} measured and kept; the same command goes on from there.", err=True)
-        sys.exit(INTERRUPTED)
-    if failures:
-        sys.exit(FAILED)

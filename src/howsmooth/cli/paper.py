@@ -1,21 +1,19 @@
 """``howsmooth paper``: the paper's figures from the definition, and the checks that its readers ask for."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.interrupts import INTERRUPTED, heard
 from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
 from howsmooth.cli.printing import print_json
+from howsmooth.cli.runs_here import leave, stopped
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
+    from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
-
-FAILED = 1
 
 
 def paper(
@@ -60,11 +58,7 @@ def paper(
     words = ["paper", *(figures or ()), *_options(quick, model)]
     who = {"workers": workers, "scheduler": scheduler, "resources": resources}
     interrupted = _run(asks, folder, who, words, retry_failed)
-    failed = _tell(folder, as_json)
-    if interrupted:
-        typer.echo("Stopped: what is done is kept; the same command goes on from there.", err=True)
-        sys.exit(INTERRUPTED)
-    sys.exit(FAILED if failed else 0)
+    leave(_tell(folder, as_json), interrupted=interrupted)
 
 
 def _options(quick: bool, models: Sequence[str] | None) -> list[str]:
@@ -91,26 +85,22 @@ def _run(asks: "dict[str, list[Ask]]", folder: Path, who: dict, words: Sequence[
     from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import sweep
-    from howsmooth.studies.sweep.watching import watching
     from howsmooth.studies.sweep.workers import executor
 
     alone = not who["workers"] and who["scheduler"] is None
     with executor(threads=None if alone else 1, **who) as execute, Store(folder) as store:
         keep_figures(store, asks, words)
-        try:
-            with watching() as progress:
-                every = [ask for found in asks.values() for ask in found]
-                sweep(every, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        except KeyboardInterrupt:
-            heard()
-            return True
-        keep_models(store, who["resources"])
-    return False
+        every = [ask for found in asks.values() for ask in found]
+        interrupted = stopped(
+            lambda progress: sweep(every, store, execute=execute, retry_failed=retry_failed, progress=progress)
+        )
+        if not interrupted:
+            keep_models(store, who["resources"])
+    return interrupted
 
 
-def _tell(folder: Path, as_json: bool) -> int:
+def _tell(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
-    from howsmooth.cli.answers import say_failures
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
     from howsmooth.report.saving import save_chart
@@ -136,5 +126,4 @@ def _tell(folder: Path, as_json: bool) -> int:
             typer.echo(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
         typer.echo(f"Records and figures are in {folder}.")
         typer.echo(f"The report is {report}.")
-    say_failures(run.failures)
-    return len(run.failures)
+    return run.failures

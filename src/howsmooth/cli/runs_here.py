@@ -1,11 +1,21 @@
-"""What commands that fill a run share: where it lies, who does the work, and when its page is written anew."""
+"""What commands that fill a run share: where it lies, who does the work, how it ends, when its page is written anew."""
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
+
+from howsmooth.cli.interrupts import INTERRUPTED, heard
 
 if TYPE_CHECKING:
     from howsmooth.studies.plans.attacking import Attacking
     from howsmooth.studies.plans.measuring import Measuring
+    from howsmooth.studies.records import Failure
+    from howsmooth.studies.sweep.sweep import Progress
+
+FAILED = 1
 
 
 def run_folder(asked: "Measuring | Attacking", out: str | None) -> Path:
@@ -20,6 +30,31 @@ def hands(asked: "Measuring | Attacking", workers: int, scheduler: str | None) -
     """Return who does the work, as an executor takes it; other processes have one thread each unless told."""
     alone = scheduler is None and not workers
     return {"workers": workers, "scheduler": scheduler, "threads": asked.where.threads or (None if alone else 1)}
+
+
+def stopped(work: "Callable[[Progress], object]") -> bool:
+    """Do work, and show how far it is; return whether Ctrl-C ended it before its time."""
+    from howsmooth.studies.sweep.watching import watching
+
+    try:
+        with watching() as progress:
+            work(progress)
+    except KeyboardInterrupt:
+        heard()
+        return True
+    return False
+
+
+def leave(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:
+    """Say what failed, and what is kept if Ctrl-C ended it; exit with a code that tells."""
+    from howsmooth.cli.answers import say_failures
+
+    say_failures(failures)
+    if interrupted:
+        typer.echo(f"Stopped: {kept}; the same command goes on from there.", err=True)
+        sys.exit(INTERRUPTED)
+    if failures:
+        sys.exit(FAILED)
 
 
 def page(folder: Path, *, new: bool) -> Path:

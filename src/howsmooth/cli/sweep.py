@@ -1,21 +1,18 @@
 """``howsmooth sweep``: a user's own grid of questions, here or on a cluster."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.interrupts import INTERRUPTED, heard
 from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
 from howsmooth.cli.printing import print_json
+from howsmooth.cli.runs_here import leave, stopped
 from howsmooth.wording import duration
 
 if TYPE_CHECKING:
     from howsmooth.studies.plans.study import Part
     from howsmooth.studies.resources import Resources
-
-FAILED = 1
 
 
 def sweep(
@@ -55,39 +52,28 @@ def sweep(
 
 
 def _run(study: str, made: "list[Part]", folder: Path, who: dict, retry_failed: bool, as_json: bool) -> None:
-    from howsmooth.cli.answers import say_failures
     from howsmooth.studies.plans.study import keep_bounds
     from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import sweep as run_sweep
-    from howsmooth.studies.sweep.watching import watching
     from howsmooth.studies.sweep.workers import executor
 
     asks = [ask for part in made for ask in part.asks]
-    interrupted = False
     with executor(**who) as execute, Store(folder) as store:
         for part in made:
             part.begin(store, ["sweep", study])
-        try:
-            with watching() as progress:
-                run_sweep(asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        except KeyboardInterrupt:
-            interrupted = True
-            heard()
+        interrupted = stopped(
+            lambda progress: run_sweep(asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
+        )
         if not interrupted:
             keep_bounds(store, made)
-        done, keys = len(store.done(asks)), store.failed(asks)
-        failures = [failure for failure in store.failures() if failure.ask.key in keys]
+        done, failures = len(store.done(asks)), store.failures(asks)
     if as_json:
         print_json({"run": str(folder), "asks": len(asks), "done": done, "failed": len(failures)})
     else:
         typer.echo(f"{done} of {len(asks)} answered, {len(failures)} failed. Records are in {folder}.")
         typer.echo(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
         typer.echo(f"Take them along: howsmooth export {folder} --to csv")
-    say_failures(failures)
-    if interrupted:
-        typer.echo("Stopped: what is done is kept; the same command goes on from there.", err=True)
-        sys.exit(INTERRUPTED)
-    sys.exit(FAILED if failures else 0)
+    leave(failures, interrupted=interrupted)
 
 
 def _estimate(made: "list[Part]", folder: Path, workers: int, resources: "Resources", as_json: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
@@ -18,6 +18,7 @@ from howsmooth.maps.pattern import Pattern, Scores, attend
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections
 from howsmooth.maps.query_side import QuerySide
+from howsmooth.maps.rotary import Rotary
 from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
 from howsmooth.validation import (
     require_agreement,
@@ -263,6 +264,23 @@ class Attention(Value):
             raise AssumptionError("query_side does not know norms over all heads.", field="attention")
         return QuerySide.of(self.jacobian(X))
 
+    def project(
+        self, X: Float[Tensor, "*batch m d"], *, places: Int[Tensor, " m"] | None = None
+    ) -> tuple[
+        Float[Tensor, "*batch heads m k"], Float[Tensor, "*batch groups m k"], Float[Tensor, "*batch groups m v"]
+    ]:
+        """Return the queries, keys and values of tokens, as the scores meet them: normed, turned, queries scaled.
+
+        Args:
+            X: The tokens; they need not be a sequence.
+            places: At which position each of them stands, for rotary embeddings; 0, 1, 2, … by default.
+        """
+        rotary = self.positions.rotary
+        if rotary is not None and places is not None:
+            rotary = dataclasses.replace(rotary, positions=places)
+        found, _derivative = self._project(X, rotary)
+        return found
+
     def head(self, h: int) -> "Attention":
         """Return head ``h`` alone, with its slice of the output projection and without the output bias.
 
@@ -373,21 +391,9 @@ class Attention(Value):
     def _attend(self, X: Tensor, *, memory: int) -> tuple[Pattern, Projections]:
         """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
         layout, n = self.layout, X.shape[-2]
-        weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, self.value)], dim=-2)
-        q, k, v = layout.split(X @ weight.mT)
-        q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, self.value_bias)
-        for_queries, for_keys = self._norms()
-        q, query_norm = _normalise(q, for_queries, X)
-        k, key_norm = _normalise(k, for_keys, X)
-        rotary = self.positions.rotary
-        rotation = None if rotary is None else rotary.rotation(n, layout.k, X)
-        if rotation is not None:
-            q, k = rotation(q), rotation(k)
-        projections = Projections(
-            weight=weight, layout=layout, query_norm=query_norm, key_norm=key_norm, rotation=rotation
-        )
+        (q, k, v), projections = self._project(X, self.positions.rotary)
         pattern = attend(
-            (q * self.score_scale).reshape(-1, layout.shared, n, layout.k),
+            q.reshape(-1, layout.shared, n, layout.k),
             k.reshape(-1, n, layout.k),
             v.reshape(-1, n, layout.v),
             scores=Scores(
@@ -400,6 +406,23 @@ class Attention(Value):
             memory=memory,
         )
         return pattern, projections
+
+    def _project(self, X: Tensor, rotary: Rotary | None) -> tuple[tuple[Tensor, Tensor, Tensor], Projections]:
+        """Return queries (scaled), keys and values, and their derivative."""
+        layout = self.layout
+        weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, self.value)], dim=-2)
+        q, k, v = layout.split(X @ weight.mT)
+        q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, self.value_bias)
+        for_queries, for_keys = self._norms()
+        q, query_norm = _normalise(q, for_queries, X)
+        k, key_norm = _normalise(k, for_keys, X)
+        rotation = None if rotary is None else rotary.rotation(X.shape[-2], layout.k, X)
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
+        projections = Projections(
+            weight=weight, layout=layout, query_norm=query_norm, key_norm=key_norm, rotation=rotation
+        )
+        return (q * self.score_scale, k, v), projections
 
     def _put_out(self, pattern: Pattern, output: Tensor | None, batch: tuple[int, ...]) -> Tensor:
         """Return what comes out of the attention means."""

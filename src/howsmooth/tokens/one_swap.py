@@ -1,6 +1,5 @@
 """What one swap does to attention: a row and a column of the scores change, and all else is kept."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -9,8 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.joint_norm import JointNorm
-from howsmooth.maps.norms import Norm
 
 # What is made of one batch of candidates should stay near the processor.
 BATCH_BYTES = 8 * 2**20
@@ -210,18 +207,9 @@ def _without(swap: OneSwap, rows: Tensor, p: int) -> tuple[Float[Tensor, "heads 
 
 def _projected(attention: Attention, X: Float[Tensor, "m d"], places: Int[Tensor, " m"]) -> Projected:
     """Return queries, keys and values of tokens, each at its place."""
-    layout = attention.layout
-    weight = torch.cat([part.flatten(0, 1) for part in (attention.query, attention.key, attention.value)])
-    q, k, v = layout.split(X @ weight.mT)
-    q, k, v = _shift(q, attention.query_bias), _shift(k, attention.key_bias), _shift(v, attention.value_bias)
-    query_norm, key_norm = attention._norms()
-    q, k = _normed(q, query_norm, X), _normed(k, key_norm, X)
-    rotary = attention.positions.rotary
-    if rotary is not None:
-        rotation = dataclasses.replace(rotary, positions=places).rotation(len(X), layout.k, X)
-        q, k = rotation(q), rotation(k)
-    k, v = (x.repeat_interleave(layout.shared, dim=0) for x in (k, v))
-    return Projected(q=q * attention.score_scale, k=k, v=v)
+    q, k, v = attention.project(X, places=places)
+    k, v = (x.repeat_interleave(attention.layout.shared, dim=0) for x in (k, v))
+    return Projected(q=q, k=k, v=v)
 
 
 def _gram(attention: Attention) -> Float[Tensor, "heads v heads v"]:
@@ -236,14 +224,3 @@ def _gram(attention: Attention) -> Float[Tensor, "heads v heads v"]:
 
 def _capped(S: Tensor, softcap: float | None) -> Tensor:
     return S if softcap is None else softcap * torch.tanh(S / softcap)
-
-
-def _shift(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias.unsqueeze(-2)
-
-
-def _normed(x: Tensor, norm: Norm | JointNorm | None, X: Tensor) -> Tensor:
-    if isinstance(norm, JointNorm):  # over all heads together
-        found, _derivative = norm.linearise(x, X)
-        return found
-    return x if norm is None else norm.apply(x)

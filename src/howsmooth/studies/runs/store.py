@@ -110,9 +110,13 @@ class Store:
         )
         self._database.execute("DELETE FROM failures WHERE key = ?", (key,))
 
+    def keys(self) -> frozenset[str]:
+        """Return the keys of all records that are unharmed, without reading what they say."""
+        return self._keys("SELECT key, ask, result, checksum FROM records")
+
     def done(self, asks: Iterable[Ask]) -> frozenset[str]:
         """Return the keys of those asks that have a record; a damaged one does not count, so it is done again."""
-        return self._keys("SELECT key, ask, result, checksum FROM records") & {ask.key for ask in asks}
+        return self.keys() & {ask.key for ask in asks}
 
     def failed(self, asks: Iterable[Ask]) -> frozenset[str]:
         """Return the keys of those asks that have an error instead."""
@@ -139,13 +143,16 @@ class Store:
             rows = self._database.execute("SELECT key, ask, result, checksum FROM records ORDER BY key").fetchall()
         return [self._record(row) for row in rows]
 
-    def failures(self) -> list[Failure]:
-        """Return every ask that failed, with its error."""
+    def failures(self, asks: Iterable[Ask] | None = None) -> list[Failure]:
+        """Return every ask that failed, or those of ``asks`` that did, with its error."""
+        wanted = None if asks is None else {ask.key for ask in asks}
         with self._refusing():
             rows = self._database.execute("SELECT key, ask, error, checksum FROM failures ORDER BY key").fetchall()
         found = []
         for row in rows:
             key, ask, error, _sum = row
+            if wanted is not None and key not in wanted:
+                continue
             with self._believing(row):
                 found.append(Failure(ask=_asked(key, ask), error=error))
         return found
