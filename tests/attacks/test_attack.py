@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 from cases import layer
+from tokens.tiny import tiny
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.attacks.settings import METHODS, NORMS
 from howsmooth.maps.real_tokens import RealTokens
+from howsmooth.models.text import read_text
 
 N, D = 4, 6
 
@@ -125,6 +127,26 @@ def test_on_hundreds_of_random_heads_nothing_exceeds_a_ceiling(norm, count, gaus
         assert float(found.predicted) <= float(found.ceiling)
 
 
+@pytest.mark.slow
+@pytest.mark.untyped
+def test_on_a_head_of_a_real_layer_the_ceiling_is_near_and_not_exceeded(minilm):
+    f, X = minilm.activations(minilm.windows(read_text(), length=4, count=1)).at(3, "head:3")
+    found = hs.attack(f, X[0], eps=0.01, budget=20)
+    assert 0.9 * float(found.ceiling) < float(found.displacement) <= float(found.ceiling)
+
+
+@pytest.mark.slow
+@pytest.mark.untyped
+@pytest.mark.parametrize(("norm", "first"), [("total", 0), ("token", 1)])
+def test_on_real_layers_nothing_exceeds_a_ceiling(norm, first, minilm):
+    activations = minilm.activations(minilm.windows(read_text(), length=4, count=3))
+    for window, eps in enumerate((0.01, 1.0, 10.0)):
+        f, X = activations.at(2 * window + first, "attention")
+        found = hs.attack(f, X[window], eps=eps, norm=norm, budget=60)
+        assert float(found.displacement) <= float(found.ceiling)
+        assert float(found.predicted) <= float(found.ceiling)
+
+
 def test_maps_that_no_theorem_covers_have_no_ceiling(gauss):
     assert hs.attack(torch.tanh, gauss(N, D), eps=1.0, budget=20).ceiling is None
     rotary = layer(gauss, positions=hs.Positions(rotary=hs.Rotary()))
@@ -139,6 +161,27 @@ def test_a_linear_target_rises_by_the_dual_norm_of_its_gradient(gauss):
             found = hs.attack(lambda Z: Z, X, eps=0.2, norm=norm, method=method, target=lambda Y: (W * Y).sum())
             assert_close(found.rise, 0.2 * most)
             assert_close(found.predicted, 0.2 * most)
+
+
+def test_the_cosine_with_the_sentence_as_it_was_falls_by_what_the_displacement_says():
+    # on the sphere |u - v|² = 2 - 2⟨u, v⟩, so the farthest sentence is the one of the smallest cosine
+    model, tokens = tiny("bert")
+    f, X = model.activations(tokens[None]).at(0, "sentence")
+    there = f(X)
+    found = hs.attack(f, X, eps=0.5, target=lambda Y: -torch.cosine_similarity(Y, there, dim=-1).sum(-1), budget=100)
+    assert_close(found.rise, found.displacement.square() / 2, rtol=1e-4, atol=1e-6)
+    far = hs.attack(f, X, eps=0.5, budget=100)
+    assert float(found.displacement) > 0.9 * float(far.displacement) > 0
+
+
+def test_the_difference_of_two_logits_rises_by_what_its_gradient_says():
+    model, tokens = tiny("gpt2")
+    f, X = model.activations(tokens[None]).at(0, "logits")
+    change = lambda Y: Y[..., -1, 7] - Y[..., -1, 3]  # noqa: E731
+    eps = 1e-3 * float(X.norm())
+    found = hs.attack(f, X, eps=eps, target=change, budget=60)
+    assert_close(found.rise, change(f(X + found.perturbation)).double() - change(f(X)).double(), rtol=1e-3, atol=1e-6)
+    assert_close(found.rise, found.predicted, rtol=0.05, atol=0.0)
 
 
 def test_a_target_inside_the_ball_is_met(gauss):

@@ -200,7 +200,7 @@ def _duplicate(
     generator: Any,
     as_json: bool,
 ) -> None:
-    from howsmooth.tokens.doubling import doubling
+    from howsmooth.tokens.doubling import TOKEN_EDITS, doubling
 
     pairs = max(1, (BUDGET // 5 if budget is None else budget) // PASSES)
     found = doubling(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
@@ -217,6 +217,11 @@ def _duplicate(
             changed = tokens.clone()
             changed[best.position] = best.token
             shown = marked(transformer, changed, (best.position,))
-            typer.echo(f"  {said}: ratio of distances up to {number(ratio, 4)}  {shown}")
+            far = number(getattr(best, f"{way}_by"), 4)
+            typer.echo(f"  {said}: ratio of distances up to {number(ratio, 4)}, outputs {far} apart  {shown}")
+    typer.echo(
+        f"Each is {count(TOKEN_EDITS, 'token edit')} from the text; for an edit the copy moves the output further in "
+        f"{percent(found.edit_share)}."
+    )
     distance = "conditional distances" if found.masked else "Wasserstein distances"
     typer.echo(f"{name} of {transformer.name}, {count(len(tokens), 'token')}, {distance}, pairs at random.")

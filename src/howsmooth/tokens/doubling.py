@@ -21,6 +21,9 @@ from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.transport.wasserstein import conditional_wasserstein, wasserstein
 
+# A text that is changed in any of the ways is so many token edits from what it was: a replacement, or an insertion.
+TOKEN_EDITS = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -33,6 +36,9 @@ class Pair:
         doubled: A copy of the token becomes it, at the same position: half of the token's mass.
         shifted: The copy stands behind the token, and all that follow move on by one, as in a text; none where masked
             measures with other positions are infinitely far apart, or the model has no position left.
+        moved_by: How far the outputs are apart where the token itself becomes it: the distance for one token edit.
+        doubled_by: The same for the copy at the same position.
+        shifted_by: The same for the copy behind the token.
     """
 
     position: int
@@ -40,6 +46,9 @@ class Pair:
     moved: float
     doubled: float
     shifted: float | None
+    moved_by: float
+    doubled_by: float
+    shifted_by: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -69,8 +78,13 @@ class Doubling:
         found = [pair.shifted > pair.moved for pair in self.pairs if pair.shifted is not None]
         return sum(found) / len(found) if found else None
 
+    @property
+    def edit_share(self) -> float:
+        """Of all pairs, those where doubling moves the output further for one token edit than moving does."""
+        return sum(pair.doubled_by > pair.moved_by for pair in self.pairs) / len(self.pairs)
+
     def best(self, way: str) -> Pair:
-        """Return the pair with the largest ratio in one of the three ways."""
+        """Return the pair with the largest value in one of the ways."""
         return max(self.pairs, key=lambda pair: getattr(pair, way) or 0.0)
 
     def __repr__(self) -> str:
@@ -85,6 +99,8 @@ class Doubling:
             "masked": self.masked,
             "share": self.share,
             "shifted_share": self.shifted_share,
+            "edit_share": self.edit_share,
+            "token_edits": TOKEN_EDITS,
             "pairs": [dataclasses.asdict(pair) for pair in self.pairs],
         }
 
@@ -182,12 +198,14 @@ class _Measured:
     def pairs(self, p: int, coming: Sequence[int]) -> list[Pair]:
         """Return what tokens do that come to a position."""
         n = len(self.tokens)
-        ways = (self._moved(p, coming), self._doubled(p, coming), None if self.masked else self._shifted(p, coming))
         here = self._read(self.known(self.tokens))
         mu = self._measure(here, torch.arange(n)), self._measure(self.chain(here), torch.arange(n))
-        columns = [[None] * len(coming) if way is None else [self._ratio(mu, nu) for nu in way] for way in ways]
-        rows = zip(coming, *columns, strict=True)
-        return [Pair(position=p, token=v, moved=a or 0.0, doubled=b or 0.0, shifted=c) for v, a, b, c in rows]
+        moved, doubled = (
+            [_Apart.of(mu, nu) for nu in way] for way in (self._moved(p, coming), self._doubled(p, coming))
+        )
+        behind = None if self.masked else self._shifted(p, coming)
+        shifted = [None] * len(coming) if behind is None else [_Apart.of(mu, nu) for nu in behind]
+        return [_pair(p, *found) for found in zip(coming, moved, doubled, shifted, strict=True)]
 
     def _moved(self, p: int, coming: Sequence[int]) -> list[tuple[DiscreteMeasure, DiscreteMeasure]]:
         rows = self.tokens.repeat(len(coming), 1)
@@ -225,16 +243,38 @@ class _Measured:
         positions = (index.double() + 1) / len(self.tokens) if self.masked else None
         return DiscreteMeasure(points.double(), None if masses is None else masses.double(), positions)
 
-    def _ratio(self, mu: tuple[DiscreteMeasure, DiscreteMeasure], nu: tuple[DiscreteMeasure, DiscreteMeasure]) -> float:
-        """Return how far the outputs are apart, relative to the inputs."""
-        (before, after), (changed, came) = mu, nu
-        apart = [_distance(*ends) for ends in ((before, changed), (after, came))]
-        return apart[1] / apart[0] if apart[0] > 0 else 0.0
-
     def _read(self, sums: Tensor) -> Tensor:
         for f in self.reads:
             sums = f(sums)
         return sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Apart:
+    """How far the outputs are apart, and how far relative to the inputs."""
+
+    outputs: float
+    ratio: float
+
+    @classmethod
+    def of(cls, mu: tuple[DiscreteMeasure, DiscreteMeasure], nu: tuple[DiscreteMeasure, DiscreteMeasure]) -> "_Apart":
+        """Compare measures before a map and behind it."""
+        (before, after), (changed, came) = mu, nu
+        inputs, outputs = _distance(before, changed), _distance(after, came)
+        return cls(outputs=outputs, ratio=outputs / inputs if inputs > 0 else 0.0)
+
+
+def _pair(p: int, token: int, moved: _Apart, doubled: _Apart, shifted: _Apart | None) -> Pair:
+    return Pair(
+        position=p,
+        token=token,
+        moved=moved.ratio,
+        doubled=doubled.ratio,
+        shifted=None if shifted is None else shifted.ratio,
+        moved_by=moved.outputs,
+        doubled_by=doubled.outputs,
+        shifted_by=None if shifted is None else shifted.outputs,
+    )
 
 
 def _distance(mu: DiscreteMeasure, nu: DiscreteMeasure) -> float:
