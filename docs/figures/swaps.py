@@ -1,34 +1,30 @@
-"""The tables of docs/findings/swaps.md: ``python docs/figures/swaps.py minilm search|order|double [WINDOWS]``."""
+"""The tables of docs/findings/swaps.md: ``python docs/figures/swaps.py MODEL search|order|double [WINDOWS [SEEN]]``."""
 
 import statistics
 import sys
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
 from scipy.stats import spearmanr
 
 import howsmooth as hs
 from howsmooth.models.text import read_text
+from howsmooth.tokens import methods
 from howsmooth.tokens.doubling import doubling
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import replacements
+from howsmooth.tokens.trials import Trials
 
 LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200
-METHODS = ("random", "gradient", "singular", "gcg")
+METHODS = ("random", "gradient", "singular", "gcg", "chance")
 
 
 def search(model: hs.Transformer, windows: torch.Tensor) -> None:
     """Print what each method finds with equally many passes, relative to random swaps."""
     name = "sentence" if not isinstance(model.frame.sentence, str) else "logits"
     for edits in (1, 3):
-        found = {
-            method: [
-                hs.swap(
-                    model, tokens, map=name, edits=edits, method=method, budget=BUDGET, round_trip=True
-                ).displacement
-                for tokens in windows
-            ]
-            for method in METHODS
-        }
+        found = {method: [searched(model, tokens, name, edits, method) for tokens in windows] for method in METHODS}
         for method, moved in found.items():
             ratios = [a / b for a, b in zip(moved, found["random"], strict=True)]
             wins = sum(ratio > 1 for ratio in ratios)
@@ -37,6 +33,20 @@ def search(model: hs.Transformer, windows: torch.Tensor) -> None:
                 f"{statistics.geometric_mean(ratios):.3f} times, better in {wins} of {len(ratios)}",
                 flush=True,
             )
+
+
+def searched(model: hs.Transformer, tokens: torch.Tensor, name: str, edits: int, method: str) -> float:
+    """Return how far a method moves the output; ``chance`` is gcg with random numbers in place of gradients."""
+    by_chance = patch.object(methods, "_first_order", _at_random) if method == "chance" else nullcontext()
+    method = "gcg" if method == "chance" else method
+    with by_chance:
+        found = hs.swap(model, tokens, map=name, edits=edits, method=method, budget=BUDGET, round_trip=True)
+    return found.displacement
+
+
+def _at_random(trials: Trials, base: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    allowed = methods._open(trials, base)
+    return torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -torch.inf)
 
 
 @torch.no_grad()
@@ -80,19 +90,21 @@ def double(model: hs.Transformer, windows: torch.Tensor) -> None:
             beats = sum(pair.shifted > pair.moved for pair in shifted) / len(shifted)
             median = statistics.median(pair.shifted / pair.moved for pair in shifted)
             said = f"beats moving in {100 * beats:.0f} %, median {median:.2f}"
+        by_edit = sum(pair.doubled_by > pair.moved_by for pair in pairs) / len(pairs)
         best = [sum(getattr(some.best(way), way) for some in found) / len(found) for way in ("moved", "doubled")]
         print(
             f"{name}: doubling beats moving in {100 * share:.1f} % of {len(pairs)}, median ratio {gain:.2f}, largest "
             f"{max(p.doubled / p.moved for p in pairs):.2f}; best of a window {best[0]:.2f} moved, {best[1]:.2f} "
-            f"doubled; shifted {said}",
+            f"doubled; shifted {said}; for one token edit the copy moves the output further in {100 * by_edit:.1f} %",
             flush=True,
         )
 
 
 def main() -> None:
-    name, what, *count = sys.argv[1:]
+    name, what, *numbers = sys.argv[1:]
     model = hs.load(name)
-    windows = model.windows(read_text(), length=LENGTH, count=int(count[0]) if count else 6)
+    count, seen = (int(number) for number in (numbers + ["6", "0"][len(numbers) :]))
+    windows = model.windows(read_text(), length=LENGTH, count=seen + count)[seen:]
     {"search": search, "order": order, "double": double}[what](model, windows)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import io
 import logging
@@ -133,7 +134,7 @@ def _pretrained(path: Path, name: str, family: str) -> Loaded:
     # only now: what is out of reach is told before this takes seconds
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    with _quiet():
+    with _quiet(), _parsing_once() if "gguf_file" in options else contextlib.nullcontext():
         try:
             config = _configuration(where, options, name, family)
             require_room(config, name, weights=weights_size(path) if path.exists() else None)
@@ -217,6 +218,24 @@ def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
     # where no vocabulary is found, some families make one up that knows no word: every text would be [UNK] [UNK] [UNK]
     words = {number for word, number in found.get_vocab().items() if word.strip("▁")}  # T5's has a mark for spaces
     return HubTokenizer(found) if words - set(found.all_special_ids) else None
+
+
+@contextlib.contextmanager
+def _parsing_once() -> Iterator[None]:
+    """Let the loader parse a GGUF file once, and not for each of configuration, weights and tokenizer.
+
+    The table of names is made once too, and not for every module of the model.
+    """
+    import gguf
+
+    before = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    try:
+        for name, found in before.items():
+            setattr(gguf, name, functools.cache(found))
+        yield
+    finally:
+        for name, found in before.items():
+            setattr(gguf, name, found)
 
 
 @contextlib.contextmanager

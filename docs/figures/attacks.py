@@ -1,0 +1,138 @@
+"""What attacks attain against what is predicted: ``python docs/figures/attacks.py MODEL layers|model``, then ``draw``.
+
+A model is ``minilm`` or ``smollm2``; rows are kept in ``runs/attacks``, and ``draw`` makes the table and the picture.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import altair as alt
+import torch
+
+import howsmooth as hs
+from howsmooth.attacks.attack import prepared
+from howsmooth.models.base import Activations
+from howsmooth.models.text import read_text
+
+HERE, KEPT = Path(__file__).parent, Path("runs") / "attacks"
+LENGTH, BUDGET = 16, 100
+# Sizes of perturbations, relative to that of the input: to its norm, or to the root mean square norm of its tokens.
+SIZES = (0.001, 0.01, 0.03, 0.1, 0.3)
+METHODS = ("random", "singular", "ascent")
+LAYERS = {"minilm": range(6), "smollm2": (0, 5, 11, 17, 23, 29)}
+# Windows and passes of the whole models: a pass through SmolLM2 takes ten times as long.
+WHOLE = {"minilm": (3, 100), "smollm2": (2, 60)}
+WINDOWS = 3
+NAMES = {"minilm": "MiniLM", "smollm2": "SmolLM2"}
+COLOURS = {"random": "#009e73", "singular": "#e69f00", "ascent": "#0072b2"}
+
+Rows = list[dict[str, float | str]]
+
+
+def attacked(activations: Activations, layer: int, part: str, budget: int, norm: str, methods: tuple[str, ...]) -> Rows:
+    """Return what each method attains with each size, relative to what is predicted; means over windows."""
+    f, X = activations.at(layer, part)
+    scene = prepared(f, X, norm=norm, generator=torch.Generator().manual_seed(0))
+    per_token = norm == "token"
+    whole = float(X.double().square().sum((-2, -1)).mean().sqrt())
+    found: Rows = []
+    for size in SIZES:
+        eps = size * whole / (LENGTH**0.5 if per_token else 1.0)
+        for method in methods:
+            generator = torch.Generator().manual_seed(1)
+            attack = scene.attack(eps=eps, method=method, budget=budget, generator=generator)
+            ratios = (attack.gain / scene.steepest).tolist()
+            row = {"layer": layer, "map": part, "norm": norm, "size": size, "method": method}
+            numbers = {"eps": eps, "predicted": float(scene.steepest.mean()), "ratio": statistics.mean(ratios)}
+            found.append(row | numbers)
+            print(found[-1], flush=True)
+    return found
+
+
+def measure(name: str, what: str) -> None:
+    """Attack the layers of a model, or all of it, and keep the rows."""
+    model = hs.load(name)
+    windows, budget = (WINDOWS, BUDGET) if what == "layers" else WHOLE[name]
+    activations = model.activations(model.windows(read_text(), length=LENGTH, count=windows))
+    places = [(layer, "attention") for layer in LAYERS[name]] if what == "layers" else [(0, "model")]
+    # each token by itself: what noise and single directions do is no other question there
+    norms = (("total", METHODS), ("token", METHODS if what == "layers" or name == "minilm" else METHODS[2:]))
+    found = [
+        {"model": name} | row
+        for norm, methods in norms
+        for layer, part in places
+        for row in attacked(activations, layer, part, budget, norm, methods)
+    ]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{name}-{what}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def tables(rows: Rows) -> None:
+    """Print a line for each map, norm and method, a column for each size."""
+    print("| model | map | norm | method | " + " | ".join(f"{100 * size:g} %" for size in SIZES) + " |")
+    print("|---" * (4 + len(SIZES)) + "|")
+    places = dict.fromkeys((row["model"], row["map"], row["norm"], row["method"]) for row in rows)
+    for place in places:
+        here = [row for row in rows if (row["model"], row["map"], row["norm"], row["method"]) == place]
+        cells = []
+        for size in SIZES:
+            ratios = [float(row["ratio"]) for row in here if row["size"] == size]
+            ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+            cells.append(" … ".join(ends))
+        print(f"| {' | '.join(str(part) for part in place)} | {' | '.join(cells)} |")
+
+
+def chart(rows: Rows) -> alt.VConcatChart:
+    """Draw attained over predicted against the size, one panel for each map and norm; layers as thin lines."""
+    panels = dict.fromkeys((row["model"], row["map"]) for row in rows)
+    titles = {"attention": "attention layers", "model": "whole model"}
+    norms = {"total": "all tokens together", "token": "each token"}
+    drawn = [
+        [
+            _panel(
+                [r for r in rows if (r["model"], r["map"], r["norm"]) == (name, part, norm)],
+                f"{NAMES[str(name)]}, {titles[str(part)]}; {said}",
+            )
+            for name, part in panels
+        ]
+        for norm, said in norms.items()
+    ]
+    return alt.vconcat(*(alt.hconcat(*some) for some in drawn))
+
+
+def _panel(rows: Rows, title: str) -> alt.LayerChart:
+    colour = alt.Color(
+        "method:N",
+        title=None,
+        scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
+        legend=alt.Legend(orient="top"),
+    )
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("size:Q", title="size of the perturbation, relative to the input", scale=alt.Scale(type="log")),
+        y=alt.Y(
+            "ratio:Q",
+            title="attained / predicted",
+            scale=alt.Scale(type="log", domain=[0.01, 4], nice=False, clamp=True),
+        ),
+        color=colour,
+    )
+    one = alt.Chart(alt.Data(values=[{"one": 1.0}])).mark_rule(strokeDash=[6, 4], color="#333333").encode(y="one:Q")
+    lines = base.mark_line(strokeWidth=1.5).encode(detail="layer:N")
+    return alt.layer(one, lines, base.mark_point(filled=True, size=25)).properties(width=230, height=180, title=title)
+
+
+def draw() -> None:
+    """Print the tables of all rows that are kept, and draw them."""
+    rows = [row for path in sorted(KEPT.glob("*.json")) for row in json.loads(path.read_text(encoding="utf-8"))]
+    tables(rows)
+    chart(rows).save(HERE / "attacks.svg")
+
+
+def main() -> None:
+    draw() if sys.argv[1] == "draw" else measure(*sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
