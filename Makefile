@@ -63,7 +63,7 @@ test-again: setup
 test-oldest:
 	$(PYTHON) tools/oldest.py $(MODELS)
 
-# Claims as scripts, at full size (about 15 minutes); fails if a claim does not hold.
+# Claims as scripts, at full size (about half an hour); fails if a claim does not hold.
 bench: setup
 	failed=0; for name in $(CLAIMS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 

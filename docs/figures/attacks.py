@@ -84,43 +84,42 @@ def tables(rows: Rows) -> None:
         print(f"| {' | '.join(str(part) for part in place)} | {' | '.join(cells)} |")
 
 
-def chart(rows: Rows) -> alt.VConcatChart:
-    """Draw attained over predicted against the size, one panel for each map and norm; layers as thin lines."""
-    panels = dict.fromkeys((row["model"], row["map"]) for row in rows)
-    titles = {"attention": "attention layers", "model": "whole model"}
-    norms = {"total": "all tokens together", "token": "each token"}
-    drawn = [
-        [
-            _panel(
-                [r for r in rows if (r["model"], r["map"], r["norm"]) == (name, part, norm)],
-                f"{NAMES[str(name)]}, {titles[str(part)]}; {said}",
-            )
-            for name, part in panels
-        ]
-        for norm, said in norms.items()
+def chart(rows: Rows) -> alt.FacetChart:
+    """Draw attained over predicted against the size: a panel for each map and norm, a line for each layer."""
+    parts, norms = {"attention": "attention", "model": "whole"}, {"total": "all tokens together", "token": "each token"}
+    values = [
+        row
+        | {"where": f"{NAMES[str(row['model'])]}, {parts[str(row['map'])]}", "how": norms[str(row["norm"])], "one": 1.0}
+        for row in rows
     ]
-    return alt.vconcat(*(alt.hconcat(*some) for some in drawn))
-
-
-def _panel(rows: Rows, title: str) -> alt.LayerChart:
-    colour = alt.Color(
-        "method:N",
-        title=None,
-        scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
-        legend=alt.Legend(orient="top"),
-    )
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("size:Q", title="size of the perturbation, relative to the input", scale=alt.Scale(type="log")),
+    base = alt.Chart().encode(
+        x=alt.X(
+            "size:Q",
+            title="ε, relative to the input",
+            scale=alt.Scale(type="log", domain=[SIZES[0], SIZES[-1]], nice=False),
+            axis=alt.Axis(values=SIZES, format="~p"),
+        ),
         y=alt.Y(
             "ratio:Q",
             title="attained / predicted",
-            scale=alt.Scale(type="log", domain=[0.01, 4], nice=False, clamp=True),
+            scale=alt.Scale(type="log", domain=[0.025, 3.5], nice=False),
+            axis=alt.Axis(values=[0.03, 0.1, 0.3, 1, 3]),
         ),
-        color=colour,
+        color=alt.Color(
+            "method:N",
+            title=None,
+            scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
+            legend=alt.Legend(orient="top"),
+        ),
+        detail="layer:N",
     )
-    one = alt.Chart(alt.Data(values=[{"one": 1.0}])).mark_rule(strokeDash=[6, 4], color="#333333").encode(y="one:Q")
-    lines = base.mark_line(strokeWidth=1.5).encode(detail="layer:N")
-    return alt.layer(one, lines, base.mark_point(filled=True, size=25)).properties(width=230, height=180, title=title)
+    one = alt.Chart().mark_rule(strokeDash=[6, 4], color="#333333").encode(y="mean(one):Q")
+    layered = alt.layer(
+        one, base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=18), data=alt.Data(values=values)
+    )
+    return layered.properties(width=165, height=150).facet(
+        column=alt.Column("where:N", title=None), row=alt.Row("how:N", title=None)
+    )
 
 
 def draw() -> None:

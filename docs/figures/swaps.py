@@ -2,9 +2,13 @@
 
 import statistics
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import altair as alt
 import torch
 from scipy.stats import spearmanr
 
@@ -16,6 +20,7 @@ from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import replacements
 from howsmooth.tokens.trials import Trials
 
+HERE = Path(__file__).parent
 LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200
 METHODS = ("random", "gradient", "singular", "gcg", "chance")
 
@@ -50,24 +55,36 @@ def _at_random(trials: Trials, base: torch.Tensor, generator: torch.Generator) -
 
 
 @torch.no_grad()
+def ranked(model: hs.Transformer, tokens: torch.Tensor, name: str, generator: torch.Generator) -> tuple[Any, Any]:
+    """Return what the first order says of random swaps, ‖JΔ‖, and how far each moves the output."""
+    outputs, allowed = Outputs.of(model, tokens, name=name, layer=0), replacements(model, tokens).allowed
+    assert outputs.chain is not None
+    assert outputs.lexicon is not None
+    pairs = allowed.nonzero()
+    places, coming = pairs[torch.randint(len(pairs), (ORDER,), generator=generator)].mT
+    rows = tokens.repeat(ORDER, 1)
+    rows[torch.arange(ORDER), places] = coming
+    X = outputs.lexicon(tokens)
+    J = outputs.chain.jacobian(X)
+    predicted = torch.stack([J.jvp(move).norm() for move in outputs.lexicon(rows) - X])
+    return predicted, (outputs(rows) - outputs(tokens[None])).flatten(1).norm(dim=1)
+
+
+def maps(model: hs.Transformer) -> tuple[str, ...]:
+    """Return which maps are ranked: two of the first layer, two of the whole model."""
+    return ("attention", "block", "model", "sentence" if not isinstance(model.frame.sentence, str) else "logits")
+
+
 def order(model: hs.Transformer, windows: torch.Tensor) -> None:
-    """Print how well the first order ranks random swaps: the rank correlation of ‖JΔ‖ and the true displacement."""
-    generator = torch.Generator().manual_seed(0)
-    for name in ("attention", "block", "model", "sentence" if not isinstance(model.frame.sentence, str) else "logits"):
+    """Print how well the first order ranks random swaps, by the rank correlation, and draw the first window."""
+    generator, drawn = torch.Generator().manual_seed(0), []
+    for name in maps(model):
         found = []
         for tokens in windows:
-            outputs, allowed = Outputs.of(model, tokens, name=name, layer=0), replacements(model, tokens).allowed
-            assert outputs.chain is not None
-            assert outputs.lexicon is not None
-            pairs = allowed.nonzero()
-            places, coming = pairs[torch.randint(len(pairs), (ORDER,), generator=generator)].mT
-            rows = tokens.repeat(ORDER, 1)
-            rows[torch.arange(ORDER), places] = coming
-            X = outputs.lexicon(tokens)
-            moves = outputs.lexicon(rows) - X
-            J = outputs.chain.jacobian(X)
-            predicted = torch.stack([J.jvp(move).norm() for move in moves])
-            true = (outputs(rows) - outputs(tokens[None])).flatten(1).norm(dim=1)
+            predicted, true = ranked(model, tokens, name, generator)
+            if not found:
+                points = zip(predicted.tolist(), true.tolist(), strict=True)
+                drawn += [{"map": name, "predicted": a, "true": b} for a, b in points]
             found.append((float(spearmanr(predicted, true).statistic), float((predicted / true).median())))
         ranks, ratios = zip(*found, strict=True)
         print(
@@ -75,6 +92,26 @@ def order(model: hs.Transformer, windows: torch.Tensor) -> None:
             f"{min(ratios):.2f} … {max(ratios):.2f} (medians)",
             flush=True,
         )
+    chart(drawn, maps(model)).save(HERE / "swaps.svg")
+
+
+def chart(points: list[dict[str, Any]], names: Sequence[str]) -> alt.HConcatChart:
+    """Draw the truth against the first order, one panel for each map; on the dashed line they are equal."""
+    panels = []
+    for name in names:
+        here = [point for point in points if point["map"] == name]
+        ends = [min(min(p["predicted"], p["true"]) for p in here), max(max(p["predicted"], p["true"]) for p in here)]
+        scale = alt.Scale(type="log", domain=[0.9 * ends[0], 1.1 * ends[1]], nice=False)
+        axis = alt.Axis(tickCount=4, format="~g")
+        dots = alt.Chart(alt.Data(values=here)).mark_point(filled=True, size=14, color="#0072b2", opacity=0.6)
+        dots = dots.encode(
+            x=alt.X("predicted:Q", title="first order, ‖JΔ‖", scale=scale, axis=axis),
+            y=alt.Y("true:Q", title="true displacement", scale=scale, axis=axis),
+        )
+        equal = alt.Chart(alt.Data(values=[{"predicted": end, "true": end} for end in ends]))
+        line = equal.mark_line(strokeDash=[6, 4], color="#333333").encode(x="predicted:Q", y="true:Q")
+        panels.append(alt.layer(line, dots).properties(width=165, height=165, title=name))
+    return alt.hconcat(*panels)
 
 
 def double(model: hs.Transformer, windows: torch.Tensor) -> None:
