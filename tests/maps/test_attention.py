@@ -69,6 +69,23 @@ def test_per_head_is_a_batch_of_heads(rng):
         assert_close(together[:, h], f.head(h)(X))
 
 
+def test_queries_keys_and_values_are_those_that_the_map_attends_with(rng):
+    f = layer(
+        lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng),
+        heads=4,
+        groups=2,
+        positions=hs.Positions(rotary=hs.Rotary()),
+    )
+    X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
+    for places in (None, torch.arange(7) + 5):  # rotary embeddings see differences of positions alone
+        q, k, v = f.project(X, places=places)
+        k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
+        heads = torch.softmax(q @ k.mT, dim=-1) @ v
+        assert_close(torch.einsum("hov,hnv->no", f.output, heads) + f.output_bias, f(X))
+    moved, _k, _v = f.project(X, places=torch.arange(7) + 5)
+    assert not torch.allclose(moved, f.project(X)[0])
+
+
 def test_integer_weights_are_repeated_tokens(rng):
     g = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
     X = torch.randn(4, 6, dtype=torch.float64, generator=rng)

@@ -59,7 +59,11 @@ def test_a_failure_is_kept_until_there_is_a_record(tmp_path):
         store.add([Failure(ask=FIRST.ask, error="new")])
         assert store.failures() == [Failure(ask=FIRST.ask, error="new")]
         assert store.failed([FIRST.ask]) == {FIRST.ask.key}
+        assert store.failures([FIRST.ask]) == store.failures()
+        assert store.failures([]) == []
+        assert store.keys() == frozenset()
         store.add([FIRST])
+        assert store.keys() == {FIRST.ask.key}
         assert store.failures() == []
         # another process may fail where this one did not
         store.add([Failure(ask=FIRST.ask, error="out of memory")])
