@@ -62,6 +62,17 @@ def smallest_flip(
     return best, least
 
 
+def sphere(shape: tuple[int, int, int], p: float, generator: torch.Generator) -> Float[Tensor, "samples k d"]:
+    """Return perturbations of size one in random directions; in a ball of p = 1 its corners too, in one of ∞ as well."""
+    E = torch.randn(shape, generator=generator, dtype=torch.float64)
+    # what a norm other than the round one allows most lies in its corners: half of the samples are near them
+    if p == 1.0:
+        E[::2] = E[::2] ** 15
+    elif p == math.inf:
+        E[::2] = E[::2].sign()
+    return E / _size(E, p)[:, None, None]
+
+
 def _descent(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest margin at every start, and its gradient."""
     Z = X.repeat(len(E), 1, 1)
