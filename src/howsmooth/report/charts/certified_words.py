@@ -1,4 +1,4 @@
-"""The words of a sentence with bars: how far each may move, proven; how far is too far, found; between them nobody knows."""
+"""The words of a sentence with bars: how far each may move, proven; how far is too far, found."""
 
 import altair as alt
 
@@ -38,7 +38,8 @@ def draw(section: Section) -> Chart:
     y = alt.Y("word:N", title=None, sort=alt.EncodingSortField("place", op="min"), axis=alt.Axis(labelLimit=150))
     styles = {PROVEN: BLUE, OPEN: GREY, FOUND: ORANGE}
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
-    fill = alt.Fill("series:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelLimit=300, columns=3))
+    legend = alt.Legend(title=None, orient="top", labelLimit=300, columns=3, symbolOpacity=1)
+    fill = alt.Fill("series:N", scale=scale, legend=legend)
     told = [alt.Tooltip(f"{name}:N") for name in ("word", "certified", "attacked", "lost")]
     base = alt.Chart().encode(y=y, fill=fill, tooltip=told)
     bars = base.mark_bar(height=11).transform_filter(alt.datum.series == PROVEN).encode(x=x, x2="to:Q")
@@ -86,7 +87,7 @@ def spelled(word: Word) -> str:
     if len(word.places) > 1:
         return f"{len(word.places)} words together"
     ((_space, text),) = readable([word.spelled])
-    return f"{text} ({word.places[0]}){' ◂ fragile' if word.fragile else ''}"
+    return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
 
 
 def _panel(each: Certified) -> str:
@@ -94,13 +95,11 @@ def _panel(each: Certified) -> str:
 
 
 def _title(every: list[Certified]) -> str:
-    pairs = [(word.attacked, word, each) for each in every for word in each.words if word.attacked is not None]
-    if not pairs:
+    alone = [word for each in every for word in each.words if len(word.places) == 1]
+    found = [(word.attacked, word) for word in alone if word.attacked is not None]
+    if not found:
         return "How far words may move before the prediction could change"
-    attacked, word, _each = min(pairs, key=lambda pair: pair[0])
-    name = "all words together" if len(word.places) > 1 else f"‘{spelled(word).partition(' (')[0]}’"
-    least = min(word.certified for each in every for word in each.words)
-    return (
-        f"Nothing smaller than {at_least(least, 3)} changes a prediction; "
-        f"{name} is the most fragile: {at_most(attacked, 3)} is enough"
-    )
+    attacked, worst = min(found, key=lambda pair: pair[0])
+    least = at_least(min(word.certified for word in alone), 3)
+    name = spelled(worst).rpartition(" (")[0]
+    return f"A word moved by less than {least} changes no prediction; ‘{name}’ moved by {at_most(attacked, 3)} does"

@@ -1,0 +1,35 @@
+"""Sizes of linear images of choices: one of several vectors, or anything between them, for each of some words."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.certificates.sizes import Ball
+
+
+@dataclass(frozen=True)
+class Choices(Ball):
+    r"""All :math:`\sum_i\delta_i` where :math:`\delta_i` is in the hull of zero and the columns of word i.
+
+    A convex function is largest at a corner of each hull: a number :math:`|f\cdot e|` is at most
+    :math:`\sum_i\max_s|f\cdot d_{is}|`, and a vector :math:`|Me|_2` at most :math:`\sum_i\max_s|Md_{is}|_2`. Every
+    ball or box that holds all :math:`d_{is}` holds the hull, which is smaller.
+
+    Attributes:
+        counts: How many columns each word has, in their order.
+    """
+
+    counts: tuple[int, ...] = ()
+
+    def numbers(self, columns: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
+        """Bound numbers: the largest of each word, added up."""
+        return self._added(columns.abs())
+
+    def vectors(self, columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:
+        """Bound lengths of vectors likewise."""
+        return self._added(columns.norm(dim=-1))
+
+    def _added(self, sizes: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
+        words = sizes.split(list(self.counts), dim=1)
+        return sum((word.amax(1) for word in words[1:]), words[0].amax(1))
