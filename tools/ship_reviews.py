@@ -21,7 +21,8 @@ A small classifier of film reviews: BERT's architecture, 3 layers, 4 heads, d = 
 
 Trained by tools/ship_reviews.py on the rated sentences about films in the source distribution of vaderSentiment 3.3.2
 (C. J. Hutto and E. E. Gilbert, MIT licence), 9,568 of them; a label is the sign of the mean rating. Of 1,000 sentences
-that were held out it tells {right:.1%} right. The weights and the list of words are part of howsmooth, under its licence.
+that were held out it tells {right:.1%} right. The weights and the list of words are part of howsmooth, and have its
+licence.
 """
 
 

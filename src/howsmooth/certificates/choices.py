@@ -1,11 +1,14 @@
-"""Sizes of linear images of choices: one of several vectors, or anything between them, for each of some words."""
+"""Words that move to one of several places, or anywhere between them: sizes of what that does."""
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.certificates.entrance import Entrance
 from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.table import Table
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,19 @@ class Choices(Ball):
     def _added(self, sizes: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
         words = sizes.split(list(self.counts), dim=1)
         return sum((word.amax(1) for word in words[1:]), words[0].amax(1))
+
+
+class Hull(Entrance):
+    """Moves of some words, pushed to the end by first order; what bends is a remainder as everywhere."""
+
+    def __init__(self, table: Table, columns: Float[Tensor, "r n d"], counts: tuple[int, ...]) -> None:
+        self._columns = columns
+        super().__init__(table, torch.zeros(0, dtype=torch.long), Choices(counts=counts), curved=False)
+
+    def losses(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, " f"]:
+        """Bound how much functionals of the output lose by first order; a move that they gain by costs nothing."""
+        slopes = -(self._output.flatten(2) @ functionals.mT)
+        return self._ball.numbers(slopes.clamp_min(0))[0]
+
+    def _begin(self, curved: bool) -> tuple[Tensor, Tensor | None, int]:
+        return self._columns[None], None, 0

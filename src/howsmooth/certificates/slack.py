@@ -10,7 +10,7 @@ def told(slack: str, words: Sequence[str], *, layers: int, first: int = 0) -> st
     """Say what the name of a remainder stands for.
 
     Args:
-        slack: As :class:`~howsmooth.certificates.scene.Radius` has it: what kind of stage, counted by kind; which token.
+        slack: As :class:`~howsmooth.certificates.scene.Radius` has it: the stage, counted by kind, and the token.
         words: The tokens of the sentence.
         layers: How many layers are behind the place where words move; an MLP behind all of them is the classifier.
         first: The first of these layers.

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.certificates.choices import Choices
+from howsmooth.certificates.choices import Hull
+from howsmooth.certificates.entrance import SAFETY
 from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
 from howsmooth.certificates.scene import Scene
 from howsmooth.errors import AssumptionError
@@ -111,9 +112,7 @@ def certify_synonyms(
     changed = None
     if found.changed is not None:
         new = dict(zip(choices, found.changed, strict=True))
-        changed = tuple(
-            token if not new.get(i) else choices[i][new[i] - 1] for i, token in enumerate(numbers.tolist())
-        )
+        changed = tuple(token if not new.get(i) else choices[i][new[i] - 1] for i, token in enumerate(numbers.tolist()))
     return Synonyms(
         tokens=tuple(numbers.tolist()),
         places=tuple(choices),
@@ -160,16 +159,13 @@ class _Search:
         columns, counts = self._columns(kept)
         if not counts:
             return float(scene.rivals.margins.min())
-        choices = Choices(counts=counts)
+        rivals, table = scene.rivals, scene.table
         with torch.no_grad():
-            first = scene.table.push(columns[None], 0, 1, choices, keep=True)
-            # with its sign: a move that helps costs nothing
-            slopes = -(first.output[0][0].flatten(1) @ scene.rivals.functionals.mT)
-            words = slopes.clamp_min(0).split(list(counts))
-            direct = sum((word.amax(0) for word in words[1:]), words[0].amax(0))
-            remainders = scene.table.remainders(first, share, choices)
-            arriving = scene.table.arriving_at(scene.rivals.functionals)
-            return float((scene.rivals.margins - share * direct - remainders @ arriving).min())
+            hull = Hull(table, columns, counts)
+            lost = share * hull.losses(rivals.functionals) + hull.remainders(share) @ table.arriving_at(
+                rivals.functionals
+            )
+            return float((rivals.margins - SAFETY * lost).min())
 
     def _columns(self, kept: Mapping[int, Sequence[int]]) -> tuple[Float[Tensor, "r n d"], tuple[int, ...]]:
         """Return one column for each move, and how many each word has."""

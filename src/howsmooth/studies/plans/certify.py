@@ -62,9 +62,7 @@ def planned_certificates(certifying: Certifying, resources: Resources) -> Planne
         asks += [_ask(certifying, sentence, places) for places in _moving(certifying, model, tokens)]
     if not asks:
         raise AssumptionError(" ".join(wrong), field="label")
-    return PlannedCertificates(
-        transformer=model, asks=tuple(asks), wrong=tuple(wrong), command=certifying.command
-    )
+    return PlannedCertificates(transformer=model, asks=tuple(asks), wrong=tuple(wrong), command=certifying.command)
 
 
 def _moving(certifying: Certifying, model: Transformer, tokens: Sequence[int]) -> list[tuple[int, ...]]:

@@ -112,7 +112,8 @@ class Certified:
         rows = [word.cells for word in self.words]
         yield self.sentence
         yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
-        yield f"Radii in {self.norm} of {self.place}; margin {number(self.margin)}; table in {number(self.table_seconds, 2)} s."
+        took = f"table in {number(self.table_seconds, 2)} s"
+        yield f"Radii in {self.norm} of {self.place}; margin {number(self.margin)}; {took}."
 
     def to_json(self) -> str:
         """Return one JSON object."""
