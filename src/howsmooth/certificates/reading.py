@@ -1,6 +1,6 @@
 """A model and a sentence as a chain of maps and what enters it."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.settings import PLACES, check_place
@@ -88,7 +88,7 @@ def check_length(model: Transformer, n: int) -> None:
 
 
 def classified(
-    model: Transformer, tokens: Int[Tensor, "..."], *, at: str = PLACES[0], layer: int = 0
+    model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0
 ) -> tuple[Chain, Float[Tensor, "n d"]]:
     """Return a classifier as a chain of maps, and what enters it at a sentence.
 
