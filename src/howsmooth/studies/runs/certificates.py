@@ -95,13 +95,14 @@ class Certified:
     def sentence(self) -> str:
         """What is proven of all words, and which is the most fragile."""
         said = f"{self.text!r} is told to be {self.predicted!r} by {self.model}"
-        if len(self.words) == 1:
-            (word,) = self.words
-            said += f": moving {_quoted(word)} by less than {at_least(word.certified, 3)} cannot change that"
+        # words that move together are another question
+        words = [word for word in self.words if len(word.places) == 1] or self.words[-1:]
+        least = at_least(min(word.certified for word in words), 3)
+        if len(words) == 1:
+            said += f": moving {_quoted(words[0])} by less than {least} cannot change that"
         else:
-            least = min(word.certified for word in self.words)
-            said += f": moving one word by less than {at_least(least, 3)} cannot change that, whichever it is"
-        found = [word for word in self.words if word.attacked is not None]
+            said += f": moving one word by less than {least} cannot change that, whichever it is"
+        found = [word for word in words if word.attacked is not None]
         if not found:
             return f"{said}; nothing that does was found."
         worst = min(found, key=lambda word: word.attacked or 0.0)
