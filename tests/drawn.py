@@ -5,7 +5,18 @@ import math
 from measured import changed, grid, heads, measurement, record
 
 from howsmooth.report.sections import Section, section_of
-from howsmooth.studies.kinds import ascent, attack, bounds, extremal, measures, regimes, splitting, text, whole
+from howsmooth.studies.kinds import (
+    ascent,
+    attack,
+    bounds,
+    certificate,
+    extremal,
+    measures,
+    regimes,
+    splitting,
+    text,
+    whole,
+)
 from howsmooth.studies.machines import here
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Window
@@ -113,6 +124,28 @@ def attacks(*, lower=4.0, ceiling=50.0, eps=(0.1, 1.0, 10.0), layers=2):
     ]
 
 
+def certificates(*, words=("a", "gripping", "film"), scale=1.0, attacked=True, together=True):
+    """Return certificates of the words of a sentence: the further behind, the more may they move."""
+    groups = [(i + 1,) for i in range(len(words))] + [tuple(range(1, len(words) + 1))] * together
+    return [
+        _record(
+            certificate.Ask(model="reviews", sentence=" ".join(words), word=places),
+            certificate.Answer(
+                spelled=" ".join(words[i - 1] for i in places),
+                places=places,
+                certified=0.01 * scale * sum(places),
+                attacked=0.1 * sum(places) if attacked else None,
+                linear=1.0,
+                slack="classifier",
+                predicted="good",
+                margin=4.0,
+                tokens=len(words) + 2,
+            ),
+        )
+        for places in groups
+    ]
+
+
 def section(name, records=(), measured=()):
     """Return a section of a name."""
     return Section(name=name, title="t", records=tuple(records), measurements=tuple(measured), prefix=f"{name}-")
@@ -138,6 +171,7 @@ WHOLE = {
     "measures": section("measures", [measure((0.9, 2.0), (0.1, -2.0)), measure((0.9, 2.0), (0.1, -1.0), (1e-9, -2.0))]),
     "whole": section("whole", [*pieces(), *pieces(w=1), *pieces((1e200,) * 3, model="deep", length=8)]),
     "attack": section("attack", attacks()),
+    "certificate": section("certificate", [*certificates(), *certificates(words=("dull",), together=False)]),
     "robustness": section("robustness", measured=(real(stride=32),)),
     "bounds": section("bounds", measured=(real(local_upper=30.0),)),
 }
@@ -175,6 +209,9 @@ PARTS = {
         "robustness", measured=(measurement([record(0, 4, 0, lower=0.0), record(0, 8, 0)]),)
     ),
     "attack, one radius, no ceiling": section("attack", attacks(ceiling=None, eps=(1.0,), layers=1)),
+    "certificate, nothing proven": section("certificate", certificates(scale=0.0)),
+    "certificate, nothing found": section("certificate", certificates(attacked=False)),
+    "certificate, all words alone": section("certificate", certificates()[-1:]),
     "attack, nothing moves": section("attack", attacks(lower=0.0, ceiling=None)),
     "transition, one record": section("transition", [regime(10)]),
 }

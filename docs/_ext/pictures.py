@@ -21,6 +21,7 @@ ORDER = (
     "splitting",
     "regimes",
     "worst_measure",
+    "certified_words",
     "penalty",
 )
 # Okabe and Ito's palette, which colour-blind readers can tell apart.

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from howsmooth import errors
     from howsmooth.attacks.attack import attack
     from howsmooth.attacks.result import Attack
-    from howsmooth.certificates.certificate import Certificate, Radius
+    from howsmooth.certificates.certificate import Certificate
     from howsmooth.certificates.certify import certify
+    from howsmooth.certificates.scene import Radius
+    from howsmooth.certificates.synonyms import Synonyms, certify_synonyms
     from howsmooth.domains.ball import Ball
     from howsmooth.domains.ellipsoid import Ellipsoid
     from howsmooth.domains.neighbourhood import Neighbourhood
@@ -86,6 +88,7 @@ __all__ = [
     "Sphere",
     "Status",
     "Sum",
+    "Synonyms",
     "Transformer",
     "TypicalGain",
     "Witness",
@@ -93,6 +96,7 @@ __all__ = [
     "bounds",
     "bracket",
     "certify",
+    "certify_synonyms",
     "compare",
     "conditional_wasserstein",
     "errors",
@@ -144,7 +148,7 @@ _HOMES = {
     "Pooling": "maps.pooling",
     "Positions": "maps.positions",
     "RMSNorm": "maps.norms",
-    "Radius": "certificates.certificate",
+    "Radius": "certificates.scene",
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
     "Run": "studies.runs.reading",
@@ -152,12 +156,14 @@ _HOMES = {
     "Sphere": "domains.sphere",
     "Status": "spectral.estimates",
     "Sum": "maps.composition",
+    "Synonyms": "certificates.synonyms",
     "Transformer": "models.base",
     "TypicalGain": "spectral.gains",
     "Witness": "theory.results",
     "attack": "attacks.attack",
     "bracket": "search.brackets",
     "certify": "certificates.certify",
+    "certify_synonyms": "certificates.synonyms",
     "compare": "studies.runs.compare",
     "conditional_wasserstein": "transport.wasserstein",
     "growth": "studies.runs.growth",

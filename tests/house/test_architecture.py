@@ -39,7 +39,7 @@ ALLOWED = {
     "theory": {*GROUND, "domains", "maps", "spectral", "transport"},
     "models": {*GROUND, "maps", "spectral"},
     "search": {*GROUND, "domains", "maps", "spectral", "transport", "theory"},
-    "certificates": {*GROUND, "maps", "theory", "models"},
+    "certificates": {*GROUND, "maps", "theory", "models", "tokens"},
     "attacks": {*GROUND, "maps", "spectral", "theory"},
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "studies": {*GROUND, *INSTRUMENTS},

@@ -42,6 +42,14 @@ def test_a_folder_with_a_classifier_is_loaded_with_it(tmp_path):
     torch.testing.assert_close(f(X)[:, 0], module(TOKENS).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_a_classifier_is_read_in_other_numbers_than_its_own(tmp_path):
+    module = classifier("bert").float()
+    module.save_pretrained(tmp_path)
+    f, X = hs.load(str(tmp_path), dtype=torch.float64).activations(TOKENS).at(0, "classes")
+    assert f(X).dtype == torch.float64
+    torch.testing.assert_close(f(X)[:, 0], module.double()(TOKENS).logits)
+
+
 def test_a_model_without_a_classifier_says_so():
     module = classifier("bert").base_model
     with pytest.raises(AssumptionError, match="not trained to classify"):

@@ -1,37 +1,48 @@
 """The remainder of attention."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.stages import First, Stage
+from howsmooth.certificates.sizes import Ball, Squares
+from howsmooth.certificates.stages import First, Stage, at_every_token, root
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.pattern import unstack
+from howsmooth.theory.traces import largest_norms
 
 # Where the exponential of a change of scores is as good as infinite, the hull of the values decides.
 MOST = 60.0
+# So many pairs of columns meet at once.
+PAIRS = 2**10
 
 
 class AttentionStage(Stage):
-    r"""Attention at tokens x; every row i of every head h is a group of its own, along :math:`B = W_h`.
+    r"""Attention at tokens x; every row is a group of its own, along :math:`B = (W_OW_O^\top)^{1/2}`.
+
+    Heads side by side are no longer than the root of the sum of their squares.
 
     Scores of the row change by :math:`a = \ell + c`, the linear part and the bilinear one
     :math:`c_j = s\langle Q\delta_i, K\delta_j\rangle`; only the P-centred change counts. With
-    :math:`f_j = |v_j - o_i|`, :math:`|a_j|\le\alpha_j`, :math:`\kappa = e^{\max\alpha}`, :math:`s^2\ge\sum Pa^2`,
-    :math:`\lambda^2\ge\sum Pfa^2` and :math:`w_j\ge|V\delta_j|` the remainder is at most
+    :math:`f_j = |v_j - o_i|`, :math:`|a_j|\le\alpha_j`, :math:`\kappa = \tfrac13(2+e^{\max\alpha})`,
+    :math:`s^2\ge\sum Pa^2`, :math:`\lambda^2\ge\sum Pfa^2`, :math:`w_j\ge|V\delta_j|` and :math:`\|D\|^2` the norm of the
+    covariance :math:`\sum P(v-o)(v-o)^\top` the remainder is at most
 
-    .. math:: \sum Pf|c| + \tfrac12\kappa\lambda^2 + \tfrac12\kappa s^2\sum Pf\alpha
+    .. math:: \sum Pf|c| + \tfrac12\kappa\lambda^2 + \tfrac12\kappa s^2\min\bigl(\sum Pf\alpha, \|D\|s\bigr)
               + \sum_jP_j\bigl(\alpha_j + \tfrac12\kappa\max(\alpha_j^2, s^2)\bigr)w_j .
 
     New weights are :math:`P_je^{a_j}/Z` with :math:`1\le Z\le1+\tfrac12\kappa s^2`; the first three terms are what the
     weights' change does to the old values beyond :math:`\sum P\ell(v-o)`, the last one what it does to the new ones.
     However far scores move, the output stays in the hull of the values: the remainder is at most
-    :math:`\max_j(f_j + w_j)` and the linear part.
+    :math:`\max_j(f_j + w_j)` and the linear part. Of second order is
+
+    .. math:: \sum P(v-o)\bigl(c + \tfrac12\ell^2\bigr) + \sum P\ell\,V\delta .
     """
 
     name = "attention"
+    bends = True
 
     def __init__(self, f: Attention, X: Float[Tensor, "n d"]) -> None:
         """Look at attention at ``X``.
@@ -61,28 +72,24 @@ class AttentionStage(Stage):
         self._k, self._v = self._by_head(pattern.k), self._by_head(pattern.v)
         self._values = self._v[:, None] - (self._P @ self._v)[:, :, None]  # heads, rows, columns, v
         self._far = self._values.norm(dim=-1)
+        # how far weights of a given mean square can move the old mean: the root of the covariance of the values
+        self._spread = largest_norms(self._P.sqrt()[..., None] * self._values)
         self._output = jacobian.output
+        wide = self._v.shape[0] * self._v.shape[2]
+        self._root = torch.eye(wide, dtype=X.dtype) if self._output is None else root(self._output)
 
     @property
     def tokens(self) -> Tensor:
         """The token of every group of directions."""
-        return torch.arange(self._P.shape[1]).repeat_interleave(self._P.shape[0])
+        return torch.arange(self._P.shape[1])
 
     def directions(self) -> list[Tensor]:
-        """Return the columns of every head's output projection at every token."""
-        heads, n, v = self._v.shape
-        W = torch.eye(heads * v, dtype=self._P.dtype) if self._output is None else self._output
-        found = W.new_zeros(n, heads, v, n, W.shape[0])
-        every = torch.arange(n)
-        found[every, :, :, every] = W.mT.unflatten(0, (heads, v))
-        return [found.flatten(0, 1)]
+        """Return the columns of the root of the output projection at every token."""
+        return [at_every_token(self._root, self._P.shape[1])]
 
     def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
         """Return how far queries, keys, values, scores and outputs move by first order."""
-        dq, dk, dv = self._projections.jvp(bundle)
-        dk, dv = self._by_head(dk), self._by_head(dv)
-        scores = self._scale * dq @ self._k.mT + self._q @ dk.mT
-        scores = scores - (self._P * scores).sum(-1, keepdim=True)
+        dq, dk, dv, scores = self._moved(bundle)
         moved = torch.einsum("grhij,hijv->grhiv", self._P * scores, self._values) + self._P @ dv
         parts = (
             ball.vectors(dq),
@@ -97,30 +104,118 @@ class AttentionStage(Stage):
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the remainder of every row of every head."""
-        heads, n = self._P.shape[:2]
-        *by_row, scores = sizes.split([heads * n] * 6 + [heads * n * n])
-        q, k, w, s, spread, linear = (part.view(heads, n) for part in by_row)
+        return self._together(self._all(self._cut(sizes)))
+
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
+        """Return the second order of every pair of columns."""
+        dq, dk, dv, scores = (part[0] for part in self._moved(bundle))
+        a, b, times = Squares().packed(len(dq))
+        found = []
+        for left, right, many in zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True):
+            met = 0.5 * self._scale * (dq[left] @ dk[right].mT + dq[right] @ dk[left].mT)
+            met = met + 0.5 * scores[left] * scores[right]
+            turned = self._P * (met - (self._P * met).sum(-1, keepdim=True))
+            both = 0.5 * (self._P * scores[left]) @ dv[right] + 0.5 * (self._P * scores[right]) @ dv[left]
+            heads = many[:, None, None, None] * (turned @ self._v + both)
+            found.append(heads.transpose(1, 2).flatten(2))
+        columns = torch.cat(found)
+        return (columns if self._output is None else columns @ self._output.mT)[None]
+
+    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+        """Bound what is of third order, or all of it."""
+        first, other, whole = self._cut(one), self._cut(rest), self._cut(one + rest)
+        P = self._P
+        met = self._scale * whole.q[:, :, None] * whole.k[:, None, :]
+        mean = (P * met).sum(-1, keepdim=True)
+        # by how much scores differ from what the word itself does to them by first order
+        rho = torch.where(P > 0, other.scores + met + mean, 0.0)
+        alpha1, alpha = first.scores, first.scores + rho
+        s, spread = self._sums(whole, met + mean, alpha)
+        _s, later = self._sums(other, met + mean, rho)
+        top = alpha.amax(-1).clamp_max(MOST)
+        kappa, each = (2 + top.exp()) / 3, (2 + alpha.clamp_max(MOST).exp()) / 3
+        weight = 0.5 * kappa * s.square()  # Z − 1
+        # what scores meet beyond the first order of the word, old values
+        beyond = self._scale * (other.q[:, :, None] * whole.k[:, None, :] + first.q[:, :, None] * other.k[:, None, :])
+        squares = torch.minimum(self._old(rho * (alpha1 + 0.5 * rho)), first.spread * later + 0.5 * later.square())
+        cubes = (3 + alpha.clamp_max(MOST).exp()) / 24 * alpha**3
+        cubes = torch.minimum(self._old(cubes), (3 + top.exp()) / 24 * top * spread.square())
+        total = self._mean(whole, s, met, alpha) + 0.5 * kappa * spread.square()
+        # new values
+        bent, shared = 0.5 * each * alpha.square(), weight[..., None] * (1 + alpha)
+        bent = torch.where(alpha < 1, torch.maximum(bent, shared), bent + shared)
+        values = (P * (rho + bent)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
+        found = self._old(beyond) + squares + cubes + weight / (1 + weight) * total + values[..., 0]
+        known = self._scale * first.q[:, :, None] * first.k[:, None, :]
+        known = (P * self._far * known).sum(-1) + 0.5 * first.spread.square() + ((P * alpha1) @ first.w[..., None])[..., 0]
+        both = self._all(whole) + known
+        return self._together(torch.where(alpha.amax(-1) < MOST, torch.minimum(found, both), both))
+
+    def _all(self, sizes: "Sizes") -> Float[Tensor, "heads n"]:
         P, far = self._P, self._far
-        bilinear = self._scale * q[:, :, None] * k[:, None, :]
-        mean = (P * bilinear).sum(-1, keepdim=True)
-        alpha = torch.where(P > 0, scores.view_as(P) + bilinear + mean, 0.0)
-        kappa = alpha.amax(-1).clamp_max(MOST).exp()
-        # the bilinear part in the two root mean squares
-        s = torch.minimum(s + (P * (bilinear + mean).square()).sum(-1).sqrt(), (P * alpha.square()).sum(-1).sqrt())
-        weighted = P * far
-        spread = torch.minimum(
-            spread + (weighted * (bilinear + mean).square()).sum(-1).sqrt(),
-            (weighted * alpha.square()).sum(-1).sqrt(),
+        met = self._scale * sizes.q[:, :, None] * sizes.k[:, None, :]
+        mean = (P * met).sum(-1, keepdim=True)
+        alpha = torch.where(P > 0, sizes.scores + met + mean, 0.0)
+        kappa = (2 + alpha.amax(-1).clamp_max(MOST).exp()) / 3
+        s, spread = self._sums(sizes, met + mean, alpha)
+        each = 0.5 * (2 + alpha.clamp_max(MOST).exp()) / 3 * alpha.square()
+        bent = torch.minimum(0.5 * kappa * spread.square(), self._old(each))
+        shift = 0.5 * kappa * s.square() * self._mean(sizes, s, met, alpha)
+        weights = P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))
+        found = self._old(met) + bent + shift + (weights @ sizes.w[..., None])[..., 0]
+        hull = torch.where(P > 0, far + sizes.w[:, None, :], 0.0).amax(-1) + sizes.linear
+        return torch.where(alpha.amax(-1) < MOST, torch.minimum(found, hull), hull)
+
+    def _old(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by the covariance of the values."""
+        lengths = (self._P * self._far * x).sum(-1)
+        return torch.minimum(lengths, self._spread * (self._P * x.square()).sum(-1).sqrt())
+
+    def _mean(self, sizes: "Sizes", s: Tensor, met: Tensor, alpha: Tensor) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)a|`: by lengths, by covariances, or by what is linear and by what meets."""
+        lengths = torch.minimum((self._P * self._far * alpha).sum(-1), self._spread * s)
+        linear = sizes.linear + (self._P @ sizes.w[..., None])[..., 0] + self._old(met)
+        return torch.minimum(lengths, linear)
+
+    def _sums(self, sizes: "Sizes", met: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound both root mean squares of a change of scores, of which ``met`` is not linear in what enters."""
+        weighted = self._P * self._far
+        s = torch.minimum(
+            sizes.s + (self._P * met.square()).sum(-1).sqrt(), (self._P * each.square()).sum(-1).sqrt()
         )
-        bent = 0.5 * kappa * (spread.square() + s.square() * (weighted * alpha).sum(-1))
-        values = (P * (alpha + 0.5 * kappa[..., None] * torch.maximum(alpha.square(), s.square()[..., None]))) @ w[
-            ..., None
-        ]
-        found = (weighted * bilinear).sum(-1) + bent + values[..., 0]
-        hull = torch.where(P > 0, far + w[:, None, :], 0.0).amax(-1) + linear
-        # groups are tokens first, then heads
-        return torch.where(alpha.amax(-1) < MOST, torch.minimum(found, hull), hull).mT.flatten()
+        spread = torch.minimum(
+            sizes.spread + (weighted * met.square()).sum(-1).sqrt(), (weighted * each.square()).sum(-1).sqrt()
+        )
+        return s, spread
+
+    def _moved(self, bundle: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return how queries, keys, values and centred scores move by first order."""
+        dq, dk, dv = self._projections.jvp(bundle)
+        dk, dv = self._by_head(dk), self._by_head(dv)
+        scores = self._scale * dq @ self._k.mT + self._q @ dk.mT
+        return dq, dk, dv, scores - (self._P * scores).sum(-1, keepdim=True)
+
+    def _cut(self, sizes: Float[Tensor, " sizes"]) -> "Sizes":
+        heads, n = self._P.shape[:2]
+        *rows, scores = sizes.split([heads * n] * 6 + [heads * n * n])
+        return Sizes(*(part.view(heads, n) for part in rows), scores.view_as(self._P))
+
+    def _together(self, by_head: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
+        """Bound all heads of a row side by side."""
+        return by_head.norm(dim=0)
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
         """Give every head the keys or values of its group."""
         return x.repeat_interleave(self._shared, -3)
+
+
+class Sizes(NamedTuple):
+    """How far queries, keys and values move, scores in two root mean squares, outputs, and single scores."""
+
+    q: Float[Tensor, "heads n"]
+    k: Float[Tensor, "heads n"]
+    w: Float[Tensor, "heads n"]
+    s: Float[Tensor, "heads n"]
+    spread: Float[Tensor, "heads n"]
+    linear: Float[Tensor, "heads n"]
+    scores: Float[Tensor, "heads n n"]

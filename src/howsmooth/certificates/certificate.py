@@ -1,6 +1,5 @@
 """How far words may move before a classifier could change its mind, proven; and how far is too far, found."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,39 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.flips import smallest_flip
-from howsmooth.certificates.radius import Proof, Rivals
-from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.table import Table
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.certificates.flips import smallest_flip, sphere
+from howsmooth.certificates.radius import Rivals
+from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_norm
+from howsmooth.errors import AssumptionError
 from howsmooth.maps.values import Map
 
-NORMS = (1.0, 2.0, math.inf)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Radius:
-    """How far some tokens may move.
-
-    Attributes:
-        tokens: Which tokens move, together in one norm.
-        certified: No perturbation of at most this size changes the prediction: proven.
-        attacked: The size of a perturbation that does: found. Infinite where none was.
-        linear: Where the first order alone would use the margin up; neither proven nor found.
-        slack: The stage and the token whose remainder takes most of the margin at the certified radius.
-        seconds: How long this took, without the table that all words share.
-    """
-
-    tokens: tuple[int, ...]
-    certified: float
-    attacked: float
-    linear: float
-    slack: str
-    seconds: float
-
-    def __str__(self) -> str:
-        """Say both ends."""
-        return f"{self.certified:.3g} ≤ radius ≤ {self.attacked:.3g}"
+# So many samples go through the classifier at once.
+TOGETHER = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +30,7 @@ class Certificate:
         seconds: How long all of it took.
         classifier: From embeddings to logits, in float64.
         embeddings: Where the certificate stands.
+        labels: What the classes are called, where the model says.
     """
 
     radii: tuple[Radius, ...]
@@ -65,13 +40,16 @@ class Certificate:
     seconds: float
     classifier: Map
     embeddings: Float[Tensor, "n d"]
+    labels: tuple[str, ...] = ()
 
-    def verify(self, *, samples: int = 1, seed: int = 1) -> float:
+    def verify(self, *, samples: int = 100, seed: int = 1) -> float:
         """Attack inside every certified ball, and return the smallest margin that was seen.
 
+        Every ball is searched along gradients from several starts, and sampled at random on its surface.
+
         Args:
-            samples: How many searches to start in every ball.
-            seed: Where they come from.
+            samples: How many points to sample in every ball.
+            seed: Where searches and samples come from.
 
         Raises:
             AssumptionError: If a prediction changes inside: the certificate would be wrong.
@@ -79,21 +57,32 @@ class Certificate:
         generator = torch.Generator().manual_seed(seed)
         least = float(self.rivals.margins.min())
         for radius in (found for found in self.radii if found.certified > 0):
-            for _ in range(samples):
-                flip, margin = smallest_flip(
-                    self.classifier,
-                    self.embeddings,
-                    self.rivals.functionals,
-                    torch.tensor(radius.tokens),
-                    p=self.p,
-                    between=(radius.certified / 10, radius.certified),
-                    within=radius.certified,
-                    generator=generator,
-                )
-                least = min(least, margin)
-                if flip <= radius.certified:
-                    raise AssumptionError(f"a perturbation of {flip:.6g} changes the prediction: {radius}.")
+            tokens = torch.tensor(radius.tokens)
+            _flip, margin = smallest_flip(
+                self.classifier,
+                self.embeddings,
+                self.rivals.functionals,
+                tokens,
+                p=self.p,
+                between=(radius.certified / 10, radius.certified),
+                within=radius.certified,
+                generator=generator,
+            )
+            margin = min([margin, *self._sampled(radius, samples, generator)])
+            least = min(least, margin)
+            if not margin > 0:
+                raise AssumptionError(f"a perturbation inside the ball changes the prediction: {radius}.")
         return least
+
+    def _sampled(self, radius: Radius, samples: int, generator: torch.Generator) -> list[float]:
+        """Return the smallest margin of every batch of samples on the surface of a ball."""
+        found, tokens = [], torch.tensor(radius.tokens)
+        for start in range(0, samples, TOGETHER):
+            shape = (min(TOGETHER, samples - start), len(tokens), self.embeddings.shape[-1])
+            Z = self.embeddings.repeat(shape[0], 1, 1)
+            Z[:, tokens] += radius.certified * sphere(shape, self.p, generator)
+            found.append(float((self.classifier(Z)[:, 0] @ self.rivals.functionals.mT).min()))
+        return found
 
 
 def certify_map(
@@ -103,6 +92,8 @@ def certify_map(
     groups: Sequence[Sequence[int]] | None = None,
     p: float = 2,
     rivals: Sequence[int] | None = None,
+    label: int | None = None,
+    labels: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Certificate:
     r"""Prove how far words may move before the prediction could change.
@@ -120,64 +111,28 @@ def certify_map(
         groups: Which tokens move together; every token alone by default.
         p: How perturbations are measured: 1, 2 or ∞.
         rivals: Which other classes must not overtake; all of them by default.
+        label: The class that should win; whichever does by default.
+        labels: What the classes are called.
         seed: Where attacks start.
 
     Raises:
-        AssumptionError: If the classifier holds a map without a known remainder, or has one class only.
+        AssumptionError: If the classifier holds a map without a known remainder, has one class only, or predicts
+            another class than the label.
         ShapeError: If there is not one sentence, or a token is not there.
     """
-    began = time.perf_counter()
-    if X.ndim != 2:
-        raise ShapeError(f"a certificate is about one sentence (n, d), got {tuple(X.shape)}.", field="X")
-    if float(p) not in NORMS:
-        raise AssumptionError(f"p must be 1, 2 or infinity, got {p}.", field="p")
-    groups = [(i,) for i in range(len(X))] if groups is None else groups
-    if any(not 0 <= i < len(X) for group in groups for i in group):
-        raise ShapeError(f"the sentence has the tokens 0 to {len(X) - 1}, got {groups}.", field="word")
-    f, X, ball = classifier.to(torch.float64, "cpu"), X.detach().to("cpu", torch.float64), Ball(float(p))
-    logits = f(X)
-    if logits.shape[0] != 1 or logits.shape[1] < 2:
-        raise AssumptionError(
-            f"a certificate needs one row of logits for at least two classes, got {tuple(logits.shape)}.",
-            field="classifier",
-        )
-    others = Rivals.of(logits[0], rivals)
-    table, generator = Table(f, X), torch.Generator().manual_seed(seed)
-    radii = tuple(_radius(table, others, tuple(group), ball, f, generator) for group in groups)
+    began, p = time.perf_counter(), checked_norm(p)
+    if X.ndim == 2:
+        groups = [(i,) for i in range(len(X))] if groups is None else groups
+        check_tokens(groups, len(X))
+    scene = Scene(classifier, X, rivals=rivals, label=label)
+    generator = torch.Generator().manual_seed(seed)
     return Certificate(
-        radii=radii,
-        predicted=int(logits[0].argmax()),
-        rivals=others,
-        p=float(p),
+        radii=tuple(scene.radius(group, p=p, generator=generator) for group in groups or ()),
+        predicted=scene.predicted,
+        rivals=scene.rivals,
+        p=p,
         seconds=time.perf_counter() - began,
-        classifier=f,
-        embeddings=X,
-    )
-
-
-def _radius(
-    table: Table, rivals: Rivals, group: tuple[int, ...], ball: Ball, f: Map, generator: torch.Generator
-) -> Radius:
-    began = time.perf_counter()
-    tokens = torch.tensor(group)
-    proof = Proof(table, rivals, tokens, ball)
-    certified = proof.radius()
-    # beyond its own length an embedding is hardly there any more: behind a norm, what is added is all that is left
-    far = 3 * float(torch.linalg.vector_norm(table.X[tokens], ball.p).clamp_min(1e-6))
-    attacked, _margin = smallest_flip(
-        f,
-        table.X,
-        rivals.functionals,
-        tokens,
-        p=ball.p,
-        between=(min(max(certified, 1e-3 * far), far), far),
-        generator=generator,
-    )
-    return Radius(
-        tokens=group,
-        certified=certified,
-        attacked=attacked,
-        linear=proof.linear,
-        slack=proof.slack(certified) if certified > 0 else "",
-        seconds=time.perf_counter() - began,
+        classifier=scene.classifier,
+        embeddings=scene.embeddings,
+        labels=labels,
     )

@@ -2,40 +2,50 @@
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.certificates.certificate import Certificate, certify_map
+from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
+from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.composition import Chain
 from howsmooth.maps.values import Map
 from howsmooth.models.base import Transformer, load
 
 
 def certify(
-    classifier: Transformer | nn.Module | Map,
-    tokens: Int[Tensor, "..."] | Float[Tensor, "..."],
+    classifier: Transformer | nn.Module | Map | str,
+    tokens: Int[Tensor, "..."] | Float[Tensor, "..."] | str,
     *,
     word: int | Sequence[int] | None = None,
     p: float = 2,
     classes: Sequence[int] | None = None,
+    at: str = PLACES[0],
+    layer: int = 0,
+    label: int | str | None = None,
     seed: int = 0,
 ) -> Certificate:
     r"""Prove how far words may move before the prediction of a classifier could change.
 
-    Perturbations are those of a word's embedding: the sum of word, position and type embedding, before any norm. See
+    Perturbations are those of a word's embedding: the sum of word, position and type embedding, before any norm; or of
+    what enters a layer, its attention and its residual connection alike. See
     :func:`~howsmooth.certificates.certificate.certify_map` for what is proven and how.
 
     Args:
-        classifier: A model with a classification head, or a chain of maps from embeddings to logits.
-        tokens: The numbers of the tokens of one sentence, or their embeddings (n, d) for a chain.
+        classifier: A model with a classification head, its name, or a chain of maps from embeddings to logits.
+        tokens: The numbers of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
         word: Which token moves; several move together in one norm. Every token by itself by default.
         p: How perturbations are measured: :math:`|e|_p` with p = 1, 2 or ∞.
         classes: Which other classes must not overtake; all of them by default.
+        at: Where they are: ``embeddings``, or ``attention`` for what enters a layer.
+        layer: Which layer that is.
+        label: The class that should win, by its number or its name; whichever does by default.
         seed: Where attacks start.
 
     Raises:
-        AssumptionError: If the model has no classifier, or holds a map without a known remainder.
+        AssumptionError: If the model has no classifier, or holds a map without a known remainder; or if another class
+            than the label wins.
         ShapeError: If there is not one sentence, or a word is not there.
 
     Example:
@@ -46,14 +56,14 @@ def certify(
         True
     """
     groups = None if word is None else [(word,) if isinstance(word, int) else tuple(word)]
-    if isinstance(classifier, Map) and not isinstance(classifier, nn.Module):
-        return certify_map(classifier, tokens, groups=groups, p=p, rivals=classes, seed=seed)
+    if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
+        if isinstance(tokens, str) or isinstance(label, str) or at != PLACES[0] or layer:
+            raise AssumptionError(
+                "a chain of maps knows no words, labels or layers: give embeddings and numbers.", field="classifier"
+            )
+        return certify_map(classifier, tokens, groups=groups, p=p, rivals=classes, label=label, seed=seed)
     model = classifier if isinstance(classifier, Transformer) else load(classifier)
-    f, X = model.activations(tokens.reshape(1, -1)).at(0, "classes")
-    if not isinstance(f, Chain):
-        raise AssumptionError(
-            "certificates need every layer in closed form, and this model has a layer that is differentiated by "
-            "autograd; `howsmooth models` lists the families that are read.",
-            field="classifier",
-        )
-    return certify_map(f, X[0], groups=groups, p=p, rivals=classes, seed=seed)
+    labels, number = class_head(model).labels, None if label is None else label_number(model, label)
+    numbers = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
+    f, X = classified(model, numbers, at=at, layer=layer)
+    return certify_map(f, X, groups=groups, p=p, rivals=classes, label=number, labels=labels, seed=seed)

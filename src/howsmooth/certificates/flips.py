@@ -10,6 +10,8 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.values import Map
 
 STARTS, STEPS = 8, 60
+# How many shorter perturbations on the ray of the best one are tried.
+SHARES = 50
 MEMORY = 2**30
 
 
@@ -46,20 +48,42 @@ def smallest_flip(
     E = torch.randn(shape, generator=generator, dtype=X.dtype)
     low, high = (math.log10(end) for end in between)
     radius = torch.logspace(low, high, STARTS, dtype=X.dtype).clamp_max(within)
-    best, least = math.inf, math.inf
+    best, least, found = math.inf, math.inf, E[0]
     for step in range(STEPS):
         E = E * (radius / _size(E, p))[:, None, None]
         margins, gradient = _descent(f, X, E, tokens, functionals)
         least = min(least, float(margins.min()))
         sizes = _size(E, p)
         flipped = margins <= 0
-        if bool(flipped.any()):
-            best = min(best, float(sizes[flipped].min()))
+        if bool(flipped.any()) and float(sizes[flipped].min()) < best:
+            first = int(torch.where(flipped, sizes, math.inf).argmin())
+            best, found = float(sizes[first]), E[first]
         rate = 0.5 * (1 - step / STEPS) + 0.02
         radius = torch.where(flipped, sizes * (1 - 0.3 * rate), sizes * (1 + 0.3 * rate)).clamp_max(within)
         length = gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
         E = E - (rate * E.flatten(1).norm(dim=1) / length)[:, None, None] * gradient
-    return best, least
+    return min([best, *_nearer(f, X, found, tokens, functionals, p)]) if best < math.inf else best, least
+
+
+def _nearer(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor, p: float) -> list[float]:
+    """Return the sizes of shorter perturbations that change the prediction too.
+
+    A norm sees the direction of :math:`x+e` alone, so that :math:`s(x+e)-x` does behind it what e does.
+    """
+    shares = torch.linspace(0, 1, SHARES + 1, dtype=X.dtype)[1:, None, None]
+    shorter = shares * (X[tokens] + E) - X[tokens]
+    margins, _gradient = _descent(f, X, shorter, tokens, functionals)
+    return _size(shorter, p)[margins <= 0].tolist()
+
+
+def sphere(shape: tuple[int, int, int], p: float, generator: torch.Generator) -> Float[Tensor, "samples k d"]:
+    """Return perturbations of size one in random directions; half of them near the corners of balls that have some."""
+    E = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if p == 1.0:
+        E[::2] = E[::2] ** 15
+    elif p == math.inf:
+        E[::2] = E[::2].sign()
+    return E / _size(E, p)[:, None, None]
 
 
 def _descent(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:

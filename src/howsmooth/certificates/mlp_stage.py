@@ -5,11 +5,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from howsmooth.certificates.curvature import largest_curvature
-from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.stages import First, Stage
-from howsmooth.maps.activations import Activation, known_activation
+from howsmooth.certificates.curvature import SMOOTH, derivative, largest_curvature, require_known
+from howsmooth.certificates.sizes import Ball, Squares
+from howsmooth.certificates.stages import First, Stage, at_every_token, root
+from howsmooth.maps.activations import Activation
 from howsmooth.maps.mlp import MLP, GatedMLP
+
+# So many pairs of columns meet at once.
+PAIRS = 2**10
 
 
 def bending(activation: Activation, y: Tensor, s: Tensor) -> Tensor:
@@ -32,11 +35,7 @@ class FeedForwardStage(Stage):
 
     def __init__(self, down: Float[Tensor, "out hidden"], n: int) -> None:
         r"""Keep the root of :math:`W_2W_2^\top`."""
-        scale = down.abs().max().clamp_min(1e-300)
-        values, vectors = torch.linalg.eigh((down / scale) @ (down / scale).mT)
-        # what rounding may have taken from an eigenvalue is given back
-        lost = 1e-13 * values.abs().amax()
-        self._root = scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT
+        self._root = root(down)
         self._n = n
 
     @property
@@ -46,11 +45,7 @@ class FeedForwardStage(Stage):
 
     def directions(self) -> list[Tensor]:
         """Return the columns of the root at every token."""
-        n, out = self._n, self._root.shape[0]
-        found = self._root.new_zeros(n, out, n, out)
-        every = torch.arange(n)
-        found[every, :, every] = self._root
-        return [found]
+        return [at_every_token(self._root, self._n)]
 
 
 class MLPStage(FeedForwardStage):
@@ -64,8 +59,11 @@ class MLPStage(FeedForwardStage):
         """Look at the MLP at ``X``."""
         super().__init__(f.down, len(X))
         self._up = f.up
-        self._activation = known_activation(f.activation)
+        self._activation = require_known(f.activation)
         self._hidden = functional.linear(X, f.up, f.up_bias)
+        self._down = f.down
+        self._bend = derivative(self._activation, self._hidden)
+        self.bends = self._activation.name in SMOOTH
 
     def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
         """Return how far every neuron moves."""
@@ -83,6 +81,26 @@ class MLPStage(FeedForwardStage):
         together = first.eps * first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)
         return torch.minimum(alone, 0.5 * (root * s).amax(-1) * together)
 
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
+        r"""Return :math:`W_2\tfrac12\varphi''t^2`."""
+        if not self.bends:
+            return None
+        moved = bundle[0] @ self._up.mT
+        a, b, times = Squares().packed(len(moved))
+        parts = zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True)
+        half = 0.5 * self._bend
+        columns = [(many[:, None, None] * half * moved[i] * moved[j]) @ self._down.mT for i, j, many in parts]
+        return torch.cat(columns)[None]
+
+    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+        r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
+        first, later = one.view_as(self._hidden), rest.view_as(self._hidden)
+        s, c = first + later, self._bend.abs()
+        third = largest_curvature(self._activation, self._hidden - s, self._hidden + s, order=3)
+        beyond = 0.5 * c * later * (first + s) + third * s**3 / 6
+        whole = bending(self._activation, self._hidden, s) + 0.5 * c * first.square()
+        return torch.minimum(beyond, whole).norm(dim=-1)
+
 
 class GatedStage(FeedForwardStage):
     r"""A gated MLP at tokens x: gates :math:`a` move by at most s, what they open, u, by at most :math:`\tau`.
@@ -95,7 +113,7 @@ class GatedStage(FeedForwardStage):
         """Look at the gated MLP at ``X``."""
         super().__init__(f.down, len(X))
         self._both = torch.cat((f.gate, f.up))
-        self._activation = known_activation(f.activation)
+        self._activation = require_known(f.activation)
         self._gates = functional.linear(X, f.gate, f.gate_bias)
         self._hidden = functional.linear(X, f.up, f.up_bias)
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.sizes import Ball, Squares
 from howsmooth.certificates.stages import First, Stage
 from howsmooth.maps.norms import Norm
 
@@ -22,6 +22,7 @@ class NormStage(Stage):
     """
 
     name = "norm"
+    bends = True
 
     def __init__(self, norm: Norm, X: Float[Tensor, "n d"]) -> None:
         """Look at the norm at ``X``."""
@@ -57,16 +58,81 @@ class NormStage(Stage):
 
     def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
         """Return the sizes of u and w at every token."""
-        u = ((bundle * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
-        w = torch.einsum("grnd,nde->grne", bundle, self._across) / self._length
+        u, w = self._parts(bundle)
         return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1)
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound both parts of the remainder, by what they are or by what a direction can be."""
-        u, w = sizes[: self._n], sizes[self._n :]
+        return self._all(sizes[: self._n], sizes[self._n :])
+
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n d"]:
+        r"""Return :math:`-\tfrac12|w|^2` along and :math:`-uw` across."""
+        u, w = self._parts(bundle[0])
+        a, b, times = Squares().packed(len(u))
+        lengths = -0.5 * torch.einsum("rnd,snd->rsn", w, w)[a, b]
+        across = torch.einsum("rnd,nde->rne", w, self._across)
+        turned = torch.stack([_crossed(u[:, i], across[:, i], a, b) for i in range(self._n)], dim=1)
+        found = times[:, None, None] * (lengths[..., None] * self._unit - turned)
+        return (self._gain * found)[None]
+
+    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+        """Bound what is of third order, or all of it."""
+        u1, w1, u, w = one[: self._n], one[self._n :], (one + rest)[: self._n], (one + rest)[self._n :]
         inside = u < 1
         room = torch.where(inside, 1 - u, 1.0)
-        along = torch.where(inside, 1 - (1 + (w / room).square()).rsqrt(), 2.0)
-        shorter, longer = 1 / room - 1, 1 - ((1 + u).square() + w.square()).rsqrt()
-        across = torch.where(inside, torch.minimum(torch.maximum(shorter, longer) * w, 1 + w), 1 + w)
-        return torch.cat((along, across))
+        twice = (rest[self._n :] * (w + w1)) / 2
+        along = twice + 0.5 * w.square() * u * (2 - u) / room.square() + 0.375 * (w / room) ** 4
+        turned = rest[: self._n] * w + u1 * rest[self._n :]
+        across = turned + w * torch.maximum(u.square() / room, 0.5 * w.square() / room**3)
+        whole = self._all(u, w) + torch.cat((0.5 * w1.square(), u1 * w1))
+        return torch.where(inside.repeat(2), torch.minimum(torch.cat((along, across)), whole), whole)
+
+    def turning(self, tokens: Tensor) -> tuple[Float[Tensor, "1 r n d"], Float[Tensor, "1 pairs n d"]]:
+        r"""Return first and second order of a token that turns: :math:`\hat c\sqrt{1-|w|^2} + w`, :math:`w = \xi/N`.
+
+        A norm sees the direction of :math:`c+e` only, and those are all within :math:`\sin\varphi\le|e|_2/N` of
+        :math:`\hat c`: an embedding behind which a norm follows may as well turn by :math:`|\xi|_2\le|e|_2`.
+        """
+        n, d = self._unit.shape
+        r = len(tokens) * d
+        bundle = self._unit.new_zeros(len(tokens), d, n, d)
+        along = self._unit.new_zeros(len(tokens), d, n, d)
+        for place, i in enumerate(tokens.tolist()):
+            bundle[place, :, i] = self._gain * self._across[i] / self._length[i]
+            along[place, :, i] = -0.5 * self._gain * self._unit[i] / self._length[i].square()
+        a, b, _times = Squares().packed(r)
+        pairs = self._unit.new_zeros(len(a), n, d)
+        pairs[a == b] = along.flatten(0, 1)
+        return bundle.flatten(0, 1)[None], pairs[None]
+
+    def turned(self, eps: float, tokens: Tensor, exact: bool) -> Float[Tensor, " groups"]:
+        """Bound what turning by ``eps`` leaves: nothing across, and along what the second order has not, if it is exact.
+
+        No token may turn to nothing: nothing is proven from there on.
+        """
+        sine = self._unit.new_zeros(self._n)
+        sine[tokens] = eps / self._length[tokens, 0]
+        cosine = (1 - sine.square()).clamp_min(0).sqrt()
+        along = sine**4 / (2 * (1 + cosine).square()) if exact else sine.square() / (1 + cosine)
+        along = torch.where(sine < 1, along, torch.inf)
+        return torch.cat((along, torch.zeros_like(along)))
+
+    def _parts(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
+        """Return u and w of columns, w in the coordinates of the root."""
+        u = ((columns * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
+        return u, torch.einsum("...nd,nde->...ne", columns, self._across) / self._length
+
+    def _all(self, u: Float[Tensor, " n"], w: Float[Tensor, " n"]) -> Float[Tensor, " groups"]:
+        inside = u < 1
+        room = torch.where(inside, 1 - u, 1.0)
+        # differences of nearly equal numbers, written without them
+        slope, length = (w / room).square(), ((1 + u).square() + w.square()).sqrt()
+        along = slope / ((1 + slope).sqrt() * (1 + (1 + slope).sqrt()))
+        shorter, longer = u / room, (2 * u + u.square() + w.square()) / (length * (length + 1))
+        across = torch.minimum(torch.maximum(shorter, longer) * w, 1 + w)
+        return torch.cat((torch.where(inside, along, 2.0), torch.where(inside, across, 1 + w)))
+
+
+def _crossed(u: Float[Tensor, " r"], w: Float[Tensor, "r d"], a: Tensor, b: Tensor) -> Float[Tensor, "pairs d"]:
+    """Return the symmetric form behind u times w."""
+    return 0.5 * (u[a, None] * w[b] + u[b, None] * w[a])

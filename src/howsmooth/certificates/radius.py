@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.certificates.entrance import Entrance
 from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.table import Seen, Table
+from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError
 
 # Radii are known to this share of themselves.
@@ -17,6 +18,8 @@ RTOL = 1e-3
 STEPS = 200
 # No radius is looked for beyond so many times the length of the embeddings.
 FAR = 1e6
+# Exact second orders are computed of perturbations of at most so many coordinates.
+WIDEST = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,21 +56,27 @@ class Proof:
     """What a table proves about perturbations of some tokens."""
 
     def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball) -> None:
-        self._table, self._rivals, self._ball = table, rivals, ball
+        self._table, self._rivals = table, rivals
         with torch.no_grad():
-            self._first: Seen = table.enter(tokens, ball)
-            self._direct = ball.numbers(self._first.output[0].flatten(2) @ rivals.functionals.mT)[0]
+            # pairs of columns are too many where many words move at once
+            curved = len(tokens) * table.X.shape[-1] <= WIDEST
+            self._ways = [Entrance(table, tokens, ball, curved=curved)]
+            self._ends = [way.at_output(rivals.functionals) for way in self._ways]
             self._arriving = table.arriving_at(rivals.functionals)
 
     @property
     def linear(self) -> float:
         """The radius at which the first order alone uses a margin up."""
-        return float((self._rivals.margins / self._direct).min())
+        first, _second = self._ends[0]
+        return float((self._rivals.margins / first).min())
 
     def margins(self, eps: float) -> Float[Tensor, " rivals"]:
         """Bound the margins from below while tokens move by at most ``eps``."""
-        found = self._table.remainders(self._first, eps, self._ball)
-        return self._rivals.margins - eps * self._direct - found @ self._arriving
+        found = [self._margins(eps, way, *end) for way, end in zip(self._ways, self._ends, strict=True)]
+        return torch.stack(found).nan_to_num(-math.inf).amax(0)
+
+    def _margins(self, eps: float, way: Entrance, first: Tensor, second: Tensor) -> Float[Tensor, " rivals"]:
+        return self._rivals.margins - eps * first - eps**2 * second - way.remainders(eps) @ self._arriving
 
     def holds(self, eps: float) -> bool:
         """Whether no class can overtake; what is not a number proves nothing."""
@@ -79,7 +88,7 @@ class Proof:
         if not len(self._arriving):
             return ""
         with torch.no_grad():
-            taken = (self._table.remainders(self._first, eps, self._ball)[:, None] * self._arriving).amax(1)
+            taken = (self._ways[0].remainders(eps)[:, None] * self._arriving).amax(1)
         return self._table.names[int(taken.argmax())]
 
     def radius(self) -> float:

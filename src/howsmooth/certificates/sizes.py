@@ -1,4 +1,4 @@
-r"""Sizes of linear images of a ball: of single numbers by dual norms, of vectors by norms of matrices."""
+r"""Sizes of linear and of quadratic images of a ball: of numbers by dual norms, of vectors by norms of matrices."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.theory.traces import largest_norms
+
+# So many numbers are unpacked at once.
+NUMBERS = 2**23
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,66 @@ class Ball:
         # the cube lies in a ball of radius √r; a sum over its axes may be shorter
         around = matrices.shape[-2] ** 0.5 * largest_norms(matrices)
         return torch.minimum(around, matrices.norm(dim=-1).sum(-1))
+
+
+@dataclass(frozen=True)
+class Squares(Ball):
+    r"""All :math:`\xi\otimes\xi` for :math:`|\xi|_p\le1`, in the coordinates :math:`\xi_a^2, \sqrt2\xi_a\xi_b`, a < b.
+
+    Columns are those of quadratic maps, packed: B(a, a) and :math:`\sqrt2B(a, b)`, as :meth:`packed` makes them.
+    """
+
+    def packed(self, r: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return both places a ≤ b of every column, and what a symmetric form has to be multiplied by there."""
+        a, b = torch.triu_indices(r, r)
+        return a, b, torch.where(a == b, 1.0, 2**0.5).to(torch.float64)
+
+    def numbers(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:
+        r"""Bound :math:`\sup|\xi^\top H\xi|`: by :math:`\|H^2\|_F^{1/2}` in a round ball."""
+        forms = [self._number(self._forms(part)) for part in columns.flatten(2).split(_at_once(columns), dim=2)]
+        return torch.cat(forms, dim=1).unflatten(1, columns.shape[2:])
+
+    def vectors(self, columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
+        r"""Bound :math:`\sup|H(\xi,\xi)|_2` for forms with values in m dimensions.
+
+        :math:`|\xi\otimes\xi|_F = 1`, so the norm of H as a matrix of m rows bounds it; and
+        :math:`|H(\xi,\xi)|^2\le\xi^\top\sum_mH_m^2\,\xi`.
+        """
+        flat = columns.flatten(2, -2)
+        parts = flat.split(max(1, _at_once(columns) // columns.shape[-1]), dim=2)
+        return torch.cat([self._vector(part) for part in parts], dim=1).unflatten(1, columns.shape[2:-1])
+
+    def _number(self, H: Float[Tensor, "groups k r r"]) -> Float[Tensor, "groups k"]:
+        if self.p == 1.0:
+            return H.abs().amax((-2, -1))
+        scale = H.abs().amax((-2, -1), keepdim=True)
+        scaled = H / torch.where(scale > 0, scale, 1.0)
+        round_ = (scaled @ scaled).norm(dim=(-2, -1)).sqrt() * scale[..., 0, 0]
+        return round_ if self.p == 2.0 else torch.minimum(H.shape[-1] * round_, H.abs().sum((-2, -1)))
+
+    def _vector(self, columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
+        H = self._forms(columns.movedim(1, -1).movedim(-1, 1))  # groups, k, m, r, r
+        if self.p == 1.0:
+            return H.norm(dim=-3).amax((-2, -1))
+        matrix = largest_norms(columns.movedim(1, -2))
+        stacked = largest_norms(H.movedim(-1, -3).flatten(-2))
+        round_ = torch.minimum(matrix, stacked)
+        return round_ if self.p == 2.0 else torch.minimum(H.shape[-1] * round_, H.norm(dim=-3).sum((-2, -1)))
+
+    def _forms(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more r r"]:
+        """Unpack columns to symmetric matrices."""
+        r = round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
+        a, b, times = self.packed(r)
+        entries = columns.movedim(1, -1) / times
+        found = entries.new_empty(*entries.shape[:-1], r, r)
+        found[..., a, b] = entries
+        found[..., b, a] = entries
+        return found
+
+
+def _at_once(columns: Tensor) -> int:
+    """Count the forms that are unpacked at once."""
+    return max(1, NUMBERS // (2 * columns.shape[0] * columns.shape[1]))
 
 
 ROUND = Ball()

@@ -2,11 +2,13 @@ r"""What a map adds to its first order: remainders, each along directions that a
 
 A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta` at token j is
 :math:`\sum_cB_{jc}\xi_{jc}` with :math:`|\xi_{jc}|\le b_{jc}`; the bounds follow from sizes of linear images of what
-enters, ``Stage.seen``.
+enters, ``Stage.seen``. Stages that know their second derivative give that of what the word itself does exactly, and
+bound the rest (``Stage.second``, ``Stage.beyond``).
 """
 
 from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,6 +19,7 @@ class Stage(ABC):
     """One map at the centre."""
 
     name: str
+    bends = False  # whether the second order is known
 
     @property
     @abstractmethod
@@ -36,6 +39,15 @@ class Stage(ABC):
         """Bound the remainder along every group of directions, from sizes of all that enters."""
 
 
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
+        r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``; nothing if it is not known."""
+        return None
+
+    def beyond(self, one: Float[Tensor, " sizes"], rest: Float[Tensor, " sizes"]) -> Float[Tensor, " groups"]:
+        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts."""
+        raise NotImplementedError
+
+
 class First:
     """What the perturbation of the input itself does at a stage, without remainders.
 
@@ -48,3 +60,20 @@ class First:
 
     def __init__(self, sizes: Tensor, bundle: Tensor, eps: float, ball: Ball) -> None:
         self.sizes, self.bundle, self.eps, self.ball = sizes, bundle, eps, ball
+
+
+def root(W: Float[Tensor, "out hidden"]) -> Float[Tensor, "out out"]:
+    r"""Return :math:`(WW^\top)^{1/2}`: what W does to a ball, with as many columns as rows."""
+    scale = W.abs().max().clamp_min(1e-300)
+    values, vectors = torch.linalg.eigh((W / scale) @ (W / scale).mT)
+    # what rounding may have taken from an eigenvalue is given back
+    lost = 1e-13 * values.abs().amax()
+    return scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT
+
+
+def at_every_token(B: Float[Tensor, "d d"], n: int) -> Float[Tensor, "n d n d"]:
+    """Return the columns of a symmetric matrix at every token, one group for each."""
+    found = B.new_zeros(n, len(B), n, len(B))
+    every = torch.arange(n)
+    found[every, :, every] = B
+    return found

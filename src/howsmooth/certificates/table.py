@@ -11,15 +11,15 @@ computed once, source by source; every radius of every word is then a recursion 
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply, Move, Step, program
-from howsmooth.certificates.sizes import ROUND, Ball
-from howsmooth.certificates.stages import First, Stage
+from howsmooth.certificates.sizes import ROUND
+from howsmooth.certificates.stages import Stage
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
@@ -30,8 +30,6 @@ from howsmooth.maps.values import Jacobian, Map
 MEMORY = 2**30
 # So many numbers of a bundle of columns are pushed at once.
 NUMBERS = 2**24
-# What sums of products may lose.
-SAFETY = 1 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +47,23 @@ class Seen:
 
     Attributes:
         at: Its sizes at every stage behind it, by the place of the stage.
-        bundles: Its columns there, where they are kept.
         output: Its columns at the output.
     """
 
     at: dict[int, Float[Tensor, "groups sizes"]] = field(default_factory=dict)
-    bundles: dict[int, Tensor] = field(default_factory=dict)
     output: list[Tensor] = field(default_factory=list)
 
 
 class Table:
-    """A network at one input, with all that radii need."""
+    """A network at one input, with all that radii need.
+
+    Attributes:
+        X: The input.
+        output: What the network says there.
+        links: Its steps.
+        stages: Those that are not linear, by their places.
+        arriving: The sizes of all remainders before a stage, as it sees them, by its place.
+    """
 
     def __init__(self, f: Map, X: Float[Tensor, "n d"]) -> None:
         """Run the network once, and push every source of remainders to the end."""
@@ -68,22 +72,12 @@ class Table:
             self.output, self.links = _run(f, X)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
             sources = [self._spread(place, stage) for place, stage in self.stages.items()]
-        self._arriving = {
+        self.arriving = {
             place: torch.cat([source.at[place] for source in sources[:count]])
             for count, place in enumerate(self.stages)
             if count
         }
         self._ending = [bundle for source in sources for bundle in source.output]
-
-    def remainders(self, first: Seen, eps: float, ball: Ball) -> Float[Tensor, " groups"]:
-        """Bound all remainders, stage after stage, while the input moves by at most ``eps``."""
-        found = self.X.new_zeros(0)
-        for place, stage in self.stages.items():
-            direct = first.at[place][0]
-            sizes = eps * direct if place not in self._arriving else eps * direct + found @ self._arriving[place]
-            bounds = stage.bounds(SAFETY * sizes, First(direct, first.bundles[place], eps, ball))
-            found = torch.cat((found, SAFETY * bounds))
-        return found
 
     def arriving_at(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, "groups f"]:
         """Return how much of every remainder arrives at functionals of the output."""
@@ -112,25 +106,15 @@ class Table:
             found.output.extend(part.output)
         return found
 
-    def enter(self, tokens: Int[Tensor, " k"], ball: Ball) -> Seen:
-        """Push a perturbation of the embeddings of some tokens to the end."""
-        n, d = self.X.shape
-        columns = torch.eye(n * d, dtype=self.X.dtype).view(n, d, n, d)[tokens].flatten(0, 1)
-        return self.push(columns[None], 0, 1, ball, keep=True)
-
-    def push(
-        self, bundle: Float[Tensor, "groups r n d"], start: int, depth: int, ball: Ball = ROUND, keep: bool = False
-    ) -> Seen:
+    def push(self, bundle: Float[Tensor, "groups r n d"], start: int, depth: int) -> Seen:
         """Push columns from a place to the end, and look at them from every stage on the way."""
         found = Seen()
         stack = [torch.zeros_like(bundle) for _ in range(depth - 1)] + [bundle]
         for place in range(start, len(self.links)):
             link = self.links[place]
             if link.stage is not None:
-                found.at[place] = link.stage.seen(stack[-1], ball)
-                if keep:
-                    found.bundles[place] = stack[-1]
-            _advance(stack, link)
+                found.at[place] = link.stage.seen(stack[-1], ROUND)
+            advance(stack, link)
         found.output.append(stack[-1])
         return found
 
@@ -167,7 +151,7 @@ def _stage(f: Map, X: Tensor) -> Stage | None:
     return None
 
 
-def _advance(stack: list[Tensor], link: Link) -> None:
+def advance(stack: list[Tensor], link: Link) -> None:
     """Push bundles of columns through one step."""
     if isinstance(link.step, Move):
         _move(stack, link.step)

@@ -24,6 +24,7 @@ COMMANDS = {
     "bounds": "Bound the constant of a layer on n tokens in a ball: every theorem.",
     "worst-case": "Find n tokens in a ball where a layer is least smooth.",
     "attack": "Attack a map of a model: what is attained, predicted and allowed.",
+    "certify": "Certify a classifier: how far words may move before it could change its mind.",
     "split": "Tell whether cutting atoms in two beats moving them.",
     "swap": "Find the words to replace, and by which, that move the output of a model most.",
     "regimes": "Follow the worst constant of a head from few tokens to a measure.",

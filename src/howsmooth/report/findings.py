@@ -6,6 +6,7 @@ from typing import Any
 
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.attacks import attacked
+from howsmooth.studies.runs.certificates import certified
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
@@ -148,6 +149,10 @@ def _attack(records: Records) -> str:
     return " ".join(each.sentence for each in attacked(r for r in records if r.ask.kind == "attack"))
 
 
+def _certificate(records: Records) -> str:
+    return " ".join(each.sentence for each in certified(r for r in records if r.ask.kind == "certificate"))
+
+
 def _whole(records: Records) -> str:
     longest: dict[str, Composition] = {}
     for found in compositions(records):  # the shortest windows first
@@ -167,6 +172,7 @@ KINDS: dict[str, Tell] = {
     "measures": _measures,
     "whole": _whole,
     "attack": _attack,
+    "certificate": _certificate,
 }
 
 

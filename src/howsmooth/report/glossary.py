@@ -129,6 +129,17 @@ TERMS = (
         ),
     ),
     Term(
+        key="certified",
+        name="Certified and attacked radius",
+        meaning=(
+            "How far the embedding of a word (the sum of the embeddings of word, position and type, before any norm) "
+            "may move before the classifier could change its mind. Below the certified radius no perturbation does it; "
+            "one as large as the attacked radius does. Between the two nothing is known. A word is fragile where a "
+            "small move is enough."
+        ),
+        worth="the certified radius is a theorem, the attacked one an explicit perturbation.",
+    ),
+    Term(
         key="measures",
         name="Measures, atoms",
         meaning=(
@@ -144,6 +155,8 @@ def terms(measurements: Collection[Measurement], kinds: Collection[str]) -> list
     used = {kind for kind in kinds if kind in ("regimes", "splitting", "measures", "whole")}
     if measurements or set(kinds) & {"text", "extremal"}:
         used |= {"worst", "radius"}
+    if "certificate" in kinds:
+        used |= {"certified"}
     if set(kinds) & {"extremal", "bounds"}:
         used |= {"inputs", "any"}
     for m in measurements:

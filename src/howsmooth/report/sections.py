@@ -98,7 +98,7 @@ def _others(run: Run) -> Iterable[Section]:
     taken = set(run.figures)
     for name, records in found.items():
         known = name in FIGURES or name in ALSO
-        title = title_and_protocol(name)[0] if known else kind_named(name).about
+        title = title_and_protocol(name)[0] if known else kind_named(name).about.rstrip(".")
         prefix = f"{name}~2-" if name in taken else f"{name}-"
         yield Section(name=name, title=title, records=tuple(records), prefix=prefix)
 

@@ -42,18 +42,24 @@ class Resources:
         self._inputs = functools.lru_cache(maxsize=4)(_inputs)
         self._activations = functools.lru_cache(maxsize=1)(self._run_model)
         self._once = functools.lru_cache(maxsize=8)(_call)
+        self._latest = functools.lru_cache(maxsize=1)(_call)
 
     def release(self) -> None:
         """Forget everything."""
         self._given.clear()
         self._models.clear()
-        for cache in (self._read, self._inputs, self._activations, self._once):
+        for cache in (self._read, self._inputs, self._activations, self._once, self._latest):
             cache.cache_clear()
 
     def once(self, make: Callable[..., T], *arguments: Any) -> T:
         """Return what a function makes of some arguments; the second time, what it made."""
         with self._turn:
             return self._once(make, *arguments)
+
+    def latest(self, make: Callable[..., T], *arguments: Any) -> T:
+        """Like :meth:`once` for what is large: the last one alone is kept."""
+        with self._turn:
+            return self._latest(make, *arguments)
 
     def transformer(self, model: str, where: Where | None = None, reading: Reading | None = None) -> Transformer:
         """Return a model."""

@@ -1,0 +1,122 @@
+"""A model and a sentence as a chain of maps and what enters it."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.certificates.settings import PLACES, check_place
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
+from howsmooth.maps.composition import Chain
+from howsmooth.models.base import Transformer
+from howsmooth.models.class_head import ClassHead
+from howsmooth.models.text import OTHER_WAYS, Tokenizer, tokens_of
+
+
+def class_head(model: Transformer) -> ClassHead:
+    """Return the classifier of a model.
+
+    Raises:
+        AssumptionError: If it has none, or one class only.
+    """
+    head = model.frame.classes
+    if isinstance(head, str):
+        raise AssumptionError(
+            f"{model.name!r} has no classifier: {head}; give a model ...ForSequenceClassification, as `reviews` is.",
+            field="model",
+        )
+    if len(head.labels) < 2:
+        raise AssumptionError(
+            f"the classifier of {model.name!r} has one class, so that no other can overtake; we need two or more.",
+            field="model",
+        )
+    return head
+
+
+def label_number(model: Transformer, label: str | int) -> int:
+    """Return the number of a class that is given by its name or its number.
+
+    Raises:
+        AssumptionError: If the model has no such class.
+    """
+    labels = class_head(model).labels
+    if isinstance(label, str) and label in labels:
+        return labels.index(label)
+    if str(label).isdecimal() and int(label) < len(labels):
+        return int(label)
+    raise AssumptionError(f"{model.name!r} has no class {label!r}{nearest(str(label), labels)}", field="label")
+
+
+def read_sentence(model: Transformer, text: str) -> list[int]:
+    """Return a sentence as a model reads it, between its special tokens.
+
+    Raises:
+        AssumptionError: If it holds no words, or more tokens than the model has positions.
+        UnsupportedModelError: If the model has no tokenizer, or it knows less than half of the words.
+    """
+    tokenizer = tokenizer_of(model)
+    if not text.strip():
+        raise AssumptionError("a sentence must hold words, got nothing.", field="text")
+    before, behind = tokenizer.frame()
+    tokens = [*before, *tokens_of(tokenizer, text, text[:60]), *behind]
+    check_length(model, len(tokens))
+    return tokens
+
+
+def tokenizer_of(model: Transformer) -> Tokenizer:
+    """Return what turns sentences into tokens.
+
+    Raises:
+        UnsupportedModelError: If the model has none.
+    """
+    if model.tokenizer is None:
+        raise UnsupportedModelError(
+            f"{model.name!r} comes without a tokenizer, so it cannot read a sentence. {OTHER_WAYS}", field="tokenizer"
+        )
+    return model.tokenizer
+
+
+def check_length(model: Transformer, n: int) -> None:
+    """Refuse a sentence that is longer than a model has positions.
+
+    Raises:
+        AssumptionError: If it is.
+    """
+    limit = model.max_length
+    if limit is not None and n > limit:
+        raise AssumptionError(
+            f"{model.name!r} has positions for {limit} tokens, and the sentence has {n}; shorten it.", field="text"
+        )
+
+
+def classified(
+    model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0
+) -> tuple[Chain, Float[Tensor, "n d"]]:
+    """Return a classifier as a chain of maps, and what enters it at a sentence.
+
+    Args:
+        model: A model with a classification head.
+        tokens: The numbers of the tokens of one sentence.
+        at: Where it begins: at the sum of the embeddings, or at what enters the attention of a layer.
+        layer: Which layer, if at attention.
+
+    Raises:
+        AssumptionError: If the model has no classifier or no such layer, or it cannot be had in closed form; or there
+            are more tokens than positions.
+        DtypeError: If the tokens are no whole numbers.
+        ShapeError: If there is not one sentence.
+    """
+    head = class_head(model)
+    check_place(at, layer)
+    if tokens.is_floating_point():
+        raise DtypeError(f"tokens must be whole numbers, got {tokens.dtype}; a chain of maps takes embeddings.")
+    if tokens.numel() == 0 or tokens.numel() != tokens.shape[-1]:
+        raise ShapeError(f"a certificate is about one sentence of tokens, got {tuple(tokens.shape)}.", field="tokens")
+    check_length(model, tokens.numel())
+    name = "classes" if at == PLACES[0] else f"from:{model.site(layer).layer}"
+    f, X = model.activations(tokens.reshape(1, -1)).at(0 if at == PLACES[0] else layer, name)
+    if not isinstance(f, Chain):
+        raise AssumptionError(
+            "certificates need every layer in closed form, and this model has a layer that is differentiated by "
+            "autograd; `howsmooth models` lists the families that are read.",
+            field="model",
+        )
+    return (f if at == PLACES[0] else Chain(*f.maps, *head.maps(X, None))), X[0]

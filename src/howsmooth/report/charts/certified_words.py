@@ -1,0 +1,105 @@
+"""The words of a sentence with bars: how far each may move, proven; how far is too far, found."""
+
+import altair as alt
+
+from howsmooth.report.drawing.palette import BLUE, GREY, ORANGE
+from howsmooth.report.drawing.panels import panels
+from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
+from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.token_text import words as readable
+from howsmooth.report.sections import Section
+from howsmooth.studies.runs.certificates import Certified, Word, certified
+from howsmooth.wording import at_least, at_most
+
+SECTIONS, RANK, PER_LAYER, SHORT = ("certificate",), 10, False, "words"
+ABOUT = (
+    "The words of each sentence from top to bottom, against the size of a perturbation on a logarithmic axis: a dark "
+    "bar as far as it is proven that no perturbation of the word changes the prediction, a light one from there to the "
+    "smallest perturbation that was found to change it, and a mark there."
+)
+PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
+WIDTH, ROW = 520, 19
+
+
+def wanted(section: Section) -> bool:
+    """Tell whether anything is proven or found of any word."""
+    return any(drawable(r.answer.certified) or drawable(r.answer.attacked) for r in section.of_kind("certificate"))
+
+
+def draw(section: Section) -> Chart:
+    """Draw a panel for each sentence, norm and place."""
+    every = certified(section.of_kind("certificate"))
+    sizes = [size for each in every for word in each.words for size in _sizes(word)]
+    low, high = min(sizes) / 2, 2 * max(sizes)
+    rows = [row for each in every for row in _rows(each, low, high)]
+    span = span_of([low, high])
+    x = alt.X("x:Q", title="size of the perturbation", scale=log_scale(span), axis=log_axis(span))
+    y = alt.Y("word:N", title=None, sort=alt.EncodingSortField("place", op="min"), axis=alt.Axis(labelLimit=150))
+    styles = {PROVEN: BLUE, OPEN: GREY, FOUND: ORANGE}
+    scale = alt.Scale(domain=list(styles), range=list(styles.values()))
+    legend = alt.Legend(title=None, orient="top", labelLimit=300, columns=3, symbolOpacity=1)
+    fill = alt.Fill("series:N", scale=scale, legend=legend)
+    told = [alt.Tooltip(f"{name}:N") for name in ("word", "certified", "attacked", "lost")]
+    base = alt.Chart().encode(y=y, fill=fill, tooltip=told)
+    bars = base.mark_bar(height=11).transform_filter(alt.datum.series == PROVEN).encode(x=x, x2="to:Q")
+    between = base.mark_bar(height=11, opacity=0.35).transform_filter(alt.datum.series == OPEN).encode(x=x, x2="to:Q")
+    ticks = base.mark_point(shape="diamond", size=80, opacity=1, strokeWidth=0)
+    ticks = ticks.transform_filter(alt.datum.series == FOUND).encode(x=x)
+    chart = alt.LayerChart(layer=[between, bars, ticks]).properties(width=WIDTH, height=alt.Step(ROW))
+    return panels(chart, rows, title=_title(every), columns=1).resolve_scale(y="independent")
+
+
+def table(section: Section) -> Numbers:
+    """Return a row for each word."""
+    every = certified(section.of_kind("certificate"))
+    rows: list[NumberRow] = [(None, (each.text, *word.cells.values())) for each in every for word in each.words]
+    return Numbers(head=("sentence", *every[0].words[0].cells), rows=tuple(rows))
+
+
+def _sizes(word: Word) -> list[float]:
+    return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
+
+
+def _rows(each: Certified, low: float, high: float) -> Rows:
+    rows: Rows = []
+    for word in each.words:
+        known = {
+            "panel": _panel(each),
+            "word": spelled(word),
+            "place": (len(word.places) > 1) * 10**6 + word.places[0],
+            "certified": at_least(word.certified, 3),
+            "attacked": "none found" if word.attacked is None else at_most(word.attacked, 3),
+            "lost": word.slack,
+        }
+        proven = word.certified if drawable(word.certified) else low
+        found = word.attacked if word.attacked is not None and drawable(word.attacked) else None
+        rows.append(known | {"series": OPEN, "x": proven, "to": high if found is None else found})
+        if proven > low:
+            rows.append(known | {"series": PROVEN, "x": low, "to": proven})
+        if found is not None:
+            rows.append(known | {"series": FOUND, "x": found})
+    return rows
+
+
+def spelled(word: Word) -> str:
+    """Return a word as a reader wants it, with its place, since it may stand there twice."""
+    if len(word.places) > 1:
+        return f"{len(word.places)} words together"
+    ((_space, text),) = readable([word.spelled])
+    return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
+
+
+def _panel(each: Certified) -> str:
+    return f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}"
+
+
+def _title(every: list[Certified]) -> str:
+    alone = [word for each in every for word in each.words if len(word.places) == 1]
+    found = [(word.attacked, word) for word in alone if word.attacked is not None]
+    if not found:
+        return "How far words may move before the prediction could change"
+    attacked, worst = min(found, key=lambda pair: pair[0])
+    least = at_least(min(word.certified for word in alone), 3)
+    name = spelled(worst).rpartition(" (")[0]
+    return f"A word moved by less than {least} changes no prediction; ‘{name}’ moved by {at_most(attacked, 3)} does"

@@ -1,0 +1,134 @@
+"""The front of certificates: sentences, labels, layers; and certificates that check themselves."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from sentences import save_classifier, small_classifier
+
+import howsmooth as hs
+from howsmooth.certificates.flips import sphere
+from howsmooth.certificates.reading import classified, read_sentence
+from howsmooth.certificates.sentence import inner_places, word_places
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+
+__all__ = ["save_classifier", "small_classifier"]
+
+TEXT = "a fine film , a film"
+
+
+@pytest.fixture(scope="module")
+def model(small_classifier):
+    return hs.load(small_classifier, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def tokens(model):
+    return torch.tensor(read_sentence(model, TEXT))
+
+
+@pytest.mark.parametrize("where", [("embeddings", 0), ("attention", 0), ("attention", 1)])
+def test_the_classifier_is_the_same_wherever_it_begins(model, tokens, where):
+    at, layer = where
+    f, X = classified(model, tokens, at=at, layer=layer)
+    whole, embeddings = classified(model, tokens)
+    torch.testing.assert_close(f(X), whole(embeddings))
+    assert (at == "embeddings") == torch.equal(X, embeddings)
+
+
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+def test_what_enters_a_layer_is_certified_and_verified(model, p):
+    found = hs.certify(model, TEXT, word=2, at="attention", layer=1, p=p)
+    (radius,) = found.radii
+    assert 0 < radius.certified < radius.attacked
+    assert 0 < found.verify(samples=300) <= float(found.rivals.margins.min())
+
+
+def test_a_sentence_is_certified_as_its_tokens_are(model, tokens):
+    spoken, numbered = hs.certify(model, TEXT, word=2), hs.certify(model, tokens, word=2)
+    assert spoken.radii[0].certified == numbered.radii[0].certified
+    assert spoken.labels == ("LABEL_0", "LABEL_1")
+
+
+def test_a_certificate_that_is_wrong_does_not_verify(model):
+    found = hs.certify(model, TEXT, word=range(8))
+    (radius,) = found.radii
+    wrong = dataclasses.replace(radius, certified=1.5 * radius.attacked)
+    with pytest.raises(AssumptionError, match="changes the prediction"):
+        dataclasses.replace(found, radii=(wrong,)).verify(samples=1)
+
+
+def test_samples_alone_find_what_is_wrong(rng):
+    X = torch.zeros(2, 3, dtype=torch.float64)
+    X[0] = 1.0
+    f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(3, dtype=torch.float64)[:2]))
+    X[0, 1] = 0.9
+    found = hs.certify(f, X, word=0)
+    (radius,) = found.radii
+    wrong = dataclasses.replace(radius, certified=10 * radius.certified)
+    assert min(found._sampled(radius, 300, rng)) > 0
+    assert min(found._sampled(wrong, 300, rng)) < 0
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_samples_lie_on_the_surface_of_the_ball(p, rng):
+    sizes = torch.linalg.vector_norm(sphere((20, 2, 3), p, rng).flatten(1), p, dim=1)
+    torch.testing.assert_close(sizes, torch.ones(20, dtype=torch.float64))
+
+
+def test_words_are_found_by_number_and_by_name_wherever_they_stand(model, tokens):
+    assert word_places(model, tokens.tolist(), "3") == [(3,)]
+    assert word_places(model, tokens.tolist(), "film") == [(3,), (6,)]
+    assert word_places(model, tokens.tolist(), "a fine") == [(1, 2)]
+    assert inner_places(model, tokens.tolist()) == [1, 2, 3, 4, 5, 6]
+    assert inner_places(model, read_sentence(model, "film zzzz film")) == [1, 2, 3]
+
+
+def test_the_attack_finds_what_is_behind_a_norm_near_the_length_of_the_embedding(rng):
+    # a norm sees the direction alone: to turn it round, hardly more than its own length is needed
+    X = torch.zeros(1, 4, dtype=torch.float64)
+    X[0, 0] = 1.0
+    head = torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], dtype=torch.float64)
+    f = hs.Chain(hs.RMSNorm(gain=torch.ones(4, dtype=torch.float64), eps=0.0), hs.Dense(head))
+    (radius,) = hs.certify(f, X, word=0).radii
+    assert 0.5 < radius.certified <= 1
+    assert 1 <= radius.attacked < 1.1
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "asked"),
+    [
+        (AssumptionError, "nothing to certify", {"label": 1}),
+        (AssumptionError, "has no class 'fine'", {"label": "fine"}),
+        (AssumptionError, "has no class -1", {"label": -1}),
+        (AssumptionError, "layers 0 to 1, got 2", {"at": "attention", "layer": 2}),
+        (AssumptionError, "before all layers", {"layer": 1}),
+        (ShapeError, "once each", {"word": []}),
+        (ShapeError, "once each", {"word": [1, 1]}),
+        (ShapeError, "tokens 0 to 7", {"word": 8}),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(model, error, said, asked):
+    predicted = hs.certify(model, TEXT, word=1).predicted
+    asked = asked | ({"label": 1 - predicted} if asked.get("label") == 1 else {})
+    with pytest.raises(error, match=said):
+        hs.certify(model, TEXT, **asked)
+
+
+def test_tokens_must_be_one_sentence_of_whole_numbers(model, tokens):
+    with pytest.raises(ShapeError, match="one sentence"):
+        hs.certify(model, tokens.repeat(2, 1))
+    with pytest.raises(DtypeError, match="whole numbers"):
+        hs.certify(model, tokens.double())
+    with pytest.raises(AssumptionError, match="positions for 20"):
+        hs.certify(model, tokens.repeat(4))
+
+
+def test_a_chain_of_maps_knows_no_words_labels_or_layers(model, tokens):
+    f, X = classified(model, tokens)
+    for more in ({"label": "LABEL_0"}, {"at": "attention"}, {"layer": 1}):
+        with pytest.raises(AssumptionError, match="a chain of maps knows no"):
+            hs.certify(f, X, **more)
+    with pytest.raises(AssumptionError, match="a chain of maps knows no"):
+        hs.certify(f, TEXT)

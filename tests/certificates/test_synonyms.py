@@ -1,0 +1,168 @@
+"""Combinations of replacements: what is proven holds for every one of them, and for all that lies between."""
+
+import itertools
+
+import pytest
+import torch
+from sentences import save_classifier, small_classifier
+
+import howsmooth as hs
+from howsmooth.certificates import synonyms
+from howsmooth.certificates.choices import Choices, Hull
+from howsmooth.certificates.reading import classified, read_sentence
+from howsmooth.certificates.scene import Scene
+from howsmooth.errors import AssumptionError
+
+__all__ = ["save_classifier", "small_classifier"]
+
+TEXT = "a fine film"
+WORDS = {"film": ["movie", "mess"], "a": ["the", "this"], "fine": ["dull"]}
+
+
+@pytest.fixture(scope="module")
+def model(small_classifier):
+    return hs.load(small_classifier, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def scene(model):
+    return Scene(*classified(model, torch.tensor(read_sentence(model, TEXT))))
+
+
+def moves(rng, scene, size, counts=(2, 3, 1)):
+    d = scene.embeddings.shape[1]
+    return {i + 1: size * torch.randn(k, d, generator=rng, dtype=torch.float64) for i, k in enumerate(counts)}
+
+
+def search(scene, some, budget=4096):
+    return synonyms._Search(scene, some, budget)
+
+
+def every(some):
+    return {i: list(range(len(each))) for i, each in some.items()}
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-2, 0.1])
+def test_no_point_of_a_hull_has_a_smaller_margin_than_is_proven(scene, rng, size):
+    some = moves(rng, scene, size)
+    for share in (0.3, 1.0):
+        proven = search(scene, some).margin(every(some), share)
+        for _ in range(60):
+            Z = scene.embeddings.clone()
+            for i, each in some.items():
+                weights = torch.rand(len(each), generator=rng, dtype=torch.float64) ** 4
+                corner = torch.zeros_like(weights)
+                corner[int(torch.randint(len(each), (1,), generator=rng))] = 1.0
+                chosen = corner if torch.rand(1, generator=rng) < 0.7 else weights / weights.sum().clamp_min(1.0)
+                Z[i] += share * chosen @ each
+            assert float((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min()) >= proven
+
+
+def test_the_first_order_of_a_hull_is_exact(scene, rng):
+    some = moves(rng, scene, 1e-7)
+    proven = search(scene, some).margin(every(some), 1.0)
+    margins = []
+    for combination in itertools.product(*([None, *each] for each in some.values())):
+        Z = scene.embeddings.clone()
+        for i, move in zip(some, combination, strict=True):
+            Z[i] += 0 if move is None else move
+        margins.append(float((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min()))
+    centre = float(scene.rivals.margins.min())
+    assert centre - proven == pytest.approx(centre - min(margins), rel=1e-3)
+
+
+def test_sizes_add_the_largest_of_every_word(rng):
+    columns = torch.randn(1, 3, 4, 5, generator=rng, dtype=torch.float64)
+    choices = Choices(counts=(1, 2))
+    numbers = columns[:, 0].abs() + torch.maximum(columns[:, 1].abs(), columns[:, 2].abs())
+    torch.testing.assert_close(choices.numbers(columns), numbers)
+    lengths = columns.norm(dim=-1)
+    torch.testing.assert_close(choices.vectors(columns), lengths[:, 0] + lengths[:, 1:].amax(1))
+
+
+def test_moves_that_help_cost_nothing(scene, rng):
+    some = moves(rng, scene, 1e-7, counts=(1,))
+    margins = [search(scene, {1: sign * some[1]}).margin({1: [0]}, 1.0) for sign in (1, -1)]
+    centre = float(scene.rivals.margins.min())
+    assert max(margins) == pytest.approx(centre, abs=1e-10)
+    assert min(margins) < centre - 1e-9
+
+
+def brute_force(scene, some):
+    kept = 0
+    for combination in itertools.product(*([None, *each] for each in some.values())):
+        Z = scene.embeddings.clone()
+        for i, move in zip(some, combination, strict=True):
+            Z[i] += 0 if move is None else move
+        kept += bool((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min() > 0)
+    return kept
+
+
+@pytest.mark.parametrize(("size", "budget"), [(1e-3, 4096), (0.5, 4096), (0.3, 5), (1.5, 8)])
+def test_counts_are_those_of_all_combinations(scene, rng, size, budget):
+    some = moves(rng, scene, size)
+    found = search(scene, some, budget)
+    found.run()
+    assert found.combinations == 3 * 4 * 2
+    kept = brute_force(scene, some)
+    assert found.proven + found.unchanged <= kept
+    if budget > 24:
+        assert found.proven + found.unchanged == kept
+        assert (found.changed is None) == (kept == 24)
+    else:
+        assert 1 <= found.proven < 24
+        assert found.tried <= budget
+    assert (found.share == 1.0) == (found.proven == 24)
+
+
+def test_the_share_that_is_proven_is_the_last_that_holds(scene, rng):
+    some = moves(rng, scene, 0.5)
+    found = search(scene, some)
+    found.run()
+    assert 0 < found.share < 1
+    assert found.margin(every(some), found.share) > 0
+    assert found.margin(every(some), 1.5 * found.share) <= 0
+
+
+def test_replacements_of_a_sentence_are_those_that_the_model_reads(model):
+    found = hs.certify_synonyms(model, TEXT, WORDS)
+    assert found.combinations == 3 * 2 * 3
+    assert found.places == (1, 2, 3)
+    tokenizer = model.tokenizer
+    assert [sorted(tokenizer.pieces(others)) for others in found.choices] == [
+        ["the", "this"],
+        ["dull"],
+        ["mess", "movie"],
+    ]
+    logits = {}
+    for combination in itertools.product(("a", "the", "this"), ("fine", "dull"), ("film", "movie", "mess")):
+        tokens = torch.tensor(read_sentence(model, " ".join(combination)))
+        f, X = classified(model, tokens)
+        logits[tuple(tokens.tolist())] = int(f(X)[0].argmax())
+    kept = sum(winner == found.predicted for winner in logits.values())
+    assert found.covered == kept
+    assert found.certified == (kept == 18)
+    assert found.changed is None or logits[found.changed] != found.predicted
+
+
+def test_a_part_is_proven_where_all_is_too_much_and_nothing_is_run_twice(model):
+    found = hs.certify_synonyms(model, TEXT, WORDS, budget=4)
+    assert found.tried <= 4
+    assert found.proven >= 1
+    assert found.covered <= hs.certify_synonyms(model, TEXT, WORDS).covered
+
+
+def test_what_cannot_be_replaced_is_refused(model):
+    with pytest.raises(AssumptionError, match="no token may be swapped"):
+        hs.certify_synonyms(model, TEXT, {"zebra": ["movie"]})
+    with pytest.raises(AssumptionError, match="budget must be"):
+        hs.certify_synonyms(model, TEXT, WORDS, budget=0)
+
+
+def test_a_hull_is_an_entrance_at_the_embeddings(scene, rng):
+    columns = torch.zeros(2, *scene.embeddings.shape, dtype=torch.float64)
+    columns[:, 1] = torch.randn(2, scene.embeddings.shape[1], generator=rng, dtype=torch.float64)
+    hull = Hull(scene.table, columns, (2,))
+    f, X, m = scene.classifier, scene.embeddings, scene.rivals.functionals
+    slopes = f.jacobian(X[None].repeat(2, 1, 1)).jvp(columns)[:, 0] @ m.mT
+    torch.testing.assert_close(hull.losses(m), (-slopes).clamp_min(0).amax(0))

@@ -1,0 +1,152 @@
+"""``howsmooth certify``: a line for each word, records that are kept, synonyms, and what it refuses."""
+
+import json
+
+import pytest
+from sentences import save_classifier, small_classifier
+from small import folder_model, module, save_model, tokenizer
+
+import howsmooth as hs
+from howsmooth.studies.runs.reading import read_run
+
+__all__ = ["folder_model", "module", "save_classifier", "save_model", "small_classifier", "tokenizer"]
+
+TEXT = "a fine film"
+
+
+@pytest.fixture
+def certify(howsmooth, small_classifier):
+    return lambda *options, model=small_classifier: howsmooth("certify", model, "--out", "run", *options)
+
+
+@pytest.fixture(scope="session")
+def one_class(save_classifier):
+    return save_classifier(labels=1)
+
+
+@pytest.fixture(scope="session")
+def predicted(small_classifier):
+    """Return which class wins, and which does not."""
+    certificate = hs.certify(small_classifier, TEXT, word=1)
+    winner = certificate.labels[certificate.predicted]
+    return winner, next(label for label in certificate.labels if label != winner)
+
+
+@pytest.mark.slow
+def test_every_word_is_told_kept_shown_drawn_and_exported(certify, howsmooth, tmp_path):
+    done = certify("--text", TEXT)
+    assert (done.code, done.err) == (0, "")
+    assert "cannot change that" in done.out
+    run = read_run(tmp_path / "run")
+    records = {r.answer.spelled: r for r in run.records}
+    assert sorted(records) == ["a", "film", "fine"]
+    assert all(0 < r.answer.certified < (r.answer.attacked or 1e9) for r in run.records)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Certified and attacked radius" in page
+    assert "a fine film" in page
+    # one word more: the others are there
+    again = json.loads(certify("--text", TEXT, "--word", "film,0", "--json").out)
+    (found,) = again["certificates"]
+    assert [word["places"] for word in found["words"]] == [[0], [3]]
+    assert found["words"][1]["certified"] == records["film"].answer.certified
+    assert len(read_run(tmp_path / "run").records) == 4
+    assert "certified" in howsmooth("show", "run").out
+    assert howsmooth("export", "run", "--to", "csv").code == 0
+    assert howsmooth("figure", "run", "words", "--out", "words.svg").code == 0
+
+
+@pytest.mark.slow
+def test_words_move_together_in_other_norms_and_between_layers(certify):
+    options = ("--together", "--p", "inf", "--at", "attention", "--layer", "1", "--json")
+    (found,) = json.loads(certify("--text", TEXT, *options).out)["certificates"]
+    assert (found["p"], found["at"], found["layer"]) == ("inf", "attention", 1)
+    (word,) = found["words"]
+    assert word["places"] == [1, 2, 3]
+    assert 0 < word["certified"]
+    assert "layer 0" not in word["slack"]
+
+
+@pytest.mark.slow
+def test_sentences_of_another_class_are_said_and_the_others_certified(certify, tmp_path):
+    (tmp_path / "sentences.txt").write_text("dull film\n\ngripping film\n", encoding="utf-8")
+    done = certify("--file", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
+    assert done.code == 0
+    assert done.err == "'dull film' is told to be 'bad', not 'good': misclassified, so not certified.\n"
+    (record,) = read_run(tmp_path / "run").records
+    assert (record.ask.sentence, record.answer.spelled, record.answer.predicted) == ("gripping film", "film", "good")
+
+
+def test_synonyms_are_counted_and_a_combination_that_changes_the_prediction_is_told(certify, tmp_path):
+    (tmp_path / "synonyms.json").write_text('{"film": ["movie", "mess"], "a": ["the"]}', encoding="utf-8")
+    done = certify("--text", TEXT, "--synonyms", "synonyms.json", "--json")
+    (found,) = json.loads(done.out)["sentences"]
+    assert found["combinations"] == 6
+    assert found["certified"] == (found["covered"] == 6) == (found["changed"] is None)
+    assert done.code == int(not found["certified"])
+    told = certify("--text", TEXT, "--synonyms", "synonyms.json")
+    assert "6 combinations" in told.out
+    assert not (tmp_path / "run").exists()
+
+
+def check_refusal(done, said, tmp_path):
+    assert done.code == 2, done.out + done.err
+    assert said in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "give either --text"),
+        (("--text", "  "), "give either --text"),
+        (("--text", TEXT, "--file", "sentences.txt"), "give either --text"),
+        (("--file", "absent.txt"), "not there"),
+        (("--text", TEXT, "--p", "3"), "p must be one of 1, 2, inf"),
+        (("--text", TEXT, "--at", "mlp"), "embeddings or attention"),
+        (("--text", TEXT, "--layer", "1"), "embeddings come before all layers"),
+        (("--text", TEXT, "--at", "attention", "--layer", "9"), "layers 0 to 1, got 9"),
+        (("--text", TEXT, "--word", "99"), "tokens 0 to 4, got 99"),
+        (("--text", TEXT, "--word", "-1"), "tokens 0 to 4, got -1"),
+        (("--text", TEXT, "--word", "zebra"), "no word 'zebra'; its tokens are 1 a, 2 fine, 3 film"),
+        (("--text", TEXT, "--label", "LABEL_7"), "no class 'LABEL_7'; did you mean"),
+        (("--text", 30 * "film "), "positions for 20 tokens, and the sentence has 32"),
+        (("--text", "zxcv qwerty"), "unknown to the tokenizer"),
+        (("--text", TEXT, "--seed", "-1"), "seed must be"),
+        (("--text", TEXT, "--synonyms", "absent.json"), "not there"),
+        (("--text", TEXT, "--synonyms", "absent.json", "--word", "1"), "leave out --word"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(certify, tmp_path, options, said):
+    check_refusal(certify(*options), said, tmp_path)
+
+
+def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, predicted, tmp_path):
+    winner, other = predicted
+    done = certify("--text", TEXT, "--label", other)
+    check_refusal(done, f"is told to be {winner!r}, not {other!r}: misclassified", tmp_path)
+    (tmp_path / "synonyms.json").write_text('["movie"]', encoding="utf-8")
+    done = certify("--text", TEXT, "--label", other, "--synonyms", "synonyms.json")
+    check_refusal(done, "nothing to certify", tmp_path)
+
+
+def test_a_model_without_a_classifier_is_refused(certify, folder_model, tmp_path):
+    check_refusal(certify("--text", TEXT, model=folder_model), "has no classifier", tmp_path)
+
+
+def test_a_classifier_of_one_class_is_refused(certify, one_class, tmp_path):
+    check_refusal(certify("--text", TEXT, model=one_class), "has one class", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_study_file_can_ask_for_certificates(howsmooth, small_classifier, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        f'kind = "certificate"\nmodel = "{small_classifier}"\nsentences = ["{TEXT}", "not funny"]\nnorms = ["1", "2"]\n',
+        encoding="utf-8",
+    )
+    done = howsmooth("sweep", "study.toml", "--out", "run")
+    assert (done.code, done.err) == (0, "")
+    records = read_run(tmp_path / "run").records
+    assert {(r.ask.sentence, r.ask.p, r.answer.places) for r in records} == {
+        (text, p, places) for text, places in ((TEXT, (1, 2, 3)), ("not funny", (1, 2))) for p in ("1", "2")
+    }
