@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from howsmooth.models.base import Transformer, load
     from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
+    from howsmooth.search.audit import Audit, audit
     from howsmooth.search.brackets import bracket
     from howsmooth.search.regimes import regimes
     from howsmooth.search.splitting import split_attack, splitting
@@ -58,6 +59,7 @@ __all__ = [
     "MLP",
     "Attack",
     "Attention",
+    "Audit",
     "Ball",
     "Bound",
     "Bracket",
@@ -90,6 +92,7 @@ __all__ = [
     "TypicalGain",
     "Witness",
     "attack",
+    "audit",
     "bounds",
     "bracket",
     "certify",
@@ -123,6 +126,7 @@ __all__ = [
 _HOMES = {
     "Attack": "attacks.result",
     "Attention": "maps.attention",
+    "Audit": "search.audit",
     "Ball": "domains.ball",
     "Bound": "theory.results",
     "Bracket": "theory.results",
@@ -156,6 +160,7 @@ _HOMES = {
     "TypicalGain": "spectral.gains",
     "Witness": "theory.results",
     "attack": "attacks.attack",
+    "audit": "search.audit",
     "bracket": "search.brackets",
     "certify": "certificates.certify",
     "compare": "studies.runs.compare",
