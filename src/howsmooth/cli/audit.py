@@ -43,9 +43,7 @@ OptionClaimed = Annotated[
 ]
 OptionRadius = Annotated[
     float | None,
-    typer.Option(
-        "--radius", "-r", help="Tokens in this ball; in all of space if left out.", callback=_checked_radius
-    ),
+    typer.Option("--radius", "-r", help="Tokens in this ball; in all of space if left out.", callback=_checked_radius),
 ]
 OptionD = Annotated[int | None, typer.Option("--d", help="The dimension of a token, where the layer does not tell.")]
 

@@ -181,7 +181,8 @@ def audit(
 
 def _value(f: Any, X: Tensor) -> Tensor:
     """Apply the map as it is measured: modules in eval mode."""
-    value: Tensor = f(X) if isinstance(f, Differentiable) else evaluate(f, X)[1].detach()
+    closed = isinstance(f, Differentiable)
+    value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
     return value
 
 

@@ -26,14 +26,14 @@ class OnBatches(nn.Module):
     def forward(self, X: Float[Tensor, "*batch n d"]) -> Any:
         """Apply it to every input."""
         rows = X.reshape(-1, *X.shape[-2:])
-        moved = self.f(rows) if self.together else [self.f(row) for row in rows]
-        for value in (moved,) if self.together else moved:
+        moved = [self.f(rows)] if self.together else [self.f(row) for row in rows]
+        for value in moved:
             if not isinstance(value, Tensor):
+                kind = type(value).__name__
                 raise DtypeError(
-                    f"the callable must return one tensor, got {type(value).__name__}; wrap it, e.g. lambda X: f(X)[0].",
-                    field="f",
+                    f"the callable must return one tensor, got {kind}; wrap it, e.g. lambda X: f(X)[0].", field="f"
                 )
-        stacked = moved if self.together else torch.stack(moved)
+        stacked = moved[0] if self.together else torch.stack(moved)
         return stacked.reshape(*X.shape[:-2], *stacked.shape[1:])
 
 
