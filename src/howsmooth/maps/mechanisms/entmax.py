@@ -28,7 +28,7 @@ class EntmaxAttention(Scored):
     α = 2 is the sparsemax. Each token counts once, :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where
     N is ``count``: the number of tokens that all mass stands for. Scores are those of :class:`howsmooth.Attention`.
 
-    The derivative of a row is :math:`\mathrm{diag}(g) - gg^\top/\sum g` with :math:`g_j = m_j(P_{ij}/m_j)^{2-\alpha}` on
+    The derivative of a row is :math:`\mathrm{diag}(g) - gg^\top/\sum g`, :math:`g_j = m_j(P_{ij}/m_j)^{2-\alpha}` on
     the support; where the support changes there is none, and this is the one from within.
 
     Attributes:
