@@ -61,7 +61,12 @@ def test_products_are_those_of_x_transformers(option, rng):
 def test_weights_and_their_derivative_are_those_of_entmax(alpha, size, rng):
     library = pytest.importorskip("entmax", reason="entmax is not installed")
     function = library.entmax15 if alpha == 1.5 else library.sparsemax
-    Q, K, V, X, G = size * gaussian(rng, 4, 5), gaussian(rng, 4, 5), gaussian(rng, 3, 5), *gaussian(rng, 2, 8, 5).unbind()
+    Q, K, V, X, G = (
+        size * gaussian(rng, 4, 5),
+        gaussian(rng, 4, 5),
+        gaussian(rng, 3, 5),
+        *gaussian(rng, 2, 8, 5).unbind(),
+    )
     G = G[:, :3].contiguous()
     f = hs.EntmaxAttention.single_head(Q=Q, K=K, V=V, alpha=alpha)
 

@@ -12,6 +12,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads import GIBIBYTE as GIBIBYTE
 from howsmooth.maps.heads import require_memory as require_memory
 from howsmooth.maps.lifts import Lifts
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.weighting import Softmax
@@ -63,8 +64,10 @@ class Attention(Scored):
     def single_head(
         cls,
         *,
-        A: Float[Tensor, "d d"],
         V: Float[Tensor, "v d"],
+        A: Float[Tensor, "d d"] | None = None,
+        Q: Float[Tensor, "k d"] | None = None,
+        K: Float[Tensor, "k d"] | None = None,
         causal: bool = False,
         positions: Positions | None = None,
         weights: Float[Tensor, "... n"] | None = None,
@@ -75,27 +78,31 @@ class Attention(Scored):
         .. math:: f(X)_i = V\sum_j P_{ij}x_j,\qquad P_{ij}\propto a_j\,e^{\langle Ax_i,x_j\rangle}
 
         Args:
-            A: The bilinear form of the scores; any scale is inside.
             V: The value matrix; rectangular is fine.
+            A: The bilinear form of the scores; any scale is inside.
+            Q: In place of A, the query projection, :math:`A = K^\top Q`.
+            K: In place of A, the key projection.
             causal: Whether a token sees only itself and the past.
             positions: Any other mask; not together with ``causal``.
             weights: The mass of each token.
             sink: The score of a token whose value is zero; 0 for the softmax that is "off by one".
         """
-        require_floating(A, "A")
-        if A.ndim != 2 or A.shape[0] != A.shape[1]:
-            raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.", field="A")
-        if positions is not None and causal:
-            raise AssumptionError("give either causal=True or positions=…, not both; Positions has a causal field.")
-        identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+        if A is not None and Q is None and K is None:
+            require_floating(A, "A")
+            if A.ndim != 2 or A.shape[0] != A.shape[1]:
+                raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.", field="A")
+            Q, K = A, torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+        elif A is not None or Q is None or K is None:
+            raise AssumptionError("give either A, or Q and K.", field="A")
+        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
         return cls(
-            query=A[None],
-            key=identity[None],
-            value=V[None],
+            query=query,
+            key=key,
+            value=value,
             scale=1.0,
-            positions=positions or Positions(causal=causal),
+            positions=seen,
             weights=weights,
-            sink=None if sink is None else A.new_full((1,), sink),
+            sink=None if sink is None else Q.new_full((1,), sink),
         )
 
     @classmethod

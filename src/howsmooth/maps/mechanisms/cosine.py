@@ -8,8 +8,8 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lift, Lifts, Times
-from howsmooth.maps.mechanisms.one_head import one_head
 from howsmooth.maps.norms import RMSNorm
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.weighting import Softmax
@@ -17,7 +17,7 @@ from howsmooth.maps.weighting import Softmax
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CosineAttention(Scored):
-    r"""Scaled cosine similarity attention [QYC23]_.
+    r"""Scaled cosine similarity attention :cite:`qi2023`.
 
     .. math:: f(X)_i = \nu\sum_h W_h \sum_j P^h_{ij}\,v_j + b_o,\qquad
               P^h_{ij} \propto a_j \exp\bigl(\tau\,\langle\hat q_i, \hat k_j\rangle\bigr),\qquad

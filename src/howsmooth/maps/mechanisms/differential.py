@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.lifts import Halves, Lifts
-from howsmooth.maps.mechanisms.one_head import one_head
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile, in_place
@@ -21,7 +21,7 @@ from howsmooth.validation import require_agreement, require_finite, require_floa
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DifferentialAttention(Scored):
-    r"""Attention whose weights are the difference of two softmaxes, so that they may be negative [YDX25]_.
+    r"""Attention whose weights are the difference of two softmaxes, so that they may be negative :cite:`ye2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j\bigl(P^{h1}_{ij} - \lambda_hP^{h2}_{ij}\bigr)(V_h x_j + b_v) + b_o
 
@@ -136,7 +136,13 @@ class DifferenceWeights:
 
     def transpose(self, D: Float[Tensor, "stack rows columns"]) -> Float[Tensor, "twice rows columns"]:
         """Pull a cotangent of weights back to both scores."""
-        return torch.cat((softmax_backward(D, self.first), softmax_backward(-self.subtracted * D, self.second)))
+        if not in_place(D, self.first, self.subtracted):
+            return torch.cat((softmax_backward(D, self.first), softmax_backward(-self.subtracted * D, self.second)))
+        both = D.new_empty(2 * D.shape[0], *D.shape[1:])
+        one, two = both.chunk(2)
+        softmax_backward(torch.mul(D, -self.subtracted, out=two), self.second, out=two)
+        softmax_backward(D, self.first, out=one)
+        return both
 
     own, own_transpose = derivative, transpose
 

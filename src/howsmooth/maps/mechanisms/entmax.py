@@ -9,7 +9,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lifts
 from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
-from howsmooth.maps.mechanisms.one_head import one_head
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile, in_place
@@ -21,7 +21,7 @@ ALPHAS = (1.5, 2.0)
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EntmaxAttention(Scored):
-    r"""Attention with the α-entmax in place of the softmax [PNM19]_.
+    r"""Attention with the α-entmax in place of the softmax :cite:`peters2019`.
 
     .. math:: P^h_{ij} = m_j\,\bigl[(\alpha-1)(S_{ij}-\tau_i)\bigr]_+^{1/(\alpha-1)},\qquad \sum_jP^h_{ij} = 1
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Facing, Lifts, Paraboloid
-from howsmooth.maps.mechanisms.one_head import one_head
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.weighting import Softmax
@@ -16,7 +16,7 @@ from howsmooth.maps.weighting import Softmax
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class L2Attention(Scored):
-    r"""Attention by distance [KPM21]_.
+    r"""Attention by distance :cite:`kim2021`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
               P^h_{ij} \propto a_j \exp\bigl(-s\,|Q_h x_i + b_q - K_h x_j - b_k|^2\bigr)

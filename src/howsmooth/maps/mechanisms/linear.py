@@ -15,8 +15,8 @@ from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.lifts import Lift, Lifts
 from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
 from howsmooth.maps.mechanisms.features import EluPlusOne
-from howsmooth.maps.mechanisms.one_head import one_head
 from howsmooth.maps.mechanisms.sums import Seen, seen_by
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.values import take
 from howsmooth.maps.weighted import Atoms
@@ -27,7 +27,7 @@ Features = Literal["elu", "identity"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LinearAttention(Heads):
-    r"""Attention without exponentials of scores [KVPF20]_.
+    r"""Attention without exponentials of scores :cite:`katharopoulos2020`.
 
     .. math:: f(X)_i = \sum_h W_h\,\frac{\sum_j m_j\,\langle\phi(q_i),\phi(k_j)\rangle\,v_j}
               {\sum_jm_j\,\langle\phi(q_i),\phi(k_j)\rangle} + b_o,\qquad \phi(x) = \mathrm{elu}(x)+1

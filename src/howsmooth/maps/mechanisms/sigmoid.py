@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lifts, Times
 from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
-from howsmooth.maps.mechanisms.one_head import one_head
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile, in_place
@@ -21,7 +21,7 @@ from howsmooth.torch_internals import sigmoid_backward
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SigmoidAttention(Scored):
-    r"""Attention whose weights do not compete.
+    r"""Attention whose weights do not compete :cite:`ramapuram2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j m_j\,\sigma\bigl(s\,\langle Q_h x_i + b_q,\; K_h x_j + b_k\rangle + b\bigr)
               \,(V_h x_j + b_v) + b_o

@@ -1,5 +1,6 @@
 """SinkhornAttention: weights whose rows and columns sum to one."""
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -7,19 +8,20 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.mechanisms.one_head import one_head
 from howsmooth.maps.mechanisms.potentials import Balanced, balance
+from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile
 from howsmooth.maps.weighting import Pick, softmax_derivative
+from howsmooth.memory import require_memory
 
 MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SinkhornAttention(Scored):
-    r"""Attention with doubly stochastic weights [SABP22]_.
+    r"""Attention with doubly stochastic weights :cite:`sander2022`.
 
     .. math:: P^h_{ij} = e^{S_{ij} + f_i + g_j}a_j,\qquad \sum_jP^h_{ij} = 1,\quad \sum_ia_iP^h_{ij} = a_j
 
@@ -69,6 +71,8 @@ class SinkhornAttention(Scored):
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
+        pairs = math.prod(X.shape[:-2]) * self.layout.heads * n**2
+        require_memory(3 * pairs * X.element_size(), "balancing all weights at once", field="X")
         masses = X.new_full((n,), 1 / n) if self.weights is None else self.weights / self.weights.sum(-1, keepdim=True)
         masses = masses.expand(*X.shape[:-2], n).reshape(-1, 1, n).repeat_interleave(self.layout.groups, dim=0)
         return Mechanism(

@@ -20,18 +20,11 @@ class OneHead(NamedTuple):
 
 
 def one_head(*, Q: Tensor, K: Tensor, V: Tensor, causal: bool, positions: Positions | None) -> OneHead:
-    """Check three matrices and give them a head axis."""
+    """Give three matrices a head axis; whether they fit together is checked with the layer that they make."""
     for name, x in (("Q", Q), ("K", K), ("V", V)):
         require_floating(x, name)
         if x.ndim != 2:
             raise ShapeError(f"{name} must be a matrix, got {tuple(x.shape)}.", field=name)
-        if x.shape[1] != Q.shape[1]:
-            raise ShapeError(
-                f"{name} must have {Q.shape[1]} columns, one for each coordinate of a token, got {x.shape[1]}.",
-                field=name,
-            )
-    if K.shape != Q.shape:
-        raise ShapeError(f"Q and K must have one shape, got {tuple(Q.shape)} and {tuple(K.shape)}.", field="K")
     if positions is not None and causal:
         raise AssumptionError("give either causal=True or positions=…, not both; Positions has a causal field.")
     return OneHead(Q[None], K[None], V[None], positions or Positions(causal=causal))
