@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.composition import Chain, Residual, Sum
     from howsmooth.maps.dense import Dense
+    from howsmooth.maps.mechanisms.cosine import CosineAttention
+    from howsmooth.maps.mechanisms.differential import DifferentialAttention
+    from howsmooth.maps.mechanisms.entmax import EntmaxAttention
+    from howsmooth.maps.mechanisms.l2 import L2Attention
+    from howsmooth.maps.mechanisms.linear import LinearAttention
+    from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention
+    from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
     from howsmooth.maps.mlp import MLP, GatedMLP
     from howsmooth.maps.norms import LayerNorm, RMSNorm
     from howsmooth.maps.pooling import Pooling
@@ -66,13 +73,18 @@ __all__ = [
     "Certificate",
     "Chain",
     "Comparison",
+    "CosineAttention",
     "Dense",
+    "DifferentialAttention",
     "DiscreteMeasure",
     "Ellipsoid",
+    "EntmaxAttention",
     "GatedMLP",
     "JacobianOperator",
+    "L2Attention",
     "LayerNorm",
     "LayerNormImage",
+    "LinearAttention",
     "LinearOperator",
     "Measurement",
     "Neighbourhood",
@@ -84,7 +96,9 @@ __all__ = [
     "Residual",
     "Rotary",
     "Run",
+    "SigmoidAttention",
     "SingularValues",
+    "SinkhornAttention",
     "Sphere",
     "Status",
     "Sum",
@@ -133,12 +147,17 @@ _HOMES = {
     "Certificate": "certificates.certificate",
     "Chain": "maps.composition",
     "Comparison": "studies.runs.comparison",
+    "CosineAttention": "maps.mechanisms.cosine",
     "Dense": "maps.dense",
+    "DifferentialAttention": "maps.mechanisms.differential",
     "Ellipsoid": "domains.ellipsoid",
+    "EntmaxAttention": "maps.mechanisms.entmax",
     "GatedMLP": "maps.mlp",
     "JacobianOperator": "spectral.autograd",
+    "L2Attention": "maps.mechanisms.l2",
     "LayerNorm": "maps.norms",
     "LayerNormImage": "domains.norm_image",
+    "LinearAttention": "maps.mechanisms.linear",
     "LinearOperator": "spectral.operators",
     "MLP": "maps.mlp",
     "DiscreteMeasure": "transport.measures",
@@ -152,7 +171,9 @@ _HOMES = {
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
     "Run": "studies.runs.reading",
+    "SigmoidAttention": "maps.mechanisms.sigmoid",
     "SingularValues": "spectral.estimates",
+    "SinkhornAttention": "maps.mechanisms.sinkhorn",
     "Sphere": "domains.sphere",
     "Status": "spectral.estimates",
     "Sum": "maps.composition",
