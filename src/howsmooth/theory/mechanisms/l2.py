@@ -63,13 +63,17 @@ def _untied(part: Part, through: bool, n: int, radius: float) -> float:
     return norm_V * (math.sqrt(n) + radius * query + math.sqrt(n / 2) * radius * 2 * s * norm_K * apart)
 
 
-def kim(f: Any, n: int) -> float:
-    r"""Return Kim's bound: :math:`s\sqrt n(4\varphi^{-1}(n-1)+1)(\sum_h\|Q_h\|^2\|V_h\|^2)^{1/2}\|W\|`."""
+def kim(f: Any, n: int, *, as_printed: bool = False) -> float:
+    r"""Return Kim's bound: :math:`s\sqrt n(4\varphi^{-1}(n-1)+1)(\sum_h\|Q_h\|^4\|V_h\|^2)^{1/2}\|W\|`.
+
+    As it is printed, the norms of queries stand there squared and not to the fourth power, which cannot be: twice the
+    queries make the map four times as steep. ``as_printed`` returns that, as a claim to audit and not as a bound.
+    """
     require_plain(f, "Kim's bound", causal=False)
     if not f.tied:
         raise AssumptionError("Kim's bound is about tied L2 attention; use sharp_upper.", field="attention")
     parts = [part_of(f, h) for h in range(f.layout.heads)]
-    norms = math.hypot(*(safe(part.Q) * safe(part.B) for part, _W in parts))
+    norms = math.hypot(*(safe(part.Q) ** (1 if as_printed else 2) * safe(part.B) for part, _W in parts))
     output = 1.0 if f.output is None else safe(torch.cat([on_cpu(x) for x in f.output], dim=-1))
     scale = parts[0][0].scale
     return scale * math.sqrt(n) * (4 * phi_inverse(n - 1) + 1) * norms * output

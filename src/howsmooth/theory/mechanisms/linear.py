@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from howsmooth.errors import AssumptionError
 from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
 
 
@@ -15,7 +16,9 @@ def linear_ball(f: Any, n: int, radius: float) -> float:
     value: :math:`n\bigl(\|V\|pr + Y(r\|Q\| + p\|K\|)\bigr)`.
     """
     require_plain(f, "this bound on linear attention")
-    return layer_upper(f, lambda part: _head(part, n, radius, bool(f.normalise)))
+    if not f.normalised and f.count not in (None, n):
+        raise AssumptionError("this bound on linear attention needs count to be n, or left out.", field="attention")
+    return layer_upper(f, lambda part: _head(part, n, radius, bool(f.normalised)))
 
 
 def _head(part: Part, n: int, radius: float, normalised: bool) -> float:
