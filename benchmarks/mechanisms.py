@@ -80,7 +80,7 @@ def mechanisms(heads: int, k: int, generator: torch.Generator) -> dict[str, Head
 
     query, key, value = gauss(heads, k, d), gauss(heads, k, d), gauss(heads, k, d)
     output, ones = gauss(heads, d, k), torch.ones(heads)
-    twice = {"query": gauss(heads, 2 * k, d), "key": gauss(heads, 2 * k, d)}
+    twice = gauss(2, heads, 2 * k, d)
     return {
         "sink": hs.Attention(query=query, key=key, value=value, output=output, sink=0 * ones),
         "l2": hs.L2Attention(query=query, key=key, value=value, output=output),
@@ -88,7 +88,9 @@ def mechanisms(heads: int, k: int, generator: torch.Generator) -> dict[str, Head
         "cosine": hs.CosineAttention(query=query, key=key, value=value, output=output, normalise_values=True),
         "entmax 1.5": hs.EntmaxAttention(query=query, key=key, value=value, output=output),
         "sparsemax": hs.EntmaxAttention(query=query, key=key, value=value, output=output, alpha=2.0),
-        "differential": hs.DifferentialAttention(**twice, value=value, output=output, subtracted=ones / 2),
+        "differential": hs.DifferentialAttention(
+            query=twice[0], key=twice[1], value=value, output=output, subtracted=ones / 2
+        ),
         "linear": hs.LinearAttention(query=query, key=key, value=value, output=output),
         "sinkhorn": hs.SinkhornAttention(query=query, key=key, value=value, output=output),
     }

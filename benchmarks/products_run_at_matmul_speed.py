@@ -1,8 +1,8 @@
 """A product with the Jacobian costs about what its matrix products cost.
 
 For a 12-head layer (d = 768, float32) each product is timed against the bare matrix products that it cannot avoid, run
-without anything in between, and against ``torch.func.jvp`` of the same layer written by hand. Other attentions are timed
-against the bare products of their own; of balancing weights the steps are counted.
+without anything in between, and against ``torch.func.jvp`` of the same layer written by hand. Other attentions are
+timed against the bare products of their own; of balancing weights the steps are counted.
 """
 
 from collections.abc import Callable
