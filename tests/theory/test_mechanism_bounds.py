@@ -58,7 +58,9 @@ CASES = {
     "sparsemax": lambda rng: head(rng, hs.EntmaxAttention, alpha=2.0),
     "sparsemax causal": lambda rng: head(rng, hs.EntmaxAttention, alpha=2.0, causal=True),
     "differential": lambda rng: head(rng, hs.DifferentialAttention, subtracted=-0.8),
-    "differential layer": lambda rng: layer(rng, hs.DifferentialAttention, subtracted=torch.tensor([0.8, 0.3]).double()),
+    "differential layer": lambda rng: layer(
+        rng, hs.DifferentialAttention, subtracted=torch.tensor([0.8, 0.3]).double()
+    ),
     "sink": lambda rng: hs.Attention.single_head(A=gauss(rng, 2, 2), V=gauss(rng, 2, 2), sink=0.0),
 }
 
@@ -145,7 +147,7 @@ def test_tied_distances_have_a_bound_without_radius_that_grows_slower_than_the_r
     small, large = (hs.bounds.sharp_upper(f, n=10, radius=r).value for r in (1e3, 1e6))
     assert small == large
     few, many = (hs.bounds.sharp_upper(f, n=n, radius=1e3).value for n in (10**4, 10**8))
-    assert many / few < 10**4 ** 0.35
+    assert many / few < 10**4**0.35
 
 
 def test_columns_of_gaussian_kernels_hold_what_is_claimed(rng):
@@ -175,7 +177,7 @@ def test_what_sparse_weights_push_is_attained():
 
 @pytest.mark.parametrize("theorem", ["kim_l2_upper", "lipsformer_upper"])
 def test_published_theorems_refuse_what_they_are_not_about(theorem, rng):
-    with pytest.raises(hs.errors.DtypeError, match="is about hs."):
+    with pytest.raises(hs.errors.DtypeError, match=r"is about hs\."):
         getattr(hs.bounds, theorem)(CASES["sigmoid"](rng), n=4)
     with pytest.raises(hs.errors.AssumptionError, match="use sharp_upper"):
         getattr(hs.bounds, theorem)(CASES["l2 untied" if theorem == "kim_l2_upper" else "cosine"](rng), n=4)

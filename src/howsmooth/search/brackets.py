@@ -46,7 +46,9 @@ def bracket(
         1.19
     """
     upper = smallest_upper(attention, n=n, radius=radius)
-    if search or not isinstance(attention, Attention) or attention.sink is not None:  # from the same inputs, and never below the best of them
+    if (
+        search or not isinstance(attention, Attention) or attention.sink is not None
+    ):  # from the same inputs, and never below the best of them
         found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)

@@ -1,8 +1,9 @@
 """Maps in context: what becomes of points, given the masses of all, for maps of every kind."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,12 +29,15 @@ class Weighed:
     positions: Float[Tensor, " n"] | None
 
 
-@runtime_checkable
-class Fixed(Protocol):
-    """A map that depends on the number of tokens, and can be told to keep to one."""
+def counting(f: Any, n: int) -> Any:
+    """Return a map that counts tokens with the number it counts; others as they are.
 
-    def for_length(self, n: int) -> Any:
-        """Return the map that treats every input as one of ``n`` tokens."""
+    Sigmoid attention, for one, is no map on measures before it is said how many tokens all mass stands for: here as
+    many as the measure has atoms, unless the map says otherwise.
+    """
+    if isinstance(f, Attending) and getattr(f, "count", 0) is None:
+        return dataclasses.replace(f, count=float(n))  # type: ignore[type-var]
+    return f
 
 
 def in_context(f: Any, n: int) -> InContext:
@@ -50,7 +54,7 @@ def in_context(f: Any, n: int) -> InContext:
         DtypeError: If it is nothing of that kind.
     """
     if isinstance(f, Attending):
-        fixed = f.for_length(n) if isinstance(f, Fixed) else f
+        fixed = counting(f, n)
 
         def attend(points: Tensor, masses: Tensor, positions: Tensor | None) -> Tensor:
             return fixed.on(Weighed(points=points, weights=masses, positions=positions))(points)

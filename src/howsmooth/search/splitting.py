@@ -14,7 +14,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.contexts import in_context, is_causal, moving, own_side
+from howsmooth.search.contexts import counting, in_context, is_causal, moving, own_side
 from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.abilities import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.estimates import NormEstimate
@@ -148,7 +148,8 @@ def splitting(
 
     Args:
         f: Attention of any kind, masked or not, a composition of maps (``Residual(attention)``), or any callable on
-            points ``(n, d)`` and masses ``(n,)`` that gives the outputs ``(n, out)``.
+            points ``(n, d)`` and masses ``(n,)`` that gives the outputs ``(n, out)``. Mechanisms that count tokens
+            (sigmoid, entmax, linear without denominator) count as many as there are atoms, unless they say how many.
         measure: The measure; with positions if attention is masked.
         near: Whether parts stay near their atoms; otherwise the steepest secant is searched too.
         radius: The ball around the origin where a little mass may go; by default the one that holds the atoms.
@@ -162,6 +163,7 @@ def splitting(
         Splitting: move 1.1978, split 1.7569; atom 1 splits
     """
     _check(measure)
+    f = counting(f, len(measure))
     context = in_context(f, len(measure))
     if isinstance(f, DifferentiableOnMeasures):
         whole = local_lipschitz(f, measure, rtol=rtol, confidence=confidence, generator=generator)
