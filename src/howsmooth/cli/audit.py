@@ -1,6 +1,8 @@
 """``howsmooth audit``: does a layer keep the Lipschitz constant that is claimed for it?"""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ from howsmooth.cli.ascent_bar import ascent_bar
 from howsmooth.cli.named_code import check_code, run_code
 from howsmooth.cli.options import OptionJson, OptionN, OptionSave, OptionSeed
 from howsmooth.cli.printing import print_json
-from howsmooth.cli.reach import require_room
+from howsmooth.cli.reach import require_room, too_large
 from howsmooth.cli.witnesses import require_writable
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError
 from howsmooth.theory.sizes import require_radius
@@ -83,7 +85,7 @@ def audit(
 
     domain = None if radius is None else hs.Ball(radius)
     width = _width(layer) if d is None else d
-    with ascent_bar(True, steps) as progress:
+    with ascent_bar(True, steps) as progress, _told(code):
         found = hs.audit(
             layer,
             claimed=claimed,
@@ -104,6 +106,20 @@ def audit(
         typer.echo(found.summary + (f" (saved to {target})" if kept else ""))
     if found.refuted:
         raise typer.Exit(FINDING)
+
+
+@contextmanager
+def _told(code: str) -> Iterator[None]:
+    """Say in one sentence what code of others raised on the way."""
+    try:
+        yield
+    except (HowsmoothError, MemoryError):
+        raise
+    except Exception as error:
+        if too_large(error) is not None:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise AssumptionError(f"{code} failed while it was searched: {said}", field="code") from error
 
 
 def _width(layer: Any) -> int | None:
