@@ -144,7 +144,7 @@ def split() -> None:
 def text() -> None:
     """Print how often tokens of a text split, for the heads of MiniLM's matrices with every mechanism."""
     model = hs.load("minilm")
-    tokens = torch.tensor(model.tokenizer.encode(read_text("alice"))[:24])
+    tokens = torch.tensor(model.tokenizer.encode(read_text("alice").content)[:24])
     activations = model.activations(tokens[None])
     for kind in KINDS:
         splits, count, best = 0, 0, 0.0

@@ -24,7 +24,7 @@ def test_a_wrong_claim_is_refuted_and_a_true_one_is_not():
     assert hs.audit(linear(2.0), claimed=1.9, input_shape=(3, 3), **QUICK).refuted
     found = hs.audit(linear(2.0), claimed=2.01, input_shape=(3, 3), **QUICK)
     assert not found.refuted
-    assert found.largest == pytest.approx(2.0, rel=1e-6)
+    assert found.largest == pytest.approx(2.0, rel=1e-3)
     assert "not refuted: largest found" in repr(found)
 
 
@@ -51,6 +51,24 @@ def test_a_derivative_that_is_not_that_of_the_outputs_refutes_nothing_and_is_tol
     assert not found.consistent
     assert found.found.value == pytest.approx(5.0)
     assert "not what the outputs do" in found.summary
+
+
+def test_what_float32_inside_adds_refutes_nothing():
+    def coarse(X):
+        return X.float().double()
+
+    # far from the origin neighbours are rounded apart, by more than their distance
+    centre = 1e4 * torch.ones(2, dtype=F64)
+    found = hs.audit(coarse, claimed=1.01, input_shape=(2, 2), domain=hs.Ball(1.0, centre=centre), **QUICK)
+    assert not found.refuted
+
+
+def test_a_kernel_without_second_derivative_is_refused_in_a_sentence():
+    def distances(X):
+        return torch.cdist(X, X)
+
+    with pytest.raises(hs.errors.AssumptionError, match="differentiates twice"):
+        hs.audit(distances, claimed=1.0, input_shape=(3, 2), domain=hs.Ball(1.0), **QUICK)
 
 
 def test_structured_starts_find_what_random_tokens_miss(rng):

@@ -137,7 +137,8 @@ def audit(
     worst input two inputs near each other are compared: only :math:`\|f(Y)-f(Z)\| > \text{claimed}\cdot\|Y-Z\|` refutes
     a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
 
-    Everything is computed in float64 where the map allows it.
+    Everything is computed in float64 where the map allows it; what a callable computes in float32 inside cannot refute
+    a claim by its rounding.
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
@@ -168,11 +169,18 @@ def audit(
     best, products = None, 0
     for place in places:
         begin = arrangements(place, n, like, starts, generator)
-        found, spent = maximised(
-            wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress
-        )
+        try:
+            found, spent = maximised(
+                wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress
+            )
+        except NotImplementedError as error:  # what torch says of kernels without a second derivative
+            raise AssumptionError(
+                f"the search differentiates twice, and a part of the callable cannot be: {error}", field="f"
+            ) from error
         products += spent
-        pair = steepest_pair(lambda X: _value(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(
+            lambda X: _value(wide, X), found.tokens, found.measured.direction, place, unit=_unit(wide, like)
+        )
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     assert best is not None  # there is a place at least
@@ -184,6 +192,11 @@ def _value(f: Any, X: Tensor) -> Tensor:
     closed = isinstance(f, Differentiable)
     value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
     return value
+
+
+def _unit(f: Any, like: Tensor) -> float:
+    """Return the rounding unit to reckon with: callables may compute in float32 inside, whatever they are given."""
+    return torch.finfo(like.dtype if isinstance(f, Differentiable) else torch.float32).eps
 
 
 def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
