@@ -9,6 +9,7 @@ from draws import gaussian
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, NonFiniteError, ShapeError
 from howsmooth.maps.distances import Distances
+from howsmooth.theory.assumptions import require_attention
 
 pytestmark = pytest.mark.untyped
 
@@ -136,9 +137,9 @@ def test_scores_that_cannot_be_balanced_are_refused(rng):
 @pytest.mark.parametrize("cls", CLASSES[:-1], ids=lambda cls: cls.__name__)
 def test_theorems_about_the_softmax_refuse_other_maps(cls):
     with pytest.raises(DtypeError, match=f"theorems are about hs.Attention, got {cls.__name__}"):
-        hs.bounds.sharp_upper(one(cls), n=4, radius=1.0)
+        require_attention(one(cls))
 
 
-def test_theorems_refuse_sinks():
+def test_theorems_that_do_not_know_sinks_refuse_them():
     with pytest.raises(AssumptionError, match="do not cover sinks"):
-        hs.bounds.sharp_upper(one(hs.Attention, sink=0.0), n=4, radius=1.0)
+        require_attention(one(hs.Attention, sink=0.0))

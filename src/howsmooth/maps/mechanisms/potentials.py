@@ -1,6 +1,7 @@
 """Potentials that balance the rows and columns of a matrix: Sinkhorn's iteration, finished by Newton's."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from howsmooth.maps.weighting import Pick
 from howsmooth.torch_internals import is_batched
 from howsmooth.wording import number
 
-# After so many of Sinkhorn's steps one of Newton's is tried; it is kept where it helps.
+# After so many of Sinkhorn's steps Newton's are tried; they are kept where they help.
 STEPS_BEFORE_NEWTON = 8
 
 
@@ -77,34 +78,34 @@ def balance(S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1
 
 def _potentials(S: Tensor, masses: Tensor, log_masses: Tensor, max_steps: int) -> tuple[Tensor, int, int]:
     """Return g, the number of steps, and how many of them were Newton's."""
-    largest = float(S.abs().max())
-    tolerance = torch.finfo(S.dtype).eps * (64 + 8 * largest)
-    g, solves = torch.zeros_like(S[..., :1, :]), 0
-    error = S.new_tensor(torch.inf)
-    for step in range(1, max_steps + 1):
-        if step % (STEPS_BEFORE_NEWTON + 1):
+    largest, eps = float(S.abs().max()), torch.finfo(S.dtype).eps
+    g, steps, solves, error = torch.zeros_like(S[..., :1, :]), 0, 0, math.inf
+    while steps < max_steps:
+        for _step in range(STEPS_BEFORE_NEWTON):
             f = -torch.logsumexp(S + g + log_masses, dim=-1, keepdim=True)
             g = -torch.logsumexp(S + f + log_masses.mT, dim=-2, keepdim=True)
-            if step % STEPS_BEFORE_NEWTON:
-                continue
-        else:
-            g, solves = _newton(S, g, masses, log_masses), solves + 1
-        error = _error(S, g, masses, log_masses).amax()
-        if float(error) <= tolerance:
-            return g, step, solves
+            steps += 1
+        before, error = math.inf, float(_error(S, g, masses, log_masses).amax())
+        tolerance = eps * (64 + 8 * (largest + float(g.abs().max())))
+        # near the solution every step of Newton's squares the error
+        while tolerance < error <= before / 4 and steps < max_steps:
+            g = _newton(S, g, masses, log_masses)
+            steps, solves = steps + 1, solves + 1
+            before, error = error, float(_error(S, g, masses, log_masses).amax())
+        if error <= tolerance:
+            return g, steps, solves
     raise AssumptionError(
         f"weights whose rows and columns sum to one were not found in {max_steps} steps: columns are off by "
-        f"{number(float(error))}, and scores reach {number(largest)}. Take a smaller scale, smaller tokens or more "
-        "max_steps.",
+        f"{number(error)}, and scores reach {number(largest)}. Take a smaller scale, smaller tokens or more max_steps.",
         field="X",
     )
 
 
 def _newton(S: Tensor, g: Tensor, masses: Tensor, log_masses: Tensor) -> Tensor:
     """Take one step of Newton's method, where it brings columns nearer to their masses."""
-    P, missing = _columns(S, g, masses, log_masses)
+    P, excess = _columns(S, g, masses, log_masses)
     factor, _wrong = torch.linalg.cholesky_ex(_curvature(P, masses))
-    there = g - _solve(factor, masses, missing)
+    there = g - _solve(factor, masses, excess)
     better = _error(S, there, masses, log_masses) < _error(S, g, masses, log_masses)
     return torch.where(better, there, g)
 
