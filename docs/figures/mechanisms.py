@@ -1,4 +1,4 @@
-"""Tables and figure of docs/findings/mechanisms.md: ``python docs/figures/mechanisms.py grow|draw|bounds|split|text``."""
+"""Tables and figure of the page on mechanisms: ``python docs/figures/mechanisms.py grow|draw|bounds|split|text``."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ F64 = torch.float64
 D, STEPS = 3, 40
 LENGTHS, RADIUS = (3, 6, 12, 24), 2.0
 RADII, LENGTH = (0.5, 1.0, 2.0, 4.0), 8
-LINES, ATTACKS = ("softmax", "off-by-one", "l2", "l2-tied", "sigmoid"), 1e-4
+ATTACK = 1e-4
 
 
 def head(kind: str, seed: int, d: int = D) -> Any:
@@ -59,7 +59,7 @@ def draw() -> None:
     """Draw what was kept: found in one colour, bounds dashed; one small chart for each mechanism."""
     rows = json.loads((HERE / "mechanisms.json").read_text())
     sides = []
-    for against, title in (("n", f"number of tokens (R = {RADIUS:g})"), ("R", f"radius (n = {LENGTH})")):
+    for against, title in (("n", f"n  (R = {RADIUS:g})"), ("R", f"R  (n = {LENGTH})")):
         some = [
             {"kind": r["kind"], "x": r[against], "y": r[what], "what": what}
             for r in rows
@@ -72,12 +72,12 @@ def draw() -> None:
         y = alt.Y("y:Q", title="Lip", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=4, format=",~g"))
         dash = alt.StrokeDash("what:N", scale=alt.Scale(domain=["found", "bound"], range=[[1, 0], [4, 3]]), legend=None)
         colour = alt.Color(
-            "what:N", scale=alt.Scale(domain=["found", "bound"], range=["#d55e00", "#777777"]), title=None
+            "what:N", scale=alt.Scale(domain=["found", "bound"], range=["#d55e00", "#777777"]), legend=None
         )
         base = alt.Chart(alt.Data(values=some)).encode(x=x, y=y, color=colour, strokeDash=dash)
         chart = alt.layer(base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=18, opacity=1))
-        facet = alt.Facet("kind:N", columns=4, title=None, sort=list(KINDS), header=alt.Header(labelFontSize=12))
-        sides.append(chart.properties(width=125, height=95).facet(facet))
+        facet = alt.Facet("kind:N", title=None, sort=list(KINDS), header=alt.Header(labelFontSize=12))
+        sides.append(chart.properties(width=105, height=95).facet(facet=facet, columns=6))
     both = alt.vconcat(*sides, background="white", padding=12).resolve_scale(y="shared")
     save_chart(both, str(HERE / "mechanisms.svg"))
 
@@ -131,7 +131,7 @@ def split() -> None:
             ratios.append(found.split / found.move if found.move > 0 else math.inf)
             if found.splits and found.decided:
                 splits += 1
-                attack = hs.split_attack(f, mu, eps=ATTACKS, generator=generator)
+                attack = hs.split_attack(f, mu, eps=ATTACK, generator=generator)
                 true.append(attack.split_ratio / attack.move_ratio)
         gain = f"{max(true):.2f}" if true else "—"
         print(
