@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.composition import Chain, Residual, Sum
     from howsmooth.maps.dense import Dense
+    from howsmooth.maps.mechanisms.cosine import CosineAttention
+    from howsmooth.maps.mechanisms.differential import DifferentialAttention
+    from howsmooth.maps.mechanisms.entmax import EntmaxAttention
+    from howsmooth.maps.mechanisms.l2 import L2Attention
+    from howsmooth.maps.mechanisms.linear import LinearAttention
+    from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention
+    from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
     from howsmooth.maps.mlp import MLP, GatedMLP
     from howsmooth.maps.norms import LayerNorm, RMSNorm
     from howsmooth.maps.pooling import Pooling
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from howsmooth.models.base import Transformer, load
     from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
+    from howsmooth.search.audit import Audit, audit
     from howsmooth.search.brackets import bracket
     from howsmooth.search.regimes import regimes
     from howsmooth.search.splitting import split_attack, splitting
@@ -60,19 +68,25 @@ __all__ = [
     "MLP",
     "Attack",
     "Attention",
+    "Audit",
     "Ball",
     "Bound",
     "Bracket",
     "Certificate",
     "Chain",
     "Comparison",
+    "CosineAttention",
     "Dense",
+    "DifferentialAttention",
     "DiscreteMeasure",
     "Ellipsoid",
+    "EntmaxAttention",
     "GatedMLP",
     "JacobianOperator",
+    "L2Attention",
     "LayerNorm",
     "LayerNormImage",
+    "LinearAttention",
     "LinearOperator",
     "Measurement",
     "Neighbourhood",
@@ -84,7 +98,9 @@ __all__ = [
     "Residual",
     "Rotary",
     "Run",
+    "SigmoidAttention",
     "SingularValues",
+    "SinkhornAttention",
     "Sphere",
     "Status",
     "Sum",
@@ -93,6 +109,7 @@ __all__ = [
     "TypicalGain",
     "Witness",
     "attack",
+    "audit",
     "bounds",
     "bracket",
     "certify",
@@ -127,18 +144,24 @@ __all__ = [
 _HOMES = {
     "Attack": "attacks.result",
     "Attention": "maps.attention",
+    "Audit": "search.audit",
     "Ball": "domains.ball",
     "Bound": "theory.results",
     "Bracket": "theory.results",
     "Certificate": "certificates.certificate",
     "Chain": "maps.composition",
     "Comparison": "studies.runs.comparison",
+    "CosineAttention": "maps.mechanisms.cosine",
     "Dense": "maps.dense",
+    "DifferentialAttention": "maps.mechanisms.differential",
     "Ellipsoid": "domains.ellipsoid",
+    "EntmaxAttention": "maps.mechanisms.entmax",
     "GatedMLP": "maps.mlp",
     "JacobianOperator": "spectral.autograd",
+    "L2Attention": "maps.mechanisms.l2",
     "LayerNorm": "maps.norms",
     "LayerNormImage": "domains.norm_image",
+    "LinearAttention": "maps.mechanisms.linear",
     "LinearOperator": "spectral.operators",
     "MLP": "maps.mlp",
     "DiscreteMeasure": "transport.measures",
@@ -152,7 +175,9 @@ _HOMES = {
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
     "Run": "studies.runs.reading",
+    "SigmoidAttention": "maps.mechanisms.sigmoid",
     "SingularValues": "spectral.estimates",
+    "SinkhornAttention": "maps.mechanisms.sinkhorn",
     "Sphere": "domains.sphere",
     "Status": "spectral.estimates",
     "Sum": "maps.composition",
@@ -161,6 +186,7 @@ _HOMES = {
     "TypicalGain": "spectral.gains",
     "Witness": "theory.results",
     "attack": "attacks.attack",
+    "audit": "search.audit",
     "bracket": "search.brackets",
     "certify": "certificates.certify",
     "certify_synonyms": "certificates.synonyms",

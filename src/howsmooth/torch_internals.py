@@ -47,3 +47,10 @@ def project_out(E: Tensor, z: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _zeros_and_ones(count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.zeros(count, dtype=dtype, device=device), torch.ones(count, dtype=dtype, device=device)
+
+
+def sigmoid_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tensor:
+    r"""Return :math:`P\circ(1-P)\circ D` in one pass over memory; ``out`` may be ``D``. Why: as for the softmax."""
+    if out is None:
+        return torch.ops.aten.sigmoid_backward.default(D, P)
+    return torch.ops.aten.sigmoid_backward.grad_input(D, P, grad_input=out)

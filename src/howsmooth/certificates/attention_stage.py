@@ -50,7 +50,7 @@ class AttentionStage(Stage):
         Raises:
             AssumptionError: If scores are not bilinear in the tokens.
         """
-        for name in ("softcap", "query_norm", "key_norm"):
+        for name in ("softcap", "query_norm", "key_norm", "sink"):
             if getattr(f, name) is not None:
                 raise AssumptionError(
                     f"certificates need scores that are bilinear in the tokens; this attention has a {name}.",

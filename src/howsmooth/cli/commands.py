@@ -28,6 +28,7 @@ COMMANDS = {
     "split": "Tell whether cutting atoms in two beats moving them.",
     "swap": "Find the words to replace, and by which, that move the output of a model most.",
     "regimes": "Follow the worst constant of a head from few tokens to a measure.",
+    "audit": "Search for an input where a layer exceeds the constant that is claimed for it.",
 }
 
 

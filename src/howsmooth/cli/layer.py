@@ -17,9 +17,11 @@ from howsmooth.cli.matrices import holds_by_name, read_matrix, split_source
 from howsmooth.cli.options import checked_model
 from howsmooth.errors import AssumptionError
 from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.search.kinds import KINDS, check_kind, of_kind
 
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
+    from howsmooth.maps.heads import Heads
 
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
 BIASES = tuple(f"{name}_bias" for name in MANY)
@@ -72,6 +74,7 @@ class LayerSource:
         layer: Which one.
         map: Which part of it.
         family: Of which family the model is, where its config.json does not say.
+        kind: How scores become weights: softmax, l2, sigmoid, …
     """
 
     A: Annotated[str | None, _file("A", "The matrix of the scores, (d, d).")] = None
@@ -101,6 +104,10 @@ class LayerSource:
     family: Annotated[
         str | None, _where("family", "The family of a model whose config.json has no model_type.", metavar="bert")
     ] = None
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help=f"How scores become weights: {', '.join(KINDS)}.", callback=check_kind),
+    ] = "softmax"
 
     @property
     def sources(self) -> dict[str, str]:
@@ -195,8 +202,11 @@ class LayerSource:
         whole = {name: source for name, source in self.sources.items() if name in MANY}
         return {f"{name}_bias": source for name, source in whole.items() if holds_by_name(source, name, f"{name}_bias")}
 
-    def read(self) -> "Attention":
-        """Read every file and build the layer; one dtype for all, float64 if any of them needs it."""
+    def read(self) -> "Heads":
+        """Read every file and build the layer of its kind; one dtype for all, float64 if any of them needs it."""
+        return of_kind(self._read(), self.kind)
+
+    def _read(self) -> "Attention":
         import torch
 
         if self.model is not None and self.layer is not None:

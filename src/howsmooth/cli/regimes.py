@@ -9,6 +9,7 @@ from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.numbers import whole_numbers
 from howsmooth.cli.options import OptionFigure, OptionJson, OptionRadius
 from howsmooth.cli.printing import print_json
+from howsmooth.errors import AssumptionError
 from howsmooth.wording import at_least, number
 
 if TYPE_CHECKING:
@@ -34,9 +35,14 @@ def regimes(
     """
     source.check()
     numbers = whole_numbers(lengths, "--lengths", least=LEAST)
+    if source.kind != "softmax":
+        raise AssumptionError("regimes are known for the softmax alone; use worst-case --kind.", field="kind")
     attention = source.read()
 
+    from howsmooth.maps.attention import Attention
     from howsmooth.search.regimes import regimes as find
+
+    assert isinstance(attention, Attention)  # by its kind
 
     found = find(attention, radius, numbers)
     if figure is not None:

@@ -15,7 +15,7 @@ from howsmooth.memory import require_memory
 from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
-    from howsmooth.maps.attention import Attention
+    from howsmooth.maps.heads import Heads
     from howsmooth.transport.measures import DiscreteMeasure
 
 OptionTokens = Annotated[
@@ -52,12 +52,14 @@ def split(
 ) -> None:
     """Tell whether a measure splits, which atom, and what a true attack gains by it.
 
+    Of any kind of attention, with the same weights: --kind l2, --kind sigmoid, …
+
     Example: howsmooth split --map-1d A=-1,V=1 --figure splitting.svg
     """
     if map_1d is not None:
         form = parse_form(map_1d)
         _check_grid(*form, span, step)
-        _map(*form, span, step, as_json, figure)
+        _map(*form, span, step, source.kind, as_json, figure)
         return
     if figure is not None:
         raise AssumptionError(
@@ -106,10 +108,10 @@ def _check_grid(A: float, V: float, span: float, step: float) -> None:
     require_memory(PAIR * pairs, f"a grid with --span {number(span)} and --step {number(step)}", field="step")
 
 
-def _map(A: float, V: float, span: float, step: float, as_json: bool, figure: str | None) -> None:
+def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool, figure: str | None) -> None:
     from howsmooth.search.splitting_map import splitting_map
 
-    found = splitting_map(A=A, V=V, span=span, step=step)
+    found = splitting_map(A=A, V=V, span=span, step=step, kind=kind)
     if figure is not None:
         from howsmooth.report.charts.splitting_on_the_line import splitting_chart
         from howsmooth.report.saving import save_chart
@@ -119,13 +121,13 @@ def _map(A: float, V: float, span: float, step: float, as_json: bool, figure: st
         print_json(json.loads(found.to_json()))
     else:
         low, high = (number(float(end)) for end in (found.grid[0], found.grid[-1]))
-        form = f"A = {number(A)}, V = {number(V)}"
+        form = f"A = {number(A)}, V = {number(V)}" + ("" if kind == "softmax" else f", {kind}")
         typer.echo(f"{percent(found.share)} of the pairs in [{low}, {high}]² split ({form})")
     if figure is not None:
         typer.echo(f"Drawn in {figure}.", err=True)
 
 
-def _attack(attention: "Attention", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
+def _attack(attention: "Heads", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
     import torch
 
     import howsmooth as hs

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.maps.attention import GIBIBYTE, Attention, require_memory
+from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
 from howsmooth.maps.values import Jacobian, Linearisable, Map
 
 
@@ -241,7 +241,7 @@ def _attentions(f: Map) -> int:
         return sum(map(_attentions, f.maps))
     if isinstance(f, Residual):
         return _attentions(f.map)
-    return int(isinstance(f, Attention))
+    return int(isinstance(f, Heads))
 
 
 def _total(terms: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

@@ -1,8 +1,6 @@
-"""The closed-form Jacobian of attention: products with J and Jᵀ, tile by tile, no autograd."""
+"""The closed-form Jacobian of attention by scores: products with J and Jᵀ, tile by tile, no autograd."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.distances import Distances
-from howsmooth.maps.pattern import Pattern, Room, rows_of, softmax_derivative, unstack
-from howsmooth.maps.projections import Projections
+from howsmooth.maps.heads_derivative import HeadsJacobian
+from howsmooth.maps.heads_derivative import project_heads as project_heads
+from howsmooth.maps.pattern import Pattern
+from howsmooth.maps.tiles import Room, rows_of, unstack
 from howsmooth.maps.values import take
-from howsmooth.validation import require_like
-
-# Power steps on the value path alone, in a space of one token: together they cost about one product.
-GUESS_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionJacobian:
+class AttentionJacobian(HeadsJacobian):
     r"""The derivative of multi-head attention at one input (or a batch of inputs).
 
     With ``P = softmax(s q kᵀ)`` and ``o = P v`` for each head (``s`` rides on ``q`` and ``k``),
@@ -34,110 +30,89 @@ class AttentionJacobian:
     :math:`dS` in the JVP are one matrix product, :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
     Both products can be differentiated by autograd with respect to the tokens and the weights.
 
+    Where weights are no softmax, softmax' is what :class:`howsmooth.maps.weighting.Weights` make of it.
+
     Attributes:
-        projections: The derivative of tokens ↦ queries, keys, values.
         pattern: The attention weights, kept or rebuilt.
         scaled_k: The keys times the scale of the scores (the pattern's queries are scaled, its keys are not).
-        output: The output projection of all heads side by side, or ``None`` for the concatenated heads.
-        batch: The batch axes.
-        domain: The shape ``(n, d)`` of one perturbation.
         distances: Keys and queries of distances times the scale of the scores, if there are any: what they add to
             scores is linear in ``dq`` and ``dk``.
     """
 
-    projections: Projections
     pattern: Pattern
     scaled_k: Float[Tensor, "stack n k"]
-    output: Float[Tensor, "... out hv"] | None
-    batch: tuple[int, ...]
-    domain: tuple[int, ...]
     distances: Distances | None = None
 
     @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape ``(n, out)`` of one response."""
-        layout = self.projections.layout
-        out = layout.heads * layout.v if self.output is None else self.output.shape[-2]
-        return (self.domain[0], out)
+    def means(self) -> Float[Tensor, "stack shared n v"]:
+        """The attention means of every head."""
+        return self.pattern.o
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.pattern.o.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.pattern.o.device
+    def lead(self) -> tuple[int, ...]:
+        """Axes of queries and keys before those of the batch."""
+        return self.pattern.scores.lead
 
     @property
     def forward_rounding(self) -> float:
         r"""The share of a weight that rounding may have changed: :math:`\epsilon(\max_i|q_i|\max_j|k_j| + 8)`.
 
-        A weight is the exponential of a score, so it is wrong by the *absolute* error of the score. The weight of a
-        token that is alone is one.
+        A softmax weight is the exponential of a score, so it is wrong by the *absolute* error of the score; others are
+        so many times that. The weight of a token that is alone is one.
         """
         if self.domain[0] == 1:
             return 0.0
         q, k = (torch.linalg.vector_norm(x.detach(), dim=-1).max() for x in (self.pattern.q, self.pattern.k))
-        return torch.finfo(self.dtype).eps * (float(q) * float(k) + 8)
+        return torch.finfo(self.dtype).eps * (float(q) * float(k) + 8) * self.pattern.weighting.rounding(self.domain[0])
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push the perturbation ``E`` of the tokens forward: J E."""
-        require_like(E, self.pattern.o, (*self.batch, *self.domain), "the perturbation")
-        dq, dk, dv = self.projections.jvp(E)
-        return project_heads(self._moved_means(dq, dk, dv), self.output, self.batch)
+    @property
+    def query_rounding(self) -> float:
+        """How far the products of queries alone may be off, relative to the projections."""
+        sizes = [float(x.norm(dim=-1).max()) for x in (self.pattern.v, self.scaled_k)]
+        return 4 * torch.finfo(self.dtype).eps * sizes[0] * sizes[1]
 
-    def _moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+    def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push perturbations of queries, keys and values to the means."""
         pattern = self.pattern
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
-        if (P := pattern.whole) is not None and self.distances is None:
+        if (whole := pattern.whole) is not None and self.distances is None:
             # on short sequences the number of operations is what is waited for: here nothing is cut and stitched
             dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
-            return torch.bmm(softmax_derivative(dS, P), pattern.v).baddbmm_(P, dv).view(pattern.o.shape)
+            return torch.bmm(whole.derivative(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
         # Why one product of doubled width and not two: a tile of dS is written once, and memory is what is waited for.
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
         room, moved = Room(left, right), []
-        for tile, P, slope in pattern.weights():
+        for tile, weights, slope in pattern.parts():
             dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
             if self.distances is not None:
                 parts = pattern.scores.parts(dq, dk, tile)
                 pattern.scores.by_head(dS, tile).add_(self.distances.scores(*parts, tile.rows, tile.columns))
             if slope is not None:
                 dS = dS * slope
-            dP = softmax_derivative(dS, P)
-            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(P, dv[:, tile.columns])
+            dP = weights.derivative(dS)
+            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(weights.P, dv[:, tile.columns])
             moved.append(unstack(do, tile))
         return stitch(moved)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull the cotangent ``G`` of the output back: Jᵀ G."""
-        require_like(G, self.pattern.o, (*self.batch, *self.codomain), "the cotangent")
-        layout, pattern = self.projections.layout, self.pattern
-        g = G if self.output is None else G @ self.output
-        g = g.unflatten(-1, (layout.heads, layout.v)).transpose(-2, -3).contiguous().view(pattern.o.shape)
-        dq, dk, dv = self._pulled_back(g)
-        shape = (*self.batch, -1, self.domain[0])
-        return self.projections.vjp(dq.view(*shape, layout.k), dk.view(*shape, layout.k), dv.view(*shape, layout.v))
-
-    def _pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+    def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Pull a cotangent of the means back to queries, keys and values."""
         pattern = self.pattern
-        if (P := pattern.whole) is not None and self.distances is None:
+        if (whole := pattern.whole) is not None and self.distances is None:
             g = g.flatten(1, 2)
-            dS = softmax_derivative(torch.bmm(g, pattern.v.mT), P)
-            return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(P.mT, g)
+            dS = whole.transpose(torch.bmm(g, pattern.v.mT))
+            return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
         room, moved = Room(g, pattern.v), []
         dk, dv = Columns(pattern.k), Columns(pattern.v)
-        for tile, P, slope in pattern.weights():
+        for tile, weights, slope in pattern.parts():
             columns, g_rows = tile.columns, rows_of(g, tile)
             dP = torch.bmm(g_rows, pattern.v[:, columns].mT, out=room(tile))
-            dS = softmax_derivative(dP, P)
+            dS = weights.transpose(dP)
             if slope is not None:
                 dS = dS * slope
             dq = unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile)
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
-            dv.add(columns, P.mT, g_rows)
+            dv.add(columns, weights.P.mT, g_rows)
             if self.distances is not None:
                 met, meeting = self.distances.pull_back(pattern.scores.by_head(dS, tile), tile.rows, columns)
                 dq = dq + met.reshape(dq.shape)
@@ -145,58 +120,40 @@ class AttentionJacobian:
             moved.append(dq)
         return stitch(moved), dk.total, dv.total
 
+    def moved_by_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push a perturbation of each token's own query to its mean, in a context that stays."""
+        pattern = self.pattern
+        dq = dq.reshape(pattern.q.shape)
+        room, moved = Room(dq, self.scaled_k), []
+        for tile, weights, slope in pattern.parts():
+            dS = torch.bmm(rows_of(dq, tile), self.scaled_k[:, tile.columns].mT, out=room(tile))
+            dP = weights.own(dS if slope is None else dS * slope)
+            moved.append(unstack(torch.bmm(dP, pattern.v[:, tile.columns]), tile))
+        return stitch(moved)
+
+    def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
+        """Pull a cotangent of each token's mean back to its own query."""
+        pattern = self.pattern
+        room, moved = Room(g, pattern.v), []
+        for tile, weights, slope in pattern.parts():
+            dP = torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=room(tile))
+            dS = weights.own_transpose(dP)
+            dS = dS if slope is None else dS * slope
+            moved.append(unstack(torch.bmm(dS, self.scaled_k[:, tile.columns]), tile))
+        return stitch(moved)
+
     def take(self, index: Tensor) -> "AttentionJacobian":
         """Pick some operators of the batch."""
-        stack = self.scaled_k.unflatten(0, (math.prod(self.batch), -1))
+        scores = self.pattern.scores
         return dataclasses.replace(
             self,
             projections=self.projections.take(self.batch, index),
             pattern=self.pattern.take(index),
-            scaled_k=stack[index].flatten(0, 1),
+            scaled_k=scores.pick(self.scaled_k, index, lead=scores.lead),
             output=take(self.output, self.batch, index, event=2),
             distances=None if self.distances is None else self.distances.take(self.batch, index),
             batch=(len(index),),
         )
-
-    def guess(self) -> Float[Tensor, "*batch n d"]:
-        r"""Return a direction that is likely to be stretched, for one product.
-
-        Where attention is nearly uniform, J is nearly :math:`P\otimes M` with :math:`M = \sum_h W_hV_h`. Its top left
-        singular vector u, found by a few power steps on M alone, is pulled back as if every output token moved along u.
-        """
-        layout = self.projections.layout
-        V = self.projections.weight[..., -layout.groups * layout.v :, :]
-        heads = torch.randn(*self.batch, 1, layout.heads * layout.v, generator=torch.Generator().manual_seed(0))
-        heads = heads.to(dtype=self.dtype, device=self.device)
-        for _step in range(GUESS_STEPS):
-            u = heads if self.output is None else heads @ self.output.mT
-            pulled = u if self.output is None else u @ self.output
-            shared = pulled.unflatten(-1, (layout.groups, layout.shared, layout.v)).sum(-2).flatten(-2)
-            moved = (shared @ V @ V.mT).unflatten(-1, (layout.groups, 1, layout.v))
-            heads = moved.expand(*moved.shape[:-2], layout.shared, layout.v).flatten(-3)
-            heads = torch.nn.functional.normalize(heads, dim=-1)
-        u = heads if self.output is None else heads @ self.output.mT
-        return self.vjp(u.expand(*self.batch, *self.codomain).contiguous())
-
-    def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
-        r"""Return an operator with the same singular values on a smaller space, and the isometry back to tokens.
-
-        Heads see the tokens through :math:`[Q^\top K^\top V^\top]` only. When those columns are fewer than ``d``, a QR
-        factorisation restricts perturbations to their span; the output is restricted likewise. When that saves
-        nothing, the operator itself comes back with the identity.
-        """
-        # Why QR and not the d × d forms A and WV: it is exact, costs O(dp²), and p is small where this pays.
-        p, d = self.projections.weight.shape[-2:]
-        # a norm over all heads sees tokens through the queries of other heads too
-        if p >= d or self.projections.joint:
-            return self, lambda E: E
-        projections, basis = self.projections.restricted()
-        output = self.output
-        if output is not None and output.shape[-1] < output.shape[-2]:
-            _isometry, output = torch.linalg.qr(output)
-        n = self.domain[0]
-        small = dataclasses.replace(self, projections=projections, output=output, domain=(n, p))
-        return small, lambda E: E @ basis.mT
 
 
 class Columns:
@@ -223,12 +180,3 @@ class Columns:
 def stitch(tiles: list[Tensor]) -> Float[Tensor, "stack shared n v"]:
     """Put the rows of all tiles together."""
     return torch.cat(tiles, dim=-2) if len(tiles) > 1 else tiles[0]
-
-
-def project_heads(
-    o: Float[Tensor, "stack shared n v"], output: Float[Tensor, "... out hv"] | None, batch: tuple[int, ...]
-) -> Float[Tensor, "*batch n out"]:
-    """Concatenate the heads and apply the output projection."""
-    n, v = o.shape[-2:]
-    joined = o.reshape(*batch, -1, n, v).transpose(-2, -3).flatten(-2)
-    return joined if output is None else joined @ output.mT

@@ -7,35 +7,21 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.positions import Positions
+from howsmooth.maps.tiles import Room as Room
+from howsmooth.maps.tiles import Tile as Tile
+from howsmooth.maps.tiles import recorded as recorded
+from howsmooth.maps.tiles import rows_of as rows_of
+from howsmooth.maps.tiles import unstack as unstack
 from howsmooth.maps.values import take
-from howsmooth.torch_internals import inside_transform, softmax_backward
+from howsmooth.maps.weighting import Softmax, Weighting, Weights
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
 TILE_BYTES = 16 * 2**20
 LEAST_ROWS = 128
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Some rows of the attention matrix and the columns that they may see."""
-
-    rows: slice
-    columns: slice
-
-    @property
-    def height(self) -> int:
-        """How many rows there are."""
-        return self.rows.stop - self.rows.start
-
-    @property
-    def width(self) -> int:
-        """How many columns there are."""
-        return self.columns.stop - self.columns.start
 
 
 def row_tiles(n: int, stack: int, itemsize: int, positions: Positions, size: int) -> list[Tile]:
@@ -56,6 +42,7 @@ class Scores:
         softcap: ``c`` in :math:`c\tanh(S/c)`, or ``None``.
         log_weights: The logarithm of the token weights, or ``None``.
         distances: Keys and queries of distances, the latter scaled as the queries are, or ``None``.
+        lead: Axes before those of the batch, where every head has several matrices of scores.
     """
 
     batch: tuple[int, ...]
@@ -63,6 +50,7 @@ class Scores:
     softcap: float | None
     log_weights: Float[Tensor, "... n"] | None
     distances: Distances | None = None
+    lead: tuple[int, ...] = ()
 
     def tile(self, q: Tensor, k: Tensor, tile: Tile, room: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""
@@ -81,7 +69,7 @@ class Scores:
 
     def by_head(self, x: Tensor, tile: Tile) -> Tensor:
         """Return a tile, or what belongs to one, with axes for batch and heads."""
-        return x.view(*self.batch, -1, tile.height, x.shape[-1])
+        return x.view(*self.lead, *self.batch, -1, tile.height, x.shape[-1])
 
     def parts(self, q: Tensor, k: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
         """Return the queries and keys of a tile with axes for batch and heads, each head having its own keys."""
@@ -96,7 +84,13 @@ class Scores:
             softcap=self.softcap,
             log_weights=take(self.log_weights, self.batch, index, event=1),
             distances=None if self.distances is None else self.distances.take(self.batch, index),
+            lead=self.lead,
         )
+
+    def pick(self, x: Tensor, index: Tensor, *, lead: tuple[int, ...] = ()) -> Tensor:
+        """Pick entries of the batch from stacked matrices, which may have axes before it."""
+        stack = x.unflatten(0, (*lead, math.prod(self.batch), -1))
+        return stack[(slice(None),) * len(lead) + (index,)].flatten(0, len(lead) + 1)
 
     @property
     def may_hide_all(self) -> bool:
@@ -106,116 +100,83 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
-    r"""The weights :math:`P = \mathrm{softmax}(q k^\top)` and the attention means :math:`o = P v`.
+    r"""The weights P made of scores, :math:`\mathrm{softmax}(q k^\top)` by default, and the means :math:`o = P v`.
 
     Batch axes and key/value groups are one axis, ``stack``. Queries that share a key/value head are stacked along the
     rows, so that one matrix product serves them all and no key is copied.
 
     Attributes:
         scores: The rule from queries and keys to scores.
+        weighting: The rule from scores to weights.
         tiles: The tiles, from the first row to the last.
         q: Scaled queries ``(stack, shared, n, k)``.
         k: Keys ``(stack, n, k)``.
         v: Values ``(stack, n, v)``.
         o: Means ``(stack, shared, n, v)``.
-        kept: For each tile P and the slope of the soft cap, or ``None`` when they are rebuilt for every product. A tile
-            has whole rows, so rebuilding needs no log-sum-exp; ``exp(S - lse)`` would also lose the digits that S has
-            before the point.
+        kept: For each tile its weights and the slope of the soft cap, or ``None`` when they are rebuilt for every
+            product. A tile has whole rows, so rebuilding needs no log-sum-exp; ``exp(S - lse)`` would also lose the
+            digits that S has before the point.
     """
 
     scores: Scores
+    weighting: Weighting
     tiles: list[Tile]
     q: Tensor
     k: Tensor
     v: Tensor
     o: Tensor
-    kept: list[tuple[Tensor, Tensor | None]] | None
+    kept: list[tuple[Weights, Tensor | None]] | None
 
-    def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
-        """Yield each tile with P and the slope of the soft cap (``None``: one)."""
+    def parts(self) -> Iterator[tuple[Tile, Weights, Tensor | None]]:
+        """Yield each tile with its weights, which know their derivative, and the slope of the soft cap."""
         if self.kept is not None:
-            for tile, (P, slope) in zip(self.tiles, self.kept, strict=True):
-                yield tile, P, slope
+            for tile, (weights, slope) in zip(self.tiles, self.kept, strict=True):
+                yield tile, weights, slope
         else:
             room = Room(self.q, self.k)
             for tile in self.tiles:
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
-                yield tile, softmax(S), slope
+                yield tile, self.weighting(S, tile), slope
+
+    def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
+        """Yield each tile with P and the slope of the soft cap (``None``: one)."""
+        for tile, weights, slope in self.parts():
+            yield tile, weights.P, slope
 
     @property
-    def whole(self) -> Tensor | None:
+    def whole(self) -> Weights | None:
         """All weights, where they are kept in one tile and nothing caps the scores; ``None`` elsewhere."""
         if self.kept is None or len(self.kept) != 1:
             return None
-        ((P, slope),) = self.kept
-        return P if slope is None else None
+        ((weights, slope),) = self.kept
+        return weights if slope is None else None
 
     def take(self, index: Tensor) -> "Pattern":
         """Pick the weights of some entries of the batch."""
-        count = math.prod(self.scores.batch)
 
         def pick(x: Tensor) -> Tensor:
-            return x.unflatten(0, (count, -1))[index].flatten(0, 1)
+            return self.scores.pick(x, index)
+
+        def pick_scores(x: Tensor) -> Tensor:
+            return self.scores.pick(x, index, lead=self.scores.lead)
 
         return Pattern(
             scores=self.scores.take(index),
+            weighting=self.weighting.take(pick),
             tiles=self.tiles,
-            q=pick(self.q),
-            k=pick(self.k),
+            q=pick_scores(self.q),
+            k=pick_scores(self.k),
             v=pick(self.v),
             o=pick(self.o),
             kept=None
             if self.kept is None
-            else [(pick(P), None if slope is None else pick(slope)) for P, slope in self.kept],
+            else [(part.take(pick), None if slope is None else pick_scores(slope)) for part, slope in self.kept],
         )
 
 
-class Room:
-    """One tile's worth of memory, used again and again; autograd gets fresh memory every time."""
-
-    def __init__(self, *operands: Tensor) -> None:
-        """Prepare for products of ``operands`` (the first one: the queries)."""
-        self._recorded = recorded(*operands)
-        self._like = operands[0]
-        self._memory: Tensor | None = None
-
-    def __call__(self, tile: Tile) -> Tensor | None:
-        """Return memory for the scores of ``tile``, or ``None`` when autograd needs its own."""
-        if self._recorded:
-            return None
-        shape = (self._like.shape[0], self._like.shape[1] * tile.height, tile.width)
-        size = shape[0] * shape[1] * shape[2]
-        if self._memory is None or self._memory.numel() < size:
-            self._memory = self._like.new_empty(size)
-        return self._memory[:size].view(shape)
-
-
-def recorded(*operands: Tensor) -> bool:
-    """Tell whether autograd, in either mode, or a transform of torch.func watches an operation on ``operands``."""
-    if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
-        return True
-    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-
-
-def softmax(S: Tensor) -> Tensor:
-    """Return the row-wise softmax of ``S``, in place of ``S`` where nothing watches."""
-    if recorded(S) or S.device.type != "cpu":  # elsewhere the kernel may not allow its output to be its input
-        return torch.softmax(S, dim=-1)
-    return torch.softmax(S, dim=-1, out=S)
-
-
-def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
-    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where nothing watches.
-
-    The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
-    *before* multiplying is what keeps digits where the softmax is saturated and both are large.
-    """
-    if recorded(D, P) or D.device.type != "cpu":
-        return softmax_backward(D, P)
-    return softmax_backward(D, P, out=D)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> Pattern:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int, weighting: Weighting | None = None
+) -> Pattern:
     """Compute the attention means and keep what derivatives need.
 
     Args:
@@ -224,26 +185,31 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> P
         v: Values ``(stack, n, v)``.
         scores: The rule from queries and keys to scores.
         memory: How many bytes of weights may be kept.
+        weighting: The rule from scores to weights; the softmax by default.
     """
     # Why rows and not square blocks, as fused kernels have: a derivative needs whole rows of P, or one more pass over
     # all blocks to normalise them. Why not rebuild always: every product would pay for the exponentials again.
+    weighting = Softmax() if weighting is None else weighting
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES)
-    keep = _bytes(tiles, heads, q.element_size(), scores) <= memory
+    keep = _bytes(tiles, heads, q.element_size(), scores, weighting) <= memory
     if not keep:  # then every tile is written and read more often, and has to be nearer
         tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES // 4)
+    if weighting.whole:
+        keep, tiles = True, [Tile(slice(0, n), slice(0, n))]
     kept, means, room = [], [], Room(q, k)
     for tile in tiles:
         # weights that are not kept share one place: freeing a tile and making small tensors in turn tears memory apart
         S, slope = scores.tile(q, k, tile, None if keep else room(tile))
-        if scores.may_hide_all:
+        if scores.may_hide_all and not weighting.may_see_nothing:
             _require_something_visible(S, tile)
-        P = softmax(S)
-        means.append(unstack(torch.bmm(P, v[:, tile.columns]), tile))
+        weights = weighting(S, tile)
+        means.append(unstack(torch.bmm(weights.P, v[:, tile.columns]), tile))
         if keep:
-            kept.append((P, slope))
+            kept.append((weights, slope))
     return Pattern(
         scores=scores,
+        weighting=weighting,
         tiles=tiles,
         q=q,
         k=k,
@@ -253,19 +219,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int) -> P
     )
 
 
-def rows_of(x: Float[Tensor, "stack shared n k"], tile: Tile) -> Float[Tensor, "stack rows k"]:
-    """Return the rows of a tile, the heads of a group stacked."""
-    return x[:, :, tile.rows].flatten(1, 2)
-
-
-def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stack shared n k"]:
-    """Undo the stacking of :func:`rows_of`."""
-    return x.unflatten(1, (-1, tile.height))
-
-
-def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores) -> int:
+def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores, weighting: Weighting) -> int:
     pairs = sum(tile.height * tile.width for tile in tiles)
-    return pairs * heads * itemsize * (1 if scores.softcap is None else 2)
+    return pairs * heads * itemsize * (weighting.matrices + (0 if scores.softcap is None else 1))
 
 
 def _require_something_visible(S: Tensor, tile: Tile) -> None:

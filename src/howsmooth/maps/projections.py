@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.joint_norm import JointNormJacobian
+from howsmooth.maps.lifts import NO_LIFTS, Lifted
 from howsmooth.maps.norms import NormJacobian
 from howsmooth.maps.rotary import Rotation
 from howsmooth.maps.values import take
@@ -54,7 +55,7 @@ class Layout(NamedTuple):
 class Projections:
     """The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
 
-    It is linear but for the query and key norms.
+    It is linear but for the query and key norms and the lifts.
 
     Attributes:
         weight: The stacked projections: queries of all heads, then keys, then values.
@@ -62,6 +63,7 @@ class Projections:
         query_norm: The derivative of the query norm, if there is one.
         key_norm: The derivative of the key norm, if there is one.
         rotation: The rotary embedding, if there is one.
+        lifts: What some mechanisms do to queries, keys and values at last.
     """
 
     weight: Float[Tensor, "*batch p d"]
@@ -69,6 +71,7 @@ class Projections:
     query_norm: NormJacobian | JointNormJacobian | None
     key_norm: NormJacobian | JointNormJacobian | None
     rotation: Rotation | None
+    lifts: Lifted = NO_LIFTS
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Push a perturbation of the tokens to queries, keys and values."""
@@ -76,10 +79,18 @@ class Projections:
         dq, dk = _pushed(self.query_norm, dq, E), _pushed(self.key_norm, dk, E)
         if self.rotation is not None:
             dq, dk = self.rotation(dq), self.rotation(dk)
+        lifts = self.lifts
+        dq = dq if lifts.query is None else lifts.query.jvp(dq)
+        dk = dk if lifts.key is None else lifts.key.jvp(dk)
+        dv = dv if lifts.value is None else lifts.value.jvp(dv)
         return dq, dk, dv
 
     def vjp(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "*batch n d"]:
         """Pull cotangents of queries, keys and values back to the tokens."""
+        lifts = self.lifts
+        dq = dq if lifts.query is None else lifts.query.vjp(dq)
+        dk = dk if lifts.key is None else lifts.key.vjp(dk)
+        dv = dv if lifts.value is None else lifts.value.vjp(dv)
         if self.rotation is not None:
             dq, dk = self.rotation.T(dq), self.rotation.T(dk)
         dq, past_queries = _pulled(self.query_norm, dq)
@@ -110,6 +121,7 @@ class Projections:
             query_norm=_taken(self.query_norm, batch, index),
             key_norm=_taken(self.key_norm, batch, index),
             rotation=None if self.rotation is None else self.rotation.take(batch, index),
+            lifts=self.lifts.take(batch, index),
         )
 
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.maps.derivative import AttentionJacobian, project_heads, stitch
+from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
 from howsmooth.maps.joint_norm import of_each_head
-from howsmooth.maps.pattern import Room, rows_of, softmax_derivative, unstack
 from howsmooth.validation import require_like
 
 
@@ -28,12 +27,12 @@ class QuerySide:
         tokens: Which tokens, ``None`` for all.
     """
 
-    jacobian: AttentionJacobian
+    jacobian: HeadsJacobian
     weight: Float[Tensor, "hk d"]
     tokens: Int[Tensor, " m"] | None = None
 
     @classmethod
-    def of(cls, jacobian: AttentionJacobian) -> "QuerySide":
+    def of(cls, jacobian: HeadsJacobian) -> "QuerySide":
         """Read the query side from the derivative at one sequence."""
         layout = jacobian.projections.layout
         return cls(jacobian=jacobian, weight=jacobian.projections.weight[: layout.heads * layout.k])
@@ -69,42 +68,30 @@ class QuerySide:
 
         A token that sees only itself, or equal tokens, has the operator zero, which rounding turns into noise.
         """
-        pattern = self.jacobian.pattern
-        sizes = [float(x.norm(dim=-1).max()) for x in (pattern.v, self.jacobian.scaled_k)]
         norms = [_norm_bound(x) for x in (self.weight, self.jacobian.output) if x is not None]
-        return 4 * torch.finfo(self.dtype).eps * math.prod((*sizes, *norms))
+        return self.jacobian.query_rounding * math.prod(norms)
 
     def jvp(self, E: Float[Tensor, "n d"]) -> Float[Tensor, "n out"]:
         """Move every token's query, and nothing else."""
-        require_like(E, self.jacobian.pattern.o, (*self.batch, *self.domain), "the perturbation")
-        E = self._spread(E)
-        J, pattern = self.jacobian, self.jacobian.pattern
+        J = self.jacobian
+        require_like(E, J.means, (*self.batch, *self.domain), "the perturbation")
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
-        dq = (E @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
+        lift = J.projections.lifts.query
+        dq = (self._spread(E) @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
         dq = dq if norm is None else norm.jvp(dq)
         dq = dq if rotation is None else rotation(dq)
-        dq = dq.reshape(pattern.q.shape)
-        room, moved = Room(dq, J.scaled_k), []
-        for tile, P, slope in pattern.weights():
-            dS = torch.bmm(rows_of(dq, tile), J.scaled_k[:, tile.columns].mT, out=room(tile))
-            dP = softmax_derivative(dS if slope is None else dS * slope, P)
-            moved.append(unstack(torch.bmm(dP, pattern.v[:, tile.columns]), tile))
-        return self._gather(project_heads(stitch(moved), J.output, ()))
+        dq = dq if lift is None else lift.jvp(dq)
+        return self._gather(project_heads(J.moved_by_queries(dq), J.output, ()))
 
     def vjp(self, G: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
         """Pull a cotangent of every token's output back through its query alone."""
-        require_like(G, self.jacobian.pattern.o, (*self.batch, *self.codomain), "the cotangent")
-        G = self._spread(G)
-        J, pattern = self.jacobian, self.jacobian.pattern
+        J = self.jacobian
+        require_like(G, J.means, (*self.batch, *self.codomain), "the cotangent")
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
-        g = G if J.output is None else G @ J.output
-        g = g.unflatten(-1, (layout.heads, layout.v)).transpose(0, 1).contiguous().view(pattern.o.shape)
-        room, moved = Room(g, pattern.v), []
-        for tile, P, slope in pattern.weights():
-            dS = softmax_derivative(torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=room(tile)), P)
-            dS = dS if slope is None else dS * slope
-            moved.append(unstack(torch.bmm(dS, J.scaled_k[:, tile.columns]), tile))
-        dq = stitch(moved).reshape(layout.heads, -1, layout.k)
+        lift = J.projections.lifts.query
+        dq = J.pulled_to_queries(J.by_head(self._spread(G)))
+        dq = dq.reshape(*J.lead, layout.heads, -1, dq.shape[-1])
+        dq = dq if lift is None else lift.vjp(dq)
         dq = dq if rotation is None else rotation.T(dq)
         dq = dq if norm is None else norm.vjp(dq)
         return self._gather(dq.transpose(0, 1).flatten(-2) @ self.weight)

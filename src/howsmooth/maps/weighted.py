@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.heads_derivative import HeadsJacobian
 
 
 @runtime_checkable
@@ -76,7 +76,7 @@ class WeightedJacobian:
         roots: :math:`\sqrt{a_i}`.
     """
 
-    plain: AttentionJacobian
+    plain: HeadsJacobian
     roots: Float[Tensor, "*batch n 1"]
 
     @property

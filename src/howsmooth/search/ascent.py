@@ -10,7 +10,7 @@ from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.search.climb import Climb, vary
 from howsmooth.search.masses import OnMeasures, over_masses
-from howsmooth.search.slopes import slope
+from howsmooth.search.slopes import PRODUCTS, slope
 from howsmooth.search.starts import Starts, checked, empty_token, gather
 from howsmooth.spectral.abilities import Differentiable, measurable
 from howsmooth.spectral.estimates import NormEstimate
@@ -68,6 +68,33 @@ def maximise(
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True
     """
+    found, _products = maximised(
+        f,
+        n=n,
+        domain=domain,
+        starts=starts,
+        steps=steps,
+        d=d,
+        generator=generator,
+        progress=progress,
+        weights=weights,
+    )
+    return found
+
+
+def maximised(
+    f: Callable[[Tensor], Any],
+    *,
+    n: int,
+    domain: Domain,
+    starts: Starts = 4,
+    steps: int = 100,
+    d: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    weights: bool = False,
+) -> tuple[Witness, int]:
+    """Do what :func:`maximise` does; return the input, and how many products with Jacobians that took."""
     _check(f, n, domain, steps, generator, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
@@ -79,12 +106,12 @@ def maximise(
         X = gather(f, n, domain, wanted, like, generator)
         _require_one_map(f, X[0])
         first = local_lipschitz(f, X, generator=generator)
-        ended, trace = _climbed(f, domain, X, first, steps, generator, progress)
+        ended, trace, products = _climbed(f, domain, X, first, steps, generator, progress)
         begun = int(first.lower.argmax())
         last = local_lipschitz(f, ended, generator=generator)
     better = bool(last.lower > first.lower[begun])
     best = ended if better else X[begun]
-    return Witness(
+    witness = Witness(
         tokens=best[:, :-1] if isinstance(f, OnMeasures) else best,
         measured=last if better else first[begun],
         name="ascent",
@@ -92,6 +119,7 @@ def maximise(
         trace=tuple(trace),
         weights=f.masses(best) if isinstance(f, OnMeasures) else None,
     )
+    return witness, first.products + products + last.products
 
 
 def _climbed(
@@ -102,11 +130,14 @@ def _climbed(
     steps: int,
     generator: torch.Generator,
     progress: Callable[[int, float], None] | None,
-) -> tuple[Tensor, list[float]]:
-    """Climb from the starts ``X`` and variants of them; return the best input and the best value after every trial."""
+) -> tuple[Tensor, list[float], int]:
+    """Climb from the starts ``X`` and variants of them.
+
+    Return the best input, the best value after every trial, and how many products that took.
+    """
     trace = [float(first.lower.max())]
     if steps == 0:
-        return X[first.lower.argmax()], trace
+        return X[first.lower.argmax()], trace, 0
     room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
@@ -118,7 +149,7 @@ def _climbed(
             progress(step, trace[-1])
         if step > PATIENCE and trace[-1] <= trace[-1 - PATIENCE] * (1 + 1e-6):
             break
-    return climb.tokens[climb.value.argmax()], trace
+    return climb.tokens[climb.value.argmax()], trace, len(trace) * len(runs) * PRODUCTS
 
 
 def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:

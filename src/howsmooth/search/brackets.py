@@ -7,6 +7,7 @@ import torch
 from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import Heads
 from howsmooth.search.ascent import maximise
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.extremal import candidates
@@ -14,7 +15,7 @@ from howsmooth.theory.results import Bracket
 
 
 def bracket(
-    attention: Attention,
+    attention: Heads,
     *,
     n: int,
     radius: float,
@@ -25,7 +26,8 @@ def bracket(
     r"""Bracket the Lipschitz constant on sequences of ``n`` tokens in a ball.
 
     Above: the smallest upper bound that applies. Below: the best of the explicit inputs, each measured on the whole
-    layer, or with ``search`` what ascent makes of them.
+    layer, or with ``search`` what ascent makes of them. Other mechanisms than softmax are always searched, since no
+    explicit inputs are known for them.
 
     Args:
         attention: The map.
@@ -44,7 +46,9 @@ def bracket(
         1.19
     """
     upper = smallest_upper(attention, n=n, radius=radius)
-    if search:  # from the same inputs, and never below the best of them
+    if (
+        search or not isinstance(attention, Attention) or attention.sink is not None
+    ):  # from the same inputs, and never below the best of them
         found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)

@@ -1,8 +1,8 @@
 """A little mass may go far: the steepest secant from an atom of a measure to anywhere in a ball."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,9 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.attention import Attention
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.weighted import visible
+from howsmooth.search.contexts import InContext, in_context, is_causal, outputs_at
 from howsmooth.transport.measures import DiscreteMeasure
 
 # Places to start from for every atom, steps of each, and the first step as a share of the radius.
@@ -35,12 +33,12 @@ class Secant:
 
 
 def steepest_secant(
-    attention: Attention, measure: DiscreteMeasure, *, radius: float, generator: torch.Generator | None = None
+    f: Any, measure: DiscreteMeasure, *, radius: float, generator: torch.Generator | None = None
 ) -> Secant:
     r"""Search a ball for the place where a little mass of an atom moves furthest for its way.
 
     A mass m that goes from :math:`x_i` to y costs :math:`\sqrt m\,D(i,y)` in :math:`W_2` and changes what others see by
-    O(m) only, so for every y the slope is a lower bound on the local constant of attention in :math:`W_2`. Mass may be
+    O(m) only, so for every y the slope is a lower bound on the local constant of the map in :math:`W_2`. Mass may be
     handed on: :math:`D^2` is the least sum of squared steps from :math:`x_i` over other atoms to y, :math:`D_F^2` the
     same among outputs; under a mask over atoms of the same position. The search is by ascent from random places and
     from other atoms: what it has not found may be larger.
@@ -49,7 +47,7 @@ def steepest_secant(
         raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     ball, best = Ball(radius), Secant(slope=0.0, atom=0, place=measure.points[0])
-    ways = Ways.of(attention, measure)
+    ways = Ways.of(f, measure)
     for atom in range(len(measure)):
         drawn = ball.draw(PLACES, 1, measure.points[0], generator)[:, 0]
         places = ball.nearest(torch.cat((drawn, measure.points)))
@@ -61,39 +59,42 @@ def steepest_secant(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ways:
-    """A measure, what attention makes of it, and the cheapest ways between atoms and between outputs.
+    """A measure, what a map makes of it, and the cheapest ways between atoms and between outputs.
 
     Attributes:
-        attention: The map.
+        context: The map, as a function of points and masses.
         measure: The measure.
         outputs: What its atoms become.
         before: The least sum of squared steps from atom to atom; infinite between positions that do not mix.
         after: The same between outputs.
     """
 
-    attention: Attention
+    context: InContext
     measure: DiscreteMeasure
     outputs: Float[Tensor, "n out"]
     before: Float[Tensor, "n n"]
     after: Float[Tensor, "n n"]
 
     @classmethod
-    def of(cls, attention: Attention, measure: DiscreteMeasure) -> "Ways":
+    def of(cls, f: Any, measure: DiscreteMeasure) -> "Ways":
         """Find the ways."""
+        context = in_context(f, len(measure))
         with torch.no_grad():
-            outputs = attention.on(measure)(measure.points)
+            outputs = context(measure.points, measure.weights, measure.positions)
             apart = torch.zeros(len(measure), len(measure), dtype=torch.bool, device=outputs.device)
-            if attention.positions.causal and measure.positions is not None:
+            if is_causal(f) and measure.positions is not None:
                 apart = measure.positions[:, None] != measure.positions
             before, after = (_handed_on(points, apart) for points in (measure.points, outputs))
-        return cls(attention=attention, measure=measure, outputs=outputs, before=before, after=after)
+        return cls(context=context, measure=measure, outputs=outputs, before=before, after=after)
 
     def slopes(self, atom: int, Y: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
         """Return the slopes from an atom to places, and their gradients; zero where the place is the atom itself."""
         x = self.measure.points
         with torch.enable_grad():
             Y = Y.detach().requires_grad_()
-            there = _outputs(self.attention, self.measure, atom, Y)
+            positions = self.measure.positions
+            at = None if positions is None else positions[atom].expand(len(Y))
+            there = outputs_at(self.context, self.measure, Y, at)
             way, moved = _shortest(self.before[atom], x, Y), _shortest(self.after[atom], self.outputs, there)
             far = way.detach().sqrt() > 1e-6 * (1 + x[atom].norm())  # nearer, differences are rounding
             slope = (moved.clamp_min(1e-300) / torch.where(far, way, 1.0)).sqrt()
@@ -124,13 +125,3 @@ def _climbed(ways: Ways, atom: int, Y: Tensor, ball: Ball) -> tuple[Tensor, floa
         Y, gradient = torch.where(better, trial, Y), torch.where(better, along, gradient)
         value, step = torch.maximum(there, value), torch.where(better, 1.3 * step, 0.6 * step)
     return Y[value.argmax()], float(value.max())
-
-
-def _outputs(f: Attention, mu: DiscreteMeasure, atom: int, Y: Tensor) -> Tensor:
-    r"""Return :math:`\Gamma_\mu` at places: atoms without mass, which see the measure and are seen by nobody."""
-    on = f.on(mu)
-    positions = on.positions
-    if mu.positions is not None and f.positions.causal:
-        positions = Positions(mask=visible(torch.cat((mu.positions, mu.positions[atom].expand(len(Y))))))
-    weights = torch.cat((mu.weights, torch.zeros_like(Y[:, 0])))
-    return dataclasses.replace(on, weights=weights, positions=positions)(torch.cat((mu.points, Y)))[len(mu) :]

@@ -17,6 +17,8 @@ from howsmooth.spectral.vectors import flat, random_start, unit
 
 # Krylov steps from a start that is nearly right already.
 KRYLOV_STEPS = 4
+# What one slope costs each run, in products: two for a step, one that is differentiated, and that differentiation.
+PRODUCTS = 2 * KRYLOV_STEPS + 2
 # How much of that start is random, so that a singular value that overtakes the largest is noticed.
 RANDOM_SHARE = 0.1
 

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -11,10 +13,12 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.weighted import mean_field
 from howsmooth.markup import paragraph
+from howsmooth.search.contexts import counting, in_context, is_causal, moving, own_side
 from howsmooth.search.secants import Secant, steepest_secant
+from howsmooth.spectral.abilities import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.transport.measures import DiscreteMeasure
@@ -27,11 +31,11 @@ MAX_STEPS = 200
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Splitting:
-    r"""How fast attention moves one measure, when atoms move and when they split first.
+    r"""How fast a map moves one measure, when atoms move and when they split first.
 
     Attributes:
         moving: The norm of :math:`J_\mu`, between two bounds: atoms move as blocks.
-        splitting: The norm of :math:`\sum_hW_hV_hC_i^hA_h` at ``atom``, between two bounds: its parts move apart.
+        splitting: The norm of :math:`D_x\Gamma_\mu(x_i)` at ``atom``, between two bounds: its parts move apart.
         atom: The atom whose parts, moved apart, move the output most.
         direction: The unit vector along which they move apart.
         secant: The steepest way that was found for a little mass to go far; ``None`` if parts stay near their atoms.
@@ -103,8 +107,19 @@ class Splitting:
         )
 
 
+@runtime_checkable
+class OwnQuery(Protocol):
+    """A map that knows how each token's output moves with its own query, in closed form."""
+
+    def on(self, measure: Any) -> Any:
+        """Return the map that moves the atoms of one measure."""
+
+    def query_side(self, X: Tensor) -> Any:
+        """Return the operators, one for each token."""
+
+
 def splitting(
-    attention: Attention,
+    f: Attention | Callable[..., Any],
     measure: DiscreteMeasure,
     *,
     near: bool = True,
@@ -113,12 +128,14 @@ def splitting(
     confidence: float = 0.999,
     generator: torch.Generator | None = None,
 ) -> Splitting:
-    r"""Return the local constants of attention at a measure, with and without splitting atoms.
+    r"""Return the local constants of a map at a measure, with and without splitting atoms.
 
-    .. math:: \mathrm{Lip}_\mu(F) = \max\Bigl(\|J_\mu\|_2,\;\max_i\bigl\|\textstyle\sum_hW_hV_hC^h_iA_h\bigr\|_2\Bigr)
+    For any map :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu` with :math:`\Gamma` differentiable in point and measure,
 
-    for perturbations whose parts stay near their atoms (small in :math:`W_\infty`). In :math:`W_2` a little mass may
-    also go far, so that secants count as well:
+    .. math:: \mathrm{Lip}_\mu(F) = \max\Bigl(\|J_\mu\|_2,\;\max_i\|D_x\Gamma_\mu(x_i)\|_2\Bigr)
+
+    for perturbations whose parts stay near their atoms (small in :math:`W_\infty`); of attention the second is
+    :math:`\max_i\|\sum_hW_hV_hC^h_iA_h\|`. In :math:`W_2` a little mass may also go far, so that secants count as well:
 
     .. math:: \mathrm{Lip}_\mu(F; W_2) \ge \max\Bigl(\|J_\mu\|,\;\sup_{i,y}\frac{D_F(i,y)}{D(i,y)}\Bigr),
 
@@ -126,10 +143,13 @@ def splitting(
     (:mod:`howsmooth.search.secants`).
 
     Costs one measurement of :math:`J_\mu` and one of all atoms in a batch; the search for secants a few hundred
-    evaluations for each atom.
+    evaluations for each atom. Attention has both derivatives in closed form; residual blocks and other compositions,
+    and any callable, are differentiated by autograd, with a copy of every atom that has no mass.
 
     Args:
-        attention: The map, masked or not, with any number of heads.
+        f: Attention of any kind, masked or not, a composition of maps (``Residual(attention)``), or any callable on
+            points ``(n, d)`` and masses ``(n,)`` that gives the outputs ``(n, out)``. Mechanisms that count tokens
+            (sigmoid, entmax, linear without denominator) count as many as there are atoms, unless they say how many.
         measure: The measure; with positions if attention is masked.
         near: Whether parts stay near their atoms; otherwise the steepest secant is searched too.
         radius: The ball around the origin where a little mass may go; by default the one that holds the atoms.
@@ -143,29 +163,50 @@ def splitting(
         Splitting: move 1.1978, split 1.7569; atom 1 splits
     """
     _check(measure)
-    moving = local_lipschitz(attention, measure, rtol=rtol, confidence=confidence, generator=generator)
-    with torch.no_grad():
-        side = attention.on(measure).query_side(measure.points)
-        rough = bracket_norm(side, max(ROUGH, rtol), confidence, True, MAX_STEPS, generator, side.rounding)
-        rivals = (rough.upper >= rough.lower.max()).nonzero()[:, 0]
-        fine = bracket_norm(side.take(rivals), rtol, confidence, True, MAX_STEPS, generator, side.rounding)
-    best = int(fine.lower.argmax())
+    f = counting(f, len(measure))
+    context = in_context(f, len(measure))
+    if isinstance(f, DifferentiableOnMeasures):
+        whole = local_lipschitz(f, measure, rtol=rtol, confidence=confidence, generator=generator)
+    else:
+        moved, start = moving(context, measure)
+        whole = local_lipschitz(moved, start, rtol=rtol, confidence=confidence, generator=generator)
+    if isinstance(f, OwnQuery):
+        with torch.no_grad():
+            closed = f.on(measure).query_side(measure.points)
+        fine, atom, best = _steepest(closed, closed.rounding, rtol, confidence, generator)
+    else:
+        fine, atom, best = _steepest(own_side(context, measure), 0.0, rtol, confidence, generator)
     secant = None
     if not near:
         reach = float(measure.points.norm(dim=-1).max()) if radius is None else radius
-        secant = steepest_secant(attention, measure, radius=reach, generator=generator)
+        secant = steepest_secant(f, measure, radius=reach, generator=generator)
     return Splitting(
-        moving=moving,
-        splitting=fine[best],
-        atom=int(rivals[best]),
-        direction=fine.direction[best].detach(),
-        secant=secant,
+        moving=whole, splitting=fine[best], atom=atom, direction=fine.direction[best].detach(), secant=secant
     )
+
+
+@torch.no_grad()
+def _steepest(
+    side: LinearOperator, floor: float, rtol: float, confidence: float, generator: torch.Generator | None
+) -> tuple[NormEstimate, int, int]:
+    """Measure a batch of operators roughly, and the rivals for the largest finely.
+
+    Return the estimates, which operator is the largest, and its place among the estimates.
+    """
+    if not isinstance(side, Separable):
+        every = bracket_norm(side, rtol, confidence, True, MAX_STEPS, generator, floor)
+        best = int(every.lower.argmax())
+        return every, best, best
+    rough = bracket_norm(side, max(ROUGH, rtol), confidence, True, MAX_STEPS, generator, floor)
+    rivals = (rough.upper >= rough.lower.max()).nonzero()[:, 0]
+    fine = bracket_norm(side.take(rivals), rtol, confidence, True, MAX_STEPS, generator, floor)
+    best = int(fine.lower.argmax())
+    return fine, int(rivals[best]), best
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SplitAttack:
-    r"""Two perturbed measures and how far attention really moves them.
+    r"""Two perturbed measures and how far the map really moves them.
 
     Attributes:
         splitting: What the derivative says.
@@ -208,7 +249,7 @@ class SplitAttack:
 
 
 def split_attack(
-    attention: Attention, measure: DiscreteMeasure, *, eps: float, generator: torch.Generator | None = None
+    f: Attention | Callable[..., Any], measure: DiscreteMeasure, *, eps: float, generator: torch.Generator | None = None
 ) -> SplitAttack:
     r"""Attack a measure by splitting its best atom, and by moving its atoms; report the true ratios of distances.
 
@@ -218,26 +259,31 @@ def split_attack(
     """
     if not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
-    found = splitting(attention, measure, generator=generator)
+    found = splitting(f, measure, generator=generator)
     w = found.direction
     halves = measure.split(found.atom, 2, torch.stack((eps * w, -eps * w)))
     step = found.moving.direction / measure.weights.sqrt().unsqueeze(-1)
     moves = [dataclasses.replace(measure, points=measure.points + sign * eps * step) for sign in (1, -1)]
-    moved = max(moves, key=lambda nu: _ratio(attention, measure, nu))
+    moved = max(moves, key=lambda nu: _ratio(f, measure, nu))
     return SplitAttack(
         splitting=found,
         split_measure=halves,
         move_measure=moved,
-        split_ratio=_ratio(attention, measure, halves),
-        move_ratio=_ratio(attention, measure, moved),
+        split_ratio=_ratio(f, measure, halves),
+        move_ratio=_ratio(f, measure, moved),
         eps=eps,
     )
 
 
-def _ratio(attention: Attention, mu: DiscreteMeasure, nu: DiscreteMeasure) -> float:
-    distance = conditional_wasserstein if attention.positions.causal else wasserstein
-    F = mean_field(attention)
-    return float(distance(F(mu), F(nu)) / distance(mu, nu))
+def _ratio(f: Any, mu: DiscreteMeasure, nu: DiscreteMeasure) -> float:
+    distance = conditional_wasserstein if is_causal(f) else wasserstein
+    context = in_context(f, len(mu))
+
+    def moved(at: DiscreteMeasure) -> DiscreteMeasure:
+        return dataclasses.replace(at, points=context(at.points, at.weights, at.positions))
+
+    with torch.no_grad():
+        return float(distance(moved(mu), moved(nu)) / distance(mu, nu))
 
 
 def _check(measure: DiscreteMeasure) -> None:

@@ -15,13 +15,18 @@ from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
+from howsmooth.maps.heads import Heads
 from howsmooth.maps.norms import Norm
+from howsmooth.search.arrangements import arrangements
 from howsmooth.search.masses import OnMeasures
 from howsmooth.spectral.abilities import HALF
 from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.validation import require_finite, require_floating
+
+# How many inputs of each pattern a search starts from, where theory builds none.
+PATTERNS = 2
 
 Starts = int | Float[Tensor, "s n d"] | Sequence[Tensor | Witness | DiscreteMeasure]
 
@@ -84,6 +89,8 @@ def gather(
     """Return every input to start from, brought into the domain."""
     given = domain.draw(starts, n, like, generator) if isinstance(starts, int) else _stacked(starts, like)
     built = _extremal(f, n, domain)
+    if not built and isinstance(f, Heads):  # theory builds none: the patterns of worst inputs
+        built = list(arrangements(domain, n, like, PATTERNS, generator))
     return domain.nearest(torch.cat((given, _stacked(built, like))) if built else given)
 
 
@@ -111,7 +118,7 @@ def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
 
 def _weights(f: Any) -> Tensor | None:
     """Return a tensor with a column for each coordinate of the tokens that the map takes."""
-    if isinstance(f, Attention):
+    if isinstance(f, Heads):
         return f.query
     if isinstance(f, OnMeasures):
         return torch.nn.functional.pad(f.attention.query, (0, 1))  # one coordinate more: the mass

@@ -21,6 +21,10 @@ def require_attention(attention: object) -> None:
             "theorems do not cover keys and queries of distances; use hs.local_lipschitz at an input, or hs.maximise.",
             field="attention",
         )
+    if attention.sink is not None:
+        raise AssumptionError(
+            "theorems do not cover sinks; use hs.local_lipschitz at an input, or hs.maximise.", field="attention"
+        )
     if attention.has_joint_norm:
         raise AssumptionError(
             "theorems do not cover norms over the queries or keys of all heads together; "

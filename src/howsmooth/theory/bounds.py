@@ -11,6 +11,8 @@ from howsmooth.theory.mean_field import (
     sharp_mean_field_lower,
     sharp_mean_field_upper,
 )
+from howsmooth.theory.mechanisms.index import kim_l2_upper, lipsformer_upper
+from howsmooth.theory.mechanisms.local import ramapuram_upper
 from howsmooth.theory.neighbourhood import neighbourhood_upper
 from howsmooth.theory.tables import smallest_upper, table
 
@@ -19,13 +21,16 @@ __all__ = [
     "discrete_lower",
     "discrete_upper",
     "displacement_upper",
+    "kim_l2_upper",
     "kim_lower",
     "large_radius_limit",
+    "lipsformer_upper",
     "local_upper",
     "masked_mean_field_upper",
     "mean_field_lower",
     "mean_field_upper",
     "neighbourhood_upper",
+    "ramapuram_upper",
     "sharp_lower",
     "sharp_mean_field_lower",
     "sharp_mean_field_upper",

@@ -1,9 +1,11 @@
 """Sequences of n tokens in a ball: the paper's bounds, and sharper ones."""
 
+import dataclasses
 import math
 
 from howsmooth.domains.ball import in_ball
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import Heads
 from howsmooth.theory.assumptions import (
     refuse_biases,
     refuse_many_heads,
@@ -14,6 +16,7 @@ from howsmooth.theory.assumptions import (
 )
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum, matrix_norm
+from howsmooth.theory.mechanisms.index import mechanism_upper
 from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import tied_value
@@ -47,7 +50,7 @@ def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
 
 
-def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
+def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     r"""Bound the Lipschitz constant on sequences of ``n`` tokens in a ball.
 
     .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \|V\|_2\,\bigl(\sqrt n + \|A\|_2 R^2\,(1 + \sqrt{n/2})\bigr)
@@ -61,7 +64,9 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
 
     the last two a little less than added up. The scales are the best that a short search finds. Masks, relative biases
     and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to :math:`\|A\|R` in the last
-    term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
+    term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`. Sinks do not change the bound.
+
+    Other mechanisms have bounds of their own, see :ref:`other-attentions`.
 
     Raises:
         AssumptionError: If ``n`` or ``radius`` is not positive, or if queries or keys are normalised.
@@ -71,7 +76,11 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
         >>> round(sharp_upper(Attention.single_head(A=identity, V=identity), n=2, radius=1.0).value, 4)
         3.4142
     """
+    if isinstance(attention, Heads) and not isinstance(attention, Attention):
+        return mechanism_upper(attention, n=n, radius=radius)
     require_size(n, radius)
+    if isinstance(attention, Attention) and attention.sink is not None:
+        attention = dataclasses.replace(attention, sink=None)
     refuse_norms(attention, "sharp_upper")
     heads = heads_of(attention)
     steep = (pulls(attention, head, radius) for head in heads)

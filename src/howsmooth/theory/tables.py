@@ -4,28 +4,37 @@ import dataclasses
 from collections.abc import Callable
 
 from howsmooth.domains.ball import in_ball
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import Heads
 from howsmooth.theory.assumptions import require_size
 from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.mean_field import masked_mean_field_upper, mean_field_upper, sharp_mean_field_upper
+from howsmooth.theory.mechanisms.index import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.results import Bound, Ladder, Refusal, Side
 
 Theorem = Callable[..., Bound]
 UPPER: tuple[Theorem, ...] = (sharp_upper, discrete_upper)
 # These bound measures, hence sequences of every length.
 MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
+# As published, to compare; about other mechanisms.
+PUBLISHED: tuple[Theorem, ...] = (kim_l2_upper, lipsformer_upper)
 MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
 
 
-def table(attention: Attention, *, n: int, radius: float, heads: int | None = None) -> Ladder:
+def table(attention: Heads, *, n: int, radius: float, heads: int | None = None) -> Ladder:
     """Apply every theorem about ``n`` tokens in a ball, from the lowest lower bound to the highest upper one.
 
     Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``. With ``heads``,
     tied pairs are looked for at so many heads only, see :func:`sharp_lower`.
     """
     uppers = _uppers(attention, n, radius)
+    if not isinstance(attention, Attention):  # explicit inputs are known for the softmax alone
+        published = [_outcome(theorem, attention, n=n) for theorem in PUBLISHED]
+        found = [x for x in (*uppers, *published) if isinstance(x, Bound)]
+        found.sort(key=lambda bound: bound.log_value)
+        return Ladder(rungs=tuple(found), refused=tuple(x for x in uppers if isinstance(x, Refusal)))
     lowers = [
         _outcome(discrete_lower, attention, n=n, radius=radius),
         _outcome(kim_lower, attention, n=n, radius=radius),
@@ -37,7 +46,7 @@ def table(attention: Attention, *, n: int, radius: float, heads: int | None = No
     return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
 
 
-def smallest_upper(attention: Attention, *, n: int, radius: float) -> Bound:
+def smallest_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     """Return the smallest upper bound that applies to ``n`` tokens in a ball, without looking for lower ones.
 
     Raises:
@@ -50,8 +59,12 @@ def smallest_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     return dataclasses.replace(min(found, key=lambda bound: bound.log_value), domain=in_ball(n, radius))
 
 
-def _uppers(attention: Attention, n: int, radius: float) -> list[Bound | Refusal]:
+def _uppers(attention: Heads, n: int, radius: float) -> list[Bound | Refusal]:
     require_size(n, radius)
+    if isinstance(attention, Heads) and not isinstance(attention, Attention):
+        return [_outcome(sharp_upper, attention, n=n, radius=radius)]
+    if attention.sink is not None:  # one more point at the origin: upper bounds are about any points in the ball
+        attention = dataclasses.replace(attention, sink=None)
     heads_of(attention)
     about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
     return [
@@ -60,8 +73,8 @@ def _uppers(attention: Attention, n: int, radius: float) -> list[Bound | Refusal
     ]
 
 
-def _outcome(theorem: Theorem, attention: Attention, **arguments: float | None) -> Bound | Refusal:
+def _outcome(theorem: Theorem, attention: Heads, **arguments: float | None) -> Bound | Refusal:
     try:
         return theorem(attention, **arguments)
-    except AssumptionError as reason:
+    except (AssumptionError, DtypeError) as reason:
         return Refusal(name=theorem.__name__, reason=str(reason))

@@ -55,6 +55,8 @@ def _attention(outputs: Outputs) -> Attention:
     f = outputs.model.sites[outputs.layer].map(name)
     if not isinstance(f, Attention):
         raise AssumptionError("enumeration is for attention in closed form; use method='random'.", field="method")
+    if f.sink is not None:
+        raise AssumptionError("enumeration does not know sinks; use method='random'.", field="method")
     return f
 
 

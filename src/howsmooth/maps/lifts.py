@@ -1,0 +1,165 @@
+"""What is done to queries, keys or values before they meet: value, derivative, transpose."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.values import take
+
+
+@runtime_checkable
+class LiftJacobian(Protocol):
+    """The derivative of a lift, token by token."""
+
+    def jvp(self, E: Tensor, /) -> Tensor:
+        """Push a perturbation of what is lifted forward."""
+
+    def vjp(self, G: Tensor, /) -> Tensor:
+        """Pull a cotangent of what comes out back."""
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "LiftJacobian":
+        """Pick entries of the leading ``batch`` axes, ``event`` axes being left: heads, tokens, coordinates."""
+
+
+@runtime_checkable
+class Lift(Protocol):
+    """A map of queries, keys or values ``(*batch, heads, n, k)``, token by token; a norm is one."""
+
+    def apply(self, X: Tensor, /) -> Tensor:
+        """Lift, unchecked."""
+
+    def linearise(self, X: Tensor, /) -> LiftJacobian:
+        """Differentiate, unchecked."""
+
+
+class Lifts(NamedTuple):
+    """What is done to queries, keys and values; ``None`` for nothing."""
+
+    query: Lift | None = None
+    key: Lift | None = None
+    value: Lift | None = None
+
+    def apply(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], "Lifted"]:
+        """Lift all three; return them with the derivatives."""
+        done = [(x, None) if f is None else (f.apply(x), f.linearise(x)) for f, x in zip(self, (q, k, v), strict=True)]
+        (q, dq), (k, dk), (v, dv) = done
+        return (q, k, v), Lifted(dq, dk, dv)
+
+
+class Lifted(NamedTuple):
+    """The derivatives of the lifts of queries, keys and values; ``None`` for the identity."""
+
+    query: LiftJacobian | None = None
+    key: LiftJacobian | None = None
+    value: LiftJacobian | None = None
+
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "Lifted":
+        """Pick the lifts of some entries of the batch."""
+        return Lifted(*(None if f is None else f.taken(batch, index, event=3) for f in self))
+
+
+NO_LIFTS = Lifted()
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Multiply every token by a number; it is its own derivative and its own transpose."""
+
+    factor: Float[Tensor, "... 1 n_or_1 1"]
+
+    def apply(self, X: Tensor) -> Tensor:
+        """Multiply."""
+        return self.factor * X
+
+    jvp = vjp = apply
+
+    def linearise(self, X: Tensor) -> "Times":
+        """Differentiate: what is linear is its own derivative."""
+        return self
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Times":
+        """Pick entries of the batch."""
+        return Times(take(self.factor, batch, index, event=event))
+
+
+@dataclass(frozen=True, eq=False)
+class Paraboloid:
+    r"""Lift keys to :math:`[k, |k|^2]`."""
+
+    def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
+        """Lift."""
+        return torch.cat((X, X.square().sum(-1, keepdim=True)), dim=-1)
+
+    def linearise(self, X: Float[Tensor, "*batch k"]) -> "ParaboloidJacobian":
+        """Differentiate."""
+        return ParaboloidJacobian(2 * X)
+
+
+@dataclass(frozen=True, eq=False)
+class ParaboloidJacobian:
+    r"""The derivative :math:`[e, 2\langle k,e\rangle]`."""
+
+    twice: Float[Tensor, "*batch k"]
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Push forward."""
+        return torch.cat((E, (self.twice * E).sum(-1, keepdim=True)), dim=-1)
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Pull back."""
+        return torch.addcmul(G[..., :-1], self.twice, G[..., -1:])
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "ParaboloidJacobian":
+        """Pick entries of the batch."""
+        return ParaboloidJacobian(take(self.twice, batch, index, event=event))
+
+
+@dataclass(frozen=True, eq=False)
+class Facing:
+    r"""Lift queries to :math:`[2q, -1]`, which meet a :class:`Paraboloid` in :math:`2\langle q,k\rangle-|k|^2`."""
+
+    def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
+        """Lift."""
+        return torch.cat((2 * X, -torch.ones_like(X[..., :1])), dim=-1)
+
+    def linearise(self, X: Tensor) -> "Facing":
+        """Differentiate: this one knows its linear part."""
+        return self
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Push forward."""
+        return torch.cat((2 * E, torch.zeros_like(E[..., :1])), dim=-1)
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Pull back."""
+        return 2 * G[..., :-1]
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Facing":
+        """Pick entries of the batch: all are alike."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """Cut tokens into two halves, which become a new first axis."""
+
+    def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "2 *batch half"]:
+        """Cut."""
+        return X.unflatten(-1, (2, -1)).movedim(-2, 0)
+
+    jvp = apply
+
+    def linearise(self, X: Tensor) -> "Halves":
+        """Differentiate: what is linear is its own derivative."""
+        return self
+
+    def vjp(self, G: Float[Tensor, "2 *batch half"]) -> Float[Tensor, "*batch k"]:
+        """Put the halves together again."""
+        return G.movedim(0, -2).flatten(-2)
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Halves":
+        """Pick entries of the batch: all are alike."""
+        return self

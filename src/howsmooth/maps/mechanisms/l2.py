@@ -1,0 +1,84 @@
+"""L2Attention: scores are squared distances of queries and keys."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.lifts import Facing, Lifts, Paraboloid
+from howsmooth.maps.one_head import one_head
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.weighting import Softmax
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class L2Attention(Scored):
+    r"""Attention by distance :cite:`kim2021`.
+
+    .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
+              P^h_{ij} \propto a_j \exp\bigl(-s\,|Q_h x_i + b_q - K_h x_j - b_k|^2\bigr)
+
+    With ``tied``, keys are queries and values pass through :math:`A_h = s\,Q_h^\top Q_h` first: :math:`V_hA_hx_j` in
+    place of :math:`V_hx_j`. That is the map that Kim, Papamakarios and Mnih prove to be Lipschitz; the untied one is
+    not.
+
+    Since :math:`-|q|^2` is the same for a whole row, scores are :math:`\langle[2q,-1],[k,|k|^2]\rangle`: products of
+    matrices, as in plain attention.
+
+    Attributes:
+        tied: Whether keys are queries and values pass through :math:`A_h`; ``key`` has to be ``query`` then.
+
+    The other fields are those of :class:`howsmooth.Attention`; there is no soft cap.
+
+    Example:
+        >>> one = torch.eye(1)
+        >>> L2Attention.single_head(Q=0 * one, K=0 * one, V=one)(torch.tensor([[1.0], [3.0]]))
+        tensor([[2.],
+                [2.]])
+    """
+
+    tied: bool = False
+
+    @classmethod
+    def single_head(
+        cls,
+        *,
+        Q: Float[Tensor, "k d"],
+        K: Float[Tensor, "k d"],
+        V: Float[Tensor, "v d"],
+        causal: bool = False,
+        positions: Positions | None = None,
+        weights: Float[Tensor, "... n"] | None = None,
+        tied: bool = False,
+    ) -> "L2Attention":
+        r"""Build one head of scale one: :math:`P_{ij}\propto a_je^{-|Qx_i-Kx_j|^2}`, values :math:`Vx_j`.
+
+        Args:
+            Q: The query projection.
+            K: The key projection.
+            V: The value projection.
+            causal: Whether a token sees only itself and the past.
+            positions: Any other mask; not together with ``causal``.
+            weights: The mass of each token.
+            tied: Whether values pass through :math:`Q^\top Q`; K has to be Q then.
+        """
+        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
+        return cls(query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, tied=tied)
+
+    def _mechanism(self, X: Tensor) -> Mechanism:
+        value = self.value
+        if self.tied:
+            value = self.score_scale * (value @ self.query.mT) @ self.query
+        return Mechanism(weighting=Softmax(), lifts=Lifts(Facing(), Paraboloid()), value=value)
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        if self.softcap is not None:
+            raise AssumptionError("attention by distance has no soft cap.", field="softcap")
+        if self.positions.distances is not None:
+            raise AssumptionError("attention by distance of tokens has no keys of positions.", field="positions")
+        if self.tied and not (self.key.shape == self.query.shape and torch.equal(self.key, self.query)):
+            raise AssumptionError("tied=True needs key to be query; give key=query, or tied=False.", field="key")

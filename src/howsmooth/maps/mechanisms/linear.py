@@ -1,0 +1,283 @@
+"""LinearAttention: features of queries meet a sum over keys, so that products cost O(n)."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
+from howsmooth.maps.heads_derivative import HeadsJacobian
+from howsmooth.maps.lifts import Lift, Lifts
+from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
+from howsmooth.maps.mechanisms.features import EluPlusOne
+from howsmooth.maps.mechanisms.sums import Seen, seen_by
+from howsmooth.maps.one_head import one_head
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.values import take
+from howsmooth.maps.weighted import Atoms
+from howsmooth.validation import require_finite
+
+Features = Literal["elu", "identity"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LinearAttention(Heads):
+    r"""Attention without exponentials of scores :cite:`katharopoulos2020`.
+
+    .. math:: f(X)_i = \sum_h W_h\,\frac{\sum_j m_j\,\langle\phi(q_i),\phi(k_j)\rangle\,v_j}
+              {\sum_jm_j\,\langle\phi(q_i),\phi(k_j)\rangle} + b_o,\qquad \phi(x) = \mathrm{elu}(x)+1
+
+    with :math:`q = Q_hx + b_q` and so on. Without ``normalised`` there is no denominator. The sum over j is one matrix
+    for all i, so values and products cost O(n), also under a causal mask; other masks cost O(n²).
+
+    Each token counts once, :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where N is ``count``: the
+    number of tokens that all mass stands for, which a denominator does not see.
+
+    Attributes:
+        normalised: Whether there is a denominator.
+        features: :math:`\phi`, ``"elu"`` for elu + 1 or, without a denominator, ``"identity"``.
+        count: :math:`N`; ``None`` means the number of tokens.
+
+    The other fields are those of :class:`howsmooth.Attention`; there is no scale, no soft cap, and nothing can be added
+    to scores.
+
+    Example:
+        >>> one = torch.eye(1)
+        >>> LinearAttention.single_head(Q=one, K=0 * one, V=one)(torch.tensor([[1.0], [3.0]]))
+        tensor([[2.],
+                [2.]])
+    """
+
+    normalised: bool = True
+    features: Features = "elu"
+    count: float | None = None
+
+    @classmethod
+    def single_head(
+        cls,
+        *,
+        Q: Float[Tensor, "k d"],
+        K: Float[Tensor, "k d"],
+        V: Float[Tensor, "v d"],
+        causal: bool = False,
+        positions: Positions | None = None,
+        weights: Float[Tensor, "... n"] | None = None,
+        normalised: bool = True,
+        features: Features = "elu",
+        count: float | None = None,
+    ) -> "LinearAttention":
+        r"""Build one head: weights :math:`\langle\phi(Qx_i),\phi(Kx_j)\rangle`, values :math:`Vx_j`.
+
+        Args:
+            Q: The query projection.
+            K: The key projection.
+            V: The value projection.
+            causal: Whether a token sees only itself and the past.
+            positions: Any other mask; not together with ``causal``.
+            weights: The mass of each token.
+            normalised: Whether weights are divided by their sum.
+            features: φ.
+            count: How many tokens all mass stands for; as many as there are by default.
+        """
+        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
+        return cls(
+            query=query,
+            key=key,
+            value=value,
+            positions=seen,
+            weights=weights,
+            normalised=normalised,
+            features=features,
+            count=count,
+        )
+
+    def on(self, measure: Atoms) -> "LinearAttention":
+        """Return the map that moves the atoms of a measure; without a denominator ``count`` has to be given."""
+        if not self.normalised:
+            require_count_on_measures(self.count)
+        return super().on(measure)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "LinearJacobian":
+        """Differentiate at ``X``; no weights are kept, so ``memory`` does not matter."""
+        require_memory(memory)
+        found = self._attend(self._admit(X))
+        require_finite(found.means, "the output of attention")
+        return found
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more n out"], "LinearJacobian"]:
+        """Return the value and the derivative at ``X``."""
+        found = self.jacobian(X, memory=memory)
+        return self._put_out(found.means, found.output, found.batch), found
+
+    def _means(self, X: Tensor) -> Float[Tensor, "stack shared n v"]:
+        return self._attend(X).means
+
+    def _attend(self, X: Tensor) -> "LinearJacobian":
+        feature: Lift | None = EluPlusOne() if self.features == "elu" else None
+        q, k, v, projections = self._project(X, Lifts(feature, feature), self.value, self.positions.rotary)
+        n, layout, batch = X.shape[-2], self.layout, tuple(X.shape[:-2])
+        masses = counted(self.weights, self.count, n, X)
+        if self.positions.padding is not None:
+            masses = (X.new_ones(n) if masses is None else masses) * self.positions.padding
+        if masses is not None:
+            masses = masses.expand(*batch, n).reshape(-1, 1, n, 1).repeat_interleave(layout.groups, dim=0)
+        a, b = q.reshape(-1, layout.shared, n, layout.k), k.reshape(-1, 1, n, layout.k)
+        c = v.reshape(-1, 1, n, layout.v)
+        if self.normalised:
+            c = torch.cat((c, torch.ones_like(c[..., :1])), dim=-1)
+        c = c if masses is None else masses * c
+        seen = seen_by(self.positions, batch, layout, X)
+        sums = seen.forward(a, b, c)
+        total = sums[..., -1:] if self.normalised else None
+        if total is not None and self._may_hide_all and bool((total == 0).any()):
+            raise AssumptionError("a token may attend to nothing: its mask hides every token. Let it see itself.")
+        return LinearJacobian(
+            projections=projections,
+            output=self._joined_output(),
+            batch=batch,
+            domain=tuple(X.shape[-2:]),
+            seen=seen,
+            a=a,
+            b=b,
+            c=c,
+            masses=masses,
+            total=total,
+            o=sums if total is None else sums[..., :-1] / total,
+        )
+
+    @property
+    def _may_hide_all(self) -> bool:
+        return self.positions.may_hide_all or self.weights is not None
+
+    def _check_options(self) -> None:
+        require_count(self.count)
+        if self.features not in ("elu", "identity"):
+            raise AssumptionError(f"features must be 'elu' or 'identity', got {self.features!r}.", field="features")
+        if self.normalised and self.features != "elu":
+            raise AssumptionError(
+                "a denominator needs positive features; use features='elu', or normalised=False.", field="features"
+            )
+        order = self.positions
+        added = (order.relative_bias, order.position_bias, order.distances)
+        if any(x is not None for x in added) or (order.mask is not None and order.mask.dtype != torch.bool):
+            raise AssumptionError(
+                "linear attention has no scores that anything could be added to; use a boolean mask.",
+                field="positions",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearJacobian(HeadsJacobian):
+    r"""The derivative of linear attention.
+
+    With :math:`T(a,b,c)_i = \sum_j\langle a_i,b_j\rangle c_j` and :math:`c_j = m_j[v_j, 1]` the means are the first
+    entries of :math:`T(a,b,c)` over the last. T is linear in each of three:
+    :math:`dT = T(da,b,c) + T(a,db,c) + T(a,b,dc)`.
+
+    Attributes:
+        seen: The sum over the tokens that each token sees.
+        a: Features of queries.
+        b: Features of keys.
+        c: Values, and ones below a denominator, times masses.
+        masses: For how many tokens each counts; ``None`` for one.
+        total: The denominators, if there are any.
+        o: The means of every head.
+    """
+
+    seen: Seen
+    a: Float[Tensor, "stack shared n k"]
+    b: Float[Tensor, "stack 1 n k"]
+    c: Float[Tensor, "stack 1 n c"]
+    masses: Float[Tensor, "stack 1 n 1"] | None
+    total: Float[Tensor, "stack shared n 1"] | None
+    o: Float[Tensor, "stack shared n v"]
+
+    @property
+    def means(self) -> Float[Tensor, "stack shared n v"]:
+        """The means of every head."""
+        return self.o
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Axes of queries and keys before those of the batch: none."""
+        return ()
+
+    @property
+    def forward_rounding(self) -> float:
+        r"""The share of a sum that rounding may have changed: features are as large as :math:`e^x` or x."""
+        smallest = min(float(x.detach().abs().min()) for x in (self.a, self.b))
+        exponent = -math.log(smallest) if smallest > 0 else 0.0
+        return torch.finfo(self.dtype).eps * (max(exponent, 0.0) + 8)
+
+    @property
+    def query_rounding(self) -> float:
+        """How far the products of queries alone may be off, relative to the projections."""
+        size = float(self.seen.forward(self.a.abs(), self.b, self.c.abs()).norm(dim=-1).max())
+        least = float(self.a.norm(dim=-1).min()) if self.total is None else float(self.total.min())
+        return 8 * torch.finfo(self.dtype).eps * size / max(least, torch.finfo(self.dtype).tiny)
+
+    def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push perturbations of queries, keys and values to the means."""
+        da, db, dc = dq.reshape(self.a.shape), dk.reshape(self.b.shape), dv.reshape(*self.c.shape[:-1], -1)
+        dc = dc if self.masses is None else self.masses * dc
+        if self.total is not None:
+            dc = torch.nn.functional.pad(dc, (0, 1))
+        return self._divided(self.seen.derivative((self.a, self.b, self.c), (da, db, dc)))
+
+    def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Pull a cotangent of the means back to queries, keys and values."""
+        g = self._undivided(g)
+        da = self.seen.forward(g, self.c, self.b)
+        db = self.seen.backward(self.c, g, self.a)
+        dc = self.seen.backward(self.b, self.a, g)
+        dc = dc if self.total is None else dc[..., :-1]
+        dc = dc if self.masses is None else self.masses * dc
+        return da, db, dc.contiguous()
+
+    def moved_by_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push a perturbation of each token's own query to its mean, in a context that stays."""
+        return self._divided(self.seen.forward(dq.reshape(self.a.shape), self.b, self.c))
+
+    def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
+        """Pull a cotangent of each token's mean back to its own query."""
+        return self.seen.forward(self._undivided(g), self.c, self.b)
+
+    def _divided(self, moved: Tensor) -> Tensor:
+        """Push a change of numerators and denominators to the means."""
+        if self.total is None:
+            return moved
+        return torch.addcmul(moved[..., :-1], self.o, moved[..., -1:], value=-1) / self.total
+
+    def _undivided(self, g: Tensor) -> Tensor:
+        """Pull a cotangent of the means back to numerators and denominators."""
+        if self.total is None:
+            return g
+        g = g / self.total
+        return torch.cat((g, -(g * self.o).sum(-1, keepdim=True)), dim=-1)
+
+    def take(self, index: Tensor) -> "LinearJacobian":
+        """Pick some operators of the batch."""
+
+        def pick(x: Tensor) -> Tensor:
+            return x.unflatten(0, (math.prod(self.batch), -1))[index].flatten(0, 1)
+
+        return dataclasses.replace(
+            self,
+            projections=self.projections.take(self.batch, index),
+            output=take(self.output, self.batch, index, event=2),
+            batch=(len(index),),
+            seen=self.seen.take(pick),
+            a=pick(self.a),
+            b=pick(self.b),
+            c=pick(self.c),
+            masses=None if self.masses is None else pick(self.masses),
+            total=None if self.total is None else pick(self.total),
+            o=pick(self.o),
+        )

@@ -1,0 +1,229 @@
+"""Audit a claimed Lipschitz constant: search for an input where it fails."""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Domain
+from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
+from howsmooth.files import whole
+from howsmooth.markup import paragraph
+from howsmooth.search.arrangements import arrangements
+from howsmooth.search.ascent import maximised
+from howsmooth.search.batches import on_batches
+from howsmooth.search.pairs import Pair, steepest_pair
+from howsmooth.search.starts import empty_token
+from howsmooth.spectral.abilities import Differentiable, Recastable
+from howsmooth.spectral.autograd import evaluate
+from howsmooth.strict import strict_json
+from howsmooth.theory.results import Witness
+from howsmooth.wording import at_least, number
+
+# Where to look if a claim is about all of space: balls of these radii.
+RADII = (1.0, 4.0, 16.0, 64.0)
+# A derivative that differs by more than this from what the outputs do is not that of the callable.
+DISAGREEMENT = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Audit:
+    r"""What came of the search for an input where a claimed constant fails.
+
+    Attributes:
+        claimed: The constant that was claimed.
+        found: The input with the largest local constant, by the derivative.
+        pair: Two inputs near it, and :math:`\|f(Y)-f(Z)\|/\|Y-Z\|`: what was really attained.
+        products: How many products with Jacobians the search took.
+    """
+
+    claimed: float
+    found: Witness
+    pair: Pair
+    products: int
+
+    @property
+    def refuted(self) -> bool:
+        """Whether two inputs are further apart behind the map than the claim allows; no derivative goes into it."""
+        return self.pair.ratio > self.claimed
+
+    @property
+    def largest(self) -> float:
+        """The largest ratio of distances that was found."""
+        return self.pair.ratio
+
+    @property
+    def consistent(self) -> bool:
+        """Whether outputs move as the derivative says; not so where a part was detached, or is not differentiable."""
+        return abs(self.pair.ratio - self.found.value) <= DISAGREEMENT * max(self.found.value, self.pair.ratio)
+
+    def __repr__(self) -> str:
+        """Say what came of it."""
+        return f"Audit: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        where = f"on {self.found.domain}"
+        if self.refuted:
+            said = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
+        else:
+            said = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
+        if not self.consistent:
+            said += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
+        return said
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the tensors as plain values."""
+        return {
+            "refuted": self.refuted,
+            "claimed": self.claimed,
+            "largest": self.largest,
+            "consistent": self.consistent,
+            "products": self.products,
+            "found": self.found.as_dict(),
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object; :meth:`save` keeps the inputs too."""
+        return strict_json(self.as_dict())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the input, its worst direction and the two inputs nearby to a ``.safetensors`` file."""
+        from safetensors.torch import save_file
+
+        target = Path(path)
+        if target.suffix != ".safetensors":
+            raise AssumptionError(
+                f"an audit is saved as .safetensors, got {target.name!r}; change the ending.", field="path"
+            )
+        tensors = {
+            "tokens": self.found.tokens,
+            "direction": self.found.measured.direction,
+            "first": self.pair.first,
+            "second": self.pair.second,
+        }
+        detached = {name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}
+        with whole(target) as partial:
+            save_file(detached, partial, {"audit": self.to_json()})
+
+
+def audit(
+    f: Callable[[Tensor], Any],
+    *,
+    claimed: float,
+    n: int | None = None,
+    domain: Domain | None = None,
+    input_shape: Sequence[int] | None = None,
+    starts: int = 4,
+    steps: int = 60,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Audit:
+    r"""Search for an input where a map's constant exceeds what is claimed for it.
+
+    Starts are the patterns of worst inputs (random tokens, two points, tied pairs, a token at the origin, clusters,
+    equal tokens), and those that theory builds where the map is attention; then ascent on the local constant. At the
+    worst input two inputs near each other are compared: only :math:`\|f(Y)-f(Z)\| > \text{claimed}\cdot\|Y-Z\|` refutes
+    a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
+
+    Everything is computed in float64 where the map allows it; what a callable computes in float32 inside cannot refute
+    a claim by its rounding.
+
+    Args:
+        f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
+        claimed: The constant that is claimed, in the Euclidean norm of all tokens together.
+        n: How many tokens; told by ``input_shape`` otherwise.
+        domain: Where the claim is made; all of space by default, searched in balls of radius 1, 4, 16 and 64.
+        input_shape: ``(n, d)``, where neither map nor domain tell the dimension of a token.
+        starts: How many inputs of each pattern.
+        steps: How many trials every run of the ascent gets.
+        generator: The source of randomness; one with a fixed seed by default.
+        progress: Called with the number of trials taken and the best value so far, after every trial.
+
+    Raises:
+        AssumptionError: If ``claimed`` is not positive, or the map does not work on such inputs.
+
+    Example:
+        >>> from howsmooth.maps.attention import Attention
+        >>> one = torch.ones(1, 1, dtype=torch.float64)
+        >>> f = Attention.single_head(A=-one, V=one)
+        >>> audit(f, claimed=1.0, n=4, domain=Ball(3.0)).refuted
+        True
+    """
+    n, d = _checked(claimed, n, input_shape, starts)
+    places = [domain] if domain is not None else [Ball(radius) for radius in RADII]
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    like = empty_token(f, places[0], 1, d)
+    wide, like = _widened(f, like, n, places[0], generator)
+    best, products = None, 0
+    for place in places:
+        begin = arrangements(place, n, like, starts, generator)
+        try:
+            found, spent = maximised(
+                wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress
+            )
+        except NotImplementedError as error:  # what torch says of kernels without a second derivative
+            raise AssumptionError(
+                f"the search differentiates twice, and a part of the callable cannot be: {error}", field="f"
+            ) from error
+        products += spent
+        pair = steepest_pair(
+            lambda X: _value(wide, X), found.tokens, found.measured.direction, place, unit=_unit(wide, like)
+        )
+        if best is None or pair.ratio > best.pair.ratio:
+            best = Audit(claimed=claimed, found=found, pair=pair, products=0)
+    assert best is not None  # there is a place at least
+    return Audit(claimed=claimed, found=best.found, pair=best.pair, products=products)
+
+
+def _value(f: Any, X: Tensor) -> Tensor:
+    """Apply the map as it is measured: modules in eval mode."""
+    closed = isinstance(f, Differentiable)
+    value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
+    return value
+
+
+def _unit(f: Any, like: Tensor) -> float:
+    """Return the rounding unit to reckon with: callables may compute in float32 inside, whatever they are given."""
+    return torch.finfo(like.dtype if isinstance(f, Differentiable) else torch.float32).eps
+
+
+def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
+    """Return the map on batches, in float64 if it works there, and an empty token of its numbers."""
+    double = like.double()
+    if isinstance(f, Differentiable):
+        return (f.to(torch.float64), double) if isinstance(f, Recastable) else (f, like)
+    try:
+        wide = copy.deepcopy(f).double() if isinstance(f, nn.Module) else f
+        return on_batches(wide, domain.draw(1, n, double, generator)[0]), double
+    except (HowsmoothError, RuntimeError, TypeError):  # what cannot be copied, or has float32 written into it
+        single = like if isinstance(f, nn.Module) else like.float()
+        return on_batches(f, domain.draw(1, n, single, generator)[0]), single
+
+
+def _checked(claimed: float, n: int | None, shape: Sequence[int] | None, starts: int) -> tuple[int, int | None]:
+    if not (isinstance(claimed, int | float) and 0 < claimed < math.inf):
+        raise AssumptionError(f"claimed must be a positive number, got {claimed}.", field="claimed")
+    if not (isinstance(starts, int) and starts >= 1):
+        raise AssumptionError(f"starts must be a whole number, at least 1, got {starts}.", field="starts")
+    if shape is not None and (len(shape) != 2 or not all(isinstance(x, int) and x >= 1 for x in shape)):
+        raise ShapeError(f"input_shape must be (n, d), got {tuple(shape)}.", field="input_shape")
+    if shape is None and n is None:
+        raise ShapeError("say how many tokens an input has: n=…, or input_shape=(n, d).", field="n")
+    if shape is not None and n is not None and n != shape[0]:
+        raise ShapeError(f"n and input_shape must agree, got {n} and {tuple(shape)}.", field="n")
+    tokens = shape[0] if n is None and shape is not None else n
+    if not (isinstance(tokens, int) and tokens >= 1):
+        raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
+    return tokens, None if shape is None else shape[1]

@@ -1,0 +1,57 @@
+"""Kinds of attention by name: the same weights, with another way from scores to weights."""
+
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from howsmooth.errors import AssumptionError, nearest
+
+if TYPE_CHECKING:
+    from howsmooth.maps.attention import Attention
+    from howsmooth.maps.heads import Heads
+
+# The file and the class, and the fields that make the kind.
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "softmax": ("attention", "Attention", {}),
+    "off-by-one": ("attention", "Attention", {}),
+    "l2": ("mechanisms.l2", "L2Attention", {}),
+    "l2-tied": ("mechanisms.l2", "L2Attention", {"tied": True}),
+    "sigmoid": ("mechanisms.sigmoid", "SigmoidAttention", {}),
+    "linear": ("mechanisms.linear", "LinearAttention", {}),
+    "linear-plain": ("mechanisms.linear", "LinearAttention", {"normalised": False}),
+    "sinkhorn": ("mechanisms.sinkhorn", "SinkhornAttention", {}),
+    "cosine": ("mechanisms.cosine", "CosineAttention", {"eps": 0.01}),
+    "entmax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 1.5}),
+    "sparsemax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 2.0}),
+}
+
+
+def check_kind(kind: str) -> str:
+    """Refuse a name that stands for no kind; without torch."""
+    if kind not in KINDS:
+        raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, KINDS)}", field="kind")
+    return kind
+
+
+def of_kind(attention: "Attention", kind: str) -> "Heads":
+    """Return attention of another kind with the weights of a softmax layer; where keys are queries, the queries.
+
+    Raises:
+        AssumptionError: If there is no such kind, or it does not have a feature of the layer.
+    """
+    file, name, more = KINDS[check_kind(kind)]
+    if kind == "softmax":
+        return attention
+    if kind == "off-by-one":
+        return dataclasses.replace(attention, sink=attention.query.new_zeros(attention.layout.heads))
+    cls = getattr(importlib.import_module(f"howsmooth.maps.{file}"), name)
+    taken = {field.name for field in dataclasses.fields(cls)}
+    given = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention)}
+    lost = [field for field in ("softcap", "sink") if field not in taken and given[field] is not None]
+    if lost:
+        raise AssumptionError(f"attention of the kind {kind!r} has no {lost[0]}.", field="kind")
+    fields = {field: value for field, value in given.items() if field in taken}
+    if more.get("tied"):
+        fields |= {"key": attention.query, "key_bias": attention.query_bias}
+    made: Heads = cls(**fields | more)
+    return made

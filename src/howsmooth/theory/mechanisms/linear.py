@@ -1,0 +1,32 @@
+"""Linear attention with elu + 1: weights whose logarithms have slopes of at most one."""
+
+import math
+from typing import Any
+
+from howsmooth.errors import AssumptionError
+from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
+
+
+def linear_ball(f: Any, n: int, radius: float) -> float:
+    r"""Bound linear attention on n tokens in a ball.
+
+    Normalised: :math:`\|V\|\bigl(\sqrt n + R\,(\|Q\|/\sqrt2 + \sqrt{n/2}\,\|K\|)\bigr)`: it grows like R, not like R².
+
+    Without the denominator, with :math:`p = \sqrt k+\|Q\|R+|b_q|`, :math:`r = \sqrt k+\|K\|R+|b_k|` and Y the largest
+    value: :math:`n\bigl(\|V\|pr + Y(r\|Q\| + p\|K\|)\bigr)`.
+    """
+    require_plain(f, "this bound on linear attention")
+    if not f.normalised and f.count not in (None, n):
+        raise AssumptionError("this bound on linear attention needs count to be n, or left out.", field="attention")
+    return layer_upper(f, lambda part: _head(part, n, radius, bool(f.normalised)))
+
+
+def _head(part: Part, n: int, radius: float, normalised: bool) -> float:
+    norm_Q, norm_K, norm_V = safe(part.Q), safe(part.K), safe(part.B)
+    if normalised:
+        return norm_V * (math.sqrt(n) + radius * (norm_Q / math.sqrt(2) + math.sqrt(n / 2) * norm_K))
+    root = math.sqrt(len(part.Q))
+    p = root + norm_Q * radius + size(part.query_bias)
+    r = root + norm_K * radius + size(part.key_bias)
+    most = norm_V * radius + size(part.value_bias)
+    return n * (norm_V * p * r + most * (r * norm_Q + p * norm_K))

@@ -1,0 +1,215 @@
+"""At one input: certificates for attention that is not plain softmax, from closed forms."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.theory.heads import log, on_cpu
+from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
+from howsmooth.theory.results import Bound, upper_bound
+
+HERE = "the given input"
+# What rounding may have done to a sum of n terms, in units of the last place.
+UNITS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    r"""What one head does at an input, row by row.
+
+    Attributes:
+        P: The weights.
+        moved: :math:`M_{ij} = \sum_ly_l\,\partial P_{il}/\partial S_{ij}`: how outputs move with scores.
+        by_query: :math:`\partial S_{ij}/\partial x_i`.
+        by_key: :math:`|\partial S_{ij}/\partial x_j|`.
+        exponent: How large the numbers were that weights were made of: rounding is so many units.
+        reach: The largest distance between two values, or the largest value.
+        norm_V: The norm of what makes values of tokens.
+    """
+
+    P: Float[Tensor, "n n"]
+    moved: Float[Tensor, "n n out"]
+    by_query: Float[Tensor, "n n d"]
+    by_key: Float[Tensor, "n n"]
+    exponent: float
+    reach: float
+    norm_V: float
+
+
+def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
+    r"""Bound the local constant of attention of another kind at ``X``, deterministically.
+
+    .. math:: \|D_Xf\|\le\|V\|\|P\| + \max_i\Bigl\|\sum_jM_{ij}(\partial_{x_i}S_{ij})^\top\Bigr\|
+              + \Bigl(\sum_i\lambda_{\max}\bigl(\textstyle
+              \sum_j|\partial_{x_j}S_{ij}|^2M_{ij}M_{ij}^\top\bigr)\Bigr)^{1/2}
+
+    Raises:
+        AssumptionError: If the mechanism is not row by row, or has a feature that the theorem does not cover.
+    """
+    make = ROWS.get(type(f).__name__)
+    if make is None:
+        known = ", ".join(f"hs.{name}" for name in ROWS)
+        raise DtypeError(f"local_upper is about hs.Attention, {known}, got {type(f).__name__}.", field="attention")
+    require_plain(f, "local_upper")
+    x = on_cpu(X)
+    if x.ndim != 2:
+        raise AssumptionError(f"local_upper takes one input, (n, d), got {tuple(X.shape)}.", field="X")
+    hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1) if f.positions.causal else None
+    value = layer_upper(f, lambda part: _three_terms(make(f, part, x, hidden)))
+    return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")
+
+
+def _three_terms(rows: Rows) -> float:
+    n, eps = len(rows.P), torch.finfo(torch.float64).eps
+    # weights, and what moves with them, are wrong by such a share of the largest that they can be
+    wrong = math.expm1(min(2 * (rows.exponent + n + UNITS) * eps, 700.0)) + UNITS * n * eps
+    query = torch.linalg.matrix_norm(rows.moved.mT @ rows.by_query, ord=2)
+    pulls = rows.by_query.norm(dim=-1).amax(-1)
+    gram = torch.einsum("ijo,ij,ijp->iop", rows.moved, rows.by_key.square(), rows.moved)
+    key = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt()
+    query = query + wrong * rows.reach * pulls * rows.P.sum(-1)
+    key = key + wrong * rows.reach * rows.by_key.amax(-1) * rows.P.sum(-1)
+    value = rows.norm_V * safe(rows.P) * (1 + wrong) + float(query.max()) + float(key.norm())
+    return value if math.isfinite(value) else math.inf
+
+
+def _softmax(S: Tensor, hidden: Tensor | None) -> Tensor:
+    return torch.softmax(S if hidden is None else S.masked_fill(hidden, -torch.inf), dim=-1)
+
+
+def _projected(part: Part, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x @ part.Q.mT + part.query_bias, x @ part.K.mT + part.key_bias, x @ part.B.mT + part.value_bias
+
+
+def _means(P: Tensor, y: Tensor) -> Tensor:
+    """Return P_ij (y_j − ȳ_i), how the outputs of a softmax move with its scores."""
+    return P[..., None] * (y - (P @ y)[:, None])
+
+
+def _across(y: Tensor) -> float:
+    return 2 * float((y - y.mean(0)).norm(dim=-1).max())
+
+
+def _l2(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
+    q, k, y = _projected(part, x)
+    y = part.scale * x @ part.Q.mT @ part.Q @ part.B.mT if f.tied else y
+    apart = q[:, None] - k
+    P = _softmax(-part.scale * apart.square().sum(-1), hidden)
+    return Rows(
+        P=P,
+        moved=_means(P, y),
+        by_query=-2 * part.scale * apart @ part.Q,
+        by_key=2 * part.scale * (apart @ part.K).norm(dim=-1),
+        exponent=16 * part.scale * float((q.norm(dim=-1).max() + k.norm(dim=-1).max()) ** 2),
+        reach=_across(y),
+        norm_V=safe(part.scale * part.B @ part.Q.mT) * safe(part.Q) if f.tied else safe(part.B),
+    )
+
+
+def _sigmoid(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
+    q, k, y = _projected(part, x)
+    count = float(len(x) if f.count is None else f.count)
+    S = part.scale * q @ k.mT + (-math.log(count) if f.bias is None else f.bias)
+    many = count / len(x)
+    P = many * torch.sigmoid(S)
+    slope = many * torch.sigmoid(S) * torch.sigmoid(-S)
+    P, slope = (z if hidden is None else z.masked_fill(hidden, 0.0) for z in (P, slope))
+    n = len(x)
+    return Rows(
+        P=P,
+        moved=slope[..., None] * y,
+        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
+        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        exponent=16 * float(S.abs().max()),
+        reach=float(y.norm(dim=-1).max()),
+        norm_V=safe(part.B),
+    )
+
+
+def _linear(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
+    if not f.normalised:
+        raise AssumptionError("local_upper is about linear attention with a denominator.", field="attention")
+    q, k, y = _projected(part, x)
+    a, b = (torch.nn.functional.elu(z) + 1 for z in (q, k))
+    da, db = (torch.where(z > 0, 1.0, z.clamp_max(0).exp()) for z in (q, k))
+    kappa = a @ b.mT
+    P = kappa if hidden is None else kappa.masked_fill(hidden, 0.0)
+    P = P / P.sum(-1, keepdim=True)
+    shares = kappa[..., None]
+    return Rows(
+        P=P,
+        moved=_means(P, y),
+        by_query=(da[:, None] * b / shares) @ part.Q,
+        by_key=((a[:, None] * db / shares) @ part.K).norm(dim=-1),
+        exponent=16 * float(torch.cat((q, k)).abs().max()),
+        reach=_across(y),
+        norm_V=safe(part.B),
+    )
+
+
+def _cosine(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
+    if f.normalise_values:
+        raise AssumptionError(
+            "local_upper is about cosine attention whose values are not normalised.", field="attention"
+        )
+    if f.eps == 0:
+        raise AssumptionError("local_upper needs eps > 0 in cosine attention.", field="attention")
+    q, k, y = _projected(part, x)
+    y = f.gain * y
+    (u, nu), (w, nw) = ((z / r, r) for z, r in ((z, (z.square().sum(-1, keepdim=True) + f.eps).sqrt()) for z in (q, k)))
+    tau, cosines = part.scale, u @ w.mT
+    P = _softmax(tau * cosines, hidden)
+    dq = tau * (w - cosines[..., None] * u[:, None]) / nu[:, None]
+    dk = tau * (u[:, None] - cosines[..., None] * w) / nw
+    return Rows(
+        P=P * abs(f.gain),
+        moved=_means(P, y),
+        by_query=dq @ part.Q,
+        by_key=(dk @ part.K).norm(dim=-1),
+        exponent=16 * abs(tau) * (1 + float(x.norm(dim=-1).max()) / math.sqrt(f.eps) * (safe(part.Q) + safe(part.K))),
+        reach=_across(y),
+        norm_V=safe(part.B),
+    )
+
+
+ROWS: dict[str, Callable[[Any, Part, Tensor, Tensor | None], Rows]] = {
+    "L2Attention": _l2,
+    "SigmoidAttention": _sigmoid,
+    "LinearAttention": _linear,
+    "CosineAttention": _cosine,
+}
+
+
+def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
+    r"""Bound sigmoid attention at an input, as Ramapuram et al. do.
+
+    .. math:: \|D_Xf\|\le\|V\|\Bigl(\sigma_\infty + 2\sigma'_\infty\|A\|\,\tfrac1n\textstyle\sum_i|x_i|^2\Bigr),\qquad
+              \sigma_\infty = n\max_{ij}\sigma(S_{ij}),\quad\sigma'_\infty = n\max_{ij}\sigma'(S_{ij})
+
+    Theorem 3.2 of their paper; :func:`local_upper` is never larger by more than rounding.
+
+    Raises:
+        AssumptionError: If there are biases of queries, keys or values.
+    """
+    if type(f).__name__ != "SigmoidAttention":
+        raise DtypeError(f"ramapuram_upper is about hs.SigmoidAttention, got {type(f).__name__}.", field="attention")
+    require_plain(f, "ramapuram_upper")
+    x = on_cpu(X)
+
+    def head(part: Part) -> float:
+        if any(size(bias) > 0 for bias in (part.query_bias, part.key_bias, part.value_bias)):
+            raise AssumptionError("ramapuram_upper is stated without biases; use local_upper.", field="attention")
+        rows = _sigmoid(f, part, x, None)
+        slope = rows.P * (1 - rows.P * len(x) / float(len(x) if f.count is None else f.count))
+        n, eps = len(x), torch.finfo(torch.float64).eps
+        mean = float(x.square().sum(-1).mean())
+        grown = 1 + (rows.exponent + UNITS * n) * eps
+        return safe(part.B) * n * grown * (float(rows.P.max()) + 2 * float(slope.max()) * part.norm_A * mean)
+
+    return upper_bound(log(layer_upper(f, head)), "ramapuram_upper", HERE, "Ramapuram et al., Theorem 3.2")

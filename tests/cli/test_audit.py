@@ -1,0 +1,131 @@
+"""``howsmooth audit``, and kinds of attention on the command line, as a new user would call them."""
+
+import json
+
+import numpy as np
+import pytest
+
+LAYERS = """
+import torch
+from torch import nn
+
+
+def twice():
+    return lambda X: 2 * X
+
+
+def module():
+    layer = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(2 * torch.eye(3))
+    return layer
+
+
+def nothing():
+    return 3
+
+
+def broken():
+    raise ValueError("no layer today")
+
+
+number = 5
+"""
+
+
+@pytest.fixture
+def layers(tmp_path):
+    path = tmp_path / "layers.py"
+    path.write_text(LAYERS, encoding="utf-8")
+    return str(path)
+
+
+QUICK = ("-n", "2", "--radius", "1", "--steps", "2", "--starts", "1")
+
+
+def test_a_claim_that_fails_is_a_finding_and_its_input_is_kept(howsmooth, layers, tmp_path):
+    done = howsmooth("audit", f"{layers}:module", "--claimed", "1.5", *QUICK)
+    assert done.code == 1, done.err
+    assert done.out.startswith("refuted: 1.99")
+    assert (tmp_path / "module-refuted.safetensors").is_file()
+
+
+def test_a_claim_that_holds_is_not_refuted_and_nothing_is_kept(howsmooth, layers, tmp_path):
+    done = howsmooth("audit", f"{layers}:twice", "--claimed", "2.5", "--d", "3", *QUICK)
+    assert done.code == 0, done.err
+    assert done.out.startswith("not refuted: largest found")
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_json_is_all_there_is(howsmooth, layers):
+    done = howsmooth("audit", f"{layers}:module", "--claimed", "1", "--json", *QUICK)
+    found = json.loads(done.out)
+    assert (done.code, found["refuted"], found["n"]) == (1, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "message"),
+    [
+        ("{}:nothing", ("--d", "3"), "must give a map, a module or a callable on tensors, got int"),
+        ("{}:number", (), "got int"),
+        ("{}:broken", (), "no layer today"),
+        ("{}:twcie", (), "did you mean twice?"),
+        ("{}", (), "name code as FILE.py:NAME"),
+        ("absent.py:layer", (), "there is no file 'absent.py'"),
+        ("layer.txt:layer", (), "code is a .py file"),
+        ("{}:twice", (), "dimension of a token"),
+        ("{}:twice", ("--d", "0"), "--d must be at least 1"),
+        ("{}:twice", ("--claimed", "0"), "--claimed must be positive"),
+        ("{}:twice", ("--claimed", "nan"), "--claimed must be positive"),
+        ("{}:twice", ("--claimed", "much"), "Invalid value for '--claimed'"),
+        ("{}:twice", ("--steps", "-1"), "--steps must be at least 0"),
+        ("{}:twice", ("--save", "kept.txt"), "--save writes a .safetensors file"),
+        ("{}:module", ("--d", "5"), "does not work on inputs of the shape (2, 5)"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(howsmooth, layers, code, more, message):
+    done = howsmooth("audit", code.format(layers), "--claimed", "1", *QUICK, *more)
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.out
+
+
+def test_a_file_that_is_no_python_is_told(howsmooth, tmp_path):
+    (tmp_path / "bad.py").write_text("def (", encoding="utf-8")
+    done = howsmooth("audit", "bad.py:layer", "--claimed", "1", *QUICK)
+    assert (done.code, "is no Python" in done.err) == (2, True)
+
+
+@pytest.fixture
+def head(tmp_path):
+    path = tmp_path / "head.npz"
+    np.savez(path, A=-np.eye(1), V=np.eye(1), tokens=np.array([[-5.3], [-0.5]]))
+    return str(path)
+
+
+def test_every_kind_of_attention_can_be_split(howsmooth, head):
+    done = howsmooth("split", "--kind", "l2", "--A", head, "--tokens", head)
+    assert done.code == 0, done.err
+    assert done.out.startswith("The measure does not split")
+    done = howsmooth("split", "--kind", "sigmoid", "--map-1d", "A=-1")
+    assert done.out == "18.3 % of the pairs in [−6, 6]² split (A = −1, V = 1, sigmoid)\n"
+
+
+def test_bounds_of_another_kind_are_printed(howsmooth, head):
+    done = howsmooth("bounds", "--kind", "l2-tied", "--A", head, "-n", "4", "-r", "2")
+    assert done.code == 0, done.err
+    assert "Kim's bound" in done.out
+    assert "≤ Lip ≤" in done.out
+
+
+@pytest.mark.parametrize("command", ["split", "bounds", "worst-case", "regimes"])
+def test_a_kind_that_is_not_known_is_refused(howsmooth, head, command):
+    done = howsmooth(command, "--kind", "l3", "--A", head)
+    assert (done.code, done.out) == (2, "")
+    assert "no kind of attention called 'l3'; did you mean l2" in done.err
+
+
+def test_regimes_are_known_for_the_softmax_alone(howsmooth, head):
+    done = howsmooth("regimes", "--kind", "l2", "--A", head, "--radius", "2")
+    assert (done.code, "softmax alone" in done.err) == (2, True)
