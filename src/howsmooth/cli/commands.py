@@ -27,6 +27,7 @@ COMMANDS = {
     "split": "Tell whether cutting atoms in two beats moving them.",
     "swap": "Find the words to replace, and by which, that move the output of a model most.",
     "regimes": "Follow the worst constant of a head from few tokens to a measure.",
+    "lab": "Write the lab: a page to see, by hand, why attention is not smooth.",
 }
 
 
