@@ -101,10 +101,10 @@ const controls = (lab) => {
   const show = (state, m) => {
     const n = count(m);
     put("n-range", nScale.to(within(n, LIMITS.n)));
-    put("n", short(n));
+    put("n", Math.round(n));
     for (const id of ["dots", "dots-range"]) put(id, state.xi.length);
     put("R-range", RScale.to(state.R));
-    put("R", short(state.R));
+    put("R", String(Number(state.R.toPrecision(4))));
     for (const id of ["place", "regime", "mechanism", "value", "strength", "turn", "size", "eps"]) put(id, state[id]);
     byId("form").querySelector("[value=custom]").hidden = state.matrix === null;
     byId("form").value = state.matrix === null ? state.form : "custom";
@@ -113,14 +113,16 @@ const controls = (lab) => {
     byId("turn-value").textContent = `${state.turn}°`.replace("-", "−");
     byId("size-value").textContent = shown(state.size, 3);
     byId("eps-value").textContent = `${shown(state.eps, 2)} R`;
-    put("x", short(m.x[state.chosen][0]));
-    put("y", short(m.x[state.chosen][1]));
+    const digits = (number) => String(Number(number.toPrecision(4)));
+    put("x", digits(m.x[state.chosen][0]));
+    put("y", digits(m.x[state.chosen][1]));
     byId("tokens-label").textContent = state.regime === "measure" ? "share of the mass" : "tokens here";
-    put("tokens", short(state.regime === "measure" ? state.c[state.chosen] / n : state.c[state.chosen]));
+    put("tokens", digits(state.regime === "measure" ? state.c[state.chosen] / n : state.c[state.chosen]));
     byId("which").textContent = `${state.chosen + 1} of ${state.xi.length}${state.labels?.[state.chosen] ? `: “${state.labels[state.chosen]}”` : ""}`;
     const cuttable = state.regime === "measure" || state.c[state.chosen] >= 2;
     for (const id of ["cut", "cut-too", "crumb"]) byId(id).disabled = state.xi.length >= LIMITS.dots[1] || !cuttable || (id === "crumb" && state.regime !== "measure");
     byId("remove").disabled = state.xi.length <= LIMITS.dots[0];
+    for (const id of ["n", "n-range"]) byId(id).disabled = state.regime === "measure";
     byId("y").disabled = state.place === "line";
   };
   return { show };

@@ -7,6 +7,8 @@ const shape = (name, attributes = {}, content = null) => {
   return element;
 };
 const byId = (id) => document.getElementById(id);
+// On an axis a power of ten says it shorter.
+const tickText = (value) => (value >= 1e5 ? power(Math.round(Math.log10(value))) : shown(value));
 const fixed = (number) => Number(number.toFixed(4));
 
 // As many elements as there are things to draw: those that are there already stay, so that focus does.
@@ -35,7 +37,7 @@ const ticksOf = ({ low, high, log }) => {
     const found = [];
     for (let exponent = Math.ceil(Math.log10(low) - 1e-9); exponent <= Math.log10(high) + 1e-9; exponent++) {
       for (const part of decades < 2 ? [1, 2, 5] : [1]) if (part * 10 ** exponent <= high * 1.001) found.push(part * 10 ** exponent);
-      }
+    }
     return decades > 5 ? found.filter((_, i) => i % 2 === 0) : found;
   }
   const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 90].find((size) => (high - low) / size <= 6) ?? (high - low) / 4;

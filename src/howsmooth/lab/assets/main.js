@@ -143,7 +143,7 @@ const lab = (() => {
   const play = () => {
     let t = 0;
     const { play: move } = scene();
-    run(byId("play"), "⏸ Pause", (passed) => {
+    run(byId("play"), "❚❚ Pause", (passed) => {
       t = Math.min(1, t + passed / 8000);
       state = move(state, t);
       return t < 1;
@@ -151,7 +151,7 @@ const lab = (() => {
   };
   const climb = () => {
     let step = 0.05;
-    run(byId("climb"), "⏸ Stop", () => {
+    run(byId("climb"), "■ Stop", () => {
       for (let round = 0; round < (calm.matches ? 12 : 1); round++) {
         const m = modelOf(state), up = climbStep(state, m, measured(m, last), step);
         if (up === null) return false;

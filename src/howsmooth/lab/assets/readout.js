@@ -23,7 +23,7 @@ const readout = (() => {
   ];
   const lanes = byId("lanes");
   for (const tick of ticksOf({ ...AXIS, high: 1e6 })) {
-    lanes.querySelector(".ticks").append(shape("line", { x1: at(tick), x2: at(tick), y1: 6, y2: 98, class: tick === 1 ? "one" : "tick" }), shape("text", { x: at(tick), y: 113, class: "tick-label" }, shown(tick)));
+    lanes.querySelector(".ticks").append(shape("line", { x1: at(tick), x2: at(tick), y1: 6, y2: 98, class: tick === 1 ? "one" : "tick" }), shape("text", { x: at(tick), y: 113, class: "tick-label" }, tickText(tick)));
   }
   const SHAPES = {
     typical: () => shape("circle", { r: 5.5 }),
@@ -35,7 +35,7 @@ const readout = (() => {
   };
   const marks = Object.fromEntries(MARKS.map(({ key }) => {
     const g = shape("g", { class: `mark ${key}` });
-    g.append(SHAPES[key](), shape("text", { class: "beyond", x: -10, y: 5 }, "→"));
+    g.append(SHAPES[key](), shape("text", { class: "beyond", x: key === "paper" ? -22 : -8, y: 5 }, key === "paper" ? "" : "→"));
     lanes.append(g);
     return [key, g];
   }));
@@ -43,10 +43,10 @@ const readout = (() => {
     for (const { key, lane } of MARKS) {
       const value = values[key], there = value !== null && value > 0;
       marks[key].toggleAttribute("hidden", !there);
-      byId(`value-${key}`).textContent = shown(value, key === "worst" ? 4 : 3);
+      byId(`value-${key}`).textContent = value === null && lane === 1 && key !== "known" ? "none here" : shown(value, key === "worst" ? 4 : 3);
       byId(`row-${key}`).hidden = key === "cut" && value === null;
       if (there) {
-        marks[key].setAttribute("transform", `translate(${fixed(at(value))} ${lane === 0 ? 30 : 76})`);
+        marks[key].setAttribute("transform", `translate(${fixed(value > AXIS.high ? (key === "paper" ? 412 : 400) : at(value))} ${lane === 0 ? 30 : 76})`);
         marks[key].classList.toggle("far", value > AXIS.high);
       }
     }
@@ -64,8 +64,8 @@ const readout = (() => {
     been = [];
     const [x, y] = scales(), axis = part("axes");
     axis.replaceChildren();
-    for (const tick of ticksOf(spec.x)) axis.append(shape("line", { x1: x(tick), x2: x(tick), y1: BOX.top, y2: BOX.bottom, class: "tick" }), shape("text", { x: x(tick), y: 243, class: "tick-label" }, shown(tick)));
-    for (const tick of ticksOf(spec.y)) axis.append(shape("line", { x1: BOX.left, x2: BOX.right, y1: y(tick), y2: y(tick), class: "tick" }), shape("text", { x: BOX.left - 6, y: y(tick) + 4, class: "tick-label left" }, shown(tick)));
+    for (const tick of ticksOf(spec.x)) axis.append(shape("line", { x1: x(tick), x2: x(tick), y1: BOX.top, y2: BOX.bottom, class: "tick" }), shape("text", { x: x(tick), y: 243, class: "tick-label" }, tickText(tick)));
+    for (const tick of ticksOf(spec.y)) axis.append(shape("line", { x1: BOX.left, x2: BOX.right, y1: y(tick), y2: y(tick), class: "tick" }), shape("text", { x: BOX.left - 6, y: y(tick) + 4, class: "tick-label left" }, tickText(tick)));
     axis.append(shape("text", { x: (BOX.left + BOX.right) / 2, y: 261, class: "axis-label" }, spec.x.label));
     byId("chart-title").textContent = spec.title;
     byId("chart-key").replaceChildren(...spec.lines.map(({ name, kind }) => {

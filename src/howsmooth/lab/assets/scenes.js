@@ -44,7 +44,7 @@ const SCENES = [
     name: "The tied pair",
     sentence: "A crowd that cannot decide between two dots jumps from one to the other at a touch: here the constant grows like R², the fastest there is for n tokens.",
     task: "Double R and watch the number grow fourfold. Then drag one dot of the pair a little inwards: the tie is broken.",
-    start: { R: 2, xi: [[0, 1], [0, -1], [1, 0]], c: [1, 1, 62], chosen: 2 },
+    start: { R: 3, xi: [[0, 1], [0, -1], [1, 0]], c: [1, 1, 62], chosen: 2 },
     play: (state, t) => ({ ...state, R: between(0.5, 8, t) }),
     chart: {
       title: "The constant against the radius",
@@ -73,10 +73,10 @@ const SCENES = [
       const m = modelOf(state);
       if (m.x.length !== 2 || m.mechanism !== "softmax") return "";
       const peak = bestMass(m), needed = Math.exp(2 * steepness(m.A) * m.R ** 2);
-      return `At this R the peak is ${shown(peak.value, 5)}, where the light dot holds ${shown(peak.share, 3)} of all tokens; it shows from about e^(2γR²) = ${shown(needed, 4)} tokens on.`;
+      return `At this R the peak is ${shown(peak.value, 5)}, where the light dot holds ${shown(peak.share, 3)} of all tokens: one of ${shown(1 / peak.share, 4)}. The growth shows from about n* = e^(2γR²) = ${shown(needed, 4)} tokens on.`;
     },
     chart: {
-      title: "The constant against the radius, for the best mass and for fixed ones",
+      title: "The constant against the radius",
       x: { label: "radius R", low: 0, high: 3, log: false },
       y: { label: "constant", low: 0.5, high: 1e6, log: true },
       at: (state, found) => [state.R, found.constant],
@@ -99,7 +99,7 @@ const SCENES = [
     chart: {
       title: "Moving and cutting, against the place of the second dot",
       x: { label: "place of the second dot", low: -6, high: 6, log: false },
-      y: { label: "constant", low: 0, high: 4, log: false },
+      y: { label: "constant", low: 0, high: 8, log: false },
       at: (state, found) => [state.R * state.xi[1][0], found.constant],
       lines: [
         { name: "moving dots", kind: "own", points: (state) => spaced(-6, 6, 97, false).map((x) => [x, measured(modelOf(pairAt(state, x))).move]) },
@@ -114,14 +114,14 @@ const SCENES = [
     task: "Make R large. Then look for a dot that, dragged, brings the number up again.",
     start: {
       R: 1, turn: 160, form: "I", chosen: 0, eps: 0.2,
-      xi: [[0.82, 0.4], [-0.55, 0.75], [-0.2, -0.85], [0.35, -0.2], [0.1, 0.55], [-0.75, -0.1], [0.55, -0.7], [-0.3, 0.2], [0.2, 0.1], [-0.1, -0.4]],
-      c: Array(10).fill(1),
+      xi: [[0.31, 0.68], [0.36, 0.91], [-0.55, -0.81], [0.92, -0.33], [-0.19, 0.71], [-0.02, 0.33], [-0.98, 0.05], [0.82, 0.53], [0.74, 0.09]],
+      c: Array(9).fill(1),
     },
     play: (state, t) => ({ ...state, R: between(0.3, 12, t) }),
     chart: {
       title: "The constant against the radius",
       x: { label: "radius R", low: 0.3, high: 12, log: true },
-      y: { label: "constant", low: 0.3, high: 300, log: true },
+      y: { label: "constant", low: 0.3, high: 1e3, log: true },
       at: (state, found) => [state.R, found.constant],
       lines: [
         { name: "these places", kind: "own", points: overRadius(0.3, 12, 36) },
@@ -153,7 +153,7 @@ const SCENES = [
     slug: "layer-norm",
     name: "On a circle",
     sentence: "Layer norm puts every dot on a circle whose radius is the gain of the norm: no dot rests in the middle and none goes to infinity, but ties remain.",
-    task: "Drag a dot round the circle and find the two places where the number jumps. Then make the gain R smaller.",
+    task: "Drag the chosen dot round the circle and find where the number jumps. Then make the gain R smaller.",
     start: { R: 3, xi: [polar(1.2), polar(-2), polar(0)], c: [1, 1, 30], place: "circle", chosen: 0 },
     play: (state, t) => ({ ...state, xi: state.xi.map((x, i) => (i === state.chosen ? polar(2 * Math.PI * t) : x)) }),
     chart: {

@@ -8,6 +8,13 @@ const withinReach = (state, [x, y]) => {
 
 const polar = (angle, radius = 1) => [radius * Math.cos(angle), radius * Math.sin(angle)];
 
+// Two dots that tie for a crowd at (angle, radius), each ``apart`` from where it looks.
+const tiedPlaces = (m, [angle, radius, apart]) => {
+  const pull = times(m.A, polar(angle, radius * m.R));
+  const towards = Math.atan2(pull[1] + m.b[1], pull[0] + m.b[0]);
+  return [polar(towards + apart), polar(towards - apart), polar(angle, radius)];
+};
+
 // Places to begin with: one token against a crowd, and two that tie for the attention of a crowd.
 const explicitInputs = (m, place) => {
   const n = count(m), found = [];
@@ -20,46 +27,51 @@ const explicitInputs = (m, place) => {
     }
     if (place === "line" || (m.regime !== "measure" && n < 3)) continue;
     for (const radius of place === "circle" ? [1] : [1, 0.4]) {
-      const pull = times(m.A, polar(angle, radius * m.R));
-      const towards = Math.atan2(pull[1] + m.b[1], pull[0] + m.b[0]);
       for (const apart of [0.1, 0.3, 0.6, 1, 1.3, Math.PI / 2]) {
-        for (const c of crowd(2)) found.push({ xi: [polar(towards + apart), polar(towards - apart), polar(angle, radius)], c: [1, 1, c] });
+        const tied = [angle, radius, apart];
+        for (const c of crowd(2)) found.push({ xi: tiedPlaces(m, tied), c: [1, 1, c], tied });
       }
     }
   }
   return found;
 };
 
-const bestKnown = (m, place) => {
-  const value = (input) => {
-    const found = measured({ ...m, x: input.xi.map(([x, y]) => [m.R * x, m.R * y]), c: input.c });
-    return found.constant;
-  };
-  const ranked = explicitInputs(m, place).map((input) => ({ ...input, value: value(input) })).sort((one, other) => other.value - one.value);
-  let best = { xi: [[0, 0]], c: [count(m)], value: norm2(m.V) * (m.mechanism === "sigmoid" ? 0 : 1) };
-  if (place === "circle") best = { ...best, xi: [[1, 0]] };
-  for (const start of [ranked[0], ranked.find((input) => input.c.length !== ranked[0].c.length)].filter(Boolean)) {
-    let current = start, step = 0.1;
-    for (let round = 0; round < 40 && step > 2e-5; round++) {
-      let better = false;
-      const trials = current.xi.flatMap((_, i) => [[step, 0], [-step, 0], [0, step], [0, -step]].map(([dx, dy]) => ({
-        xi: current.xi.map((x, j) => (i === j ? withinReach({ place }, [x[0] + dx, x[1] + dy]) : x)),
-        c: current.c,
-      })));
-      if (m.regime === "measure") {
-        for (const factor of [1 + 2 * step, 1 / (1 + 2 * step)]) {
-          trials.push({ xi: current.xi, c: current.c.map((c, i) => (i === current.c.length - 1 ? c * factor : c)) });
-        }
-      }
-      for (const trial of trials) {
-        const reached = value(trial);
-        if (reached > current.value) {
-          [current, better] = [{ ...trial, value: reached }, true];
-        }
-      }
-      step *= better ? 1.2 : 0.5;
+// Uphill by trying neighbours, with steps that shrink where none is better.
+const refined = (start, value, neighbours) => {
+  let current = start, step = 0.1;
+  for (let round = 0; round < 40 && step > 2e-5; round++) {
+    let better = false;
+    for (const trial of neighbours(current, step)) {
+      const reached = value(trial);
+      if (reached > current.value) [current, better] = [{ ...trial, value: reached }, true];
     }
-    if (current.value > best.value) best = current;
+    step *= better ? 1.2 : 0.5;
+  }
+  return current;
+};
+
+const bestKnown = (m, place) => {
+  const value = (input) => measured({ ...m, x: input.xi.map(([x, y]) => [m.R * x, m.R * y]), c: input.c }).constant;
+  const otherMasses = (input, step) => (m.regime !== "measure" ? [] : [1 + 2 * step, 1 / (1 + 2 * step)].map((factor) => ({
+    ...input, c: input.c.map((c, i) => (i === input.c.length - 1 ? c * factor : c)),
+  })));
+  // a tie is kept while its angles turn: step by step in the plane it would break
+  const otherTies = (input, step) => [...[0, 1, 2].flatMap((axis) => [step, -step].map((by) => {
+    const tied = input.tied.map((entry, k) => (k === axis ? entry + by : entry));
+    tied[1] = place === "circle" ? 1 : Math.min(1, Math.max(0.01, tied[1]));
+    return { ...input, tied, xi: tiedPlaces(m, tied) };
+  })), ...otherMasses(input, step)];
+  const otherPlaces = (input, step) => [...input.xi.flatMap((_, i) => [[step, 0], [-step, 0], [0, step], [0, -step]].map(([dx, dy]) => ({
+    ...input, xi: input.xi.map((x, j) => (i === j ? withinReach({ place }, [x[0] + dx, x[1] + dy]) : x)),
+  }))), ...otherMasses(input, step)];
+
+  const ranked = explicitInputs(m, place).map((input) => ({ ...input, value: value(input) })).sort((one, other) => other.value - one.value);
+  const equal = { xi: [place === "circle" ? [1, 0] : [0, 0]], c: [count(m)] };
+  let best = { ...equal, value: value(equal) };
+  for (const start of [ranked.find((input) => input.tied), ranked.find((input) => !input.tied)].filter(Boolean)) {
+    const turned = start.tied ? refined(start, value, otherTies) : start;
+    const found = refined(turned, value, otherPlaces);
+    if (found.value > best.value) best = found;
   }
   return best;
 };

@@ -18,10 +18,12 @@ const stage = (() => {
   const handle = layer("handle");
 
   const flip = ([x, y]) => [x, -y];
-  const sizeOf = (c) => Math.min(0.115, 0.034 + 0.014 * Math.max(0, Math.log10(c) + 0.5));
+  // many dots are small dots
+  let small = 1;
+  const sizeOf = (c) => small * Math.min(0.115, 0.034 + 0.014 * Math.max(0, Math.log10(c) + 0.5));
   const pointAt = (event) => {
     const box = svg.getBoundingClientRect();
-    return [((event.clientX - box.left) / box.width) * 2.6 - 1.3, -(((event.clientY - box.top) / box.height) * 2.6 - 1.3)];
+    return [((event.clientX - box.left) / box.width) * 2.4 - 1.2, -(((event.clientY - box.top) / box.height) * 2.4 - 1.2)];
   };
   const handleAt = (state, i) => { const r = sizeOf(state.c[i]) + 0.05; return [state.xi[i][0] + 0.71 * r, state.xi[i][1] + 0.71 * r]; };
 
@@ -72,6 +74,7 @@ const stage = (() => {
   };
 
   const draw = (state, m, found) => {
+    small = state.xi.length > 12 ? 0.5 : 1;
     const step = [0.25, 0.5, 1, 2, 5].find((size) => state.R / size <= 6) ?? 10;
     const radii = Array.from({ length: Math.floor(state.R / step + 1e-9) }, (_, k) => (k + 1) * step).filter((r) => r < 0.97 * state.R);
     rings(radii, (g, r) => {
@@ -100,7 +103,7 @@ const stage = (() => {
     predicted(moves, (element, { i, response }) => element.setAttribute("d", arrow(outAt(i), outAt(i, response), 0.06)));
     truth(truePaths(state, m, found, moves), (element, points) => element.setAttribute("d", `M${points.map((p) => flip(p).map(fixed).join(" ")).join("L")}`));
     outputs(found.f.outputs, (element, _, i) => {
-      const [x, y] = outAt(i), half = 0.6 * sizeOf(state.c[i]) + 0.008;
+      const [x, y] = outAt(i), half = sizeOf(state.c[i]) + 0.014 * small;
       for (const [key, value] of Object.entries({ x: x - half, y: y - half, width: 2 * half, height: 2 * half })) element.setAttribute(key, fixed(value));
       element.classList.toggle("chosen", i === state.chosen);
     });
