@@ -93,7 +93,9 @@ def main() -> None:
             value, B = best_plane(head, radius)
             whole = hs.extremal.tied_pair(head, N, radius).value
             share = math.exp(value) / whole
-            print(f"layer {layer} head {h}: plane {math.exp(value):.1f}, whole {whole:.1f}, share {share:.2f}", flush=True)
+            print(
+                f"layer {layer} head {h}: plane {math.exp(value):.1f}, whole {whole:.1f}, share {share:.2f}", flush=True
+            )
             if shown is None or share > shown[0]:
                 shown = (share, layer, h, head, X[0].double(), radius, B, whole)
     assert shown is not None

@@ -11,9 +11,7 @@ from howsmooth.files import whole
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(__file__).parents[1] / "report" / "assets"  # colours, and how they are remembered
 # One program in several files, in the order in which they build on each other.
-SCRIPTS = (
-    "numbers linear attention constants bounds transport search state scenes drawing stage readout controls main".split()
-)
+SCRIPTS = "numbers linear attention constants bounds transport search state scenes drawing stage readout controls main".split()
 # What ends a script element, or begins a comment in one.
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -27,6 +25,10 @@ def write_lab(target: str | os.PathLike[str] = "lab.html") -> Path:
     path = Path(target)
     if not path.parent.is_dir():
         raise FileError(f"there is no folder {os.fspath(path.parent)!r} for the lab.", field="target")
+    if path.is_dir():
+        raise FileError(
+            f"the lab cannot be written to {os.fspath(path)!r}: that is a folder; name a file.", field="target"
+        )
     try:
         with whole(path) as partial:
             partial.write_text(page(), encoding="utf-8")
@@ -62,9 +64,7 @@ def _script() -> str:
 
 
 def _data() -> str:
-    text = json.dumps(
-        {"minilm": json.loads(_text(ASSETS / "minilm.json"))}, ensure_ascii=False, separators=(",", ":")
-    )
+    text = json.dumps({"minilm": json.loads(_text(ASSETS / "minilm.json"))}, ensure_ascii=False, separators=(",", ":"))
     for character, escaped in UNSAFE.items():
         text = text.replace(character, escaped)
     return text

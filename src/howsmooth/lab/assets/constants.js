@@ -11,7 +11,7 @@ const measured = (m, last = null) => {
   const atom = parting.reduce((best, value, i) => (cuttable[i] && (best < 0 || value > parting[best]) ? i : best), -1);
   const split = atom < 0 ? 0 : parting[atom];
   const constant = m.regime === "measure" ? top.value : Math.max(top.value, split);
-  let energy = squares([...J]);
+  let energy = squares(J);
   m.c.forEach((c, i) => { energy += Math.max(c - 1, 0) * squares(own[i]); });
   // as many tokens as one likes: what each of them does by itself is all that is left of noise
   const limit = m.c.reduce((sum, c, i) => sum + (c / n) * squares(own[i]), 0) / 2;

@@ -83,8 +83,43 @@ const jacobiLeft = (J, N) => {
   return columns;
 };
 
-// Golub–Kahan–Lanczos with full reorthogonalisation, for large matrices.
-const lanczosLeft = (J, N) => {
+// The largest eigenvalue of a tridiagonal matrix by bisection, and its vector by inverse iteration.
+const topOfTridiagonal = (diagonal, beside) => {
+  const k = diagonal.length;
+  const above = (t) => {
+    let pivot = t - diagonal[0];
+    for (let i = 1; i < k && pivot > 0; i++) pivot = t - diagonal[i] - (beside[i - 1] * beside[i - 1]) / pivot;
+    return pivot > 0;
+  };
+  let low = Math.max(...diagonal);
+  let high = Math.max(...diagonal.map((d, i) => d + Math.abs(beside[i - 1] ?? 0) + Math.abs(beside[i] ?? 0))) * (1 + 1e-15) + 1e-300;
+  while (high - low > 1e-15 * high) {
+    const middle = (low + high) / 2;
+    if (middle <= low || middle >= high) break;
+    if (above(middle)) high = middle;
+    else low = middle;
+  }
+  // a hair above the eigenvalue the shifted matrix is definite, and elimination needs no pivots
+  let shift = high * (1 + 4e-15);
+  while (!above(shift)) shift += 1e-14 * high;
+  let vector = new Float64Array(k).fill(1);
+  for (let round = 0; round < 4; round++) {
+    const pivots = [shift - diagonal[0]], x = Float64Array.from(vector);
+    for (let i = 1; i < k; i++) {
+      const factor = beside[i - 1] / pivots[i - 1];
+      pivots.push(shift - diagonal[i] - factor * beside[i - 1]);
+      x[i] += factor * x[i - 1];
+    }
+    x[k - 1] /= pivots[k - 1];
+    for (let i = k - 2; i >= 0; i--) x[i] = (x[i] + beside[i] * x[i + 1]) / pivots[i];
+    vector = divided(x, normOf(x));
+  }
+  return { value: high, vector };
+};
+
+// Golub–Kahan–Lanczos with full reorthogonalisation, for many places. It starts near the last direction, so that of
+// several top directions the nearest is found, and with a part that no symmetry of an arrangement is orthogonal to.
+const lanczosLeft = (J, N, last) => {
   const orthogonalised = (v, basis) => {
     for (let round = 0; round < 2; round++) {
       for (const b of basis) {
@@ -95,45 +130,45 @@ const lanczosLeft = (J, N) => {
     }
     return v;
   };
-  // a start that no symmetry of an arrangement is orthogonal to
-  const start = Float64Array.from({ length: N }, (_, i) => Math.sin(1 + 12.9898 * (i + 1)) + 0.1 * Math.cos(78.233 * i));
+  const other = Float64Array.from({ length: N }, (_, i) => Math.sin(1 + 12.9898 * (i + 1)) + 0.1 * Math.cos(78.233 * i));
+  const size = normOf(other);
+  const start = other.map((entry, i) => (0.3 * entry) / size + (last !== null && last.length === N ? last[i] : 0));
   const [rights, lefts, alphas, betas] = [[divided(start, normOf(start))], [], [], []];
   let top = null;
   for (let step = 0; step < N; step++) {
     const u = orthogonalised(applied(J, N, rights[step]), lefts);
     const alpha = normOf(u);
-    if (alpha === 0) break;
+    if (alpha <= 1e-300) break;
     alphas.push(alpha);
     lefts.push(divided(u, alpha));
     const v = orthogonalised(appliedTransposed(J, N, lefts[step]), rights);
-    const beta = normOf(v);
-    if (step % 8 === 7 || step === N - 1 || beta < 1e-13 * alphas[0]) {
-      const k = alphas.length;
-      const small = new Float64Array(k * k);
-      for (let i = 0; i < k; i++) {
-        small[i * k + i] = alphas[i];
-        if (i + 1 < k) small[i * k + i + 1] = betas[i];
-      }
-      const found = jacobiLeft(small, k).reduce((best, column) => (normOf(column) > normOf(best) ? column : best));
-      const value = normOf(found);
-      const left = new Float64Array(N);
-      for (let i = 0; i < k; i++) for (let j = 0; j < N; j++) left[j] += (found[i] / value) * lefts[i][j];
-      const settled = top !== null && Math.abs(value - normOf(top)) <= 1e-13 * value;
-      top = left.map((entry) => entry * value);
-      if (settled || beta < 1e-13 * alphas[0]) break;
+    const beta = normOf(v), finished = step === N - 1 || beta < 1e-14 * alphas[0];
+    if (step % 4 === 3 || finished) {
+      const unit = alphas[0] + Math.max(...betas, 0);
+      const square = (entry) => (entry === undefined ? 0 : (entry / unit) ** 2);
+      const { value, vector } = topOfTridiagonal(
+        alphas.map((a, i) => square(a) + square(betas[i])),
+        alphas.slice(1).map((a, i) => ((betas[i] / unit) * a) / unit),
+      );
+      const found = unit * Math.sqrt(value), settled = top !== null && Math.abs(found - top.value) <= 1e-14 * found;
+      top = { value: found, vector };
+      if (settled || finished) break;
     }
-    if (beta === 0) break;
     betas.push(beta);
     rights.push(divided(v, beta));
   }
-  return top === null ? [] : [top];
+  if (top === null) return [];
+  const left = new Float64Array(N);
+  top.vector.forEach((entry, i) => { for (let j = 0; j < N; j++) left[j] += top.value * entry * lefts[i][j]; });
+  return [left];
 };
 
-const DENSE = 64;
+// Up to a dozen places all singular values; beyond, the largest alone.
+const DENSE = 24;
 
 // The largest singular value with its vectors: those nearest to the last ones, so that arrows neither flip nor turn.
 const topSingular = (J, N, last = null) => {
-  const columns = N <= DENSE ? jacobiLeft(J, N) : lanczosLeft(J, N);
+  const columns = N <= DENSE ? jacobiLeft(J, N) : lanczosLeft(J, N, last);
   const value = columns.reduce((best, column) => Math.max(best, normOf(column)), 0);
   if (value === 0) return { value, right: new Float64Array(N), left: new Float64Array(N) };
   const leading = columns.filter((column) => normOf(column) >= value * (1 - SAME));

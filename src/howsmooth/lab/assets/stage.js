@@ -63,7 +63,7 @@ const stage = (() => {
       c.splice(i, 1, c[i] / 2, c[i] / 2);
       index = [i, i + 1];
     }
-    const steps = 14, paths = moves.map(() => []);
+    const steps = xi.length > 12 ? 8 : 14, paths = moves.map(() => []);
     for (let k = 0; k <= steps; k++) {
       const x = xi.map(([a, b]) => [m.R * a, m.R * b]);
       moves.forEach(({ move }, at) => { x[index[at]] = x[index[at]].map((entry, axis) => entry + ((m.R * k) / steps) * move[axis]); });
