@@ -1,8 +1,8 @@
-"""Compute the head of MiniLM that the lab shows: ``python tools/lab_head.py``; writes src/howsmooth/lab/assets/minilm.json.
+"""Compute the head of MiniLM that the lab shows: ``python tools/lab_head.py`` writes it among the assets of the lab.
 
-A plane is chosen among all planes through the origin such that the tied pair that lies in it, with its crowd, is as bad as
-a search finds. On tokens in that plane the head is an attention with a 2×2 form A, a vector b (from its query bias) and a
-2×2 matrix V: no approximation, but for the rotation of outputs, which no norm sees.
+A plane is chosen among all planes through the origin such that the tied pair that lies in it, with its crowd, is as
+bad as a search finds. On tokens in that plane the head is an attention with a 2×2 form A, a vector b (from its query
+bias) and a 2×2 matrix V: no approximation, but for the rotation of outputs, which no norm sees.
 """
 
 import json
@@ -31,12 +31,12 @@ def form(head: hs.Attention) -> tuple[Tensor, Tensor, Tensor]:
 def in_plane(head: hs.Attention, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the head on tokens Bξ: A and b in the coordinates ξ, and the symmetric root of the Gram matrix of VB."""
     A, b, V = form(head)
-    left, sizes, right = torch.linalg.svd(V @ B, full_matrices=False)
+    _left, sizes, right = torch.linalg.svd(V @ B, full_matrices=False)
     return B.mT @ A @ B, B.mT @ b, right.mT @ torch.diag(sizes) @ right
 
 
 def tied(A: Tensor, b: Tensor, V: Tensor, place: Tensor, radius: float) -> Tensor:
-    """Return the logarithm of what the tied pair proves whose crowd is at ``place[:2]``; ``place[2]`` sets the angle."""
+    """Return the logarithm of what the tied pair proves: crowd at ``place[:2]``, angle from ``place[2]``."""
     y = radius * place[:2] / place[:2].norm().clamp_min(1.0)
     g = A @ y + b
     w = g / g.norm()

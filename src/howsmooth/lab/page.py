@@ -11,7 +11,10 @@ from howsmooth.files import whole
 ASSETS = Path(__file__).parent / "assets"
 SHARED = Path(__file__).parents[1] / "report" / "assets"  # colours, and how they are remembered
 # One program in several files, in the order in which they build on each other.
-SCRIPTS = "numbers linear attention constants bounds transport search state scenes drawing stage readout controls main".split()
+SCRIPTS = (
+    *("numbers", "linear", "attention", "constants", "bounds", "transport", "search"),
+    *("state", "scenes", "drawing", "stage", "readout", "controls", "main"),
+)
 # What ends a script element, or begins a comment in one.
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 

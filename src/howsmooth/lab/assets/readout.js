@@ -61,6 +61,7 @@ const readout = (() => {
   const scales = () => [scaleOf(spec.x, BOX.left, BOX.right), scaleOf(spec.y, BOX.bottom, BOX.top)];
   const axes = (scene) => {
     spec = scene.chart;
+    drawnFor = "";
     been = [];
     const [x, y] = scales(), axis = part("axes");
     axis.replaceChildren();
@@ -75,8 +76,14 @@ const readout = (() => {
       return item;
     }));
   };
+  // Lines stay while nothing changes that they depend on.
+  let drawnFor = "";
   const curves = (state) => {
     const [x, y] = scales();
+    const without = Object.fromEntries((spec.ignores ?? []).map((field) => [field, null]));
+    const key = JSON.stringify({ ...state, eps: 0, ...without });
+    if (key === drawnFor) return;
+    drawnFor = key;
     chartLines(spec.lines, (element, { kind, points }) => {
       element.setAttribute("class", `curve ${kind}`);
       const found = points(state).filter(([, v]) => v !== null && Number.isFinite(v));

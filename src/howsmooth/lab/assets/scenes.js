@@ -50,6 +50,7 @@ const SCENES = [
       title: "The constant against the radius",
       x: { label: "radius R", low: 0.5, high: 8, log: true },
       y: { label: "constant", low: 0.5, high: 1e4, log: true },
+      ignores: ["R", "chosen"],
       at: (state, found) => [state.R, found.constant],
       lines: [
         { name: "these places", kind: "own", points: overRadius(0.5, 8) },
@@ -79,6 +80,7 @@ const SCENES = [
       title: "The constant against the radius",
       x: { label: "radius R", low: 0, high: 3, log: false },
       y: { label: "constant", low: 0.5, high: 1e6, log: true },
+      ignores: ["R", "c", "chosen"],
       at: (state, found) => [state.R, found.constant],
       lines: [
         { name: "best mass", kind: "own", points: (state) => spaced(0.3, 3, 16, false).map((R) => [R, bestMass(modelOf({ ...state, R })).value]) },
@@ -122,6 +124,7 @@ const SCENES = [
       title: "The constant against the radius",
       x: { label: "radius R", low: 0.3, high: 12, log: true },
       y: { label: "constant", low: 0.3, high: 1e3, log: true },
+      ignores: ["R", "chosen"],
       at: (state, found) => [state.R, found.constant],
       lines: [
         { name: "these places", kind: "own", points: overRadius(0.3, 12, 36) },
@@ -142,6 +145,7 @@ const SCENES = [
       title: "From the text to the worst pair",
       x: { label: "how far out the outermost dot is, as a share of R", low: 0, high: 1, log: false },
       y: { label: "constant", low: 0.5, high: 1e4, log: true },
+      ignores: ["xi", "c", "chosen", "labels"],
       at: (state, found) => [reach(state.xi), found.constant],
       lines: [
         { name: "on the way", kind: "own", points: (state) => spaced(0, 1, 24, false).map((t) => { const xi = onTheWay(t), c = xi.map(() => 1); return [reach(xi), constantOf({ ...state, xi, c })]; }) },

@@ -27,6 +27,9 @@ const stage = (() => {
   };
   const handleAt = (state, i) => { const r = sizeOf(state.c[i]) + 0.05; return [state.xi[i][0] + 0.71 * r, state.xi[i][1] + 0.71 * r]; };
 
+  // Masses count as tokens, the lightest dot as one token at least: a push has a size that can be seen.
+  const tokens = (state) => { const unit = Math.min(1, ...state.c); return state.c.map((c) => c / unit); };
+
   // A typical token of a random perturbation of the same size, and where its output goes.
   const gauss = (() => {
     let seed = 20;
@@ -34,24 +37,26 @@ const stage = (() => {
     return Array.from({ length: 128 }, () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()));
   })();
   const randomMove = (state, found) => {
-    const each = state.xi.map((_, i) => [gauss[2 * i], gauss[2 * i + 1]].map((g) => (state.eps * g) / Math.sqrt(2 * found.n)));
+    const c = tokens(state), n = c.reduce((sum, one) => sum + one, 0);
+    const each = state.xi.map((_, i) => [gauss[2 * i], gauss[2 * i + 1]].map((g) => (state.eps * g) / Math.sqrt(2 * n)));
     // crowds move by their mean, which is smaller; what a token has beyond it sees the token's own derivative alone
-    const mean = each.map((move, i) => move.map((part) => part / Math.sqrt(Math.max(state.c[i], 1))));
-    const together = applied(found.J, found.N, mean.flatMap((move, i) => move.map((part) => part * Math.sqrt(state.c[i]))));
+    const mean = each.map((move, i) => move.map((part) => part / Math.sqrt(c[i])));
+    const together = applied(found.J, found.N, mean.flatMap((move, i) => move.map((part) => part * Math.sqrt(c[i]))));
     const response = each.map((move, i) => {
       const own = times(found.own[i], [move[0] - mean[i][0], move[1] - mean[i][1]]);
-      return [0, 1].map((axis) => together[2 * i + axis] / Math.sqrt(state.c[i]) + own[axis]);
+      return [0, 1].map((axis) => together[2 * i + axis] / Math.sqrt(c[i]) + own[axis]);
     });
     return { moves: each, response };
   };
 
   // The worst perturbation of size ε R: what each token moves by, and what its output is predicted to move by.
   const worstMove = (state, found) => {
+    const c = tokens(state);
     if (!found.parts) {
-      const per = (vector, i, factor) => [0, 1].map((axis) => (factor * vector[2 * i + axis]) / Math.sqrt(state.c[i]));
+      const per = (vector, i, factor) => [0, 1].map((axis) => (factor * vector[2 * i + axis]) / Math.sqrt(c[i]));
       return state.xi.map((_, i) => ({ i, move: per(found.right, i, state.eps), response: per(found.left, i, state.eps * found.move) }));
     }
-    const w = topDirection(found.own[found.atom]).map((part) => (state.eps * part) / Math.sqrt(state.c[found.atom]));
+    const w = topDirection(found.own[found.atom]).map((part) => (state.eps * part) / Math.sqrt(c[found.atom]));
     return [1, -1].map((sign) => ({ i: found.atom, move: w.map((part) => sign * part), response: times(found.own[found.atom], w).map((part) => sign * part) }));
   };
   const truePaths = (state, m, found, moves) => {
@@ -76,7 +81,7 @@ const stage = (() => {
   const draw = (state, m, found) => {
     small = state.xi.length > 12 ? 0.5 : 1;
     const step = [0.25, 0.5, 1, 2, 5].find((size) => state.R / size <= 6) ?? 10;
-    const radii = Array.from({ length: Math.floor(state.R / step + 1e-9) }, (_, k) => (k + 1) * step).filter((r) => r < 0.97 * state.R);
+    const radii = Array.from({ length: Math.floor(state.R / step + 1e-9) }, (_, k) => (k + 1) * step).filter((r) => r < 0.94 * state.R);
     rings(radii, (g, r) => {
       g.firstChild.setAttribute("r", fixed(r / state.R));
       g.lastChild.setAttribute("x", 0.015);
@@ -117,9 +122,11 @@ const stage = (() => {
       for (const circle of g.querySelectorAll("circle")) { circle.setAttribute("cx", fixed(u)); circle.setAttribute("cy", fixed(v)); }
       g.children[0].setAttribute("r", fixed(sizeOf(state.c[i]) + 0.025));
       g.children[1].setAttribute("r", fixed(sizeOf(state.c[i])));
-      const name = label ?? (state.c[i] === 1 && state.regime === "tokens" ? "" : tokensAt(state, i));
+      const name = label ?? (state.c[i] === 1 && state.regime === "tokens" ? "" : tokensAt(state, i, true));
       g.children[2].textContent = label === undefined || chosen || state.xi.length < 12 ? name : "";
-      g.children[2].setAttribute("x", fixed(u));
+      // at the rim words lean inwards
+      g.children[2].setAttribute("text-anchor", u < -0.75 ? "start" : u > 0.75 ? "end" : "middle");
+      g.children[2].setAttribute("x", Math.abs(u) > 0.75 ? 1.17 * Math.sign(u) : fixed(u));
       g.children[2].setAttribute("y", fixed(v + sizeOf(state.c[i]) + 0.075));
       g.classList.toggle("chosen", chosen);
       g.setAttribute("tabindex", chosen ? 0 : -1);
@@ -133,7 +140,9 @@ const stage = (() => {
   return { svg, draw, pointAt, handleAt, focus: (i) => layer("dots").children[i]?.focus({ preventScroll: true }) };
 })();
 
-const tokensAt = (state, i) => {
-  const n = state.c.reduce((sum, c) => sum + c, 0);
-  return state.regime === "measure" ? `${shown(state.c[i] / n, 3)} of the mass` : plural(Math.round(state.c[i]), "token");
+const tokensAt = (state, i, brief = false) => {
+  if (state.regime !== "measure") return plural(Math.round(state.c[i]), "token");
+  const rest = state.c.reduce((sum, c, j) => (i === j ? sum : sum + c), 0), n = rest + state.c[i];
+  const share = rest / n < 1e-3 ? `1 − ${shown(rest / n, 3)}` : shown(state.c[i] / n, 3);
+  return brief ? `mass ${share}` : `${share} of the mass`;
 };
