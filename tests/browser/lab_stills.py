@@ -1,4 +1,4 @@
-"""Take pictures of the lab: ``python tests/browser/lab_stills.py lab.html FOLDER``, or a strip of four: ``… lab.png``."""
+"""Take pictures of the lab: ``python tests/browser/lab_stills.py lab.html FOLDER``, or a strip: ``… lab.png``."""
 
 import argparse
 import base64

@@ -35,7 +35,7 @@ const lab = (() => {
     const cut = state.regime === "measure" && found.distinct ? found.split : null;
     readout.laneNumbers({ typical: found.typical, worst: found.constant, cut, known: best?.value ?? null, bound, paper });
     byId("go-known").disabled = best === undefined;
-    byId("any-title").textContent = state.regime === "measure" ? "Any measure in this R" : `Any input of ${shown(count(m), 7)} tokens in this R`;
+    byId("any-title").textContent = state.regime === "measure" ? "Any measure in this R" : `Any ${shown(count(m), 7)} tokens in this R`;
   };
 
   const ratio = (m) => {

@@ -46,7 +46,7 @@ const readout = (() => {
       byId(`value-${key}`).textContent = value === null && lane === 1 && key !== "known" ? "none here" : shown(value, key === "worst" ? 4 : 3);
       byId(`row-${key}`).hidden = key === "cut" && value === null;
       if (there) {
-        marks[key].setAttribute("transform", `translate(${fixed(value > AXIS.high ? (key === "paper" ? 412 : 400) : at(value))} ${lane === 0 ? 30 : 76})`);
+        marks[key].setAttribute("transform", `translate(${fixed(value > AXIS.high ? (key === "paper" ? 412 : 400) : Math.max(at(value), 14))} ${lane === 0 ? 30 : 76})`);
         marks[key].classList.toggle("far", value > AXIS.high);
       }
     }

@@ -102,7 +102,7 @@ const SCENES = [
       title: "Moving and cutting, against the place of the second dot",
       x: { label: "place of the second dot", low: -6, high: 6, log: false },
       y: { label: "constant", low: 0, high: 8, log: false },
-      at: (state, found) => [state.R * state.xi[1][0], found.constant],
+      at: (state, found) => [state.R * uncut(state).xi[1][0], found.constant],
       lines: [
         { name: "moving dots", kind: "own", points: (state) => spaced(-6, 6, 97, false).map((x) => [x, measured(modelOf(pairAt(state, x))).move]) },
         { name: "cutting one first", kind: "cut", points: (state) => spaced(-6, 6, 97, false).map((x) => [x, measured(modelOf(pairAt(state, x))).split]) },
@@ -173,10 +173,15 @@ const SCENES = [
   },
 ];
 
-// Of what was cut, the whole dots.
+// The dots as they were before the cut.
+function uncut(state) {
+  if (state.from === null) return state;
+  const [kept, gone] = state.linked, without = (list) => list.filter((_, i) => i !== gone);
+  return { ...state, xi: without(state.from.xi), c: without(state.from.c.map((c, i) => (i === kept ? c + state.from.c[gone] : c))) };
+}
 function pairAt(state, x) {
-  const whole = state.from ?? state;
-  return { ...state, xi: [whole.xi[0], [x / state.R, 0]], c: [whole.c[0], whole.c[1]] };
+  const whole = uncut(state);
+  return { ...whole, xi: [whole.xi[0], [x / state.R, 0]], c: whole.c.slice(0, 2), linked: null, from: null };
 }
 
 // γ = max(−γ_min, γ_max / 8) over the real eigenvalues of A; zero if it has none.

@@ -123,7 +123,8 @@ const stage = (() => {
       g.children[0].setAttribute("r", fixed(sizeOf(state.c[i]) + 0.025));
       g.children[1].setAttribute("r", fixed(sizeOf(state.c[i])));
       const name = label ?? (state.c[i] === 1 && state.regime === "tokens" ? "" : tokensAt(state, i, true));
-      g.children[2].textContent = label === undefined || chosen || state.xi.length < 12 ? name : "";
+      const hidden = (label !== undefined && state.xi.length >= 12) || state.linked?.includes(i); // too near to others
+      g.children[2].textContent = chosen || !hidden ? name : "";
       // at the rim words lean inwards
       g.children[2].setAttribute("text-anchor", u < -0.75 ? "start" : u > 0.75 ? "end" : "middle");
       g.children[2].setAttribute("x", Math.abs(u) > 0.75 ? 1.17 * Math.sign(u) : fixed(u));
