@@ -187,7 +187,7 @@ const lab = (() => {
   const arrive = () => {
     if (location.hash === written) return;
     stop();
-    if (past.length > 0 || state !== committed) past = [...past, committed];
+    past = [...past.slice(-99), committed];
     state = committed = readLink(location.hash);
     written = location.hash;
     entered();

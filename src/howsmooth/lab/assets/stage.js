@@ -119,7 +119,7 @@ const stage = (() => {
     targets(state.xi, (element, x) => { const [u, v] = flip(x); element.setAttribute("cx", fixed(u)); element.setAttribute("cy", fixed(v)); });
     dots(state.xi, (g, x, i) => {
       const [u, v] = flip(x), chosen = i === state.chosen, label = state.labels?.[i];
-      for (const circle of g.querySelectorAll("circle")) { circle.setAttribute("cx", fixed(u)); circle.setAttribute("cy", fixed(v)); }
+      for (const circle of [g.children[0], g.children[1]]) { circle.setAttribute("cx", fixed(u)); circle.setAttribute("cy", fixed(v)); }
       g.children[0].setAttribute("r", fixed(sizeOf(state.c[i]) + 0.025));
       g.children[1].setAttribute("r", fixed(sizeOf(state.c[i])));
       const name = label ?? (state.c[i] === 1 && state.regime === "tokens" ? "" : tokensAt(state, i, true));
