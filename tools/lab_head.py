@@ -7,12 +7,16 @@ bias) and a 2×2 matrix V: no approximation, but for the rotation of outputs, wh
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import howsmooth as hs
+from howsmooth.models.base import Activations
 from howsmooth.models.text import read_text
 
 TARGET = Path(__file__).parents[1] / "src" / "howsmooth" / "lab" / "assets" / "minilm.json"
@@ -80,52 +84,73 @@ def best_plane(head: hs.Attention, radius: float) -> tuple[float, Tensor]:
     return max(found, key=lambda pair: pair[0])
 
 
-def main() -> None:
-    model = hs.load("minilm")
-    tokens = model.windows(read_text(), length=LENGTH, count=1)
-    activations = model.activations(tokens)
-    shown = None
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shown:
+    """A head with its plane, what enters its layer at the text, and what its worst pair has in all dimensions."""
+
+    layer: int
+    number: int
+    head: hs.Attention
+    X: Tensor
+    radius: float
+    B: Tensor
+    share: float
+    whole: float
+
+
+def heads(activations: Activations) -> Iterator[Shown]:
+    """Look at every head of some layers, one after the other."""
     for layer in LAYERS:
         f, X = activations.at(layer)
+        assert isinstance(f, hs.Attention)
         radius = float(X[0].norm(dim=-1).mean())
-        for h in range(f.layout.heads):
-            head = f.head(h).to(torch.float64)
+        for number in range(f.layout.heads):
+            head = f.head(number).to(torch.float64)
             value, B = best_plane(head, radius)
             whole = hs.extremal.tied_pair(head, N, radius).value
             share = math.exp(value) / whole
             print(
-                f"layer {layer} head {h}: plane {math.exp(value):.1f}, whole {whole:.1f}, share {share:.2f}", flush=True
+                f"layer {layer} head {number}: plane {math.exp(value):.1f}, whole {whole:.1f}, {share:.2f}", flush=True
             )
-            if shown is None or share > shown[0]:
-                shown = (share, layer, h, head, X[0].double(), radius, B, whole)
-    assert shown is not None
-    _share, layer, h, head, X, radius, B, whole = shown
-    A, b, V = in_plane(head, B)
-    inside = hs.Attention(
-        query=A[None], key=torch.eye(2, dtype=A.dtype)[None], value=V[None], query_bias=b[None], scale=1.0
-    )
+            yield Shown(
+                layer=layer, number=number, head=head, X=X[0].double(), radius=radius, B=B, share=share, whole=whole
+            )
+
+
+def described(best: Shown, words: list[str]) -> dict[str, Any]:
+    """Return what the page needs to know."""
+    A, b, V = in_plane(best.head, best.B)
+    identity = torch.eye(2, dtype=A.dtype)
+    inside = hs.Attention(query=A[None], key=identity[None], value=V[None], query_bias=b[None], scale=1.0)
+    pair = hs.extremal.tied_pair(inside, N, best.radius)
     generator = torch.Generator().manual_seed(0)
-    text = hs.local_lipschitz(head, X, generator=generator)
-    noise = hs.typical_gain(head, X, generator=generator)
-    pair = hs.extremal.tied_pair(inside, N, radius)
-    kept = {
-        "layer": layer,
-        "head": h,
-        "radius": radius,
+    return {
+        "layer": best.layer,
+        "head": best.number,
+        "radius": best.radius,
         "A": A.flatten().tolist(),
         "b": b.tolist(),
         "V": V.flatten().tolist(),
-        "words": [model.tokenizer.decode([t]).strip() for t in tokens[0].tolist()],
-        "shadows": (X @ B).tolist(),
+        "words": words,
+        "shadows": (best.X @ best.B).tolist(),
         "n": N,
         "pair": [row.tolist() for row in pair.tokens[:3]],
         "pair_value": pair.value,
-        "whole_value": whole,
-        "text_value": float(text.lower),
-        "text_typical": float(noise.value),
+        "whole_value": best.whole,
+        "text_value": float(hs.local_lipschitz(best.head, best.X, generator=generator).lower),
+        "text_typical": float(hs.typical_gain(best.head, best.X, generator=generator).value),
     }
+
+
+def main() -> None:
+    model = hs.load("minilm")
+    assert model.tokenizer is not None
+    tokens = model.windows(read_text(), length=LENGTH, count=1)
+    words = [piece.strip().removeprefix("##") for piece in model.tokenizer.pieces(tokens[0].tolist())]
+    best = max(heads(model.activations(tokens)), key=lambda shown: shown.share)
+    kept = described(best, words)
     TARGET.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(f"{TARGET}: layer {layer}, head {h}; in the plane {pair.value:.1f}, in all dimensions {whole:.1f}")
+    print(f"{TARGET}: in the plane {kept['pair_value']:.1f}, in all dimensions {best.whole:.1f}")
 
 
 if __name__ == "__main__":

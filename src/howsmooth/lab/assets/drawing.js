@@ -9,7 +9,7 @@ const shape = (name, attributes = {}, content = null) => {
 const byId = (id) => document.getElementById(id);
 // On an axis a power of ten says it shorter.
 const tickText = (value) => (value >= 1e5 ? power(Math.round(Math.log10(value))) : shown(value));
-const fixed = (number) => Number(number.toFixed(4));
+const fixed = (number) => Number(number.toFixed(2));
 
 // As many elements as there are things to draw: those that are there already stay, so that focus does.
 const pool = (parent, make) => (things, update) => {
@@ -21,7 +21,7 @@ const pool = (parent, make) => (things, update) => {
 // A line with a head, as one path; too short for a head, it is a line.
 const arrow = ([x, y], [u, v], head) => {
   const size = Math.hypot(u - x, v - y);
-  if (!(size > 1e-4)) return "";
+  if (!(size > 0.05)) return "";
   const part = Math.min(head, 0.6 * size) / size, [dx, dy] = [(u - x) * part, (v - y) * part];
   const line = `M${fixed(x)} ${fixed(y)}L${fixed(u)} ${fixed(v)}`;
   return `${line}M${fixed(u - dx - 0.5 * dy)} ${fixed(v - dy + 0.5 * dx)}L${fixed(u)} ${fixed(v)}L${fixed(u - dx + 0.5 * dy)} ${fixed(v - dy - 0.5 * dx)}`;

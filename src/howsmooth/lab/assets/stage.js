@@ -1,4 +1,5 @@
-// The stage: the disk in units of R, so that nothing on it rescales while a dot is dragged.
+// The stage: the disk in units of R, so that nothing on it rescales while a dot is dragged. R is so long:
+const UNIT = 250;
 const stage = (() => {
   const svg = byId("stage"), layer = (name) => svg.querySelector(`.${name}`);
   const path = (kind) => () => shape("path", { class: kind });
@@ -17,7 +18,7 @@ const stage = (() => {
   });
   const handle = layer("handle");
 
-  const flip = ([x, y]) => [x, -y];
+  const flip = ([x, y]) => [UNIT * x, -UNIT * y];
   // many dots are small dots
   let small = 1;
   const sizeOf = (c) => small * Math.min(0.115, 0.034 + 0.014 * Math.max(0, Math.log10(c) + 0.5));
@@ -83,9 +84,9 @@ const stage = (() => {
     const step = [0.25, 0.5, 1, 2, 5].find((size) => state.R / size <= 6) ?? 10;
     const radii = Array.from({ length: Math.floor(state.R / step + 1e-9) }, (_, k) => (k + 1) * step).filter((r) => r < 0.94 * state.R);
     rings(radii, (g, r) => {
-      g.firstChild.setAttribute("r", fixed(r / state.R));
-      g.lastChild.setAttribute("x", 0.015);
-      g.lastChild.setAttribute("y", fixed(-r / state.R - 0.012));
+      g.firstChild.setAttribute("r", fixed((UNIT * r) / state.R));
+      g.lastChild.setAttribute("x", 4);
+      g.lastChild.setAttribute("y", fixed((-UNIT * r) / state.R - 3));
       g.lastChild.textContent = shown(r, 3);
     });
     svg.classList.toggle("on-circle", state.place === "circle");
@@ -97,38 +98,39 @@ const stage = (() => {
     lines(row, (line, w, j) => {
       const [u, v] = flip(state.xi[j]), share = w / total;
       for (const [key, value] of Object.entries({ x1: from[0], y1: from[1], x2: u, y2: v })) line.setAttribute(key, fixed(value));
-      line.setAttribute("stroke-width", fixed(0.075 * share));
+      line.setAttribute("stroke-width", fixed(0.075 * UNIT * share));
       line.setAttribute("opacity", share < 0.004 ? 0 : fixed(0.3 + 0.4 * share));
     });
 
     const moves = worstMove(state, found);
     const place = (i, by = [0, 0]) => flip([state.xi[i][0] + by[0], state.xi[i][1] + by[1]]);
     const outAt = (i, by = [0, 0]) => flip([found.f.outputs[i][0] / m.R + by[0], found.f.outputs[i][1] / m.R + by[1]]);
-    inputs(moves, (element, { i, move }) => element.setAttribute("d", arrow(place(i), place(i, move), 0.06)));
-    predicted(moves, (element, { i, response }) => element.setAttribute("d", arrow(outAt(i), outAt(i, response), 0.06)));
+    inputs(moves, (element, { i, move }) => element.setAttribute("d", arrow(place(i), place(i, move), 15)));
+    predicted(moves, (element, { i, response }) => element.setAttribute("d", arrow(outAt(i), outAt(i, response), 15)));
     truth(truePaths(state, m, found, moves), (element, points) => element.setAttribute("d", `M${points.map((p) => flip(p).map(fixed).join(" ")).join("L")}`));
     outputs(found.f.outputs, (element, _, i) => {
-      const [x, y] = outAt(i), half = sizeOf(state.c[i]) + 0.014 * small;
+      const [x, y] = outAt(i), half = UNIT * (sizeOf(state.c[i]) + 0.014 * small);
       for (const [key, value] of Object.entries({ x: x - half, y: y - half, width: 2 * half, height: 2 * half })) element.setAttribute(key, fixed(value));
       element.classList.toggle("chosen", i === state.chosen);
     });
     const random = byId("show-noise").checked ? randomMove(state, found) : null;
     noise(random === null ? [] : [...random.moves.map((move, i) => [place(i), place(i, move)]), ...random.response.map((by, i) => [outAt(i), outAt(i, by)])],
-      (element, [a, b]) => element.setAttribute("d", arrow(a, b, 0.035)));
+      (element, [a, b]) => element.setAttribute("d", arrow(a, b, 9)));
 
     targets(state.xi, (element, x) => { const [u, v] = flip(x); element.setAttribute("cx", fixed(u)); element.setAttribute("cy", fixed(v)); });
     dots(state.xi, (g, x, i) => {
       const [u, v] = flip(x), chosen = i === state.chosen, label = state.labels?.[i];
       for (const circle of [g.children[0], g.children[1]]) { circle.setAttribute("cx", fixed(u)); circle.setAttribute("cy", fixed(v)); }
-      g.children[0].setAttribute("r", fixed(sizeOf(state.c[i]) + 0.025));
-      g.children[1].setAttribute("r", fixed(sizeOf(state.c[i])));
+      g.children[0].setAttribute("r", fixed(UNIT * (sizeOf(state.c[i]) + 0.025)));
+      g.children[1].setAttribute("r", fixed(UNIT * sizeOf(state.c[i])));
       const name = label ?? (state.c[i] === 1 && state.regime === "tokens" ? "" : tokensAt(state, i, true));
       const hidden = (label !== undefined && state.xi.length >= 12) || state.linked?.includes(i); // too near to others
       g.children[2].textContent = chosen || !hidden ? name : "";
       // at the rim words lean inwards
-      g.children[2].setAttribute("text-anchor", u < -0.75 ? "start" : u > 0.75 ? "end" : "middle");
-      g.children[2].setAttribute("x", Math.abs(u) > 0.75 ? 1.17 * Math.sign(u) : fixed(u));
-      g.children[2].setAttribute("y", fixed(v + sizeOf(state.c[i]) + 0.075));
+      const edge = Math.abs(x[0]) > 0.75;
+      g.children[2].setAttribute("text-anchor", !edge ? "middle" : x[0] < 0 ? "start" : "end");
+      g.children[2].setAttribute("x", edge ? 1.17 * UNIT * Math.sign(u) : fixed(u));
+      g.children[2].setAttribute("y", fixed(v + UNIT * (sizeOf(state.c[i]) + 0.075)));
       g.classList.toggle("chosen", chosen);
       g.setAttribute("tabindex", chosen ? 0 : -1);
       g.setAttribute("aria-pressed", chosen);
