@@ -116,7 +116,7 @@ def test_keys_do_everything_on_the_stage_and_arrows_do_not_flip(open_lab):
     lab = open_lab("#scene=tied-pair")
     lab.find("#stage .dot.chosen").focus()
     before, pushes = constant(lab), []
-    for _step in range(12):
+    for _step in range(7):
         lab.page.keyboard.press("ArrowUp")
         settled(lab)
         start, end = re.match(

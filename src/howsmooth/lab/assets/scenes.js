@@ -93,7 +93,7 @@ const SCENES = [
     slug: "splitting",
     name: "Cut a dot",
     sentence: "Two halves of one dot, pulled apart, can move the output further than any move of whole dots: near the origin, attention splits mass.",
-    task: "Choose the dot near the middle, press Cut, and pull one half: the other goes the opposite way.",
+    task: "Press Cut: the dot near the middle falls into two halves. Pull one of them, and the other goes the opposite way.",
     start: { R: 6, xi: [[-5.3 / 6, 0], [-0.5 / 6, 0]], c: [1, 1], regime: "measure", place: "line", value: "line", eps: 0.05, chosen: 1 },
     play: (state, t) => ({ ...state, linked: null, from: null, xi: state.xi.map((x, i) => (i === 1 ? [-0.8 + 1.6 * t, 0] : x)) }),
     more: { label: "The other way: A = +1, two dots at ±5", link: "#scene=splitting&A=I&at=-0.833333,0;0.833333,0" },
