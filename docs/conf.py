@@ -27,6 +27,7 @@ extensions = [
     "sphinxcontrib.bibtex",
     "commands",
     "front_door",
+    "lab",
     "names",
     "notebooks",
 ]

@@ -13,6 +13,7 @@ import pytest
 
 from browser.pages import DESKTOP, Open, Report, opened
 from browser.runs import Runs
+from howsmooth.lab.page import write_lab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -62,6 +63,12 @@ def browser(chromium: str) -> "Iterator[Browser]":
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of every kind."""
     return Runs(tmp_path_factory.mktemp("browser"))
+
+
+@pytest.fixture(scope="session")
+def lab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lab, written once."""
+    return write_lab(tmp_path_factory.mktemp("lab") / "lab.html")
 
 
 @pytest.fixture(scope="package")

@@ -44,8 +44,9 @@ ALLOWED = {
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},
+    "lab": GROUND,
     "__main__": {"cli"},
-    "cli": {*GROUND, *INSTRUMENTS, "studies", "report", ""},
+    "cli": {*GROUND, *INSTRUMENTS, "studies", "report", "lab", ""},
     "": set(),
 }
 

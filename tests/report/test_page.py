@@ -267,7 +267,7 @@ def test_data_leave_the_specification_and_come_back_as_columns():
 
 
 def test_every_variable_of_the_stylesheet_has_a_value_in_every_theme():
-    style = str(asset("report.css"))
+    style = str(asset("palette.css") + asset("report.css"))
     # light, dark by the system, dark by choice, paper
     for variable in set(re.findall(r"var\((--\w[\w-]*)\)", style)) - {"--at", "--to", "--share"}:
         assert style.count(f"{variable}:") == 4, variable

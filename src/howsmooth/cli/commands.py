@@ -29,6 +29,7 @@ COMMANDS = {
     "swap": "Find the words to replace, and by which, that move the output of a model most.",
     "regimes": "Follow the worst constant of a head from few tokens to a measure.",
     "audit": "Search for an input where a layer exceeds the constant that is claimed for it.",
+    "lab": "Write the lab: a page to see, by hand, why attention is not smooth.",
 }
 
 

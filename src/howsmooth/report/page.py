@@ -147,7 +147,7 @@ def _page(run: Run, drawn: Drawn) -> str:
         terms=terms(shown, {record.ask.kind for record in run.records}),
         facts=facts(run),
         commands=run.commands,
-        style=asset("report.css"),
+        style=asset("palette.css") + asset("report.css"),
         theme=asset("theme.js"),
         script=asset("report.js"),
         runtime=runtime(),
