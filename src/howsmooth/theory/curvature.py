@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.theory.doubt import outputs
 from howsmooth.theory.region import Region, softened
 from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.rows import Rows, outputs
+from howsmooth.theory.rows import Rows
 from howsmooth.theory.scales import Scales
 from howsmooth.theory.traces import largest_eigenvalues, largest_norms
 from howsmooth.theory.views import View

@@ -58,11 +58,12 @@ def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"], *, rows: b
 
 def _best(attention: Attention, X: Tensor, heads: tuple[Head, ...], rows: bool) -> float:
     """Take the better of two certificates; the one by rows is about several heads with plain scores."""
-    three = _combined(attention, X, _three_terms, heads)
+    seen = views(attention, X, heads)
+    three = _combined(attention, seen, _three_terms, heads)
     plain = attention.positions.rotary is None and attention.softcap is None and not has_key_norm(attention)
     if not (rows and plain and len(heads) > 1):
         return three
-    return min(three, rows_upper(views(attention, X, heads)))
+    return min(three, rows_upper(seen))
 
 
 def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
@@ -87,8 +88,10 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     """
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
     unit = Unit.of(attention, X)
+    heads = heads_of(unit.attention)
+    seen = views(unit.attention, unit.X, heads)
     return upper_bound(
-        log(unit.back(_combined(unit.attention, unit.X, _from_the_map, heads_of(unit.attention)))),
+        log(unit.back(_combined(unit.attention, seen, _from_the_map, heads))),
         "attention_map_upper",
         HERE,
         "ours, after Yudin et al.: from the attention map",
@@ -163,9 +166,9 @@ def softmax_slope(P: Float[Tensor, "n m"]) -> float:
 
 
 def _combined(
-    attention: Attention, X: Tensor, certificate: Callable[[View], tuple[float, float]], heads: tuple[Head, ...]
+    attention: Attention, seen: list[View], certificate: Callable[[View], tuple[float, float]], heads: tuple[Head, ...]
 ) -> float:
     """Combine heads in the better of two ways: the concatenation with V and the norm of all W, or the sum with WV."""
-    alone, mixed = zip(*(certificate(view) for view in views(attention, X, heads)), strict=True)
+    alone, mixed = zip(*(certificate(view) for view in seen), strict=True)
     stacked = math.hypot(*alone)
     return stacked if attention.output is None else min(sum(mixed), stacked * output_norm(heads))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.theory.curvature import Centre
 from howsmooth.theory.region import Region
-from howsmooth.theory.rows import outputs
+from howsmooth.theory.doubt import outputs
 from howsmooth.theory.scales import row_norm
 from howsmooth.theory.traces import largest_eigenvalues
 from howsmooth.theory.views import View
