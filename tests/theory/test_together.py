@@ -1,5 +1,6 @@
 """Heads side by side: bounds of whole layers, in a ball and at one input."""
 
+import dataclasses
 import math
 
 import pytest
@@ -47,13 +48,32 @@ def test_no_input_of_the_ball_exceeds_the_bound_of_heads_together(rng, kind):
         assert constants(f, inputs(rng, f, 12, n, radius)).max().item() <= upper * ROUNDING
 
 
-def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng):
+@pytest.mark.parametrize("biased", [False, True])
+def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng, biased):
     f = random_layer(rng, heads=4, d=6)
-    problem = _problem(f, heads_of(f), 5, 2.0)
-    drawn = [problem.bound((gaussian(rng, 4) / 2).exp()) for _draw in range(20)]
+    f = dataclasses.replace(f, query_bias=3 * gaussian(rng, 4, f.layout.k)) if biased else f
     truth = constants(f, inputs(rng, f, 12, 5, 2.0)).max().item()
+    drawn = []
+    for _draw in range(20):
+        problem = _problem(f, heads_of(f), 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
+        s = (gaussian(rng, 4) / 2).exp()
+        beta = problem.values.norm(1 / s)
+        norms = [beta * stack.norm(s) for stack in (problem.ones, problem.own, problem.across, problem.beside)]
+        drawn.append(problem.added(norms[0], norms[1], min(norms[2:])))
     assert truth <= min(drawn)
     assert together(f, heads_of(f), 5, 2.0) <= min(drawn) * 1.01
+
+
+def test_a_query_bias_beside_the_forms_costs_no_more_than_their_sum(rng):
+    f = random_layer(rng, heads=4, d=6)
+    f = dataclasses.replace(f, query_bias=3 * gaussian(rng, 4, f.layout.k))
+    heads, s = heads_of(f), gaussian(rng, 4).exp()
+    plain = _problem(dataclasses.replace(f, query_bias=None), heads, 5, 2.0, 0.0)
+    shift = torch.stack([t * (head.query_bias @ head.K) for t, head in zip(s, heads, strict=True)])
+    added = 2.0 * plain.across.norm(s) + torch.linalg.matrix_norm(shift, 2).item()
+    lengths = torch.linspace(0.05, 8, 400).tolist()
+    problems = (_problem(f, heads, 5, 2.0, extra) for extra in lengths)
+    assert min(p.length * p.across.norm(s) for p in problems) <= added * 1.001
 
 
 def test_heads_that_read_and_write_elsewhere_do_not_add_up():

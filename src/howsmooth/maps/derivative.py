@@ -82,6 +82,20 @@ class AttentionJacobian:
         q, k = (torch.linalg.vector_norm(x.detach(), dim=-1).max() for x in (self.pattern.q, self.pattern.k))
         return torch.finfo(self.dtype).eps * (float(q) * float(k) + 8)
 
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
+        r"""Return how much longer the answers of heads to ``E`` are than their sum: :math:`\sum_h|W_hJ_hE|/|JE|`.
+
+        The rounding of weights is a share of the first, not of the second.
+        """
+        if self.output is None or self.projections.layout.heads == 1:
+            return 1.0
+        joined = project_heads(self._moved_means(*self.projections.jvp(E)), None, self.batch)
+        widths = (joined.split(self.projections.layout.v, -1), self.output.split(self.projections.layout.v, -1))
+        answers = [o @ W.mT for o, W in zip(*widths, strict=True)]
+        parts = torch.stack([x.flatten(-2).norm(dim=-1) for x in answers]).sum(0)
+        total = torch.stack(answers).sum(0).flatten(-2).norm(dim=-1)
+        return float(torch.where(parts > 0, parts / total, 1.0).max())
+
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push the perturbation ``E`` of the tokens forward: J E."""
         require_like(E, self.pattern.o, (*self.batch, *self.domain), "the perturbation")
