@@ -122,7 +122,11 @@ def test_rows_that_attend_to_tokens_of_their_own_do_not_add_up():
     side[:, :16], side[:, 16] = far.repeat_interleave(2, 0), torch.tensor([3.0, -3.0]).repeat(16)
     A = torch.eye(17, dtype=torch.float64)
     A[16, 16] = 0
-    f = hs.Attention(query=torch.stack((A, A)) / 4, key=torch.stack((A, A)), value=torch.eye(17, dtype=torch.float64).expand(2, -1, -1))
+    f = hs.Attention(
+        query=torch.stack((A, A)) / 4,
+        key=torch.stack((A, A)),
+        value=torch.eye(17, dtype=torch.float64).expand(2, -1, -1),
+    )
     seen = views(f, side)
     rows = Rows.of(seen)
     assert rows.by_blocks(seen) < 0.5 * rows.by_rows(seen)

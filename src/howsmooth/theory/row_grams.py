@@ -113,9 +113,10 @@ def row_squares(views: list[View]) -> Float[Tensor, " n"]:
 
 
 def _frobenius(T: Float[Tensor, "rows m m"], lost: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    r"""Bound the Frobenius norm of :math:`WRW^\top` by :math:`\mathrm{tr}\,T^2`, :math:`T = RW^\top W`: same eigenvalues.
+    r"""Bound the Frobenius norm of :math:`WRW^\top` by :math:`(\mathrm{tr}\,T^2)^{1/2}`, :math:`T = RW^\top W`.
 
     ``lost`` bounds the error of T.
     """
-    squares, size = (T * T.mT).sum((1, 2)).clamp_min(0), T.flatten(1).norm(dim=-1)
-    return (squares + 2 * lost * size + (lost + T.shape[-1] * UNIT * size).square() + T.shape[-1] * UNIT * size**2).sqrt()
+    size, unit = T.flatten(1).norm(dim=-1), T.shape[-1] * UNIT
+    squares = (T * T.mT).sum((1, 2)).clamp_min(0)
+    return (squares + (2 * lost + unit * size) * size + (lost + unit * size).square()).sqrt()

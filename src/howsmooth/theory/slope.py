@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.curvature import Centre
-from howsmooth.theory.region import Region
 from howsmooth.theory.doubt import outputs
+from howsmooth.theory.moved import Centre
+from howsmooth.theory.region import Region
 from howsmooth.theory.scales import row_norm, stack_norm
 from howsmooth.theory.traces import largest_eigenvalues
 from howsmooth.theory.views import View
@@ -32,9 +32,9 @@ class Slope:
               \sum_hB_h\sum_jP_{ij}(e_j-\bar e_i)\langle\cdot\rangle \le
               \|[B_h/s_h]_h\|\,\|[s_h\mu_{hi}(g^h_i+A_he_i)]_h\|
 
-    with :math:`\nu_{hi} \ge \|[P_{ij}V_h(x_j-m_i)]_j\|` and :math:`\mu_{hi} \ge \|[P_{ij}(e_j-\bar e_i)]_j\|`. Points in
-    a ball of radius r have at most :math:`r/\sqrt2` there, whatever the weights are. Movements of pulls count once and
-    not for every row: :math:`\sum_i|e_i|^2 \le t^2`. The covariances of the second term have four parts in the same way.
+    with :math:`\nu_{hi} \ge \|[P_{ij}V_h(x_j-m_i)]_j\|` and :math:`\mu_{hi} \ge \|[P_{ij}(e_j-\bar e_i)]_j\|`. Points
+    in a ball of radius r have at most :math:`r/\sqrt2` there, whatever the weights are. Movements of pulls count once
+    and not for every row: :math:`\sum_i|e_i|^2 \le t^2`. The covariances of the second term have four parts likewise.
 
     Attributes:
         centre: The vectors.
@@ -106,7 +106,7 @@ class Slope:
         """Bound the covariances of values and keys: of what both were, of one and a movement, of both movements."""
         scaled = self.centre.norms[3][:, None] * sigma_alone * tau
         rows = torch.minimum((sigma * tau).sum(0), self.centre.beside * scaled.square().sum(0).sqrt())
-        (c, W, forms), (s, B, stack) = self.outputs, self.moved
+        (_c, W, forms), (s, B, stack) = self.outputs, self.moved
         largest = (self.radius[1] / math.sqrt(2)).clamp_min(1e-300)[:, None]
         rows = rows + B * (s[:, None] * drift * tau).square().sum(0).sqrt()
         rows = rows + W * forms * (sigma_alone * drift / largest).amax(0)
