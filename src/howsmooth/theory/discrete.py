@@ -60,9 +60,9 @@ def sharp_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     .. math:: \sqrt n\,\min\Bigl(\sum_h\|B_h\|,\,\beta|s|\Bigr) + \beta R^2\|(s_hA_h)_h\|
               + \sqrt{n/2}\,\beta R\,(R^2+\tau^2)^{1/2}\,\gamma,
 
-    the last two a little less than added up. Each term has the best scales that a short search finds. Masks, relative biases
-    and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to :math:`\|A\|R` in the last
-    term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
+    the last two a little less than added up. Each term has the best scales that a short search finds. Masks,
+    relative biases and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to
+    :math:`\|A\|R` in the last term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
 
     Raises:
         AssumptionError: If ``n`` or ``radius`` is not positive, or if queries or keys are normalised.
