@@ -16,7 +16,7 @@ CONTRASTS = (10, 100, 1000)
 LENGTHS = (16, 128, 1024)
 STEEP = {"−I", "rotation", "nilpotent"}
 # Whole layers: these of MiniLM, so many tokens in a ball as large as theirs, and how far apart both ends may be.
-LAYERS = {0: 1.7, 2: 2.3, 4: 3.5}
+LAYERS = {0: 1.6, 2: 2.2, 4: 3.4}
 LENGTH, RADIUS = 64, 13.0
 
 

@@ -104,6 +104,21 @@ class HeadsJacobian(ABC):
         dq, dk = (x.view(*self.lead, *shape, x.shape[-1]) for x in (dq, dk))
         return self.projections.vjp(dq, dk, dv.view(*shape, dv.shape[-1]))
 
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
+        r"""Return how much longer the answers of heads to ``E`` are than their sum: :math:`\sum_h|W_hJ_hE|/|JE|`.
+
+        The rounding of weights is a share of the first, not of the second.
+        """
+        layout = self.projections.layout
+        if self.output is None or layout.heads == 1:
+            return 1.0
+        joined = project_heads(self.moved_means(*self.projections.jvp(E)), None, self.batch)
+        widths = (joined.split(layout.v, -1), self.output.split(layout.v, -1))
+        answers = [o @ W.mT for o, W in zip(*widths, strict=True)]
+        parts = torch.stack([x.flatten(-2).norm(dim=-1) for x in answers]).sum(0)
+        total = torch.stack(answers).sum(0).flatten(-2).norm(dim=-1)
+        return float(torch.where(parts > 0, parts / total, 1.0).max())
+
     def by_head(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "stack shared n v"]:
         """Pull a cotangent of the output back to the means of every head."""
         layout = self.projections.layout

@@ -109,6 +109,10 @@ class WeightedJacobian:
         """What rounding may have done to the weights; the masses do not mind."""
         return self.plain.forward_rounding
 
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
+        """Return how much longer the answers of heads are than their sum."""
+        return self.plain.cancelled(E / self.roots)
+
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""
         return self.roots * self.plain.jvp(E / self.roots)

@@ -50,6 +50,9 @@ class Rounded(Protocol):
     def forward_rounding(self) -> float:
         """The relative error, to first order: the rounding unit times the largest exponent in the forward pass."""
 
+    def cancelled(self, E: Tensor) -> float:
+        """Return how many times longer than the answer to ``E`` the parts are that it is added up from."""
+
 
 @runtime_checkable
 class Differentiable(Protocol):

@@ -26,6 +26,8 @@ from howsmooth.spectral.vectors import flat, informed_start, norms, random_start
 WIDER = 4.0
 # What takes more than this share of the tolerance is seen.
 VISIBLE = 0.1
+# Parts that are so many times longer than their sum are ordinary; where they are more, the rounding of each counts.
+ORDINARY = 16.0
 # Operators leave a batch when so many of them are done: copying the rest costs about one product.
 LEAVING_SHARE = 0.2
 
@@ -69,20 +71,35 @@ def local_lipschitz(
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
     op, asked = linearise(f, X), None
     check_settings(op, rtol, confidence, max_steps)  # the answer comes in these numbers, whatever measures it
-    lost = widening(op)
-    if op.dtype == torch.float32 and lost > VISIBLE * rtol and isinstance(f, Recastable):
+    lost, narrow = widening(op), op.dtype == torch.float32 and isinstance(f, Recastable)
+
+    def measured() -> NormEstimate:
+        inner = rtol - 2.5 * lost if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
+        with torch.no_grad():
+            return bracket_norm(op, inner, confidence, certify, max_steps, generator)
+
+    found = None if narrow and lost > VISIBLE * rtol else measured()
+    if found is None or (narrow and lost * _cancelled(op, found) > VISIBLE * rtol):
         # Why not always in float64: twice the time and the memory, for digits that nobody asked for.
         op, asked = linearise(f.to(torch.float64), X.to(torch.float64)), op.dtype
         lost = widening(op)
-    inner = rtol - 2.5 * lost if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
-    with torch.no_grad():
-        found = bracket_norm(op, inner, confidence, certify, max_steps, generator)
+        found = measured()
+    lost = lost * _cancelled(op, found)
     return found if lost == 0 else widened(found, lost, asked)
 
 
 def widening(op: LinearOperator) -> float:
     """Return by what share both ends of a bracket give way to the rounding of the forward pass; zero if unknown."""
     return WIDER * op.forward_rounding if isinstance(op, Rounded) else 0.0
+
+
+def _cancelled(op: LinearOperator, found: NormEstimate) -> float:
+    """Return by how much more rounding counts than in ordinary maps: where heads cancel, each is rounded by itself."""
+    if not isinstance(op, Rounded):
+        return 1.0
+    with torch.no_grad():
+        times = op.cancelled(found.direction)
+    return times if times > ORDINARY else 1.0
 
 
 def widened(found: NormEstimate, share: float, dtype: torch.dtype | None) -> NormEstimate:

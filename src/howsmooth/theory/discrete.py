@@ -56,15 +56,16 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \|V\|_2\,\bigl(\sqrt n + \|A\|_2 R^2\,(1 + \sqrt{n/2})\bigr)
 
     Heads add up by the triangle inequality, or as one concatenated map, or stand side by side under scales
-    :math:`s_h`, whichever is smallest. Side by side, with :math:`B_h = W_hV_h`, :math:`\beta = \|[B_h/s_h]_h\|` and
-    :math:`\gamma = \min(\|(s_hA_h)_h\|, \|[s_hA_h]_h\|)`, a layer has at most
+    :math:`s_h`, whichever is smallest. Side by side, with :math:`B_h = W_hV_h`, :math:`\beta = \|[B_h/s_h]_h\|`,
+    :math:`A_h^+ = [A_h, K_h^\top b_h/\tau]` for a query bias b and
+    :math:`\gamma = \min(\|(s_hA_h^+)_h\|, \|[s_hA_h^+]_h\|)`, a layer has at most
 
     .. math:: \sqrt n\,\min\Bigl(\sum_h\|B_h\|,\,\beta|s|\Bigr) + \beta R^2\|(s_hA_h)_h\|
-              + \sqrt{n/2}\,\beta R\,\bigl(R\gamma + \|[s_hK_h^\top b_h]_h\|\bigr),
+              + \sqrt{n/2}\,\beta R\,(R^2+\tau^2)^{1/2}\,\gamma,
 
-    the last two a little less than added up. The scales are the best that a short search finds. Masks, relative biases
-    and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to :math:`\|A\|R` in the last
-    term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`. Sinks do not change the bound.
+    the last two a little less than added up. Each term has the best scales that a short search finds. Masks,
+    relative biases, token weights and sinks do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to
+    :math:`\|A\|R` in the last term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
 
     Other mechanisms have bounds of their own, see :ref:`other-attentions`.
 

@@ -197,7 +197,7 @@ def _by_layer(
     slope = Slope.of(seen, curvature.centre)
     length = math.sqrt(len(seen[0].P)) if per_token else 1.0
     found = [
-        (length * curvature.within(alone, float(s), per_token), slope.within(alone, mixed, float(s)))
+        (length * curvature.within(alone, float(s), per_token), slope.within(alone, mixed, float(s), per_token))
         for s, (alone, mixed) in zip(t, balls, strict=True)
     ]
     return torch.tensor(found, dtype=torch.float64)

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.curvature import Centre
+from howsmooth.theory.doubt import outputs
+from howsmooth.theory.moved import Centre
 from howsmooth.theory.region import Region
-from howsmooth.theory.rows import outputs
-from howsmooth.theory.scales import row_norm
+from howsmooth.theory.scales import row_norm, stack_norm
 from howsmooth.theory.traces import largest_eigenvalues
 from howsmooth.theory.views import View
 
@@ -22,25 +22,34 @@ ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slope:
-    r"""All heads at X, for the three terms of the derivative around it.
+    r"""All heads at X, for the three terms of the derivative at X + E.
 
-    Row i of the third term is :math:`[c_hW_h]_h` times the concatenation of
-    :math:`\sum_jP_{ij}V_h(x_j-m_i)\langle g_i,e_j\rangle/c_h`, hence at most
-    :math:`\|[c_hW_h]_h\|\,\|[\nu_{hi}g^h_i/c_h]_h\|` with :math:`\nu_{hi} \ge \|[P_{ij}V_h(x_j-m_i)]_j\|`. If values
-    lie in a ball of radius r, :math:`\nu \le r/\sqrt2` whatever the weights are. Or heads are added up.
+    Tokens are split into what they were and how they moved, :math:`z_j = x_j+e_j`; so are pulls,
+    :math:`g^h_i+A_he_i`. Row i of the third term is the sum of
+
+    .. math:: \textstyle\sum_hW_h\sum_jP_{ij}V_h(x_j-m_i)\langle\cdot\rangle \le
+              \|[c_hW_h]_h\|\,\|[\nu_{hi}(g^h_i+A_he_i)/c_h]_h\|,\qquad
+              \sum_hB_h\sum_jP_{ij}(e_j-\bar e_i)\langle\cdot\rangle \le
+              \|[B_h/s_h]_h\|\,\|[s_h\mu_{hi}(g^h_i+A_he_i)]_h\|
+
+    with :math:`\nu_{hi} \ge \|[P_{ij}V_h(x_j-m_i)]_j\|` and :math:`\mu_{hi} \ge \|[P_{ij}(e_j-\bar e_i)]_j\|`. Points
+    in a ball of radius r have at most :math:`r/\sqrt2` there, whatever the weights are. Movements of pulls count once
+    and not for every row: :math:`\sum_i|e_i|^2 \le t^2`. The covariances of the second term have four parts likewise.
 
     Attributes:
         centre: The vectors.
         radius: The radius of a ball around all values of a head, around them before the output projection, and around
             its keys.
         values: Scales for the first term, and the norm that stands before it.
-        outputs: Scales :math:`c_h` for the third term, and the norm that stands before it.
+        outputs: Scales :math:`c_h`, :math:`\|[c_hW_h]_h\|`, and the norm of :math:`(\nu_hA_h/c_h)_h` for the largest ν.
+        moved: Scales :math:`s_h`, :math:`\|[B_h/s_h]_h\|`, and the norm of :math:`(s_hA_h)_h`.
     """
 
     centre: Centre
     radius: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"], Float[Tensor, " heads"]]
     values: tuple[Float[Tensor, " heads"], float]
-    outputs: tuple[Float[Tensor, " heads"], float]
+    outputs: tuple[Float[Tensor, " heads"], float, float]
+    moved: tuple[Float[Tensor, " heads"], float, float]
 
     @classmethod
     def of(cls, views: list[View], centre: Centre) -> "Slope":
@@ -55,32 +64,37 @@ class Slope:
             torch.stack([_radius(x) for x in place]) + wrong
             for place, wrong in zip(places, centre.wrong[:3], strict=True)
         )
-        values, _alone, _forms, stretch = centre.norms
-        steep = alone * centre.steep.amax(1)
-        s = (values / values.max().clamp_min(1e-300)).clamp_min(1e-12).sqrt()
-        c = ((steep / steep.max().clamp_min(1e-300)).clamp_min(1e-12) / _relative(stretch)).sqrt()
+        values, _alone, forms, stretch = centre.norms
+        pull, steep = centre.steep.amax(1), alone * centre.steep.amax(1)
+        s = _relative(values).sqrt()
+        c = (_relative(steep) / _relative(stretch)).sqrt()
+        m = (_relative(values) / _relative(pull)).sqrt()
+
+        def stacked(scale: Tensor) -> float:
+            return stack_norm(scale[:, None, None] * centre.A[0]) + 1e-12 * float((scale * forms).sum())
+
         return cls(
             centre=centre,
             radius=(mixed, alone, keys),
             values=(s, row_norm(centre.B / s[:, None, None])),
-            outputs=(c, row_norm(c[:, None, None] * W)),
+            outputs=(c, row_norm(c[:, None, None] * W), stacked(alone / math.sqrt(2) / c)),
+            moved=(m, row_norm(centre.B / m[:, None, None]), stacked(m)),
         )
 
-    def within(self, alone: list[Region], mixed: list[Region], t: float) -> float:
+    def within(self, alone: list[Region], mixed: list[Region], t: float, per_token: bool = False) -> float:
         """Bound the derivative on the ball of radius t, by regions of values before and after the output projection."""
-        P, peak, tau = (torch.stack([getattr(r, name) for r in alone]) for name in ("P", "peak", "tau"))
-        values, apart, forms, _stretch = self.centre.norms
-        far, far_alone, keys = (
-            (radius + slope * t)[:, None] for radius, slope in zip(self.radius, (values, apart, forms), strict=True)
+        P, peak, drift = (torch.stack([getattr(r, name) for r in alone]) for name in ("P", "peak", "drift"))
+        # deviations of what tokens were, under the weights of the ball
+        tau, sigma_alone, sigma = (
+            torch.minimum((torch.stack(seen) - norm[:, None] * drift).clamp_min(0), radius[:, None])
+            for seen, norm, radius in (
+                ([r.tau for r in alone], self.centre.norms[2], self.radius[2]),
+                ([r.sigma for r in alone], self.centre.norms[1], self.radius[1]),
+                ([r.sigma for r in mixed], self.centre.norms[0], self.radius[0]),
+            )
         )
-        sigma = torch.minimum(torch.stack([r.sigma for r in mixed]), far)
-        sigma_alone = torch.minimum(torch.stack([r.sigma for r in alone]), far_alone)
-        tau, root = torch.minimum(tau, keys), peak.sqrt()
-        nu = torch.minimum(root * sigma, far / math.sqrt(2))
-        nu_alone = torch.minimum(root * sigma_alone, far_alone / math.sqrt(2))
-        more = forms[:, None] * t + self.centre.wrong[3]
-        total = self._first(P) + self._second(sigma * tau, sigma_alone * tau)
-        total += float(torch.minimum(self._added(nu, more), self._beside(nu_alone, more)).norm())
+        total = self._first(P) + self._second(sigma, sigma_alone, tau, drift)
+        total += self._third(peak.sqrt(), sigma, sigma_alone, drift, t, per_token)
         return ROUNDING * total if math.isfinite(total) else math.inf
 
     def _first(self, P: Float[Tensor, "heads n n"]) -> float:
@@ -88,23 +102,38 @@ class Slope:
         s, factor = self.values
         return min(float((self.centre.norms[0] * columns.sqrt()).sum()), factor * float((s * columns.sqrt()).norm()))
 
-    def _second(self, mixed: Float[Tensor, "heads n"], alone: Float[Tensor, "heads n"]) -> float:
-        scaled = self.centre.norms[3][:, None] * alone
-        return float(torch.minimum(mixed.sum(0), self.centre.beside * scaled.square().sum(0).sqrt()).max())
+    def _second(self, sigma: Tensor, sigma_alone: Tensor, tau: Tensor, drift: Float[Tensor, "heads n"]) -> float:
+        """Bound the covariances of values and keys: of what both were, of one and a movement, of both movements."""
+        scaled = self.centre.norms[3][:, None] * sigma_alone * tau
+        rows = torch.minimum((sigma * tau).sum(0), self.centre.beside * scaled.square().sum(0).sqrt())
+        (_c, W, forms), (s, B, stack) = self.outputs, self.moved
+        largest = (self.radius[1] / math.sqrt(2)).clamp_min(1e-300)[:, None]
+        rows = rows + B * (s[:, None] * drift * tau).square().sum(0).sqrt()
+        rows = rows + W * forms * (sigma_alone * drift / largest).amax(0)
+        return float((rows + B * stack * drift.square().amax(0)).max())
 
-    def _beside(self, nu: Float[Tensor, "heads n"], more: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
-        """Bound rows of the third term by the concatenation of heads."""
-        c, factor = self.outputs
-        return factor * self._pulled(nu / c[:, None], more)
+    def _third(
+        self, root: Tensor, sigma: Tensor, sigma_alone: Tensor, drift: Tensor, t: float, per_token: bool
+    ) -> float:
+        """Bound the third term: tokens as they were and as they moved, each before pulls as they were and moved."""
+        (c, W, forms), (s, B, stack) = self.outputs, self.moved
+        half = math.sqrt(2)
+        nu = torch.minimum(root * sigma, self.radius[0][:, None] / half)
+        nu_alone = torch.minimum(root * sigma_alone, self.radius[1][:, None] / half)
+        mu = (root * drift).clamp_max(t / half)
+        wrong = self.centre.wrong[3]
+        beside = W * self._pulled(nu_alone / c[:, None], wrong)
+        # or heads are added up, by the inequality of Cauchy and Schwarz for ν
+        added = nu.sum(0).sqrt() * self._pulled(nu.sqrt(), wrong)
+        still = torch.minimum(beside, added) + B * self._pulled(s[:, None] * mu, wrong)
+        share = (nu_alone.amax(1) / (self.radius[1] / half).clamp_min(1e-300)).max().clamp_max(1.0)
+        moved = W * forms * float(share) + B * stack * float(mu.max())
+        return float(still.norm()) + moved * t * (math.sqrt(root.shape[1]) if per_token else 1.0)
 
-    def _added(self, nu: Float[Tensor, "heads n"], more: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
-        r"""Bound rows by the sum over heads, with the inequality of Cauchy and Schwarz for :math:`\nu_h`."""
-        return nu.sum(0).sqrt() * self._pulled(nu.sqrt(), more)
-
-    def _pulled(self, nu: Float[Tensor, "heads n"], more: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
-        r"""Bound :math:`\|[\nu_{hi}g^h_i]_h\|` for every row."""
+    def _pulled(self, nu: Float[Tensor, "heads n"], wrong: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
+        r"""Bound :math:`\|[\nu_{hi}g^h_i]_h\|` for every row, for pulls that may be wrong by so much."""
         g = (nu[..., None] * self.centre.pull).transpose(0, 1)
-        return largest_eigenvalues(g @ g.mT).sqrt() + (nu * more).square().sum(0).sqrt()
+        return largest_eigenvalues(g @ g.mT).sqrt() + (nu * wrong).square().sum(0).sqrt()
 
 
 def _relative(x: Float[Tensor, " heads"]) -> Float[Tensor, " heads"]:

@@ -115,11 +115,22 @@ class TiedProblem:
         like = c.new_zeros(1)
         r = torch.logspace(-1.5, 0, 16).to(like) if self.frame.solid else like + 1
         cosine = torch.cat((like, 1 - torch.logspace(-4, -0.3, 20).to(like), torch.logspace(-4, -0.3, 24).to(like)))
-        grid_r, grid_cosine = (x.flatten() for x in torch.meshgrid(r, cosine, indexing="ij"))
-        values = self.log_value(c[:, None], grid_r.expand(len(c), -1), grid_cosine.expand(len(c), -1))
+        grid_r, grid_cosine = (x.flatten().expand(len(c), -1) for x in torch.meshgrid(r, cosine, indexing="ij"))
+        # Why these too: with steep scores everything is decided within a small angle, between two points of the grid
+        leads = math.log(3.0) + (0.0 if self.log_copies is None else self.log_copies) + torch.arange(0, 8, 2).to(like)
+        lead_r, lead = (x.flatten().expand(len(c), -1) for x in torch.meshgrid(r, leads, indexing="ij"))
+        grid_r = torch.cat((grid_r, lead_r), -1)
+        grid_cosine = torch.cat((grid_cosine, self._ahead(c[:, None], lead_r, lead)), -1)
+        values = self.log_value(c[:, None], grid_r, grid_cosine)
         best, place = values.max(-1)
         order = best.argsort(descending=True)[:STARTS].tolist()
-        return [np.concatenate((c[i].numpy(), [grid_r[place[i]], grid_cosine[place[i]]])) for i in order]
+        return [np.concatenate((c[i].numpy(), [grid_r[i, place[i]], grid_cosine[i, place[i]]])) for i in order]
+
+    def _ahead(self, c: Float[Tensor, "... m"], r: Tensor, lead: Tensor) -> Float[Tensor, "..."]:
+        """Return the cosine at which the scores of the pair lead those of the copies by so much."""
+        q = self.base + r[..., None] * (c @ self.QB.mT)
+        needed = lead + r * (q * (c @ self.KB.mT)).sum(-1)
+        return (needed / (q @ self.KD).norm(dim=-1).clamp_min(1e-300)).clamp(0.0, 1 - 1e-9)
 
     def climb(self, start: np.ndarray) -> tuple[float, np.ndarray]:
         """Maximise from one start by L-BFGS; return the value and the point."""

@@ -1,118 +1,72 @@
 """A whole layer in a ball: its heads side by side, under the scales that suit them best."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.heads import Head, short
+from howsmooth.theory.rounding import safe_norm
+from howsmooth.theory.stack import UNIT, Stack, least
 
-# So often the scales are improved; after each time the norms are known in so many more directions.
-ROUNDS, DIRECTIONS = 5, 3
-UNIT = torch.finfo(torch.float64).eps
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stack:
-    r"""Blocks :math:`X_h` with r rows each, one under the other, and the norm of :math:`(t_hX_h)_h` for any scales t.
-
-    Attributes:
-        blocks: The blocks, divided by ``size``.
-        size: The largest entry of all.
-        lost: What rounding may have taken from each block, in the norm.
-    """
-
-    blocks: Float[Tensor, "heads r d"]
-    size: float
-    lost: Float[Tensor, " heads"]
-    seen: list[Float[Tensor, "heads r c"]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, blocks: list[Tensor], lost: list[float] | None = None) -> "Stack":
-        """Stack matrices of one width; shorter ones are filled up with zeros."""
-        rows = max(len(block) for block in blocks)
-        padded = torch.stack([torch.nn.functional.pad(block, (0, 0, 0, rows - len(block))) for block in blocks])
-        size = float(padded.abs().max())
-        gone = (
-            torch.zeros(len(blocks), dtype=torch.float64) if lost is None else torch.tensor(lost, dtype=torch.float64)
-        )
-        return cls(blocks=padded / (size if size > 0 else 1.0), size=size, lost=gone)
-
-    def norm(self, t: Float[Tensor, " heads"]) -> float:
-        r"""Return :math:`\|(t_hX_h)_h\|_2 = \lambda_{\max}(\sum_ht_h^2X_h^\top X_h)^{1/2}`, and keep where it is."""
-        scaled = t[:, None, None] * self.blocks
-        largest = float(scaled.abs().max())
-        if not math.isfinite(largest):
-            return math.inf
-        flat = (scaled / (largest if largest > 0 else 1.0)).flatten(0, 1)  # squares stay in the range of the numbers
-        values, vectors = torch.linalg.eigh(flat.mT @ flat)
-        self.seen.append(self.blocks @ vectors[:, -DIRECTIONS:])
-        # sums of so many products, each part at most as large as the largest eigenvalue
-        lost = (len(flat) + 8 * len(values)) * min(flat.shape) * UNIT
-        exact = math.sqrt(max(float(values[-1]), 0.0)) * (1 + lost)
-        return exact * largest * self.size + float((t * self.lost).norm()) * (1 + lost)
-
-    def seen_norm(self, t: Float[Tensor, " heads"]) -> Tensor:
-        """Return the norm among the directions met so far: from below, cheap, and differentiable."""
-        seen = torch.cat(self.seen, dim=-1) * t[:, None, None]
-        gram = seen.flatten(0, 1)
-        # Why not normalised in the combination: each direction alone is a unit vector, and that is enough to steer by.
-        return self.size * gram.square().sum(0).pow(8).sum().clamp_min(1e-300).pow(1 / 16)
+# Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.
+LENGTHS = (0.5, 0.62)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Together:
     r"""What the three terms of the derivative are made of, for all heads.
 
+    A token has one more coordinate, :math:`x^+ = (x, \tau)`, so that :math:`A_hx + K_h^\top b_h = A_h^+x^+` with
+    :math:`A_h^+ = K_h^\top[Q_h, b_h/\tau]`.
+
     Attributes:
         n: How many tokens.
         radius: The radius of their ball.
+        length: :math:`(R^2+\tau^2)^{1/2}`.
         values: :math:`(W_hV_h)^\top`, up to an isometry.
         own: What a token's own movement does to its scores: :math:`RA_h`, up to an isometry.
-        across: :math:`A_h`, one under the other.
-        beside: :math:`A_h^\top`, likewise, so that the norm is that of :math:`[A_1\cdots A_H]`.
-        shift: :math:`(K_h^\top b_h)^\top`.
+        across: :math:`A_h^+`, one under the other.
+        beside: :math:`{A_h^+}^\top`, likewise, so that the norm is that of :math:`[A_1^+\cdots A_H^+]`.
+        ones: The number one for every head: the norm is that of the scales.
         apart: :math:`\sum_h\|W_hV_h\|`.
     """
 
     n: int
     radius: float
+    length: float
     values: Stack
     own: Stack
     across: Stack
     beside: Stack
-    shift: Stack
+    ones: Stack
     apart: float
 
-    def bound(self, s: Float[Tensor, " heads"]) -> float:
-        """Return the theorem's value under the scales s."""
-        parts = [stack.norm(s) for stack in (self.own, self.across, self.beside, self.shift)]
-        return float(self._sum(s, *torch.tensor([self.values.norm(1 / s), *parts], dtype=torch.float64)))
+    def bound(self, start: Float[Tensor, " heads"]) -> float:
+        """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
+        first, second, *third = (
+            least(self.values, stack, start) for stack in (self.ones, self.own, self.across, self.beside)
+        )
+        return self.added(first, second, min(third))
 
-    def model(self, s: Float[Tensor, " heads"]) -> Tensor:
-        """Return the same with every norm among the directions met so far."""
-        parts = [stack.seen_norm(s) for stack in (self.own, self.across, self.beside, self.shift)]
-        return self._sum(s, self.values.seen_norm(1 / s), *parts)
-
-    def _sum(
-        self, s: Tensor, values: Tensor, own: Tensor, across: Tensor, beside: Tensor, shift: Tensor
-    ) -> Float[Tensor, ""]:
+    def added(self, first: float, second: float, third: float) -> float:
+        """Put the three terms together, given the norms that they are made of."""
         n, R = self.n, self.radius
-        first = math.sqrt(n) * (values * s.norm()).clamp_max(self.apart)
-        second = values * R * own
-        row = values * R * (R * torch.minimum(across, beside) + shift) / math.sqrt(2)
-        unit = torch.maximum(second, row).detach().clamp_min(1e-300)  # squares stay in the range of the numbers
+        second, row = second * R, third * R * self.length / math.sqrt(2)
+        unit = max(second, row)  # squares stay in the range of the numbers
+        if not 0 < unit < math.inf:
+            return math.sqrt(n) * min(first, self.apart) + unit
         second, row = second / unit, row / unit
-        few = min(2 * len(s), n)  # the tokens that a row's third term can see with half its weight
+        few = min(2 * len(self.values.blocks), n)  # the tokens that a row's third term can see with half its weight
         # the largest eigenvalue of a form in the norms of those tokens' movements and of all others'
         seen, both = n * row**2 + 2 * math.sqrt(few) * second * row + second**2, math.sqrt(n - few) * second * row
         middle, half = (seen + second**2) / 2, (seen - second**2) / 2
-        return (first + unit * (middle + torch.hypot(half, both)).sqrt()) * (1 + 64 * UNIT)
+        both_terms = unit * math.sqrt(middle + math.hypot(half, both))
+        return (math.sqrt(n) * min(first, self.apart) + both_terms) * (1 + 64 * UNIT)
 
 
 def together(attention: Attention, heads: tuple[Head, ...], n: int, radius: float) -> float:
@@ -125,44 +79,51 @@ def together(attention: Attention, heads: tuple[Head, ...], n: int, radius: floa
     pulls = [head.norm_Q * (head.norm_K * radius) + float((head.query_bias @ head.K).norm()) for head in heads]
     if len(heads) < 2 or not 0 < max(pulls) < 1e100 or not max(head.norm_WV for head in heads) < 1e100:
         return math.inf
-    problem = _problem(attention, heads, n, radius)
     steep = torch.tensor([max(_pull(head, radius), 1e-9 * max(pulls)) for head in heads], dtype=torch.float64)
-    log_s = 0.5 * (torch.tensor([head.norm_WV for head in heads], dtype=torch.float64) / steep).log()
-    best = math.inf
-    for _round in range(ROUNDS):
-        found = problem.bound(log_s.exp())
-        if not math.isfinite(found):
-            break
-        done, best = found > best * (1 - 1e-3), min(best, found)
-        if done and _round > 1:
-            break
-        log_s = _improved(problem, log_s)
-    return best
+    s = (torch.tensor([head.norm_WV for head in heads], dtype=torch.float64) / steep).sqrt()
+    problem = min((_problem(attention, heads, n, radius, t) for t in _extra(heads, s, radius)), key=_third_at(s))
+    return problem.bound(s)
 
 
 def _pull(head: Head, radius: float) -> float:
     return head.norm_A * radius + float((head.query_bias @ head.K).norm())
 
 
-def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: float) -> Together:
+def _extra(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: float) -> list[float]:
+    """Return lengths of the extra coordinate that are worth a try; any will do, and none is needed without biases."""
+    bias = math.hypot(*(float(t) * float((head.query_bias @ head.K).norm()) for t, head in zip(s, heads, strict=True)))
+    form = math.hypot(*(float(t) * head.norm_A * radius for t, head in zip(s, heads, strict=True)))
+    if bias == 0:
+        return [0.0]
+    share = min(max(bias / max(form, 1e-300), 1e-12), 1e12)
+    return [radius * share**e for e in LENGTHS]
+
+
+def _third_at(s: Float[Tensor, " heads"]) -> Callable[[Together], float]:
+    return lambda problem: problem.length * min(problem.across.norm(s), problem.beside.norm(s))
+
+
+def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: float, extra: float) -> Together:
     """Gather the blocks; under rotary positions norms of queries or keys stand for the turned matrices."""
-    lost = [_lost(head.Q, head.K) for head in heads]
     turned = attention.positions.rotary is not None
     plain = not turned and attention.softcap is None
-    across = [head.norm_K * head.Q if turned else head.short_K.mT @ head.Q for head in heads]
-    beside = [head.norm_Q * head.K if turned else head.short_Q.mT @ head.K for head in heads]
+    longer = [torch.cat((head.Q, head.query_bias[:, None] / extra), 1) if extra > 0 else head.Q for head in heads]
+    both = list(zip(longer, heads, strict=True))
+    across = [head.norm_K * Q if turned else head.short_K.mT @ Q for Q, head in both]
+    beside = [safe_norm(Q) * head.K if turned else short(Q).mT @ head.K for Q, head in both]
     reach = [head.norm_K * radius + float(head.key_bias.norm()) for head in heads]
-    own = [radius * block for block in across] if plain else [r * head.Q for r, head in zip(reach, heads, strict=True)]
-    bias = [head.query_bias for head in heads]
-    shift = [float(b.norm()) * head.K if turned else (b @ head.K)[None] for b, head in zip(bias, heads, strict=True)]
+    alone = [radius * (head.short_K.mT @ head.Q) for head in heads]
+    own = alone if plain else [r * head.Q for r, head in zip(reach, heads, strict=True)]
+    lost = [_lost(Q, head.K) for Q, head in both]
     return Together(
         n=n,
         radius=radius,
+        length=math.hypot(radius, extra) * (1 + 8 * UNIT),
         values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
-        own=Stack.of(own, [radius * x for x in lost]),
+        own=Stack.of(own, [radius * _lost(head.Q, head.K) for head in heads]),
         across=Stack.of(across, lost),
         beside=Stack.of(beside, lost),
-        shift=Stack.of(shift, [_lost(b[:, None], head.K) for b, head in zip(bias, heads, strict=True)]),
+        ones=Stack.of([torch.ones(1, 1, dtype=torch.float64) for _head in heads]),
         apart=sum(head.norm_WV for head in heads),
     )
 
@@ -177,17 +138,3 @@ def _values(heads: tuple[Head, ...]) -> list[Tensor]:
         return [(head.W @ short(head.V)).mT for head in heads if head.W is not None]
     # concatenated heads do not meet: one coordinate for each
     return [head.norm_V * row[None] for head, row in zip(heads, torch.eye(len(heads)).double(), strict=True)]
-
-
-def _improved(problem: Together, log_s: Tensor) -> Tensor:
-    """Return better scales, by the norms among the directions met so far."""
-
-    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.tensor(x, requires_grad=True)
-        value = problem.model(point.exp()).log()
-        (gradient,) = torch.autograd.grad(value, point)
-        return value.item(), gradient.numpy()
-
-    start = log_s.numpy()
-    near = [(x - 1.0, x + 1.0) for x in start]  # further away the norms lie in other directions
-    return torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": 60}).x)

@@ -1,0 +1,98 @@
+"""Matrices one under the other, under scales: their norm, and scales that make a product of two such norms small."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize
+from torch import Tensor
+
+# So often the scales are improved; after each time the norms are known in so many more directions.
+ROUNDS, DIRECTIONS = 5, 3
+UNIT = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stack:
+    r"""Blocks :math:`X_h` with r rows each, one under the other, and the norm of :math:`(t_hX_h)_h` for any scales t.
+
+    Attributes:
+        blocks: The blocks, divided by ``size``.
+        size: The largest entry of all.
+        lost: What rounding may have taken from each block, in the norm.
+    """
+
+    blocks: Float[Tensor, "heads r d"]
+    size: float
+    lost: Float[Tensor, " heads"]
+    seen: list[Float[Tensor, "heads r c"]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, blocks: list[Tensor], lost: list[float] | None = None) -> "Stack":
+        """Stack matrices of one width; shorter ones are filled up with zeros."""
+        rows = max(len(block) for block in blocks)
+        padded = torch.stack([torch.nn.functional.pad(block, (0, 0, 0, rows - len(block))) for block in blocks])
+        size = float(padded.abs().max())
+        gone = (
+            torch.zeros(len(blocks), dtype=torch.float64) if lost is None else torch.tensor(lost, dtype=torch.float64)
+        )
+        return cls(blocks=padded / (size if size > 0 else 1.0), size=size, lost=gone)
+
+    @classmethod
+    def like(cls, stack: "Stack") -> "Stack":
+        """Return the same blocks, with no directions met."""
+        return cls(blocks=stack.blocks, size=stack.size, lost=stack.lost)
+
+    def norm(self, t: Float[Tensor, " heads"]) -> float:
+        r"""Return :math:`\|(t_hX_h)_h\|_2 = \lambda_{\max}(\sum_ht_h^2X_h^\top X_h)^{1/2}`, and keep where it is."""
+        scaled = t[:, None, None] * self.blocks
+        largest = float(scaled.abs().max())
+        if not math.isfinite(largest):
+            return math.inf
+        flat = (scaled / (largest if largest > 0 else 1.0)).flatten(0, 1)  # squares stay in the range of the numbers
+        values, vectors = torch.linalg.eigh(flat.mT @ flat)
+        self.seen.append(self.blocks @ vectors[:, -DIRECTIONS:])
+        # sums of so many products, each part at most as large as the largest eigenvalue
+        lost = (len(flat) + 8 * len(values)) * min(flat.shape) * UNIT
+        exact = math.sqrt(max(float(values[-1]), 0.0)) * (1 + lost)
+        return exact * largest * self.size + float((t * self.lost).norm()) * (1 + lost)
+
+    def seen_norm(self, t: Float[Tensor, " heads"]) -> Tensor:
+        """Return the norm among the directions met so far: from below, cheap, and differentiable."""
+        seen = torch.cat(self.seen, dim=-1) * t[:, None, None]
+        gram = seen.flatten(0, 1)
+        # Why not normalised in the combination: each direction alone is a unit vector, and that is enough to steer by.
+        return self.size * gram.square().sum(0).pow(8).sum().clamp_min(1e-300).pow(1 / 16)
+
+
+def least(values: Stack, stack: Stack, s: Float[Tensor, " heads"]) -> float:
+    r"""Return a small :math:`\|(X_h/s_h)_h\|\,\|(s_hY_h)_h\|`, X the values: the smallest that a search met."""
+    log_s, best = s.log(), math.inf
+    known, other = Stack.like(values), Stack.like(stack)  # directions met in other searches are of no use here
+    for _round in range(ROUNDS):
+        s = log_s.exp()
+        found = known.norm(1 / s) * other.norm(s)
+        if not math.isfinite(found):
+            break
+        done, best = found > best * (1 - 1e-3), min(best, found)
+        if done and _round > 1:
+            break
+        log_s = _improved(lambda s: known.seen_norm(1 / s) * other.seen_norm(s), log_s)
+    return best
+
+
+def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:
+    """Return better scales, by the norms among the directions met so far."""
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.tensor(x, requires_grad=True)
+        value = model(point.exp()).log()
+        (gradient,) = torch.autograd.grad(value, point)
+        return value.item(), gradient.numpy()
+
+    start = log_s.numpy()
+    near = [(x - 1.0, x + 1.0) for x in start]  # further away the norms lie in other directions
+    return torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": 60}).x)
