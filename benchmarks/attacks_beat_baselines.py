@@ -36,7 +36,8 @@ SEEN = 20
 # Layer, map, windows, and windows for ten times the passes: the whole model takes twenty times as long as a layer.
 CELLS = [(0, "attention", 20, 20), (2, "attention", 20, 20), (4, "attention", 20, 20), (0, "model", 20, 4)]
 RADII = (0.1, 1.0, 10.0)
-# Of what ten times the passes find; with large radii there are many hills, and more passes find better ones.
+# Of what ten times the passes find. 99 % was the aim for all; at the largest radius it is missed (0.94 was measured),
+# and 90 % was set afterwards, to notice when it gets worse.
 LEAST = {0.1: 0.99, 1.0: 0.99, 10.0: 0.9}
 
 
