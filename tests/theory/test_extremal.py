@@ -411,3 +411,10 @@ def test_equal_tokens_are_refused_where_a_bias_tilts_their_weights(positions):
         extremal.equal_tokens(f, 5, 1.0)
     with pytest.raises(AssumptionError, match="no order of tokens"):
         f.on(hs.DiscreteMeasure.from_sequence(torch.eye(2).double()))
+
+
+def test_a_tied_pair_is_found_where_scores_are_very_steep():
+    # everything is decided within an angle of 10⁻⁶: a grid of angles alone left the ratio at 6.8
+    steep = torch.diag(torch.tensor([10.0, 1.0], dtype=torch.float64))
+    f = hs.Attention.single_head(A=steep, V=torch.eye(2, dtype=torch.float64))
+    assert hs.bracket(f, n=64, radius=1000.0).ratio < 2.5

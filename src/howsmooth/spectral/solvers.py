@@ -71,19 +71,20 @@ def local_lipschitz(
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
     op, asked = linearise(f, X), None
     check_settings(op, rtol, confidence, max_steps)  # the answer comes in these numbers, whatever measures it
-    lost, narrow = widening(op), op.dtype == torch.float32 and isinstance(f, Recastable)
+    lost, narrow = widening(op), f if op.dtype == torch.float32 and isinstance(f, Recastable) else None
 
     def measured() -> NormEstimate:
         inner = rtol - 2.5 * lost if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
         with torch.no_grad():
             return bracket_norm(op, inner, confidence, certify, max_steps, generator)
 
-    found = None if narrow and lost > VISIBLE * rtol else measured()
-    if found is None or (narrow and lost * _cancelled(op, found) > VISIBLE * rtol):
+    found = None if narrow is not None and lost > VISIBLE * rtol else measured()
+    if narrow is not None and (found is None or lost * _cancelled(op, found) > VISIBLE * rtol):
         # Why not always in float64: twice the time and the memory, for digits that nobody asked for.
-        op, asked = linearise(f.to(torch.float64), X.to(torch.float64)), op.dtype
+        op, asked = linearise(narrow.to(torch.float64), X.to(torch.float64)), op.dtype
         lost = widening(op)
-        found = measured()
+        found = None
+    found = measured() if found is None else found
     lost = lost * _cancelled(op, found)
     return found if lost == 0 else widened(found, lost, asked)
 
