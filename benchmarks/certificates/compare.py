@@ -23,6 +23,7 @@ import torch
 import train
 
 from howsmooth.certificates.certificate import certify_map
+from howsmooth.maps.composition import Chain
 from howsmooth.models.base import load
 
 Row = dict[str, Any]
@@ -62,6 +63,7 @@ def ours(module: Any, chosen: list[Row], into: Path) -> None:
     model = load(module)
     for sentence in chosen:
         f, X = model.activations(torch.tensor([sentence["ids"]])).at(0, "classes")
+        assert isinstance(f, Chain)
         sentence["embeddings"] = X[0].tolist()
         left = [word for word in sentence["words"] if (sentence["number"], word) not in _done(into)]
         if not left:

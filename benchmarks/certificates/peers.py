@@ -8,6 +8,7 @@ embeddings of sentences before the first norm, and positions. One line of JSON i
 """
 
 import argparse
+import importlib
 import json
 import resource
 import sys
@@ -31,8 +32,8 @@ Model = Any
 def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
     """Bound the margin by auto_LiRPA's CROWN."""
     sys.path.insert(0, str(checkout))
-    from auto_LiRPA import BoundedModule, BoundedTensor
-    from auto_LiRPA.perturbations import PerturbationLpNorm
+    lirpa: Any = importlib.import_module("auto_LiRPA")
+    perturbations: Any = importlib.import_module("auto_LiRPA.perturbations")
 
     class OneWord(torch.nn.Module):
         """From the embedding of one word to the margin."""
@@ -52,8 +53,8 @@ def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
         x = X[None, word : word + 1]
         if word not in bounded:
             bounded.clear()
-            bounded[word] = BoundedModule(OneWord(word), x, device="cpu")
-        ball = BoundedTensor(x, PerturbationLpNorm(norm=2, eps=eps))
+            bounded[word] = lirpa.BoundedModule(OneWord(word), x, device="cpu")
+        ball = lirpa.BoundedTensor(x, perturbations.PerturbationLpNorm(norm=2, eps=eps))
         low, _high = bounded[word].compute_bounds(x=(ball,), method="CROWN", bound_upper=False)
         return bool(low.min() > 0)
 
@@ -63,13 +64,11 @@ def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
 def baf(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
     """Bound the margin by the backward-and-forward relaxation of Shi et al."""
     _without_data(checkout)
-    torch.Tensor.cuda = lambda self, *_args, **_others: self  # type: ignore[method-assign,assignment]
-    from Verifiers import VerifierBackward
-    from Verifiers.VerifierBackward import VerifierBackward as Home
-
-    sys.modules[Home.__module__].check = lambda *_args, **_others: None  # type: ignore[attr-defined]
+    torch.Tensor.cuda = lambda self, *_args, **_others: self  # type: ignore[method-assign]
+    home: Any = importlib.import_module("Verifiers.VerifierBackward")
+    home.check = lambda *_args, **_others: None
     args = _arguments("baf")
-    verifier = VerifierBackward(args, types.SimpleNamespace(model=model), None)
+    verifier = home.VerifierBackward(args, types.SimpleNamespace(model=model), None)
     verifier.layer_norm, verifier.std = "standard", _Anything()
 
     def holds(word: int, eps: float) -> bool:
@@ -81,11 +80,10 @@ def baf(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
 def deept(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
     """Bound the margin by DeepT-Fast, with the options that its authors give for a standard LayerNorm."""
     _without_data(checkout)
-    from Verifiers.VerifierZonotope import VerifierZonotope
-
+    home: Any = importlib.import_module("Verifiers.VerifierZonotope")
     args = _arguments("zonotope")
     args.num_input_error_terms = X.shape[-1]
-    verifier = VerifierZonotope(args, types.SimpleNamespace(model=model), None)
+    verifier = home.VerifierZonotope(args, types.SimpleNamespace(model=model), None)
     verifier.layer_norm = "standard"
 
     def holds(word: int, eps: float) -> bool:
@@ -118,9 +116,8 @@ def plain(model: Model, label: int) -> torch.nn.Module:
             bert = model.bert
             self.first, self.pooler = Norm(bert.embeddings.LayerNorm), bert.pooler.dense
             self.layers = torch.nn.ModuleList(bert.encoder.layer)
-            self.norms = torch.nn.ModuleList(
-                Norm(norm) for layer in bert.encoder.layer for norm in (layer.attention.output.LayerNorm, layer.output.LayerNorm)
-            )  # fmt: skip
+            both = [(layer.attention.output.LayerNorm, layer.output.LayerNorm) for layer in bert.encoder.layer]
+            self.norms = torch.nn.ModuleList(Norm(norm) for pair in both for norm in pair)
             weight, bias = model.classifier.weight, model.classifier.bias
             self.weight = (weight[label] - weight[1 - label]).detach()[:, None]
             self.bias = (bias[label] - bias[1 - label]).detach()
@@ -153,13 +150,12 @@ class _Anything:
     """What checks against stored values would look at."""
 
     def __getitem__(self, _key: object) -> Any:
-        return torch.zeros(1, 1, 1, 1)
+        return torch.zeros(99, 1, 1, 1, 1)
 
 
 def _arguments(method: str) -> Any:
     """Return the options of both older verifiers, by their own parser."""
-    from Parser import Parser
-
+    Parser: Any = importlib.import_module("Parser").Parser
     given = ["--method", method, "--p", "2", "--layer_norm", "standard", "--dir", "none", "--data", "sst"]
     if method == "zonotope":
         given += ["--cpu", "--max-num-error-terms", "14000", "--error-reduction-method", "box"]
@@ -175,7 +171,7 @@ def _without_data(checkout: Path) -> None:
     inner = checkout / "Robustness-Verification-for-Transformers"
     sys.path.insert(0, str(inner if inner.exists() else checkout))
     # where numpy kept this once
-    sys.modules["numpy.linalg.linalg"] = np.linalg  # type: ignore[assignment]
+    sys.modules["numpy.linalg.linalg"] = np.linalg
     for name in ("data_utils", "Models.BERT", "vit", "Verifiers.synonym_attack"):
         stub = types.ModuleType(name)
         stub.__getattr__ = lambda _name: None  # type: ignore[method-assign]
@@ -206,7 +202,8 @@ def main() -> None:
 
     task = json.loads(asked.task.read_text())
     dtype = torch.float32
-    model = BertForSequenceClassification.from_pretrained(task["home"]).to(dtype).eval()
+    model: Model = BertForSequenceClassification.from_pretrained(task["home"])
+    model = model.to(dtype).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for sentence in task["sentences"]:

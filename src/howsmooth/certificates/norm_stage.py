@@ -106,7 +106,7 @@ class NormStage(Stage):
         return bundle.flatten(0, 1)[None], pairs[None]
 
     def turned(self, eps: float, tokens: Tensor, exact: bool) -> Float[Tensor, " groups"]:
-        """Bound what turning by ``eps`` leaves: nothing across, and along what the second order has not, if it is exact.
+        """Bound what turning by ``eps`` leaves: nothing across, along all or what is beyond an exact second order.
 
         No token may turn to nothing: nothing is proven from there on.
         """

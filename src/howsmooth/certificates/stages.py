@@ -38,7 +38,6 @@ class Stage(ABC):
     def bounds(self, sizes: Float[Tensor, " sizes"], first: "First") -> Float[Tensor, " groups"]:
         """Bound the remainder along every group of directions, from sizes of all that enters."""
 
-
     def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
         r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``; nothing if it is not known."""
         return None
