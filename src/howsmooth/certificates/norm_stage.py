@@ -38,6 +38,7 @@ class NormStage(Stage):
         centring = eye - 1 / d if norm.centred else eye
         shrink = torch.where(size > 0, (1 - left) / size.clamp_min(1e-300), 0.0)
         self._across = centring - shrink[:, None, None] * self._unit[:, :, None] * self._unit[:, None, :]
+        self._shrunk, self._centred = shrink[:, None] * self._unit, norm.centred
         self._gain = norm.gain * math.sqrt(d)
         self._n = n
 
@@ -120,7 +121,9 @@ class NormStage(Stage):
     def _parts(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
         """Return u and w of columns, w in the coordinates of the root."""
         u = ((columns * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
-        return u, torch.einsum("...nd,nde->...ne", columns, self._across) / self._length
+        # the root is the identity but for two directions
+        centred = columns - columns.mean(-1, keepdim=True) if self._centred else columns
+        return u, torch.addcmul(centred / self._length, u[..., None], self._shrunk, value=-1)
 
     def _all(self, u: Float[Tensor, " n"], w: Float[Tensor, " n"]) -> Float[Tensor, " groups"]:
         inside = u < 1
