@@ -4,8 +4,9 @@
         --crown auto_LiRPA --baf Robustness-Verification-for-Transformers --deept DeepT
 
 Networks are trained first (``train.py``) where they are not in the cache. Peers are read from checkouts of their
-repositories and run by ``peers.py`` under ``--python``; what is not given is left out. Every radius is bisected to 1 %.
-Rows are kept beside the networks, and what is there is not computed again, so that a long comparison can be continued.
+repositories and run by ``peers.py`` under ``--python``; what is not given is left out. Every radius is bisected to 1 %,
+as far as ``--seconds`` reach: a row says which radius holds and which does not. Rows are kept beside the networks, and
+what is there is not computed again, so that a long comparison can be continued.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def ours(module: Any, chosen: list[Row], into: Path) -> None:
         shared = (found.seconds - sum(radius.seconds for radius in found.radii)) / len(left)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         for word, radius in zip(left, found.radii, strict=True):
-            row = {"sentence": sentence["number"], "word": word, "radius": radius.certified, "whole": True}
+            row = {"sentence": sentence["number"], "word": word, "radius": radius.certified}
             timing = {"seconds": radius.seconds + shared, "megabytes": memory, "attacked": radius.attacked}
             _keep(into, {**row, **timing})
 
@@ -99,11 +100,11 @@ def theirs(peer: str, checkout: Path, python: str, home: Path, chosen: list[Row]
 
 def table(networks: list[str], kept: Path) -> str:
     """Return what is kept as a table: geometric means over the positions that both have."""
-    lines = ["| network | by | positions | radius | ours / it | attack / it | s a position | MB |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| network | by | positions | radius | ours / it | attack / it | s a position | MB |", "|---" * 8 + "|"]
     for name in networks:
         own = {(row["sentence"], row["word"]): row for row in _rows(kept / f"{name}-ours.jsonl")}
         for by in ("ours", "crown", "baf", "deept"):
-            rows = [row for row in _rows(kept / f"{name}-{by}.jsonl") if row["whole"]]
+            rows = _rows(kept / f"{name}-{by}.jsonl")
             both = [(row, own[row["sentence"], row["word"]]) for row in rows if (row["sentence"], row["word"]) in own]
             if not both:
                 continue
@@ -116,9 +117,8 @@ def table(networks: list[str], kept: Path) -> str:
                 )
             )
             seconds, memory = _mean([row["seconds"] for row in rows]), max(row["megabytes"] for row in rows)
-            lines.append(
-                f"| {name} | {by} | {len(both)} | {radius:.4g} | {ratio:.2f} | {gap:.1f} | {seconds:.1f} | {memory:.0f} |"
-            )
+            measured = f"{radius:.4g} | {ratio:.2f} | {gap:.1f} | {seconds:.1f} | {memory:.0f}"
+            lines.append(f"| {name} | {by} | {len(both)} | {measured} |")
     return "\n".join(lines)
 
 

@@ -178,16 +178,16 @@ def _without_data(checkout: Path) -> None:
         sys.modules[name] = stub
 
 
-def radius(holds: Holds, word: int, begin: float, deadline: float) -> tuple[float, int, bool]:
-    """Return the largest radius that holds, to one per cent, how often it was asked for, and whether it was found."""
+def radius(holds: Holds, word: int, begin: float, deadline: float) -> tuple[float, float, int]:
+    """Return the largest radius that holds and one that does not, and how often it was asked for."""
     low, high, count, inf = 0.0, float("inf"), 0, float("inf")
     eps = begin
     while time.time() < deadline and not 0 < high < SMALLEST:
         low, high, count = (eps, high, count + 1) if holds(word, eps) else (low, eps, count + 1)
         if low > 0 and high - low <= RTOL * high < inf:
-            return low, count, True
+            break
         eps = 2 * low if high == inf else (low + high) / 2 if low else high / 2
-    return low, count, high < SMALLEST
+    return low, high, count
 
 
 def main() -> None:
@@ -211,9 +211,9 @@ def main() -> None:
         holds = PEERS[asked.peer](model, X, sentence["label"], asked.checkout)
         for word in sentence["words"]:
             began = time.time()
-            found, count, whole = radius(holds, word, task["begin"], began + asked.seconds)
+            low, high, count = radius(holds, word, task["begin"], began + asked.seconds)
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-            row = {"sentence": sentence["number"], "word": word, "radius": found, "tried": count, "whole": whole}
+            row = {"sentence": sentence["number"], "word": word, "radius": low, "fails": high, "tried": count}
             print(json.dumps({**row, "seconds": time.time() - began, "megabytes": memory}), flush=True)
 
 
