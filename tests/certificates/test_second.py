@@ -14,7 +14,7 @@ from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.certificate import certify_map
 from howsmooth.certificates.curvature import require_known
 from howsmooth.certificates.entrance import Entrance
-from howsmooth.certificates.mlp_stage import MLPStage
+from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Ball, Squares
 from howsmooth.certificates.stages import First
@@ -52,6 +52,16 @@ def test_second_orders_are_those_of_autograd(name, rng):
     a, b, times = Squares().packed(3)
     expected = torch.stack([0.5 * h[a, b] * times for h in flat], dim=-1).view(-1, 3, 4)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [*STAGES, "gated"])
+def test_what_leaves_a_stage_is_what_its_derivative_says(name, rng):
+    gated = hs.GatedMLP(gate=gaussian(rng, 6, 4), up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
+    f, kind = STAGES[name](rng) if name in STAGES else (gated, GatedStage)
+    X, columns = gaussian(rng, 3, 4), gaussian(rng, 2, 3, 3, 4)
+    _sizes, pushed = kind(f, X).through(columns, ROUND)
+    expected = torch.stack([f.jacobian(X).jvp(column) for column in columns.flatten(0, 1)])
+    torch.testing.assert_close(pushed.flatten(0, 1), expected)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -223,3 +233,14 @@ def test_exact_second_orders_leave_less_on_most_words(rng):
             slack.append(float(eps**2 * second[0] + (way.remainders(eps) @ table.arriving_at(functional))[0]))
         better += slack[1] < slack[0]
     assert better >= 2
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_tables_in_single_precision_are_wider_but_hardly(before, rng):
+    f, X = classifier(rng, layers=2, before=before), gaussian(rng, 5, 8)
+    exact, wide = (Table(f, X, single=single) for single in (False, True))
+    functional = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+    pairs = [(exact.arriving[place], wide.arriving[place]) for place in exact.arriving]
+    for sizes, wider in [*pairs, (exact.arriving_at(functional), wide.arriving_at(functional))]:
+        assert bool((sizes <= wider).all())
+        assert bool((wider <= 1.01 * sizes + 1e-4 * sizes.amax(1, keepdim=True)).all())

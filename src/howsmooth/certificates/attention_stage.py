@@ -87,10 +87,11 @@ class AttentionStage(Stage):
         """Return the columns of the root of the output projection at every token."""
         return [at_every_token(self._root, self._P.shape[1])]
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return how far queries, keys, values, scores and outputs move by first order."""
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return how far queries, keys, values, scores and outputs move by first order, and what leaves."""
         dq, dk, dv, scores = self._moved(bundle)
-        moved = torch.einsum("grhij,hijv->grhiv", self._P * scores, self._values) + self._P @ dv
+        # scores are centred: values count as they are
+        moved = (self._P * scores) @ self._v + self._P @ dv
         parts = (
             ball.vectors(dq),
             ball.vectors(dk),
@@ -100,7 +101,9 @@ class AttentionStage(Stage):
             ball.vectors(moved),
             ball.numbers(torch.where(self._P > 0, scores, 0.0)),
         )
-        return torch.cat([part.flatten(1) for part in parts], dim=-1)
+        heads = moved.transpose(-3, -2).flatten(-2)
+        pushed = heads if self._output is None else heads @ self._output.mT
+        return torch.cat([part.flatten(1) for part in parts], dim=-1), pushed
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the remainder of every row of every head."""

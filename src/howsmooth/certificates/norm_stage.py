@@ -57,10 +57,11 @@ class NormStage(Stage):
         across[every, :, every] = self._gain * self._across
         return [along, across]
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return the sizes of u and w at every token."""
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return the sizes of u and w at every token, and what leaves: w by the root once more."""
         u, w = self._parts(bundle)
-        return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1)
+        again = torch.addcmul(w, (w * self._unit).sum(-1, keepdim=True), self._shrunk, value=-1)
+        return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1), self._gain * again
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound both parts of the remainder, by what they are or by what a direction can be."""

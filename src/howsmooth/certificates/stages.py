@@ -31,8 +31,16 @@ class Stage(ABC):
         """Return the matrices :math:`B` as bundles of columns at the output, one bundle for each width r."""
 
     @abstractmethod
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return the sizes that the remainder depends on, for every group of columns that enters, and what leaves.
+
+        Both come from the same products, which are nearly all of the work of a table.
+        """
+
     def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
         """Return the sizes that the remainder depends on, for every group of columns that enters."""
+        sizes, _pushed = self.through(bundle, ball)
+        return sizes
 
     @abstractmethod
     def bounds(self, sizes: Float[Tensor, " sizes"], first: "First") -> Float[Tensor, " groups"]:

@@ -136,10 +136,11 @@ def _spread(links: list[Link], place: int) -> Seen:
         stack = [torch.zeros_like(bundle) for _ in range(depth - 1)] + [bundle]
         for later in range(place + 1, len(links)):
             link = links[later]
-            if link.stage is not None:
-                sizes = link.stage.seen(stack[-1], ROUND)
+            if link.stage is None:
+                advance(stack, link)
+            else:
+                sizes, stack[-1] = link.stage.through(stack[-1], ROUND)
                 found.at[later] = torch.cat((found.at[later], sizes)) if later in found.at else sizes
-            advance(stack, link)
         found.output.append(stack[-1])
     return found
 
