@@ -166,3 +166,15 @@ def test_a_hull_is_an_entrance_at_the_embeddings(scene, rng):
     f, X, m = scene.classifier, scene.embeddings, scene.rivals.functionals
     slopes = f.jacobian(X[None].repeat(2, 1, 1)).jvp(columns)[:, 0] @ m.mT
     torch.testing.assert_close(hull.losses(m), (-slopes).clamp_min(0).amax(0))
+
+
+def test_what_is_proven_is_not_counted_again_when_it_is_run(scene, rng):
+    d = scene.embeddings.shape[1]
+    near, far = (size * torch.randn(4, d, generator=rng, dtype=torch.float64) for size in (1e-5, 3.0))
+    found = search(scene, {1: torch.stack((near[0], far[0])), 2: near[1:2], 3: far[1:2]}, budget=6)
+    found.run()
+    assert found.proven == 4
+    assert found.tried >= 1
+    # of the first four that are run, each changing one word, two are proven
+    assert found.tried <= 4
+    assert found.unchanged <= found.tried - (found.changed is not None)

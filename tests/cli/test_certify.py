@@ -62,7 +62,7 @@ def test_words_move_together_in_other_norms_and_between_layers(certify):
     assert (found["p"], found["at"], found["layer"]) == ("inf", "attention", 1)
     (word,) = found["words"]
     assert word["places"] == [1, 2, 3]
-    assert 0 < word["certified"]
+    assert word["certified"] > 0
     assert "layer 0" not in word["slack"]
 
 
@@ -141,7 +141,8 @@ def test_a_classifier_of_one_class_is_refused(certify, one_class, tmp_path):
 @pytest.mark.slow
 def test_a_study_file_can_ask_for_certificates(howsmooth, small_classifier, tmp_path):
     (tmp_path / "study.toml").write_text(
-        f'kind = "certificate"\nmodel = "{small_classifier}"\nsentences = ["{TEXT}", "not funny"]\nnorms = ["1", "2"]\n',
+        f'kind = "certificate"\nmodel = "{small_classifier}"\nsentences = ["{TEXT}", "not funny"]\n'
+        'norms = ["1", "2"]\n',
         encoding="utf-8",
     )
     done = howsmooth("sweep", "study.toml", "--out", "run")

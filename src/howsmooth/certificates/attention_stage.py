@@ -27,8 +27,8 @@ class AttentionStage(Stage):
     Scores of the row change by :math:`a = \ell + c`, the linear part and the bilinear one
     :math:`c_j = s\langle Q\delta_i, K\delta_j\rangle`; only the P-centred change counts. With
     :math:`f_j = |v_j - o_i|`, :math:`|a_j|\le\alpha_j`, :math:`\kappa = \tfrac13(2+e^{\max\alpha})`,
-    :math:`s^2\ge\sum Pa^2`, :math:`\lambda^2\ge\sum Pfa^2`, :math:`w_j\ge|V\delta_j|` and :math:`\|D\|^2` the norm of the
-    covariance :math:`\sum P(v-o)(v-o)^\top` the remainder is at most
+    :math:`s^2\ge\sum Pa^2`, :math:`\lambda^2\ge\sum Pfa^2`, :math:`w_j\ge|V\delta_j|` and :math:`\|D\|^2` the norm of
+    the covariance :math:`\sum P(v-o)(v-o)^\top` the remainder is at most
 
     .. math:: \sum Pf|c| + \tfrac12\kappa\lambda^2 + \tfrac12\kappa s^2\min\bigl(\sum Pf\alpha, \|D\|s\bigr)
               + \sum_jP_j\bigl(\alpha_j + \tfrac12\kappa\max(\alpha_j^2, s^2)\bigr)w_j .
@@ -87,10 +87,11 @@ class AttentionStage(Stage):
         """Return the columns of the root of the output projection at every token."""
         return [at_every_token(self._root, self._P.shape[1])]
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return how far queries, keys, values, scores and outputs move by first order."""
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return how far queries, keys, values, scores and outputs move by first order, and what leaves."""
         dq, dk, dv, scores = self._moved(bundle)
-        moved = torch.einsum("grhij,hijv->grhiv", self._P * scores, self._values) + self._P @ dv
+        # scores are centred: values count as they are
+        moved = (self._P * scores) @ self._v + self._P @ dv
         parts = (
             ball.vectors(dq),
             ball.vectors(dk),
@@ -100,7 +101,9 @@ class AttentionStage(Stage):
             ball.vectors(moved),
             ball.numbers(torch.where(self._P > 0, scores, 0.0)),
         )
-        return torch.cat([part.flatten(1) for part in parts], dim=-1)
+        heads = moved.transpose(-3, -2).flatten(-2)
+        pushed = heads if self._output is None else heads @ self._output.mT
+        return torch.cat([part.flatten(1) for part in parts], dim=-1), pushed
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the remainder of every row of every head."""
@@ -147,7 +150,9 @@ class AttentionStage(Stage):
         values = (P * (rho + bent)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
         found = self._old(beyond) + squares + cubes + weight / (1 + weight) * total + values[..., 0]
         known = self._scale * first.q[:, :, None] * first.k[:, None, :]
-        known = (P * self._far * known).sum(-1) + 0.5 * first.spread.square() + ((P * alpha1) @ first.w[..., None])[..., 0]
+        known = (
+            (P * self._far * known).sum(-1) + 0.5 * first.spread.square() + ((P * alpha1) @ first.w[..., None])[..., 0]
+        )
         both = self._all(whole) + known
         return self._together(torch.where(alpha.amax(-1) < MOST, torch.minimum(found, both), both))
 
@@ -167,7 +172,7 @@ class AttentionStage(Stage):
         return torch.where(alpha.amax(-1) < MOST, torch.minimum(found, hull), hull)
 
     def _old(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
-        r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by the covariance of the values."""
+        r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by covariances."""
         lengths = (self._P * self._far * x).sum(-1)
         return torch.minimum(lengths, self._spread * (self._P * x.square()).sum(-1).sqrt())
 
@@ -180,9 +185,7 @@ class AttentionStage(Stage):
     def _sums(self, sizes: "Sizes", met: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
         """Bound both root mean squares of a change of scores, of which ``met`` is not linear in what enters."""
         weighted = self._P * self._far
-        s = torch.minimum(
-            sizes.s + (self._P * met.square()).sum(-1).sqrt(), (self._P * each.square()).sum(-1).sqrt()
-        )
+        s = torch.minimum(sizes.s + (self._P * met.square()).sum(-1).sqrt(), (self._P * each.square()).sum(-1).sqrt())
         spread = torch.minimum(
             sizes.spread + (weighted * met.square()).sum(-1).sqrt(), (weighted * each.square()).sum(-1).sqrt()
         )
@@ -198,7 +201,8 @@ class AttentionStage(Stage):
     def _cut(self, sizes: Float[Tensor, " sizes"]) -> "Sizes":
         heads, n = self._P.shape[:2]
         *rows, scores = sizes.split([heads * n] * 6 + [heads * n * n])
-        return Sizes(*(part.view(heads, n) for part in rows), scores.view_as(self._P))
+        q, k, w, s, spread, linear = (part.view(heads, n) for part in rows)
+        return Sizes(q, k, w, s, spread, linear, scores.view_as(self._P))
 
     def _together(self, by_head: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
         """Bound all heads of a row side by side."""

@@ -1,8 +1,11 @@
 r"""How a network sees words that move: exact first order, exact second order, and remainders that follow from both.
 
-With H the second order of what has happened so far, :math:`\\delta_k = G_ke + H_k(e,e) + \\sum_{l<k}T_{k\\leftarrow l}R'_l`,
-where :math:`R'_l` is what is left of the remainder of stage l when :math:`\\tfrac12D^2g_l(G_le,G_le)` is taken out: that
-part goes into H exactly, in all of its directions at once.
+With H the second order of what has happened so far,
+
+.. math:: \delta_k = G_ke + H_k(e,e) + \sum_{l<k}T_{k\leftarrow l}R'_l,
+
+where :math:`R'_l` is what is left of the remainder of stage l when :math:`\tfrac12D^2g_l(G_le,G_le)` is taken out: that
+goes into H exactly, in all of its directions at once.
 """
 
 import torch

@@ -35,7 +35,7 @@ class FeedForwardStage(Stage):
 
     def __init__(self, down: Float[Tensor, "out hidden"], n: int) -> None:
         r"""Keep the root of :math:`W_2W_2^\top`."""
-        self._root = root(down)
+        self._root, self._down = root(down), down
         self._n = n
 
     @property
@@ -61,13 +61,14 @@ class MLPStage(FeedForwardStage):
         self._up = f.up
         self._activation = require_known(f.activation)
         self._hidden = functional.linear(X, f.up, f.up_bias)
-        self._down = f.down
+        self._slope = self._activation.slope(self._hidden)
         self._bend = derivative(self._activation, self._hidden)
         self.bends = self._activation.name in SMOOTH
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return how far every neuron moves."""
-        return ball.numbers(bundle @ self._up.mT).flatten(1)
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return how far every neuron moves, and what leaves."""
+        moved = bundle @ self._up.mT
+        return ball.numbers(moved).flatten(1), (moved * self._slope) @ self._down.mT
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the length of what all neurons of a token bend by."""
@@ -117,9 +118,13 @@ class GatedStage(FeedForwardStage):
         self._gates = functional.linear(X, f.gate, f.gate_bias)
         self._hidden = functional.linear(X, f.up, f.up_bias)
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return how far gates and hidden units move."""
-        return ball.numbers(bundle @ self._both.mT).flatten(1)
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return how far gates and hidden units move, and what leaves."""
+        moved = bundle @ self._both.mT
+        gates, hidden = moved.chunk(2, dim=-1)
+        opened = self._activation.value(self._gates) * hidden
+        opened = opened + self._activation.slope(self._gates) * self._hidden * gates
+        return ball.numbers(moved).flatten(1), opened @ self._down.mT
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the length of the remainders of all hidden units of a token."""

@@ -38,6 +38,7 @@ class NormStage(Stage):
         centring = eye - 1 / d if norm.centred else eye
         shrink = torch.where(size > 0, (1 - left) / size.clamp_min(1e-300), 0.0)
         self._across = centring - shrink[:, None, None] * self._unit[:, :, None] * self._unit[:, None, :]
+        self._shrunk, self._centred = shrink[:, None] * self._unit, norm.centred
         self._gain = norm.gain * math.sqrt(d)
         self._n = n
 
@@ -56,10 +57,11 @@ class NormStage(Stage):
         across[every, :, every] = self._gain * self._across
         return [along, across]
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return the sizes of u and w at every token."""
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return the sizes of u and w at every token, and what leaves: w by the root once more."""
         u, w = self._parts(bundle)
-        return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1)
+        again = torch.addcmul(w, (w * self._unit).sum(-1, keepdim=True), self._shrunk, value=-1)
+        return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1), self._gain * again
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound both parts of the remainder, by what they are or by what a direction can be."""
@@ -106,7 +108,7 @@ class NormStage(Stage):
         return bundle.flatten(0, 1)[None], pairs[None]
 
     def turned(self, eps: float, tokens: Tensor, exact: bool) -> Float[Tensor, " groups"]:
-        """Bound what turning by ``eps`` leaves: nothing across, and along what the second order has not, if it is exact.
+        """Bound what turning by ``eps`` leaves: nothing across, along all or what is beyond an exact second order.
 
         No token may turn to nothing: nothing is proven from there on.
         """
@@ -120,7 +122,9 @@ class NormStage(Stage):
     def _parts(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
         """Return u and w of columns, w in the coordinates of the root."""
         u = ((columns * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
-        return u, torch.einsum("...nd,nde->...ne", columns, self._across) / self._length
+        # the root is the identity but for two directions
+        centred = columns - columns.mean(-1, keepdim=True) if self._centred else columns
+        return u, torch.addcmul(centred / self._length, u[..., None], self._shrunk, value=-1)
 
     def _all(self, u: Float[Tensor, " n"], w: Float[Tensor, " n"]) -> Float[Tensor, " groups"]:
         inside = u < 1

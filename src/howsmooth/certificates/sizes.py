@@ -68,12 +68,12 @@ class Squares(Ball):
         if self.p == 1.0:
             return H.abs().amax((-2, -1))
         scale = H.abs().amax((-2, -1), keepdim=True)
-        scaled = H / torch.where(scale > 0, scale, 1.0)
+        scaled = (H / torch.where(scale > 0, scale, 1.0)).contiguous()
         round_ = (scaled @ scaled).norm(dim=(-2, -1)).sqrt() * scale[..., 0, 0]
         return round_ if self.p == 2.0 else torch.minimum(H.shape[-1] * round_, H.abs().sum((-2, -1)))
 
     def _vector(self, columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
-        H = self._forms(columns.movedim(1, -1).movedim(-1, 1))  # groups, k, m, r, r
+        H = self._forms(columns)  # groups, k, m, r, r
         if self.p == 1.0:
             return H.norm(dim=-3).amax((-2, -1))
         matrix = largest_norms(columns.movedim(1, -2))
@@ -85,11 +85,10 @@ class Squares(Ball):
         """Unpack columns to symmetric matrices."""
         r = round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
         a, b, times = self.packed(r)
-        entries = columns.movedim(1, -1) / times
-        found = entries.new_empty(*entries.shape[:-1], r, r)
-        found[..., a, b] = entries
-        found[..., b, a] = entries
-        return found
+        place = torch.empty(r, r, dtype=torch.long)
+        place[a, b] = place[b, a] = torch.arange(len(a))
+        weighted = columns / times.view(-1, *[1] * (columns.ndim - 2))
+        return weighted.index_select(1, place.flatten()).unflatten(1, (r, r)).movedim((1, 2), (-2, -1))
 
 
 def _at_once(columns: Tensor) -> int:

@@ -31,13 +31,20 @@ class Stage(ABC):
         """Return the matrices :math:`B` as bundles of columns at the output, one bundle for each width r."""
 
     @abstractmethod
+    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+        """Return the sizes that the remainder depends on, for every group of columns that enters, and what leaves.
+
+        Both come from the same products, which are nearly all of the work of a table.
+        """
+
     def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
         """Return the sizes that the remainder depends on, for every group of columns that enters."""
+        sizes, _pushed = self.through(bundle, ball)
+        return sizes
 
     @abstractmethod
     def bounds(self, sizes: Float[Tensor, " sizes"], first: "First") -> Float[Tensor, " groups"]:
         """Bound the remainder along every group of directions, from sizes of all that enters."""
-
 
     def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
         r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``; nothing if it is not known."""

@@ -30,6 +30,10 @@ from howsmooth.maps.values import Jacobian, Map
 MEMORY = 2**30
 # So many numbers of a bundle of columns are pushed at once.
 NUMBERS = 2**24
+# From so many numbers on columns are pushed in single precision: about half a minute in double precision.
+MANY = 2**32
+# What single precision may take from a size: a share of itself, and of the largest size of the same source.
+WIDE = (1e-3, 1e-5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +69,25 @@ class Table:
         arriving: The sizes of all remainders before a stage, as it sees them, by its place.
     """
 
-    def __init__(self, f: Map, X: Float[Tensor, "n d"]) -> None:
-        """Run the network once, and push every source of remainders to the end."""
+    def __init__(self, f: Map, X: Float[Tensor, "n d"], *, single: bool | None = None) -> None:
+        """Run the network once, and push every source of remainders to the end.
+
+        Args:
+            f: The network.
+            X: The input.
+            single: Whether columns are pushed in single precision, and their sizes widened by what that may have
+                taken. By default where there are many.
+        """
         self.X = X
         with torch.no_grad():
             self.output, self.links = _run(f, X)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
-            sources = [self._spread(place, stage) for place, stage in self.stages.items()]
+            single = self._many() if single is None else single
+            links = self._single(f) if single else self.links
+            sources = [_spread(links, place) for place in self.stages]
+        self._wide = WIDE if links is not self.links else (0.0, 0.0)
         self.arriving = {
-            place: torch.cat([source.at[place] for source in sources[:count]])
+            place: self._outward(torch.cat([source.at[place] for source in sources[:count]]))
             for count, place in enumerate(self.stages)
             if count
         }
@@ -81,8 +95,8 @@ class Table:
 
     def arriving_at(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, "groups f"]:
         """Return how much of every remainder arrives at functionals of the output."""
-        found = [ROUND.numbers(bundle.flatten(2) @ functionals.mT) for bundle in self._ending]
-        return torch.cat(found) if found else functionals.new_zeros(0, len(functionals))
+        found = [ROUND.numbers(bundle.double().flatten(2) @ functionals.mT) for bundle in self._ending]
+        return self._outward(torch.cat(found)) if found else functionals.new_zeros(0, len(functionals))
 
     @property
     def names(self) -> list[str]:
@@ -95,28 +109,40 @@ class Table:
             counts[stage.name] += 1
         return found
 
-    def _spread(self, place: int, stage: Stage) -> Seen:
-        """Push the directions of the remainder of one stage through all that follows."""
-        found = Seen()
-        depth = _depth(self.links[: place + 1])
-        for bundle in stage.directions():
-            part = self.push(bundle, place + 1, depth)
-            for later, sizes in part.at.items():
-                found.at[later] = torch.cat((found.at[later], sizes)) if later in found.at else sizes
-            found.output.extend(part.output)
-        return found
+    def _many(self) -> bool:
+        """Whether there are so many columns that single precision pays."""
+        n, d = self.X.shape
+        return len(self.stages) * len(self.links) * (n * d) ** 2 > MANY
 
-    def push(self, bundle: Float[Tensor, "groups r n d"], start: int, depth: int) -> Seen:
-        """Push columns from a place to the end, and look at them from every stage on the way."""
-        found = Seen()
+    def _single(self, f: Map) -> list[Link]:
+        """Return the steps in single precision, if that tells the output as it is."""
+        output, links = _run(f.to(torch.float32, "cpu"), self.X.float())
+        far = (output.double() - self.output).abs().max() / self.output.abs().max()
+        return links if bool(far < WIDE[0]) else self.links
+
+    def _outward(self, sizes: Tensor) -> Tensor:
+        """Widen sizes of columns in single precision: by a share of themselves, and of the largest of each source."""
+        relative, absolute = self._wide
+        sizes = sizes.double()
+        return (1 + relative) * sizes + absolute * sizes.amax(1, keepdim=True)
+
+
+def _spread(links: list[Link], place: int) -> Seen:
+    """Push the directions of the remainder of one stage through all that follows."""
+    stage, found = links[place].stage, Seen()
+    assert stage is not None
+    depth = _depth(links[: place + 1])
+    for bundle in stage.directions():
         stack = [torch.zeros_like(bundle) for _ in range(depth - 1)] + [bundle]
-        for place in range(start, len(self.links)):
-            link = self.links[place]
-            if link.stage is not None:
-                found.at[place] = link.stage.seen(stack[-1], ROUND)
-            advance(stack, link)
+        for later in range(place + 1, len(links)):
+            link = links[later]
+            if link.stage is None:
+                advance(stack, link)
+            else:
+                sizes, stack[-1] = link.stage.through(stack[-1], ROUND)
+                found.at[later] = torch.cat((found.at[later], sizes)) if later in found.at else sizes
         found.output.append(stack[-1])
-        return found
+    return found
 
 
 def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:

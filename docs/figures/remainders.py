@@ -1,0 +1,117 @@
+"""Draw what is proven of remainders and what is found: ``python docs/figures/remainders.py``.
+
+Every map at one random input; tokens move by ε along three random columns. Bounds of the whole remainder and of what
+is left beyond the exact second order, and the longest ones among steps that go up the gradient from random points.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import torch
+from torch import Tensor
+
+import howsmooth as hs
+from howsmooth.certificates.attention_stage import AttentionStage
+from howsmooth.certificates.mlp_stage import MLPStage
+from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.sizes import ROUND, Squares
+from howsmooth.certificates.stages import First, Stage
+from howsmooth.maps.values import Map
+from howsmooth.report.saving import save_chart
+
+HERE = Path(__file__).parent
+COLOURS = {"all, bound": "#0072b2", "all, found": "#0072b2", "beyond, bound": "#d55e00", "beyond, found": "#d55e00"}
+RADII = [0.01 * 300 ** (i / 9) for i in range(10)]
+STARTS, STEPS = 16, 25
+
+
+def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
+    """Return maps of every kind with an input."""
+    d, n = 8, 4
+
+    def gauss(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    X = gauss(n, d)
+    norm = hs.LayerNorm(gain=torch.ones(d, dtype=torch.float64), eps=1e-12)
+    q, k, v = (gauss(2, 4, d) / d**0.5 for _ in range(3))
+    attention = hs.Attention(query=q, key=k, value=v, output=gauss(2, d, 4) / d**0.5)
+    mlp = hs.MLP(up=gauss(2 * d, d) / d**0.5, down=gauss(d, 2 * d) / d**0.5, activation="gelu")
+    return {
+        "LayerNorm": (norm, NormStage(norm, X), X),
+        "attention, 2 heads": (attention, AttentionStage(attention, X), X),
+        "MLP, GELU": (mlp, MLPStage(mlp, X), X),
+    }
+
+
+def lengths(f: Map, stage: Stage, X: Tensor, columns: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a function from coefficients of columns to the first token's remainder: all, and beyond."""
+    second, (a, b, times) = stage.second(columns[None]), Squares().packed(len(columns))
+    assert second is not None
+    pairs = second[0]
+
+    def measured(xi: Tensor) -> tuple[Tensor, Tensor]:
+        delta = torch.einsum("sr,rnd->snd", xi, columns)
+        whole = f(X + delta) - f(X) - torch.stack([f.jacobian(X).jvp(step) for step in delta])
+        known = torch.einsum("sp,pnd->snd", times * xi[:, a] * xi[:, b], pairs)
+        return whole[:, 0].norm(dim=1), (whole - known)[:, 0].norm(dim=1)
+
+    return measured
+
+
+def longest(measured: Callable[[Tensor], tuple[Tensor, Tensor]], which: int, eps: float, rng: torch.Generator) -> float:
+    """Climb from random points on the sphere."""
+    xi = torch.randn(STARTS, 3, generator=rng, dtype=torch.float64)
+    best = 0.0
+    for _ in range(STEPS):
+        xi = (eps * xi / xi.norm(dim=1, keepdim=True)).detach().requires_grad_()
+        found = measured(xi)[which]
+        best = max(best, float(found.detach().max()))
+        (slope,) = torch.autograd.grad(found.sum(), xi)
+        xi = xi.detach() + 0.3 * eps * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return best
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return bounds and finds of every map at every radius, for the first token."""
+    rng = torch.Generator().manual_seed(0)
+    found = []
+    for name, (f, stage, X) in problems(rng).items():
+        columns = torch.randn(3, *X.shape, generator=rng, dtype=torch.float64) / X.shape[1] ** 0.5
+        measured, sizes = lengths(f, stage, X, columns), stage.seen(columns[None], ROUND)[0]
+        reach = torch.cat([torch.linalg.matrix_norm(bundle[:, :, 0].mT, 2) for bundle in stage.directions()])
+        own = stage.tokens == 0
+        for eps in RADII:
+            whole = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))
+            beyond = stage.beyond(eps * sizes, torch.zeros_like(sizes))
+            values = {
+                "all, bound": float((whole * reach)[own].sum()),
+                "all, found": longest(measured, 0, eps, rng),
+                "beyond, bound": float((beyond * reach)[own].sum()),
+                "beyond, found": longest(measured, 1, eps, rng),
+            }
+            found += [{"map": name, "eps": eps, "kind": kind, "length": value} for kind, value in values.items()]
+    return found
+
+
+def chart(data: list[dict[str, Any]]) -> alt.FacetChart:
+    """Draw one panel for each map."""
+    kinds = list(COLOURS)
+    dash = [[1, 0] if "bound" in kind else [4, 4] for kind in kinds]
+    base = alt.Chart(alt.Data(values=data)).mark_line(strokeWidth=2)
+    legend = alt.Legend(title=None, orient="bottom", symbolStrokeWidth=2)
+    drawn = base.encode(
+        x=alt.X("eps:Q", title="ε", scale=alt.Scale(type="log", nice=False)),
+        y=alt.Y("length:Q", title="length of the remainder", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=6)),
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=list(COLOURS.values())), legend=legend),
+        strokeDash=alt.StrokeDash("kind:N", scale=alt.Scale(domain=kinds, range=dash), legend=legend),
+    )
+    panel = drawn.properties(width=230, height=230)
+    return panel.facet(column=alt.Column("map:N", title=None, header=alt.Header(labelFontSize=13)))
+
+
+if __name__ == "__main__":
+    save_chart(chart(rows()), Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "remainders.svg")

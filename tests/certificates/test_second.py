@@ -1,0 +1,246 @@
+"""Exact second orders, what is left beyond them, and terms that only special inputs need."""
+
+import dataclasses
+import math
+
+import mpmath
+import pytest
+import torch
+from draws import gaussian
+from networks import classifier
+
+import howsmooth as hs
+from howsmooth.certificates.attention_stage import AttentionStage
+from howsmooth.certificates.certificate import certify_map
+from howsmooth.certificates.curvature import require_known
+from howsmooth.certificates.entrance import Entrance
+from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.sizes import ROUND, Ball, Squares
+from howsmooth.certificates.stages import First
+from howsmooth.certificates.table import Table
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.activations import entrywise
+
+
+def attention(rng, **others):
+    weights = {name: gaussian(rng, 2, 2, 4) for name in ("query", "key", "value")}
+    return hs.Attention(**weights, output=gaussian(rng, 2, 4, 2), query_bias=gaussian(rng, 2, 2), **others)
+
+
+STAGES = {
+    "attention": lambda rng: (attention(rng), AttentionStage),
+    "masked": lambda rng: (attention(rng, positions=hs.Positions(causal=True)), AttentionStage),
+    "layer norm": lambda rng: (hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.1), NormStage),
+    "rms norm": lambda rng: (hs.RMSNorm(gain=gaussian(rng, 4), eps=1e-6), NormStage),
+    "mlp": lambda rng: (hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"), MLPStage),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_second_orders_are_those_of_autograd(name, rng):
+    f, kind = STAGES[name](rng)
+    X, columns = gaussian(rng, 3, 4), gaussian(rng, 3, 3, 4)
+    found = kind(f, X).second(columns[None])[0]
+
+    def along(xi):
+        return f(X + torch.einsum("r,rnd->nd", xi, columns))
+
+    zero = torch.zeros(3, dtype=torch.float64)
+    hessian = torch.autograd.functional.hessian
+    flat = [hessian(lambda xi, k=k: along(xi).flatten()[k], zero) for k in range(12)]
+    a, b, times = Squares().packed(3)
+    expected = torch.stack([0.5 * h[a, b] * times for h in flat], dim=-1).view(-1, 3, 4)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [*STAGES, "gated"])
+def test_what_leaves_a_stage_is_what_its_derivative_says(name, rng):
+    gated = hs.GatedMLP(gate=gaussian(rng, 6, 4), up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
+    f, kind = STAGES[name](rng) if name in STAGES else (gated, GatedStage)
+    X, columns = gaussian(rng, 3, 4), gaussian(rng, 2, 3, 3, 4)
+    _sizes, pushed = kind(f, X).through(columns, ROUND)
+    expected = torch.stack([f.jacobian(X).jvp(column) for column in columns.flatten(0, 1)])
+    torch.testing.assert_close(pushed.flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_is_left_beyond_the_second_order_stays_within_its_bound(name, rng):
+    shares = []
+    for eps in (0.01, 0.1, 0.5, 3.0):
+        f, kind = STAGES[name](rng)
+        X = gaussian(rng, 3, 4)
+        stage, columns, others = kind(f, X), gaussian(rng, 2, 3, 4), 0.3 * gaussian(rng, 1, 3, 4)
+        one, rest = eps * stage.seen(columns[None], ROUND)[0], eps**2 * stage.seen(others[None], ROUND)[0]
+        bounds, directions = stage.beyond(one, rest), stage.directions()
+        second, (a, b, times) = stage.second(columns[None])[0], Squares().packed(2)
+        for _ in range(8):
+            xi = gaussian(rng, 2)
+            xi = eps * xi / xi.norm()
+            delta = torch.einsum("r,rnd->nd", xi, columns)
+            known = torch.einsum("p,pnd->nd", times * xi[a] * xi[b], second)
+            delta = delta + eps**2 * others[0]
+            R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - known
+            along = torch.cat([(bundle * R).sum((-2, -1)).norm(dim=1) for bundle in directions])
+            shares.append(float(((R * R).sum() - 1e-13 * R.norm()) / (bounds @ along)))
+    assert 0.05 < max(shares) <= 1
+
+
+def tilted(scores, values, counts):
+    """Attention to tokens whose scores move apart while their values stay."""
+    first, second = torch.eye(2, dtype=torch.float64)
+    f = hs.Attention(
+        query=0 * first[None, None], key=first[None, None], value=second[None, None], scale=1.0,
+        query_bias=torch.ones(1, 1, dtype=torch.float64),
+    )  # fmt: skip
+    X = torch.tensor(values, dtype=torch.float64)[:, None] * second + counts[:, None] * first
+    return f, X, (torch.tensor(scores, dtype=torch.float64)[:, None] * first)[None]
+
+
+CASES = {
+    # weights are shared by more: the sum of weights grows by tokens whose values are the mean, and takes from others
+    "shared": ((0.05, -0.05, 1.0, -1.0), (1.0, -1.0, 0.0, 0.0), torch.zeros(4)),
+    # a rare token far away whose score grows: third powers of scores count
+    "rare": ((0.0, 1.0), (0.0, 1.0), torch.tensor([8.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_terms_that_few_inputs_need_are_needed(case):
+    scores, values, counts = CASES[case]
+    f, X, columns = tilted(scores, values, counts.double())
+    stage, zero = AttentionStage(f, X), torch.zeros(1, dtype=torch.float64)
+    sizes = stage.seen(columns[None], ROUND)[0]
+    for eps in (0.3, 0.7):
+        R = f(X + eps * columns[0]) - f(X) - f.jacobian(X).jvp(eps * columns[0])
+        all_of_it = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))
+        beyond = stage.beyond(eps * sizes, zero.expand_as(sizes))
+        known = eps**2 * stage.second(columns[None])[0, 0]
+        assert 0.05 < float((R[0].abs() / all_of_it[0]).max()) <= 1
+        assert 0.05 < float(((R - known)[0].abs() / beyond[0]).max()) <= 1
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_no_quadratic_image_is_larger_than_its_size(p, rng):
+    H = gaussian(rng, 5, 3, 4, 4)
+    H = H + H.mT
+    ball = Squares(p)
+    a, b, times = ball.packed(4)
+    columns = (H[..., a, b] * times).movedim(-1, 0)[None]
+    numbers, vectors = ball.numbers(columns)[0], ball.vectors(columns)[0]
+    xi = gaussian(rng, 2000, 4)
+    xi = torch.cat((xi, torch.eye(4, dtype=xi.dtype), xi.sign()))
+    xi = xi / torch.linalg.vector_norm(xi, p, dim=1, keepdim=True)
+    values = torch.einsum("kmab,ia,ib->ikm", H, xi, xi)
+    assert bool((values.abs().amax(0) <= numbers).all())
+    assert bool((values.norm(dim=-1).amax(0) <= vectors).all())
+    assert float((values.abs().amax(0) / numbers).max()) > 0.5
+
+
+def test_second_orders_of_whole_networks_are_those_of_autograd(rng):
+    f, X = classifier(rng, layers=1, before=True), gaussian(rng, 5, 8)
+    entrance = Entrance(Table(f, X), torch.tensor([1]), Ball(2.0), curved=True)
+    functional = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+
+    def margin(e):
+        return f(torch.cat((X[:1], X[1:2] + e, X[2:])))[0] @ functional
+
+    hessian = 0.5 * torch.autograd.functional.hessian(margin, torch.zeros(8, dtype=torch.float64))
+    _first, second = entrance.at_output(functional[None])
+    assert float(torch.linalg.matrix_norm(hessian, 2)) <= float(second[0])
+    assert float(second[0]) == pytest.approx(float((hessian @ hessian).norm().sqrt()), rel=1e-6)
+
+
+def test_a_word_before_a_norm_may_as_well_turn(rng):
+    # all directions of c + e, for e in a ball, are within an angle of c: what is proven holds for every one
+    f, X = hs.LayerNorm(gain=1 + 0.1 * gaussian(rng, 6), eps=0.2), gaussian(rng, 2, 6)
+    stage, token = NormStage(f, X), torch.tensor([1])
+    bundle, _pairs = stage.turning(token)
+    shares = []
+    for eps in (0.1, 1.0, 1.9):
+        (along,) = stage.turned(eps, token, exact=False)[1:2]
+        E = gaussian(rng, 300, 6)
+        E = eps * E / E.norm(dim=1, keepdim=True)
+        Y = f(torch.stack((X[0].expand(300, 6), X[1] + E), dim=1))[:, 1] - f(X)[1]
+        H = torch.cat((Y, gaussian(rng, 300, 6)))
+        allowed = eps * (H @ bundle[0, :, 1].mT).norm(dim=1) + along * (H @ (stage._gain * stage._unit[1])).abs()
+        shares.append(float(((H @ Y.mT).abs().amax(1) / allowed).max()))
+    assert 0.9 < max(shares) <= 1
+    assert bool(torch.isinf(stage.turned(100.0, token, exact=True)).any())
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_remainders_of_norms_are_not_lost_in_rounding(centred, rng):
+    mpmath.mp.dps = 60
+    f = (hs.LayerNorm if centred else hs.RMSNorm)(gain=torch.ones(3, dtype=torch.float64), eps=0.0)
+    X = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
+    stage, columns = NormStage(f, X), gaussian(rng, 1, 1, 3)
+    sizes = stage.seen(columns[None], ROUND)[0]
+    for eps in (1e-12, 1e-9, 1e-6, 1e-3, 0.1):
+        along, across = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)).tolist()
+        c = [mpmath.mpf(float(x)) for x in X[0]]
+        e = [mpmath.mpf(eps) * mpmath.mpf(float(x)) for x in columns[0, 0]]
+        if centred:
+            c, e = ([x - sum(y) / 3 for x in y] for y in (c, e))
+        N = mpmath.sqrt(sum(x * x for x in c))
+        u = sum(x * y for x, y in zip(c, e, strict=True)) / N**2
+        w2 = sum(y * y for y in e) / N**2 - u * u
+        rho = mpmath.sqrt((1 + u) ** 2 + w2)
+        margin = 1 + mpmath.mpf(1e-9)
+        assert abs((1 + u) / rho - 1) <= mpmath.mpf(along) * margin
+        assert mpmath.sqrt(w2) * abs(1 / rho - 1) <= mpmath.mpf(across) * margin
+
+
+def test_sizes_of_first_orders_hold_in_exact_arithmetic(rng):
+    # a network of one norm and a linear read-out, small enough for fifty digits
+    mpmath.mp.dps = 50
+    W = gaussian(rng, 2, 3)
+    for scale in (1e-6, 1.0, 1e6):
+        X = scale * gaussian(rng, 1, 3)
+        f = hs.Chain(hs.LayerNorm(gain=torch.ones(3, dtype=torch.float64), eps=0.0), hs.Dense(W))
+        (radius,) = certify_map(f, X).radii
+        wins = int(f(X)[0].argmax())
+        g = [mpmath.mpf(float(W[wins, i])) - mpmath.mpf(float(W[1 - wins, i])) for i in range(3)]
+        g = [x - sum(g) / 3 for x in g]
+        c = [mpmath.mpf(float(x)) for x in X[0]]
+        c = [x - sum(c) / 3 for x in c]
+        # the margin is zero on the plane g ⟂ c: how far that is, exactly
+        exact = sum(x * y for x, y in zip(g, c, strict=True)) / mpmath.sqrt(sum(x * x for x in g))
+        assert 0 < radius.certified <= exact
+        assert radius.certified > 0.3 * float(exact)
+
+
+def test_activations_without_a_known_curvature_are_refused(rng):
+    mish = entrywise(torch.nn.functional.mish, "mish")
+    f, X = classifier(rng), gaussian(rng, 5, 8)
+    maps = [dataclasses.replace(part, activation=mish) if isinstance(part, hs.MLP) else part for part in f.maps]
+    with pytest.raises(AssumptionError, match="curvature is known"):
+        certify_map(hs.Chain(*maps), X)
+    assert require_known("gelu").name == "gelu"
+
+
+def test_exact_second_orders_leave_less_on_most_words(rng):
+    better = 0
+    for word in range(3):
+        f, X = classifier(rng, layers=2), gaussian(rng, 5, 8)
+        table, tokens = Table(f, X), torch.tensor([word])
+        ways = [Entrance(table, tokens, ROUND, curved=curved) for curved in (False, True)]
+        eps = 0.02
+        functional = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+        slack = []
+        for way in ways:
+            _first, second = way.at_output(functional)
+            slack.append(float(eps**2 * second[0] + (way.remainders(eps) @ table.arriving_at(functional))[0]))
+        better += slack[1] < slack[0]
+    assert better >= 2
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_tables_in_single_precision_are_wider_but_hardly(before, rng):
+    f, X = classifier(rng, layers=2, before=before), gaussian(rng, 5, 8)
+    exact, wide = (Table(f, X, single=single) for single in (False, True))
+    functional = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+    pairs = [(exact.arriving[place], wide.arriving[place]) for place in exact.arriving]
+    for sizes, wider in [*pairs, (exact.arriving_at(functional), wide.arriving_at(functional))]:
+        assert bool((sizes <= wider).all())
+        assert bool((wider <= 1.01 * sizes + 1e-4 * sizes.amax(1, keepdim=True)).all())
