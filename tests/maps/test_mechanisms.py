@@ -93,6 +93,21 @@ def test_values_can_be_differentiated(layer, rng):
     assert_close(dense_jacobian(f, X), dense_jacobian(plain(f), X))
 
 
+@pytest.mark.parametrize("layer", EACH, ids=str)
+def test_values_can_be_differentiated_twice(layer, rng):
+    f, X = layer.build(first())
+    E = torch.randn(X.shape, dtype=X.dtype, generator=rng)
+    G = torch.randn(f(X).shape, dtype=X.dtype, generator=rng)
+
+    def second(function):
+        inputs = X.clone().requires_grad_()
+        _value, tangent = pushed(function, (inputs,), (E,))
+        (found,) = torch.autograd.grad((G * tangent).sum(), inputs)
+        return found
+
+    assert_close(second(f), second(plain(f)))
+
+
 @pytest.mark.parametrize("layer", [Layer(kind, FEATURE["weights"]) for kind in KINDS], ids=str)
 def test_the_query_side_is_the_derivative_of_a_token_without_mass(layer, rng):
     """A token without mass does not change the context: its output is Γ_μ at the place where it is."""

@@ -107,6 +107,15 @@ def test_a_little_mass_may_go_far_under_every_map(rng):
     assert as_function.far == pytest.approx(1.8186, rel=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["l2", "sigmoid", "sinkhorn", "entmax", "sink"])
+def test_worst_measures_are_searched_for_every_mechanism(name, rng):
+    f = MAPS[name](rng)
+    found = hs.maximise(f, n=3, domain=hs.Ball(1.0), weights=True, steps=8, generator=rng)
+    assert_close(found.value, brute_force(f, found.measure, 1), rtol=1e-3, atol=0.0)
+    assert found.trace[-1] >= found.trace[0]
+
+
 def test_what_is_no_map_is_refused():
     with pytest.raises(hs.errors.DtypeError, match="a map, or a callable"):
         in_context(3, 2)

@@ -56,7 +56,8 @@ def maximise(
         generator: The source of randomness; one with a fixed seed by default.
         progress: Called with the number of trials taken and the best value so far, after every trial.
         weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
-            moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention.
+            moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention of any kind;
+            what counts tokens counts ``n`` unless it says how many.
 
     Returns:
         The best input, measured once more from a random start. Its ``trace`` begins with the best start.

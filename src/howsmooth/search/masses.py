@@ -13,10 +13,13 @@ from howsmooth.domains.domain import Domain
 from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import Heads
 from howsmooth.maps.weighted import WeightedJacobian
+from howsmooth.search.contexts import counting
 from howsmooth.search.places import few_places
 from howsmooth.theory.assumptions import require_unmasked
 from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.values import Value
@@ -36,7 +39,7 @@ class OnMeasures(Value):
         unit: What one unit of the last coordinate adds to the logarithm of a mass.
     """
 
-    attention: Attention
+    attention: Heads
     unit: float
 
     @property
@@ -52,7 +55,7 @@ class OnMeasures(Value):
         """Return where the atoms go."""
         return self._weighted(self.masses(X))(X[..., :-1].contiguous())
 
-    def _weighted(self, masses: Tensor) -> Attention:
+    def _weighted(self, masses: Tensor) -> Heads:
         return dataclasses.replace(self.attention, weights=masses)
 
     def jacobian(self, X: Float[Tensor, "*batch n d1"]) -> WeightedJacobian:
@@ -63,7 +66,7 @@ class OnMeasures(Value):
 
     def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
         """Return the measures that theory builds from the weights, where it can."""
-        if not (isinstance(places, Ball) and places.centre is None):
+        if not (isinstance(places, Ball) and places.centre is None and isinstance(self.attention, Attention)):
             return []
         try:
             head = require_mean_field(self.attention, "extremal measures", places.radius)
@@ -75,11 +78,15 @@ class OnMeasures(Value):
 
 def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[OnMeasures, WithMasses, Any, int]:
     """Turn a search over measures into one over rows: the map, the domain, the starts and the dimension of a row."""
-    if not isinstance(attention, Attention):
+    if not isinstance(attention, Heads):
         raise DtypeError(
             f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
         )
-    require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
+    if isinstance(attention, Attention) and attention.sink is None:
+        require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
+    else:
+        require_plain(attention, "a search over masses", causal=False)
+    attention = counting(attention, n)
     if attention.weights is not None:
         raise AssumptionError(
             "this attention has token weights of its own; a search over masses brings them along.", field="attention"

@@ -219,9 +219,9 @@ class LinearJacobian(HeadsJacobian):
     @property
     def query_rounding(self) -> float:
         """How far the products of queries alone may be off, relative to the projections."""
-        size = float(self.seen.forward(self.a.abs(), self.b, self.c.abs()).norm(dim=-1).max())
-        least = float(self.a.norm(dim=-1).min()) if self.total is None else float(self.total.min())
-        return 8 * torch.finfo(self.dtype).eps * size / max(least, torch.finfo(self.dtype).tiny)
+        sums = self.seen.forward(torch.ones_like(self.a), self.b.abs(), self.c.abs())
+        size = sums if self.total is None else sums / self.total
+        return 8 * torch.finfo(self.dtype).eps * float(size.norm(dim=-1).max())
 
     def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""

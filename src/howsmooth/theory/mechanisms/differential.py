@@ -16,14 +16,22 @@ def differential_ball(f: Any, n: int, radius: float) -> float:
 
 
 def _head(part: Part, n: int, radius: float, subtracted: float) -> float:
-    half = len(part.Q) // 2
     total = 0.0
-    for rows, factor in ((slice(None, half), 1.0), (slice(half, None), subtracted)):
-        one = dataclasses.replace(
-            part, Q=part.Q[rows], K=part.K[rows], query_bias=part.query_bias[rows], key_bias=part.key_bias[rows]
-        )
+    for one, factor in zip(halves(part), (1.0, subtracted), strict=True):
         c = one.norm_A * radius
         # a key bias adds the same to all scores of a row
         _pull_q, pull_k = one.pulls(radius)
         total += factor * (math.sqrt(n) + radius * c + math.sqrt(n / 2) * radius * pull_k)
     return safe(part.B) * total
+
+
+def halves(part: Part) -> tuple[Part, Part]:
+    """Return the two softmaxes of a head, each with its half of queries and keys."""
+    half = len(part.Q) // 2
+    first, second = (
+        dataclasses.replace(
+            part, Q=part.Q[rows], K=part.K[rows], query_bias=part.query_bias[rows], key_bias=part.key_bias[rows]
+        )
+        for rows in (slice(None, half), slice(half, None))
+    )
+    return first, second

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.theory.heads import log, on_cpu
+from howsmooth.theory.mechanisms.differential import halves
 from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
 from howsmooth.theory.results import Bound, upper_bound
 
 HERE = "the given input"
 # What rounding may have done to a sum of n terms, in units of the last place.
 UNITS = 64
+# How well weights have to be balanced, as a share, and how many steps that may take.
+LOOSE, BALANCING = 1e-8, 2000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,8 +52,13 @@ def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
               + \Bigl(\sum_i\lambda_{\max}\bigl(\textstyle
               \sum_j|\partial_{x_j}S_{ij}|^2M_{ij}M_{ij}^\top\bigr)\Bigr)^{1/2}
 
+    Of Sinkhorn attention, with covariances under the rows and the columns of the weights,
+    :math:`\|V\|\|P\| + \max_i\|\mathrm{Cov}_i(y)\|^{1/2}\bigl(\max_i\|\mathrm{Cov}_i(sk)^{1/2}Q\|
+    + \max_j\|\mathrm{Cov}_j(sq)^{1/2}K\|\bigr)`. Infinite where rounding leaves it open: at the edge of a sparse
+    support, or where weights were not balanced.
+
     Raises:
-        AssumptionError: If the mechanism is not row by row, or has a feature that the theorem does not cover.
+        AssumptionError: If the map has a feature that the theorem does not cover.
     """
     make = ROWS.get(type(f).__name__)
     if make is None:
@@ -61,7 +69,7 @@ def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     if x.ndim != 2:
         raise AssumptionError(f"local_upper takes one input, (n, d), got {tuple(X.shape)}.", field="X")
     hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1) if f.positions.causal else None
-    value = layer_upper(f, lambda part: _three_terms(make(f, part, x, hidden)))
+    value = layer_upper(f, lambda part: make(f, part, x, hidden))
     return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")
 
 
@@ -178,11 +186,112 @@ def _cosine(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
     )
 
 
-ROWS: dict[str, Callable[[Any, Part, Tensor, Tensor | None], Rows]] = {
-    "L2Attention": _l2,
-    "SigmoidAttention": _sigmoid,
-    "LinearAttention": _linear,
-    "CosineAttention": _cosine,
+def _dots(part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
+    """A softmax of scores, as in plain attention."""
+    q, k, y = _projected(part, x)
+    n, S = len(x), part.scale * q @ k.mT
+    P = _softmax(S, hidden)
+    return Rows(
+        P=P,
+        moved=_means(P, y),
+        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
+        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        exponent=16 * float(S.abs().max()),
+        reach=_across(y),
+        norm_V=safe(part.B),
+    )
+
+
+def _differential(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> float:
+    subtracted = float(on_cpu(f.subtracted).abs().max())
+    return sum(
+        factor * _three_terms(_dots(half, x, hidden))
+        for half, factor in zip(halves(part), (1.0, subtracted), strict=True)
+    )
+
+
+def _entmax(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> float:
+    if f.count not in (None, len(x)):
+        raise AssumptionError("local_upper of entmax attention needs count to be n, or left out.", field="attention")
+    q, k, y = _projected(part, x)
+    n, S = len(x), part.scale * q @ k.mT
+    S = S if hidden is None else S.masked_fill(hidden, -torch.inf)
+    z = (f.alpha - 1) * (S - S.amax(-1, keepdim=True))
+    z = z.clamp_min(-4.0)  # the support ends within one of the largest
+    t = z - _threshold(z, f.alpha)
+    exponent = 16 * float((part.scale * q @ k.mT).abs().max())
+    if f.alpha == 2 and bool((t.abs() <= n * (exponent + UNITS) * torch.finfo(t.dtype).eps).any()):
+        return math.inf  # which side of the edge a token is on, rounding cannot tell
+    t = t.clamp_min(0)
+    P, g = (t, (t > 0).to(t)) if f.alpha == 2 else (t.square(), t)
+    total = g.sum(-1, keepdim=True)
+    rows = Rows(
+        P=P,
+        moved=total[..., None] * _means(g / total, y),
+        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
+        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        exponent=n * exponent,
+        reach=n * _across(y),
+        norm_V=safe(part.B),
+    )
+    return _three_terms(rows)
+
+
+def _threshold(z: Tensor, alpha: float) -> Tensor:
+    """Return τ by bisection: the sum of the weights decreases in it."""
+    low, high = (torch.full_like(z[:, :1], end) for end in (-1.0, 0.0))
+    for _halving in range(80):
+        middle = (low + high) / 2
+        above = (z - middle).clamp_min(0).pow(1 / (alpha - 1)).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (low + high) / 2
+
+
+def _sinkhorn(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> float:
+    q, k, y = _projected(part, x)
+    P = _balanced(part.scale * q @ k.mT)
+    if P is None:
+        return math.inf
+    query = _spread(P, part.scale * k, part.Q)
+    key = _spread(P.mT, part.scale * q, part.K)
+    value = safe(part.B) * safe(P) + _spread(P, y, torch.eye(y.shape[-1], dtype=y.dtype)) * (query + key)
+    return value * (1 + LOOSE)
+
+
+def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
+    r"""Return the largest :math:`\|\mathrm{Cov}_i(y)^{1/2}M\|` over the rows i, and a share for rounding."""
+    centred = y - (P @ y)[:, None]
+    moved = centred @ M
+    gram = torch.einsum("ij,ijd,ije->ide", P, moved, moved)
+    lost = len(P) * UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[:, -1].max())) + lost)
+
+
+def _balanced(S: Tensor) -> Tensor | None:
+    """Return weights whose rows and columns sum to one, or none if they are not found."""
+    for _step in range(BALANCING):
+        S = S - S.logsumexp(-1, keepdim=True)
+        off = S.logsumexp(-2, keepdim=True)
+        if float(off.abs().max()) < LOOSE / 100:
+            return S.exp()
+        S = S - off
+    return None
+
+
+def _by_rows(
+    make: Callable[[Any, Part, Tensor, Tensor | None], Rows],
+) -> Callable[[Any, Part, Tensor, Tensor | None], float]:
+    return lambda f, part, x, hidden: _three_terms(make(f, part, x, hidden))
+
+
+ROWS: dict[str, Callable[[Any, Part, Tensor, Tensor | None], float]] = {
+    "L2Attention": _by_rows(_l2),
+    "SigmoidAttention": _by_rows(_sigmoid),
+    "LinearAttention": _by_rows(_linear),
+    "CosineAttention": _by_rows(_cosine),
+    "DifferentialAttention": _differential,
+    "EntmaxAttention": _entmax,
+    "SinkhornAttention": _sinkhorn,
 }
 
 
