@@ -120,6 +120,26 @@ def test_terms_that_few_inputs_need_are_needed(case):
         assert 0.05 < float(((R - known)[0].abs() / beyond[0]).max()) <= 1
 
 
+def pairs_of_moves():
+    """Return attentions where a word's own move meets another one that is as long: by scores, by queries and keys."""
+    f, X, columns = tilted((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 1.0), torch.zeros(4).double())
+    first, second = torch.eye(2, dtype=torch.float64)
+    meeting = hs.Attention(query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0)
+    own, other = torch.stack((first, 0 * first))[None], torch.stack((0 * first, first))[None]
+    return {"scores": (f, X, columns, columns), "keys": (meeting, torch.stack((0 * first, second)), own, other)}
+
+
+@pytest.mark.parametrize("case", ["scores", "keys"])
+def test_what_a_word_does_meets_what_else_has_happened(case):
+    f, X, own, other = pairs_of_moves()[case]
+    stage, eps = AttentionStage(f, X), 0.01
+    one, rest = (eps * stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+    delta = eps * (own + other)[0]
+    known = eps**2 * stage.second(own[None])[0, 0]
+    R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - known
+    assert 0.2 < float(R[0].norm() / (stage.beyond(one, rest)[0])) <= 1
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_no_quadratic_image_is_larger_than_its_size(p, rng):
     H = gaussian(rng, 5, 3, 4, 4)
