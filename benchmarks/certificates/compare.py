@@ -123,8 +123,9 @@ def table(networks: list[str], kept: Path) -> str:
 
 
 def _mean(values: list[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(math.log(max(value, 1e-12)) for value in values) / len(values))
+    """Return the geometric mean of what is finite: attacks may find nothing."""
+    finite = [max(value, 1e-12) for value in values if value < math.inf]
+    return math.exp(sum(map(math.log, finite)) / max(1, len(finite)))
 
 
 def _rows(path: Path) -> list[Row]:

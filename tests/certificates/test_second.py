@@ -120,6 +120,47 @@ def test_terms_that_few_inputs_need_are_needed(case):
         assert 0.05 < float(((R - known)[0].abs() / beyond[0]).max()) <= 1
 
 
+def pairs_of_moves():
+    """Return attentions where a word's own move meets another one that is as long: in scores, keys or values."""
+    f, X, columns = tilted((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 0.0, 1.0), torch.zeros(4).double())
+    first, second = torch.eye(2, dtype=torch.float64)
+    meeting = hs.Attention(query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0)
+    own, other = torch.stack((first, 0 * first))[None], torch.stack((0 * first, first))[None]
+    g, Y, tilt = tilted((0.0, 1.0), (0.0, 0.0), torch.zeros(2).double())
+    return {
+        "scores": (f, X, columns, columns),
+        "keys": (meeting, torch.stack((0 * first, second)), own, other),
+        "values": (g, Y, tilt, torch.stack((0 * first, second))[None]),
+    }
+
+
+@pytest.mark.parametrize("case", ["scores", "keys", "values"])
+def test_what_a_word_does_meets_what_else_has_happened(case):
+    f, X, own, other = pairs_of_moves()[case]
+    stage, eps = AttentionStage(f, X), 0.01
+    one, rest = (eps * stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+    delta = eps * (own + other)[0]
+    known = eps**2 * stage.second(own[None])[0, 0]
+    R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - known
+    assert 0.2 < float(R[0].norm() / (stage.beyond(one, rest)[0])) <= 1
+
+
+@pytest.mark.parametrize("moves", [("across", "across"), ("along", "across"), ("across", "along")])
+def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
+    f, eps = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), 0.01
+    X = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    stage, step = NormStage(f, X), {"along": X, "across": X.flip(1)}
+    own, other = (step[name][None] for name in moves)
+    one, rest = (eps * stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+    delta = eps * (own + other)[0]
+    R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - eps**2 * stage.second(own[None])[0, 0]
+    along, across = R[0].abs() / 2**0.5
+    bounds = stage.beyond(one, rest)
+    assert float(along) <= float(bounds[0])
+    assert float(across) <= float(bounds[1])
+    assert max(float(along / bounds[0]), float(across / bounds[1])) > 0.5
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_no_quadratic_image_is_larger_than_its_size(p, rng):
     H = gaussian(rng, 5, 3, 4, 4)
