@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from howsmooth.theory.results import Bound, Bracket, Witness
     from howsmooth.tokens.inversion import invert
     from howsmooth.tokens.swaps import swap
+    from howsmooth.training.attention_penalty import attention_penalty
+    from howsmooth.training.penalty import penalty
+    from howsmooth.training.warm_starts import WarmStart
     from howsmooth.transport.measures import DiscreteMeasure
     from howsmooth.transport.wasserstein import conditional_wasserstein, transport_plan, wasserstein
 
@@ -88,8 +91,10 @@ __all__ = [
     "Sum",
     "Transformer",
     "TypicalGain",
+    "WarmStart",
     "Witness",
     "attack",
+    "attention_penalty",
     "bounds",
     "bracket",
     "certify",
@@ -104,6 +109,7 @@ __all__ = [
     "maximise",
     "mean_field",
     "measure",
+    "penalty",
     "power_iteration",
     "read_run",
     "regimes",
@@ -154,8 +160,10 @@ _HOMES = {
     "Sum": "maps.composition",
     "Transformer": "models.base",
     "TypicalGain": "spectral.gains",
+    "WarmStart": "training.warm_starts",
     "Witness": "theory.results",
     "attack": "attacks.attack",
+    "attention_penalty": "training.attention_penalty",
     "bracket": "search.brackets",
     "certify": "certificates.certify",
     "compare": "studies.runs.compare",
@@ -167,6 +175,7 @@ _HOMES = {
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
     "measure": "studies.plans.measure",
+    "penalty": "training.penalty",
     "power_iteration": "spectral.power",
     "read_run": "studies.runs.reading",
     "regimes": "search.regimes",
