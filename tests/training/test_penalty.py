@@ -107,7 +107,7 @@ def test_a_map_in_closed_form_has_the_same_gradients(name):
     about.requires_grad_(False)
 
     def measured():
-        return hs.local_lipschitz(hs.Attention(**weights), X, rtol=1e-10).lower.sum()
+        return sum(constant(hs.Attention(**weights), x) for x in X)
 
     slopes, places = finite_differences(measured, about)
     assert_close(found.reshape(-1)[places], slopes, rtol=1e-4, atol=1e-6)
@@ -119,7 +119,7 @@ def test_a_map_in_closed_form_has_the_same_gradients(name):
         ({"power": 2}, lambda s: s**2),
         ({"log": True}, torch.log),
         ({"above": 1.0}, lambda s: (s - 1).clamp_min(0)),
-        ({"above": 1e6}, torch.zeros_like),
+        ({"above": 1e6}, lambda s: 0 * s),
         ({"log": True, "above": 0.5, "power": 2}, lambda s: (s / 0.5).log().clamp_min(0) ** 2),
     ],
 )
@@ -134,33 +134,29 @@ def test_powers_logarithms_and_hinges_are_those_of_the_constant(how, expected):
 
 
 def test_warm_starts_reach_the_cold_value_while_weights_drift():
-    f, X, state = net("block"), tokens(4, 6, 4), hs.WarmStart()
-    direction = [torch.randn_like(parameter) for parameter in f.parameters()]
+    f, X, state = block(8).double(), tokens(4, 6, 8), hs.WarmStart()
+    ways = [0.2 * torch.randn_like(parameter) for parameter in f.parameters()]
     worst = []
-    for _step in range(15):
+    for step in range(15):
         with torch.no_grad():
-            for parameter, way in zip(f.parameters(), direction, strict=True):
-                parameter += 0.02 * way
-            warm = hs.penalty(f, X, state=state)
-            worst.append((warm / exact(f, X) - 1).abs().max())
-        assert state.steps == 2 or _step == 0
+            for parameter, way in zip(f.parameters(), ways, strict=True):
+                parameter += 0.01 * way  # a hundredth of what weights scatter by
+        warm = hs.penalty(f, X, state=state).detach()
+        assert state.steps == 3 or step == 0
+        cold = hs.penalty(f, X, steps=20).detach()
+        worst.append((warm / cold - 1).abs().max())
     assert max(worst) < 0.01
-    assert state.exact
+    assert (state.residual < 0.2).all()
 
 
 def test_a_value_that_is_no_longer_the_largest_is_left():
-    scale = torch.tensor([3.0, 1.0], dtype=torch.float64)
-    state, X = hs.WarmStart(), tokens(1, 1, 2)
-    assert_close(hs.penalty(lambda Y: scale * Y, X, state=state), torch.tensor([3.0], dtype=torch.float64))
-    scale = torch.tensor([3.0, 9.0], dtype=torch.float64)  # orthogonal to where it is
-    wide = torch.cat([scale, torch.ones(38, dtype=torch.float64)])
-    state = hs.WarmStart()
-    first = torch.cat([torch.tensor([3.0, 1.0], dtype=torch.float64), torch.ones(38, dtype=torch.float64)])
-    X = tokens(1, 1, 40)
-    hs.penalty(lambda Y: first * Y, X, state=state)
-    for _step in range(6):
-        found = hs.penalty(lambda Y: wide * Y, X, state=state)
-    assert_close(found, torch.tensor([9.0], dtype=torch.float64))
+    state, X, scales = hs.WarmStart(), tokens(1, 1, 40), torch.linspace(0.1, 1, 40, dtype=torch.float64)
+    scales[0] = 3.0
+    assert_close(hs.penalty(lambda Y: scales * Y, X, state=state).item(), 3.0, rtol=1e-4, atol=0)
+    scales[1] = 9.0  # orthogonal to where it is
+    for _step in range(4):
+        found = hs.penalty(lambda Y: scales * Y, X, state=state)
+    assert_close(found.item(), 9.0, rtol=1e-4, atol=0)
 
 
 def test_sequences_of_another_length_start_from_a_common_direction():
@@ -212,15 +208,23 @@ def test_half_precision_weights_are_penalised_in_float32_and_get_gradients_of_th
 
 
 def test_a_checkpointed_part_gives_the_same_penalty():
-    f, X = net("block"), tokens(2, 3, 4)
+    mix, X = nn.Linear(4, 4).double(), tokens(2, 3, 4)
 
-    def repeated(Y):
-        return checkpoint(f.eval(), Y, use_reentrant=False)
+    def attend(Y):
+        return torch.softmax(mix(Y) @ Y.mT, -1) @ Y
 
-    expected, found = (hs.penalty(g, X, steps=12).sum() for g in (f, repeated))
+    expected, found = (
+        hs.penalty(g, X, steps=12).sum() for g in (attend, lambda Y: checkpoint(attend, Y, use_reentrant=False))
+    )
     assert_close(found, expected)
-    slopes = [torch.autograd.grad(x, f.linear1.weight)[0] for x in (expected, found)]
+    slopes = [torch.autograd.grad(x, mix.weight)[0] for x in (expected, found)]
     assert_close(slopes[1], slopes[0])
+
+
+def test_fused_attention_inside_a_checkpoint_is_refused_with_the_remedy():
+    f = net("block").eval()
+    with pytest.raises(AssumptionError, match="give the part itself"):
+        hs.penalty(lambda Y: checkpoint(f, Y, use_reentrant=False), tokens(2, 3, 4))
 
 
 def test_a_part_that_is_checkpointed_the_old_way_is_refused_with_the_remedy():

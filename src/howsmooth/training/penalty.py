@@ -20,7 +20,7 @@ from howsmooth.training.warm_starts import WarmStart
 from howsmooth.validation import require_finite, require_floating
 
 # Krylov steps from a warm start, and the most from a cold one.
-STEPS, COLD_STEPS = 2, 30
+STEPS, COLD_STEPS = 3, 30
 # A cold start goes on until the residual is this small.
 COLD_RTOL = 0.02
 
@@ -128,9 +128,11 @@ def constant(
 ) -> Float[Tensor, "*batch"]:
     r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pull``."""
     state = WarmStart() if state is None else state
-    with torch.no_grad():
-        u, residual, space = _left_vector(op, state, steps, generator)
-    pulled = pull(u)
+    # autocast rounds products on the way back, too
+    with torch.autocast(op.device.type, enabled=False):
+        with torch.no_grad():
+            u, residual, space = _left_vector(op, state, steps, generator)
+        pulled = pull(u)
     sigma = _sizes(pulled, len(op.batch))
     if not bool(sigma.isfinite().all()):
         raise NonFiniteError("the penalty is not finite: the map is not differentiable, or overflows, there.")

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
 from howsmooth.spectral.abilities import HALF
@@ -81,6 +82,13 @@ class Recorded:
             (found,) = torch.autograd.grad(
                 self.value, self.inputs, G, retain_graph=True, create_graph=create_graph, materialize_grads=True
             )
+        except CheckpointError as error:
+            # on the way back it would run fused attention again, which was recorded in its mathematical form
+            raise AssumptionError(
+                "a checkpointed part of the callable runs differently the second time; give the part itself, without "
+                "checkpoint around it: the penalty keeps little in memory.",
+                field="f",
+            ) from error
         except RuntimeError as error:
             if "use_reentrant" in str(error):
                 raise AssumptionError(
