@@ -47,12 +47,16 @@ if TYPE_CHECKING:
     from howsmooth.studies.runs.growth import growth
     from howsmooth.studies.runs.measurement import Measurement
     from howsmooth.studies.runs.reading import Run, read_run
+    from howsmooth.studies.runs.training_log import RunLog
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
     from howsmooth.tokens.inversion import invert
     from howsmooth.tokens.swaps import swap
+    from howsmooth.training import callbacks
     from howsmooth.training.attention_penalty import attention_penalty
+    from howsmooth.training.monitor import Monitor
     from howsmooth.training.penalty import penalty
+    from howsmooth.training.sinks import TensorBoard
     from howsmooth.training.warm_starts import WarmStart
     from howsmooth.transport.measures import DiscreteMeasure
     from howsmooth.transport.wasserstein import conditional_wasserstein, transport_plan, wasserstein
@@ -76,6 +80,7 @@ __all__ = [
     "LayerNormImage",
     "LinearOperator",
     "Measurement",
+    "Monitor",
     "Neighbourhood",
     "NormEstimate",
     "Pooling",
@@ -85,10 +90,12 @@ __all__ = [
     "Residual",
     "Rotary",
     "Run",
+    "RunLog",
     "SingularValues",
     "Sphere",
     "Status",
     "Sum",
+    "TensorBoard",
     "Transformer",
     "TypicalGain",
     "WarmStart",
@@ -97,6 +104,7 @@ __all__ = [
     "attention_penalty",
     "bounds",
     "bracket",
+    "callbacks",
     "certify",
     "compare",
     "conditional_wasserstein",
@@ -145,6 +153,7 @@ _HOMES = {
     "MLP": "maps.mlp",
     "DiscreteMeasure": "transport.measures",
     "Measurement": "studies.runs.measurement",
+    "Monitor": "training.monitor",
     "Neighbourhood": "domains.neighbourhood",
     "NormEstimate": "spectral.estimates",
     "Pooling": "maps.pooling",
@@ -154,10 +163,12 @@ _HOMES = {
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
     "Run": "studies.runs.reading",
+    "RunLog": "studies.runs.training_log",
     "SingularValues": "spectral.estimates",
     "Sphere": "domains.sphere",
     "Status": "spectral.estimates",
     "Sum": "maps.composition",
+    "TensorBoard": "training.sinks",
     "Transformer": "models.base",
     "TypicalGain": "spectral.gains",
     "WarmStart": "training.warm_starts",
@@ -194,6 +205,7 @@ _HOMES = {
 # Modules that are reached by name: hs.bounds.sharp_upper.
 _MODULES = {
     "bounds": "theory.bounds",
+    "callbacks": "training.callbacks",
     "errors": "errors",
     "extremal": "theory.extremal",
 }
