@@ -21,9 +21,9 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
     Attributes:
         reviews: Where the sentences are.
         digest: Which sentences they are.
-        method: What keeps the network smooth; ``diverging`` watches a learning rate that grows until it breaks.
-        strength: How strongly: the factor of a penalty, or the decay.
-        seconds: How long it is trained, in seconds of one thread.
+        method: What keeps the network smooth; ``diverging`` watches a learning rate that grows.
+        strength: How strongly: the factor of a penalty, the decay, or the learning rate that a growing one ends at.
+        seconds: How long it is trained, in seconds of the processor.
         steps: How many steps a diverging training takes.
         seed: Of weights and batches.
         sentences: At how many held-out sentences it is measured and attacked.
@@ -56,6 +56,11 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
         return 1e5 * self.seconds
 
     @property
+    def alone(self) -> bool:
+        """Beside others it would be given their time."""
+        return True
+
+    @property
     def cell(self) -> Hashable:
         """Each by itself."""
         return self.method, self.strength, self.seed
@@ -73,6 +78,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         swapped: The share that a swap of one word turns over.
         steps: How many training steps there was time for.
         alarm_step: Where the monitor's first alarm was, in a training that diverges.
+        alarms: How many alarms there were.
         loss_step: Where its loss shows it.
         trace: Its steps with the loss and the constants of its layers; none where there was no number.
     """
@@ -85,6 +91,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     swapped: float | None = None
     steps: int = 0
     alarm_step: int | None = None
+    alarms: int = 0
     loss_step: int | None = None
     trace: tuple[tuple[float | None, ...], ...] = ()
 
@@ -110,9 +117,15 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
     task = resources.once(task_of, reviews, ask.seed)
     model = network(task.words, ask.seed)
     if ask.method == "diverging":
-        found = diverge(model, task, steps=ask.steps, every=5)
+        found = diverge(model, task, last_rate=ask.strength, steps=ask.steps, every=5)
         trace = tuple(tuple(_finite(x) for x in row) for row in found.trace)
-        return Answer(steps=len(trace) * 5, alarm_step=found.alarm_step, loss_step=found.loss_step, trace=trace)
+        return Answer(
+            steps=len(trace) * 5,
+            alarm_step=found.alarm_step,
+            alarms=found.alarms,
+            loss_step=found.loss_step,
+            trace=trace,
+        )
     steps = train(model, task, method=ask.method, strength=ask.strength, seconds=ask.seconds)
     verdict = judge(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
     return Answer(steps=steps, **vars(verdict))

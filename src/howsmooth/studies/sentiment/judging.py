@@ -13,7 +13,7 @@ from howsmooth.studies.sentiment.learning import LAYERS, Task
 from howsmooth.studies.sentiment.reviews import SPECIAL
 
 # How far all tokens together may move, and what an attack may spend.
-EPS, PASSES = 4.0, 40
+EPS, PASSES = 0.5, 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def judge(model: Any, task: Task, *, sentences: int, swaps: int, generator: torc
     tokens, labels = _looked_at(task, sentences)
     transformer = load(model)
     there = transformer.activations(tokens)
-    network, X = there.at(0, "logits")
+    network, X = there.at(0, "classes")
     scores = network(X)[:, 0]
     right = scores.argmax(-1) == labels
     moved = attack(network, X, eps=EPS, method="pgd", budget=PASSES, generator=generator)

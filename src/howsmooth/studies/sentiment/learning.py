@@ -82,9 +82,9 @@ def network(words: int, seed: int) -> Any:
 
 
 def train(model: Any, task: Task, *, method: str, strength: float, seconds: float) -> int:
-    """Train for so many seconds of this thread's time, and return the number of steps.
+    """Train for so many seconds of this process's time, and return the number of steps.
 
-    Why the thread's time: it is what the method costs, whatever else the machine does.
+    Why not the clock's: the time of the process is what the method costs, whatever else the machine does.
     """
     decay = strength if method == "weight decay" else 0.01
     if method == "spectral normalisation":
@@ -93,9 +93,9 @@ def train(model: Any, task: Task, *, method: str, strength: float, seconds: floa
                 spectral_norm(module)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=decay)
     extra = REGULARISERS.get(method, _nothing)(FromEmbeddings(model))
-    begin, steps = time.thread_time(), 0
-    for tokens, labels in _endless(task.train):
-        share = (time.thread_time() - begin) / seconds
+    begin, steps = time.process_time(), 0
+    for tokens, labels in endless(task.train):
+        share = (time.process_time() - begin) / seconds
         if share >= 1:
             return steps
         for group in optimiser.param_groups:
@@ -170,7 +170,8 @@ def _batches(rows: list[tuple[str, int]], numbers: dict[str, int], seed: int) ->
     return found
 
 
-def _endless(batches: list[Batch]) -> Iterator[Batch]:
+def endless(batches: list[Batch]) -> Iterator[Batch]:
+    """Yield all batches in a random order, again and again."""
     order = random.Random(0)
     while True:
         yield from order.sample(batches, len(batches))
