@@ -5,7 +5,19 @@ import math
 from measured import changed, grid, heads, measurement, record
 
 from howsmooth.report.sections import Section, section_of
-from howsmooth.studies.kinds import ascent, attack, bounds, extremal, measures, regimes, splitting, text, whole
+from howsmooth.studies.kinds import (
+    ascent,
+    attack,
+    bounds,
+    extremal,
+    measures,
+    monitor,
+    regimes,
+    splitting,
+    text,
+    training,
+    whole,
+)
 from howsmooth.studies.machines import here
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Window
@@ -113,6 +125,40 @@ def attacks(*, lower=4.0, ceiling=50.0, eps=(0.1, 1.0, 10.0), layers=2):
     ]
 
 
+def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
+    """Return what a monitor read while constants grew."""
+    return [
+        _record(
+            monitor.Ask(training="mine", step=step, layer=k),
+            monitor.Answer(lower=lower and lower * (k + 1) * step, upper=lower and 1.05 * lower * (k + 1) * step,
+                           alarm=alarm if step == steps[-1] else "", overhead=0.01),
+        )  # fmt: skip
+        for k in range(layers)
+        for step in steps
+    ]
+
+
+def trained(method, strength=0.0, *, accuracy=0.8, network=3.0, seed=0):
+    """Return a classifier that was trained by some method."""
+    answer = training.Answer(
+        accuracy=accuracy, network=network, attention=2.0, attained=1.5, flipped=0.5, swapped=0.0, steps=100
+    )
+    return _record(training.Ask(digest="d", method=method, strength=strength, seed=seed), answer)
+
+
+def trainings():
+    """Return a few trainings, and one that broke."""
+    trace = ((5.0, 0.7, 1.0, 2.0), (10.0, 0.8, 3.0, 5.0), (15.0, None, None, None))
+    broken = training.Answer(steps=15, alarm_step=10, alarms=1, loss_step=15, trace=trace)
+    return [
+        trained("plain"),
+        trained("plain", seed=1, accuracy=0.78),
+        trained("penalty", 0.01, network=1.0),
+        trained("weight decay", 3.0, accuracy=0.6),
+        _record(training.Ask(digest="d", method="diverging", strength=0.3), broken),
+    ]
+
+
 def section(name, records=(), measured=()):
     """Return a section of a name."""
     return Section(name=name, title="t", records=tuple(records), measurements=tuple(measured), prefix=f"{name}-")
@@ -139,6 +185,7 @@ WHOLE = {
     "whole": section("whole", [*pieces(), *pieces(w=1), *pieces((1e200,) * 3, model="deep", length=8)]),
     "attack": section("attack", attacks()),
     "robustness": section("robustness", measured=(real(stride=32),)),
+    "training": section("training", [*watched(alarm="layer 1 doubled."), *trainings()]),
     "bounds": section("bounds", measured=(real(local_upper=30.0),)),
 }
 # What is left of a section when much is missing.
@@ -176,6 +223,9 @@ PARTS = {
     ),
     "attack, one radius, no ceiling": section("attack", attacks(ceiling=None, eps=(1.0,), layers=1)),
     "attack, nothing moves": section("attack", attacks(lower=0.0, ceiling=None)),
+    "training, a monitor's only": section("training", watched(layers=1, steps=(10,))),
+    "training, nothing finite": section("training", watched(lower=None)),
+    "training, methods only": section("training", [trained("plain")]),
     "transition, one record": section("transition", [regime(10)]),
 }
 EVERY = WHOLE | PARTS
