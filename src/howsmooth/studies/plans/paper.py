@@ -27,10 +27,10 @@ POINTS: tuple[Literal["two_point", "tied_pair"], ...] = ("two_point", "tied_pair
 # How strongly each method keeps a network smooth; a rate that breaks training, and one that does not.
 STRENGTHS = {
     "plain": (0.0,),
-    "penalty": (0.003, 0.01, 0.03),
-    "Frobenius": (0.001, 0.003, 0.01),
+    "penalty": (0.003, 0.02),
+    "Frobenius": (0.001, 0.005),
     "spectral normalisation": (0.0,),
-    "weight decay": (0.3, 3.0),
+    "weight decay": (1.0,),
 }
 LAST_RATES = (0.3, 1e-3)
 
@@ -87,7 +87,7 @@ FULL = Sizes(
     splitting=(64, 10),
     atoms=(2, 3, 4, 6),
     whole=((8, 16, 32, 64, 128, 256), 4),
-    training=(15.0, 2),
+    training=(12.0, 2),
 )
 QUICK = Sizes(
     lengths=(8, 16, 32, 64, 128),
