@@ -39,14 +39,14 @@ def power_penalty(f: nn.Module, X: Tensor, start: Tensor, steps: int) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         v = start
         with torch.no_grad():
-            _value, pull = torch.func.vjp(f, X)
+            _value, pull = torch.func.vjp(f, X)  # type: ignore[misc]
             for _step in range(steps):
-                _value, moved = torch.func.jvp(f, (X,), (v,))
+                _value, moved = torch.func.jvp(f, (X,), (v,))  # type: ignore[misc]
                 (v,) = pull(moved)
                 v = v / v.norm(dim=(-2, -1), keepdim=True)
-            _value, u = torch.func.jvp(f, (X,), (v,))
+            _value, u = torch.func.jvp(f, (X,), (v,))  # type: ignore[misc]
             u = u / u.norm(dim=(-2, -1), keepdim=True)
-        _value, moved = torch.func.jvp(f, (X,), (v,))
+        _value, moved = torch.func.jvp(f, (X,), (v,))  # type: ignore[misc]
     f.train(was)
     return (u * moved).sum((-2, -1))
 

@@ -130,9 +130,13 @@ def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
     return [
         _record(
             monitor.Ask(training="mine", step=step, layer=k),
-            monitor.Answer(lower=lower and lower * (k + 1) * step, upper=lower and 1.05 * lower * (k + 1) * step,
-                           alarm=alarm if step == steps[-1] else "", overhead=0.01),
-        )  # fmt: skip
+            monitor.Answer(
+                lower=lower and lower * (k + 1) * step,
+                upper=lower and 1.05 * lower * (k + 1) * step,
+                alarm=alarm if step == steps[-1] else "",
+                overhead=0.01,
+            ),
+        )
         for k in range(layers)
         for step in steps
     ]

@@ -213,9 +213,7 @@ def test_the_trainer_of_transformers_calls_a_monitor(tmp_path):
         str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
         save_strategy="no",
     )  # fmt: skip
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, callbacks=[hs.callbacks.HuggingFace(monitor)]
-    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hs.callbacks.HuggingFace(monitor)])
     trainer.train()
     assert [look.step for look in monitor.looks] == [1, 2, 3]
     assert any("howsmooth/layer_0/attention/constant" in row for row in trainer.state.log_history)

@@ -8,9 +8,7 @@ from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.pattern import unstack
 
 
-def attention_entropy(
-    J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None
-) -> Float[Tensor, "*batch"]:
+def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None) -> Float[Tensor, "*batch"]:
     r"""Return :math:`-\sum_j P_{ij}\log P_{ij}`, the mean over heads and over (real) tokens i, in nats.
 
     Zero says that every token looks at one other, :math:`\log n` that it looks at all alike.

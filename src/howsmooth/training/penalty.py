@@ -202,4 +202,3 @@ def _check(f: object, X: object, steps: object) -> None:
     require_finite(X.detach(), "tokens")
     if isinstance(steps, bool) or not (isinstance(steps, int) and steps >= 1):
         raise AssumptionError(f"steps must be a whole number, at least 1, got {steps!r}.", field="steps")
-

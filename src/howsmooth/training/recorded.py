@@ -32,7 +32,9 @@ class Recorded:
     in its mathematical form: none of that outlives it, and the graph does not depend on it.
     """
 
-    def __init__(self, f: Callable[[Tensor], Any], X: Float[Tensor, "*batch n d"], *, owner: object = None) -> None:
+    def __init__(
+        self, f: Callable[[Tensor], Any], X: Float[Tensor, "*batch n d"], *, owner: nn.Module | None = None
+    ) -> None:
         """Record ``f`` at ``X``.
 
         Args:
@@ -42,12 +44,12 @@ class Recorded:
         """
         axes = max(X.ndim - 2, 0)
         f = f.module if isinstance(f, DistributedDataParallel) else f
-        owner = f if owner is None else owner
-        with torch.inference_mode(False), torch.enable_grad(), _plainly(f, owner, X.device), measuring(owner) as g:
+        called: Callable[[Tensor], Any] = f if owner is None else owner
+        with torch.inference_mode(False), torch.enable_grad(), _plainly(f, called, X.device), measuring(called) as g:
             full = X.float() if X.dtype in HALF else X
             self.inputs = full.clone() if full.requires_grad else full.detach().clone().requires_grad_()
             # a copy once more: the callable may work in place
-            self.value = (g if owner is f else f)(self.inputs.clone())
+            self.value = (g if owner is None else f)(self.inputs.clone())
         check_value(self.value, X, axes)
         self.batch, self.domain = tuple(X.shape[:axes]), tuple(X.shape[axes:])
         self.codomain = tuple(self.value.shape[axes:])

@@ -62,9 +62,7 @@ class WarmStart:
         _values, vectors = torch.linalg.eigh(rows.mT @ rows)
         return vectors[:, -1].to(X.dtype).expand(X.shape)
 
-    def remember(
-        self, direction: Tensor, *, value: Tensor, residual: Tensor, steps: int, products: int
-    ) -> None:
+    def remember(self, direction: Tensor, *, value: Tensor, residual: Tensor, steps: int, products: int) -> None:
         """Keep what a step found, and say once if it stays inexact."""
         self._direction = direction.detach()
         self.value, self.residual, self.steps = value.detach(), residual.detach(), steps

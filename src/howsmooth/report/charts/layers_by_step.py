@@ -3,8 +3,8 @@
 from howsmooth.report.drawing.heat_map import cells, grid, heat_map
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.sections import Section
 from howsmooth.report.drawing.tables import Numbers
+from howsmooth.report.sections import Section
 from howsmooth.wording import number
 
 SECTIONS, RANK, PER_LAYER = ("training",), 20, False
