@@ -78,9 +78,11 @@ def read_reviews(path: str | os.PathLike[str]) -> Reviews:
 
 
 def _unpacked(raw: bytes) -> bytes:
-    with tarfile.open(fileobj=io.BytesIO(raw)) as outer:
-        with tarfile.open(fileobj=io.BytesIO(_member(outer, INNER))) as archive:
-            return _member(archive, SNIPPETS)
+    with (
+        tarfile.open(fileobj=io.BytesIO(raw)) as outer,
+        tarfile.open(fileobj=io.BytesIO(_member(outer, INNER))) as archive,
+    ):
+        return _member(archive, SNIPPETS)
 
 
 def _member(archive: tarfile.TarFile, ending: str) -> bytes:
