@@ -16,8 +16,8 @@ from howsmooth.wording import number, percent
 SECTIONS, RANK, PER_LAYER, SHORT = ("training",), 5, False, "methods"
 ABOUT = (
     "Classifiers that were trained for equal time: the constant of the whole network, of its attention layers, and "
-    "what attacks attain, against the accuracy on held-out sentences; one colour for each method, a dot for each training. "
-    "Lower and further right is better."
+    "what attacks attain, against the accuracy on held-out sentences; one colour for each method, a dot for each "
+    "training. Lower and further right is better."
 )
 STYLES: Styles = {
     "plain": Style(colour=INK),

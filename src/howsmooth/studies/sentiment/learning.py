@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import spectral_norm
@@ -23,7 +23,8 @@ BATCH, HELD_OUT, RATE = 32, 1000, 1e-3
 # So many sequences of a batch are penalised.
 PENALISED = 8
 
-Batch = tuple[Int[Tensor, "batch n"], Int[Tensor, " batch"]]
+# Sentences of one length, and their labels.
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
