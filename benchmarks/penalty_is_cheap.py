@@ -72,7 +72,7 @@ def watched(small: bool) -> float:
     optimiser = torch.optim.AdamW(model.parameters())
     monitor = hs.Monitor(model, every=5 if small else 20)
     tokens = torch.randint(5, 200, (32, 32))
-    seconds, stop = 0.0, time.perf_counter() + (1.0 if small else 30.0)
+    seconds, stop = 0.0, time.perf_counter() + (1.0 if small else 20.0)
     begin = time.perf_counter()
     while time.perf_counter() < stop:
         loss = model(input_ids=tokens, labels=tokens[:, 0] % 2).loss
@@ -122,7 +122,7 @@ def main() -> None:
             "penalty": lambda: step(ours),
             "power iteration": lambda: step(lambda: power_penalty(f, X, start, power_steps)),
         },
-        seconds=0.0 if small else 40.0,
+        seconds=0.0 if small else 15.0,
     )
     print(f"relative error: penalty {error:.1e} ({state.steps} warm steps), power {power_error:.1e} ({power_steps})")
     for name, seconds in t.items():
