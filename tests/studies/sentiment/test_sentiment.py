@@ -98,7 +98,7 @@ def test_every_method_trains_and_is_judged(method, reviews):
 
 @pytest.mark.slow
 def test_a_rate_that_grows_without_end_is_noticed(reviews):
-    ask = asked(reviews, method="diverging", strength=30.0, steps=60)
+    ask = asked(reviews, method="diverging", strength=30.0, updates=60)
     (answer,) = training.run([ask], [ask], Resources())
     assert answer.alarm_step is not None
     assert answer.alarms >= 1

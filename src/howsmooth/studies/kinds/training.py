@@ -24,7 +24,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
         method: What keeps the network smooth; ``diverging`` watches a learning rate that grows.
         strength: How strongly: the factor of a penalty, the decay, or the learning rate that a growing one ends at.
         seconds: How long it is trained, in seconds of the processor.
-        steps: How many steps a diverging training takes.
+        updates: How many steps a diverging training takes.
         seed: Of weights and batches.
         sentences: At how many held-out sentences it is measured and attacked.
         swaps: How many swaps of a word are tried at each.
@@ -35,7 +35,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
     method: str = "plain"
     strength: float = 0.0
     seconds: float = 10.0
-    steps: int = 400
+    updates: int = 400
     seed: int = 0
     sentences: int = 32
     swaps: int = 100
@@ -117,7 +117,7 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
     task = resources.once(task_of, reviews, ask.seed)
     model = network(task.words, ask.seed)
     if ask.method == "diverging":
-        found = diverge(model, task, last_rate=ask.strength, steps=ask.steps, every=5)
+        found = diverge(model, task, last_rate=ask.strength, steps=ask.updates, every=5)
         trace = tuple(tuple(_finite(x) for x in row) for row in found.trace)
         return Answer(
             steps=len(trace) * 5,

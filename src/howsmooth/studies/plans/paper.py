@@ -206,7 +206,7 @@ def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
     digest = read_reviews(path).digest
     seconds, seeds = sizes.training
     for rate in LAST_RATES:
-        yield training.Ask(reviews=path, digest=digest, method="diverging", strength=rate, steps=int(20 * seconds))
+        yield training.Ask(reviews=path, digest=digest, method="diverging", strength=rate, updates=int(20 * seconds))
     for seed in range(seeds):
         for method, strengths in STRENGTHS.items():
             for strength in strengths:
