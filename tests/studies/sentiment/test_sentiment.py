@@ -36,7 +36,7 @@ def reviews(tmp_path):
 
 def asked(path, **others):
     return training.Ask(
-        reviews=str(path), digest=read_reviews(str(path)).digest, seconds=0.4, sentences=4, swaps=2, **others
+        reviews=str(path), digest=read_reviews(str(path)).digest, time_limit=0.4, sentences=4, swaps=2, **others
     )
 
 

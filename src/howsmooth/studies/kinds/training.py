@@ -23,7 +23,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
         digest: Which sentences they are.
         method: What keeps the network smooth; ``diverging`` watches a learning rate that grows.
         strength: How strongly: the factor of a penalty, the decay, or the learning rate that a growing one ends at.
-        seconds: How long it is trained, in seconds of the processor.
+        time_limit: How long it is trained, in seconds of the processor.
         updates: How many steps a diverging training takes.
         seed: Of weights and batches.
         sentences: At how many held-out sentences it is measured and attacked.
@@ -34,7 +34,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
     digest: str
     method: str = "plain"
     strength: float = 0.0
-    seconds: float = 10.0
+    time_limit: float = 10.0
     updates: int = 400
     seed: int = 0
     sentences: int = 32
@@ -53,7 +53,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
     @property
     def cost(self) -> float:
         """The time that it is given, in the unit of other kinds."""
-        return 1e5 * self.seconds
+        return 1e5 * self.time_limit
 
     @property
     def alone(self) -> bool:
@@ -126,7 +126,7 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
             loss_step=found.loss_step,
             trace=trace,
         )
-    steps = train(model, task, method=ask.method, strength=ask.strength, seconds=ask.seconds)
+    steps = train(model, task, method=ask.method, strength=ask.strength, seconds=ask.time_limit)
     verdict = judge(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
     return Answer(steps=steps, **vars(verdict))
 

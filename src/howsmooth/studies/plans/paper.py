@@ -211,7 +211,7 @@ def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
         for method, strengths in STRENGTHS.items():
             for strength in strengths:
                 yield training.Ask(
-                    reviews=path, digest=digest, method=method, strength=strength, seconds=seconds, seed=seed
+                    reviews=path, digest=digest, method=method, strength=strength, time_limit=seconds, seed=seed
                 )
 
 
