@@ -87,7 +87,7 @@ FULL = Sizes(
     splitting=(64, 10),
     atoms=(2, 3, 4, 6),
     whole=((8, 16, 32, 64, 128, 256), 4),
-    training=(10.0, 2),
+    training=(10.0, 1),
 )
 QUICK = Sizes(
     lengths=(8, 16, 32, 64, 128),

@@ -13,7 +13,7 @@ from howsmooth.studies.sentiment.learning import LAYERS, Task
 from howsmooth.studies.sentiment.reviews import SPECIAL
 
 # How far all tokens together may move, and what an attack may spend.
-EPS, PASSES = 0.5, 40
+EPS, PASSES = 0.1, 40
 
 
 @dataclass(frozen=True, kw_only=True)
