@@ -12,9 +12,11 @@ from howsmooth.studies.kinds import (
     certificate,
     extremal,
     measures,
+    monitor,
     regimes,
     splitting,
     text,
+    training,
     whole,
 )
 from howsmooth.studies.machines import here
@@ -146,6 +148,44 @@ def certificates(*, words=("a", "gripping", "film"), scale=1.0, attacked=True, t
     ]
 
 
+def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
+    """Return what a monitor read while constants grew."""
+    return [
+        _record(
+            monitor.Ask(training="mine", step=step, layer=k),
+            monitor.Answer(
+                lower=lower and lower * (k + 1) * step,
+                upper=lower and 1.05 * lower * (k + 1) * step,
+                alarm=alarm if step == steps[-1] else "",
+                overhead=0.01,
+            ),
+        )
+        for k in range(layers)
+        for step in steps
+    ]
+
+
+def trained(method, strength=0.0, *, accuracy=0.8, network=3.0, seed=0):
+    """Return a classifier that was trained by some method."""
+    answer = training.Answer(
+        accuracy=accuracy, network=network, attention=2.0, attained=1.5, flipped=0.5, swapped=0.0, steps=100
+    )
+    return _record(training.Ask(digest="d", method=method, strength=strength, seed=seed), answer)
+
+
+def trainings():
+    """Return a few trainings, and one that broke."""
+    trace = ((5.0, 0.7, 1.0, 2.0), (10.0, 0.8, 3.0, 5.0), (15.0, None, None, None))
+    broken = training.Answer(steps=15, alarm_step=10, alarms=1, loss_step=15, trace=trace)
+    return [
+        trained("plain"),
+        trained("plain", seed=1, accuracy=0.78),
+        trained("penalty", 0.01, network=1.0),
+        trained("weight decay", 3.0, accuracy=0.6),
+        _record(training.Ask(digest="d", method="diverging", strength=0.3), broken),
+    ]
+
+
 def section(name, records=(), measured=()):
     """Return a section of a name."""
     return Section(name=name, title="t", records=tuple(records), measurements=tuple(measured), prefix=f"{name}-")
@@ -173,6 +213,7 @@ WHOLE = {
     "attack": section("attack", attacks()),
     "certificate": section("certificate", [*certificates(), *certificates(words=("dull",), together=False)]),
     "robustness": section("robustness", measured=(real(stride=32),)),
+    "training": section("training", [*watched(alarm="layer 1 doubled."), *trainings()]),
     "bounds": section("bounds", measured=(real(local_upper=30.0),)),
 }
 # What is left of a section when much is missing.
@@ -213,6 +254,9 @@ PARTS = {
     "certificate, nothing found": section("certificate", certificates(attacked=False)),
     "certificate, all words alone": section("certificate", certificates()[-1:]),
     "attack, nothing moves": section("attack", attacks(lower=0.0, ceiling=None)),
+    "training, a monitor's only": section("training", watched(layers=1, steps=(10,))),
+    "training, nothing finite": section("training", watched(lower=None)),
+    "training, methods only": section("training", [trained("plain")]),
     "transition, one record": section("transition", [regime(10)]),
 }
 EVERY = WHOLE | PARTS

@@ -20,6 +20,7 @@ ROOMS = {
     "attacks": "Attacks",
     "tokens": "Tokens",
     "certificates": "Certificates",
+    "training": "Training",
     "studies": "Studies",
     "report": "Reports",
     "errors": "Errors",

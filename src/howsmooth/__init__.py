@@ -57,10 +57,17 @@ if TYPE_CHECKING:
     from howsmooth.studies.runs.growth import growth
     from howsmooth.studies.runs.measurement import Measurement
     from howsmooth.studies.runs.reading import Run, read_run
+    from howsmooth.studies.runs.training_log import RunLog
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
     from howsmooth.tokens.inversion import invert
     from howsmooth.tokens.swaps import swap
+    from howsmooth.training import callbacks
+    from howsmooth.training.attention_penalty import attention_penalty
+    from howsmooth.training.monitor import Monitor
+    from howsmooth.training.penalty import penalty
+    from howsmooth.training.sinks import TensorBoard
+    from howsmooth.training.warm_starts import WarmStart
     from howsmooth.transport.measures import DiscreteMeasure
     from howsmooth.transport.wasserstein import conditional_wasserstein, transport_plan, wasserstein
 
@@ -89,6 +96,7 @@ __all__ = [
     "LinearAttention",
     "LinearOperator",
     "Measurement",
+    "Monitor",
     "Neighbourhood",
     "NormEstimate",
     "Pooling",
@@ -98,6 +106,7 @@ __all__ = [
     "Residual",
     "Rotary",
     "Run",
+    "RunLog",
     "SigmoidAttention",
     "SingularValues",
     "SinkhornAttention",
@@ -105,13 +114,17 @@ __all__ = [
     "Status",
     "Sum",
     "Synonyms",
+    "TensorBoard",
     "Transformer",
     "TypicalGain",
+    "WarmStart",
     "Witness",
     "attack",
+    "attention_penalty",
     "audit",
     "bounds",
     "bracket",
+    "callbacks",
     "certify",
     "certify_synonyms",
     "compare",
@@ -125,6 +138,7 @@ __all__ = [
     "maximise",
     "mean_field",
     "measure",
+    "penalty",
     "power_iteration",
     "read_run",
     "regimes",
@@ -166,6 +180,7 @@ _HOMES = {
     "MLP": "maps.mlp",
     "DiscreteMeasure": "transport.measures",
     "Measurement": "studies.runs.measurement",
+    "Monitor": "training.monitor",
     "Neighbourhood": "domains.neighbourhood",
     "NormEstimate": "spectral.estimates",
     "Pooling": "maps.pooling",
@@ -175,6 +190,7 @@ _HOMES = {
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
     "Run": "studies.runs.reading",
+    "RunLog": "studies.runs.training_log",
     "SigmoidAttention": "maps.mechanisms.sigmoid",
     "SingularValues": "spectral.estimates",
     "SinkhornAttention": "maps.mechanisms.sinkhorn",
@@ -182,10 +198,13 @@ _HOMES = {
     "Status": "spectral.estimates",
     "Sum": "maps.composition",
     "Synonyms": "certificates.synonyms",
+    "TensorBoard": "training.sinks",
     "Transformer": "models.base",
     "TypicalGain": "spectral.gains",
+    "WarmStart": "training.warm_starts",
     "Witness": "theory.results",
     "attack": "attacks.attack",
+    "attention_penalty": "training.attention_penalty",
     "audit": "search.audit",
     "bracket": "search.brackets",
     "certify": "certificates.certify",
@@ -199,6 +218,7 @@ _HOMES = {
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
     "measure": "studies.plans.measure",
+    "penalty": "training.penalty",
     "power_iteration": "spectral.power",
     "read_run": "studies.runs.reading",
     "regimes": "search.regimes",
@@ -217,6 +237,7 @@ _HOMES = {
 # Modules that are reached by name: hs.bounds.sharp_upper.
 _MODULES = {
     "bounds": "theory.bounds",
+    "callbacks": "training.callbacks",
     "errors": "errors",
     "extremal": "theory.extremal",
 }

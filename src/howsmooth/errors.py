@@ -61,6 +61,14 @@ class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""
 
 
+class FallbackWarning(UserWarning):
+    """Something was done in a slower way than the one that was asked for; the result is the same."""
+
+
+class SmoothnessWarning(UserWarning):
+    """A constant doubled while a model was trained, left its limit, or is no number any more."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a refusal: the names that are nearest to one that is not known, or all there are.
 

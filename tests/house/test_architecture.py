@@ -20,6 +20,7 @@ INSTRUMENTS = {
     "attacks",
     "tokens",
     "certificates",
+    "training",
 }
 # What each room may import besides itself.
 ALLOWED = {
@@ -42,6 +43,7 @@ ALLOWED = {
     "certificates": {*GROUND, "maps", "theory", "models", "tokens"},
     "attacks": {*GROUND, "maps", "spectral", "theory"},
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
+    "training": {*GROUND, "maps", "spectral", "models"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},
     "lab": GROUND,

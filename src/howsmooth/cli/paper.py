@@ -1,6 +1,7 @@
 """``howsmooth paper``: the paper's figures from the definition, and the checks that its readers ask for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ def paper(
         typer.Argument(
             metavar="[FIGURE]…",
             help="real, adversarial, worst, regimes, splitting, measures, robustness, "
-            "bounds, transition; all by default.",
+            "bounds, transition; all by default. By its name only: training, which needs rated reviews.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
@@ -30,6 +31,15 @@ def paper(
         list[str] | None,
         typer.Option("--model", help="A model in place of the defaults, as often as needed; a folder or a hub id."),
     ] = None,
+    reviews: Annotated[
+        str,
+        typer.Option(
+            "--reviews",
+            metavar="FILE",
+            help="What training learns from: lines of a number, a rating and a sentence, tabs between; or "
+            "vaderSentiment-3.3.2.tar.gz as pip downloads it, which is looked for in this folder by default.",
+        ),
+    ] = "",
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
     retry_failed: OptionRetry = False,
@@ -49,13 +59,14 @@ def paper(
     check_writable(folder)
     for name in model or ():
         check_model_name(name)
-    asks = {name: [*figure.asks(QUICK if quick else FULL, model or tuple(MODELS))] for name, figure in chosen.items()}
+    sizes = replace(QUICK if quick else FULL, reviews=reviews)
+    asks = {name: [*figure.asks(sizes, model or tuple(MODELS))] for name, figure in chosen.items()}
 
     from howsmooth.studies.resources import Resources
 
     resources = Resources()
     _check_models(asks, resources)
-    words = ["paper", *(figures or ()), *_options(quick, model)]
+    words = ["paper", *(figures or ()), *_options(quick, model), *(["--reviews", reviews] if reviews else [])]
     who = {"workers": workers, "scheduler": scheduler, "resources": resources}
     interrupted = _run(asks, folder, who, words, retry_failed)
     leave(_tell(folder, as_json), interrupted=interrupted)

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -324,6 +324,21 @@ def load(
     notes = loaded.notes + about_trunk + about_numbers + about_sites
     around = frame(loaded.module, base, sites, loaded.sentence)
     return Transformer(name=name, module=base, sites=sites, tokenizer=own, notes=notes, frame=around)
+
+
+def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
+    """Return a borrowed model with its maps read again, as after a training step; nothing is checked, nothing run.
+
+    Args:
+        transformer: What ``load`` made of the module.
+        module: The module itself, with its head.
+    """
+    if any(site.attention is None for site in transformer.sites):
+        return transformer  # its modules are differentiated as they are
+    if not {*map(id, transformer.module.parameters())} <= {*map(id, module.parameters())}:
+        return load(module)  # half precision was copied
+    sites, _notes = _sites(transformer.module, transformer.name)
+    return replace(transformer, sites=sites, frame=frame(module, transformer.module, sites, None))
 
 
 def _given(tokenizer: Any) -> Tokenizer:

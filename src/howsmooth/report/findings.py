@@ -1,7 +1,7 @@
 """What each study found, in one sentence from its records; a study that is not listed says what it holds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from howsmooth.studies.records import Record
@@ -10,7 +10,10 @@ from howsmooth.studies.runs.certificates import certified
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
-from howsmooth.wording import count, exponent, number
+from howsmooth.wording import count, exponent, number, percent
+
+# Accuracies that differ by less are alike.
+NEARLY = 0.01
 
 Records = Sequence[Record[Any, Any]]
 
@@ -160,6 +163,44 @@ def _whole(records: Records) -> str:
     return " ".join(found.sentence for found in longest.values())
 
 
+def _training(records: Records) -> str:
+    found = [r for r in records if r.ask.kind == "training" and r.answer.accuracy is not None]
+    plain = [r.answer for r in found if r.ask.method == "plain"]
+    broken = [r for r in records if r.ask.kind == "training" and r.answer.trace]
+    said = [_broke(r) for r in broken]
+    if plain and len(found) > len(plain):
+        right, rough = fmean(a.accuracy for a in plain), geometric_mean(a.network for a in plain)
+        near = [r for r in found if r.ask.method != "plain" and r.answer.accuracy >= right - NEARLY]
+        if near:
+            best = min(near, key=lambda r: r.answer.network)
+            said.insert(
+                0,
+                f"Among trainings within {percent(NEARLY)} of the plain accuracy of {percent(right)}, {best.ask.label} "
+                f"has the smoothest network: a constant of {number(best.answer.network)} against {number(rough)}.",
+            )
+    return " ".join(said)
+
+
+def _broke(r: Record[Any, Any]) -> str:
+    alarm = "gives no alarm" if r.answer.alarm_step is None else f"gives its first alarm at step {r.answer.alarm_step}"
+    loss = "never" if r.answer.loss_step is None else f"at step {r.answer.loss_step}"
+    return f"With a learning rate that grows to {number(r.ask.strength)} the monitor {alarm}; the loss shows it {loss}."
+
+
+def _monitor(records: Records) -> str:
+    found = [r for r in records if r.ask.kind == "monitor" and r.answer.lower is not None]
+    if not found:
+        return ""
+    worst = max(found, key=lambda r: r.answer.lower)
+    alarms = sum(bool(r.answer.alarm) for r in records if r.ask.kind == "monitor")
+    last = max(found, key=lambda r: r.ask.step)
+    return (
+        f"Until step {number(last.ask.step)} the largest constant is {number(worst.answer.lower)}, of layer "
+        f"{worst.ask.layer} at step {number(worst.ask.step)}; {count(alarms, 'alarm')}; watching took "
+        f"{percent(last.answer.overhead)} of the training time."
+    )
+
+
 Tell = Callable[[Records], str]
 # Studies whose question is more than the kind of their records.
 STUDIES: dict[str, Tell] = {"robustness": _nested, "bounds": _certificates, "transition": _transition}
@@ -173,6 +214,8 @@ KINDS: dict[str, Tell] = {
     "whole": _whole,
     "attack": _attack,
     "certificate": _certificate,
+    "training": _training,
+    "monitor": _monitor,
 }
 
 

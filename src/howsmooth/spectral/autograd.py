@@ -90,7 +90,7 @@ class JacobianOperator:
     ) -> None:
         inputs, value = recorded
         axes = max(X.ndim - 2, 0) if batch_axes is None else batch_axes
-        _check_value(value, X, axes)
+        check_value(value, X, axes)
         self.batch = tuple(X.shape[:axes])
         self.domain, self.codomain = tuple(X.shape[axes:]), tuple(value.shape[axes:])
         self.dtype, self.device = X.dtype, X.device
@@ -117,7 +117,7 @@ class JacobianOperator:
         return pulled
 
     def _forward_mode(self, E: Tensor) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad(), _measuring(self._f) as f, forward_ad.dual_level():
+        with torch.inference_mode(False), torch.no_grad(), measuring(self._f) as f, forward_ad.dual_level():
             # a copy: the callable may work in place
             dual = f(forward_ad.make_dual(self._X.clone(), E.clone()))
             _value, tangent = forward_ad.unpack_dual(dual)
@@ -195,12 +195,13 @@ def _gauss(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
-    with torch.inference_mode(False), torch.enable_grad(), _measuring(f) as g:
+    with torch.inference_mode(False), torch.enable_grad(), measuring(f) as g:
         inputs = X.clone().requires_grad_()
         return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
 
 
-def _check_value(value: Any, X: Tensor, axes: int) -> None:
+def check_value(value: Any, X: Tensor, axes: int) -> None:
+    """Refuse what is no output of a map on the tokens ``X``, of whose axes the first are batch axes."""
     if not isinstance(value, Tensor):
         raise DtypeError(
             f"the callable must return one tensor, got {type(value).__name__}; wrap it, e.g. lambda X: f(X)[0].",
@@ -217,7 +218,7 @@ def _check_value(value: Any, X: Tensor, axes: int) -> None:
 
 
 @contextmanager
-def _measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
+def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
     with _ALONE, _as_measured(f):
         yield _in_float32(f) if isinstance(f, nn.Module) else f

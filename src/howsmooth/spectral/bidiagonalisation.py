@@ -120,8 +120,16 @@ class Bidiagonalisation:
 
     def residual_below(self, rtol: float) -> Array:
         r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet)."""
+        residuals, values = self._residuals()
+        return residuals <= rtol * values
+
+    def residuals(self) -> Array:
+        """Return that residual of every operator."""
+        return self._residuals()[0]
+
+    def _residuals(self) -> tuple[Array, Array]:
         left, values, _right = np.linalg.svd(self.matrix()[:, :, :-1])
-        return self.betas[:, -1] * np.abs(left[:, -1, 0]) <= rtol * values[:, 0]
+        return self.betas[:, -1] * np.abs(left[:, -1, 0]), values[:, 0]
 
     def top_triplets(self, which: Array) -> tuple[Tensor, Tensor, Array]:
         r"""Return the top Ritz triplets of some operators, v and :math:`\theta u`, and all their Ritz values.

@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeVar
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
-from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, whole
+from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
 from howsmooth.studies.plans.pieces import pieces_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.facts import keep_ladders, keep_model
 from howsmooth.studies.runs.plans import Plan
 from howsmooth.studies.runs.reading import measurements
 from howsmooth.studies.runs.store import Store
+from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 from howsmooth.studies.settings import Solver, Windows, command
 
 # Models that come in packages, and random ones as the paper's control: which layers of each.
@@ -22,6 +23,16 @@ MODELS = {"minilm": (0, 2, 5), "smollm2": (0, 15, 29), "random:bert": (0, 6), "r
 DEPTHS = {"minilm": 6, "smollm2": 30, "random:bert": 12, "random:gpt2": 12}
 # Inputs that are built from the weights.
 POINTS: tuple[Literal["two_point", "tied_pair"], ...] = ("two_point", "tied_pair")
+
+# How strongly each method keeps a network smooth; a rate that breaks training, and one that does not.
+STRENGTHS = {
+    "plain": (0.0,),
+    "penalty": (0.003, 0.02),
+    "Frobenius": (0.001, 0.005),
+    "spectral normalisation": (0.0,),
+    "weight decay": (1.0,),
+}
+LAST_RATES = (0.3, 1e-3)
 
 T = TypeVar("T", bound=AtText)
 
@@ -43,6 +54,8 @@ class Sizes:
         splitting: The length of windows whose splitting is looked at, and how many there are.
         atoms: How many atoms the worst measures may have.
         whole: The lengths of windows for whole models, and how many there are of each.
+        training: How many seconds a classifier is trained, and with how many seeds.
+        reviews: Where rated reviews are to train on; nothing for the package in this folder.
     """
 
     lengths: tuple[int, ...]
@@ -57,6 +70,8 @@ class Sizes:
     splitting: tuple[int, int]
     atoms: tuple[int, ...]
     whole: tuple[tuple[int, ...], int]
+    training: tuple[float, int]
+    reviews: str = ""
 
 
 FULL = Sizes(
@@ -72,6 +87,7 @@ FULL = Sizes(
     splitting=(64, 10),
     atoms=(2, 3, 4, 6),
     whole=((8, 16, 32, 64, 128, 256), 4),
+    training=(10.0, 1),
 )
 QUICK = Sizes(
     lengths=(8, 16, 32, 64, 128),
@@ -86,6 +102,7 @@ QUICK = Sizes(
     splitting=(32, 3),
     atoms=(2, 3, 4),
     whole=((8, 32, 128), 1),
+    training=(2.0, 1),
 )
 
 
@@ -183,6 +200,21 @@ def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
 
 
+def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+    """Train classifiers of reviews by several methods for equal time, and one until it breaks."""
+    path = str(find_reviews(sizes.reviews))
+    digest = read_reviews(path).digest
+    seconds, seeds = sizes.training
+    for rate in LAST_RATES:
+        yield training.Ask(reviews=path, digest=digest, method="diverging", strength=rate, updates=int(20 * seconds))
+    for seed in range(seeds):
+        for method, strengths in STRENGTHS.items():
+            for strength in strengths:
+                yield training.Ask(
+                    reviews=path, digest=digest, method=method, strength=strength, time_limit=seconds, seed=seed
+                )
+
+
 FIGURES = {
     "real": Figure(
         title="Real data: the constant against the length and the radius",
@@ -229,12 +261,22 @@ FIGURES = {
         ),
         asks=_whole,
     ),
+    "training": Figure(
+        title="Training: what keeps a network smooth, and what it costs",
+        protocol=(
+            "Not in the paper: classifiers of film reviews, two layers, trained for equal time with the constant as a "
+            "penalty, with a Frobenius norm by projections, with normalised weights, with weight decay, and plainly."
+        ),
+        asks=_training,
+    ),
     "robustness": Figure(
         title="What more tokens do to robustness",
         protocol="Windows that begin at the same places and grow; not in the paper.",
         asks=_robustness,
     ),
 }
+# Figures that need what does not come with the library: only by their name.
+BY_NAME = ("training",)
 # Figures that are drawn from the asks of others.
 ALSO = {"bounds": "real", "transition": "regimes"}
 ALSO_TITLES = {
@@ -244,7 +286,7 @@ ALSO_TITLES = {
 
 
 def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
-    """Return the figures with these names; all of them if there are none.
+    """Return the figures with these names; if there are none, all that need nothing else.
 
     Raises:
         AssumptionError: If there is no figure of a name.
@@ -253,7 +295,7 @@ def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
     for name in names:
         if name not in known:
             raise AssumptionError(f"there is no figure {name!r}{nearest(name, known)}", field="figures")
-    return {name: known[name] for name in (tuple(names) or known)}
+    return {name: known[name] for name in (tuple(names) or (name for name in known if name not in BY_NAME))}
 
 
 def title_and_protocol(name: str) -> tuple[str, str]:

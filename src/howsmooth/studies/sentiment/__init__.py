@@ -1,0 +1,1 @@
+"""A real task to train on: whether a film review is good or bad."""

@@ -1,0 +1,1 @@
+"""WHILE it learns: the constant as a penalty, and as something to watch."""

@@ -1,0 +1,6 @@
+"""Monitors for those who leave the training loop to a library: ``hs.callbacks.HuggingFace`` and ``.Lightning``."""
+
+from howsmooth.training.callbacks.hugging_face import HuggingFace
+from howsmooth.training.callbacks.lightning import Lightning
+
+__all__ = ["HuggingFace", "Lightning"]

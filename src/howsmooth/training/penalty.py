@@ -1,0 +1,204 @@
+"""The local constant as a penalty: differentiable in parameters and tokens, for a few products a training step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.spectral.abilities import Differentiable, measurable
+from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.vectors import flat, informed_start, random_start
+from howsmooth.training.recorded import Recorded
+from howsmooth.training.warm_starts import WarmStart
+from howsmooth.validation import require_finite, require_floating
+
+# Krylov steps from a warm start, and the most from a cold one.
+STEPS, COLD_STEPS = 3, 30
+# A cold start goes on until the residual is this small.
+COLD_RTOL = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is made of the constant.
+
+    Attributes:
+        power: The power it is raised to.
+        log: Whether its logarithm is taken first.
+        above: What is below this costs nothing; none if everything costs.
+    """
+
+    power: float = 1
+    log: bool = False
+    above: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no penalty."""
+        if isinstance(self.power, bool) or not (isinstance(self.power, Real) and self.power > 0):
+            raise AssumptionError(f"power must be a positive number, got {self.power!r}.", field="power")
+        if self.above is not None and not (isinstance(self.above, Real) and self.above >= 0):
+            raise AssumptionError(f"above must be a number, at least 0, or None, got {self.above!r}.", field="above")
+        if self.log and self.above == 0:
+            raise AssumptionError("above must be positive for a logarithm, got 0; use above=None.", field="above")
+        if self.log and self.above is None and self.power != 1:
+            raise AssumptionError(
+                f"the logarithm changes its sign at 1, so that a power of it rewards what is rough: with log=True give "
+                f"above, or power=1, got power={self.power}.",
+                field="power",
+            )
+
+    def __call__(self, sigma: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Return the penalty of some constants."""
+        if self.log:
+            # the logarithm of zero would be a reward without end
+            x = sigma.clamp_min(torch.finfo(sigma.dtype).tiny).log()
+            x = x if self.above is None else (x - float(np.log(self.above))).clamp_min(0)
+        else:
+            x = sigma if self.above is None else (sigma - self.above).clamp_min(0)
+        return x if self.power == 1 else x.pow(self.power)
+
+
+def penalty(
+    f: Callable[[Tensor], Any],
+    X: Float[Tensor, "*batch n d"],
+    *,
+    power: float = 1,
+    log: bool = False,
+    above: float | None = None,
+    state: WarmStart | None = None,
+    steps: int = STEPS,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "*batch"]:
+    r"""Return the local constant :math:`\|D_Xf\|_2` at each sequence, to be minimised.
+
+    .. math:: \sigma = \langle u, D_Xf\,v\rangle,\qquad \partial\sigma = \langle u, \partial(D_Xf)\,v\rangle
+
+    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair.
+    The pair comes from Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors and a tenth of a
+    random one, ``steps`` steps of two products each; without, from a random vector until the residual is small. What
+    is returned is attained, :math:`|J^\top u|`, so never more than the constant but for rounding; how far it may be
+    below, ``state.residual`` tells.
+
+    Dropout is switched off for it, attention runs in its mathematical form, half precision and ``autocast`` become
+    float32, compiled modules run uncompiled (:class:`howsmooth.errors.FallbackWarning`): all of that for its own
+    products only. Where the two largest singular values are equal, the gradient is one of many.
+
+    Args:
+        f: A map with a ``jacobian``, or any callable or module that maps one tensor to one tensor and treats the
+            sequences of the batch alone.
+        X: The tokens.
+        power: The power that it is raised to.
+        log: Whether to take its logarithm first.
+        above: Only what exceeds this counts: :math:`\max(\sigma - a, 0)^p`, or :math:`\max(\log\sigma/a, 0)^p`.
+        state: What is remembered between training steps: one object for each map that is penalised.
+        steps: Krylov steps from a warm start.
+        generator: The source of the random component; torch's global one by default.
+
+    Raises:
+        AssumptionError: If a setting is none, or ``f`` mixes the sequences of the batch.
+        NonFiniteError: If tokens, outputs or products are not finite.
+
+    Example:
+        >>> weight = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+        >>> found = penalty(lambda X: weight * X, torch.ones(4, 3, 2, dtype=torch.float64))
+        >>> found.sum().backward()
+        >>> [round(float(x), 6) for x in found], round(float(weight.grad), 6)
+        ([3.0, 3.0, 3.0, 3.0], 4.0)
+    """
+    shape = Shape(power=power, log=log, above=above)
+    _check(f, X, steps)
+    op, pull = _differentiable(f, X)
+    return shape(constant(op, pull, state=state, steps=steps, generator=generator))
+
+
+def constant(
+    op: LinearOperator,
+    pull: Callable[[Tensor], Tensor],
+    *,
+    state: WarmStart | None,
+    steps: int,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "*batch"]:
+    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pull``."""
+    state = WarmStart() if state is None else state
+    # autocast rounds products on the way back, too
+    with torch.autocast(op.device.type, enabled=False):
+        with torch.no_grad():
+            u, residual, space = _left_vector(op, state, steps, generator)
+        pulled = pull(u)
+    sigma = _sizes(pulled, len(op.batch))
+    if not bool(sigma.isfinite().all()):
+        raise NonFiniteError("the penalty is not finite: the map is not differentiable, or overflows, there.")
+    value = sigma.detach()
+    state.remember(
+        pulled, value=value, residual=residual / value.clamp_min(torch.finfo(value.dtype).tiny),
+        steps=space.steps, products=2 * space.steps + 1,
+    )  # fmt: skip
+    return sigma
+
+
+def _left_vector(
+    op: LinearOperator, state: WarmStart, steps: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, Bidiagonalisation]:
+    """Return the left Ritz vectors of the largest values, and the residuals of the pairs they belong to."""
+    like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
+    guess = state.guess(like)
+    if guess is None:
+        if isinstance(op, Recorded):
+            op.require_independent()
+        start, most = random_start(op, generator), max(COLD_STEPS, steps)
+    else:
+        # in the metric of the last vectors; a zero guess, of a map that was constant, leaves the random part
+        (start, _share), most = informed_start(op, guess, generator), steps
+    space = Bidiagonalisation(op, flat(start, op.batch), generator)
+    while space.steps < most and not space.complete:
+        space.advance()
+        if not np.isfinite(space.alphas[:, -1]).all():
+            raise NonFiniteError("a product of the penalty is not finite: weights or tokens have diverged.")
+        if guess is None and space.steps >= steps and space.residual_below(COLD_RTOL).all():
+            break
+    every = np.ones(len(space.alphas), dtype=bool)
+    _v, moved, values = space.top_triplets(every)
+    size = torch.as_tensor(values[:, :1], dtype=op.dtype, device=op.device)
+    u = (moved / size.clamp_min(torch.finfo(op.dtype).tiny)).reshape(*op.batch, *op.codomain)
+    residual = torch.as_tensor(space.residuals(), dtype=op.dtype, device=op.device).reshape(op.batch)
+    return u, residual, space
+
+
+def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]]:
+    """Return the Jacobian for products without a graph, and the transposed product with one."""
+    if not isinstance(f, Differentiable):
+        recorded = Recorded(f, X)
+        return recorded, recorded.pull
+    f = measurable(f)
+    X = X.to(f.dtype) if hasattr(f, "dtype") else X
+    with torch.no_grad():
+        op = f.jacobian(X.detach())
+    return op, lambda u: f.jacobian(X).vjp(u)
+
+
+def _sizes(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
+    """Return the norm of each sequence; at zero the gradient is zero, not NaN."""
+    rows = x.flatten(axes) if x.ndim > axes else x.unsqueeze(-1)
+    direction = rows.detach()
+    norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    return (rows * (direction / norm.clamp_min(torch.finfo(rows.dtype).tiny))).sum(-1)
+
+
+def _check(f: object, X: object, steps: object) -> None:
+    if not (callable(f) or isinstance(f, Differentiable)):
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
+    require_floating(X, "tokens")
+    assert isinstance(X, Tensor)  # for mypy
+    if X.ndim < 2 or not X.numel():
+        raise ShapeError(f"tokens must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
+    require_finite(X.detach(), "tokens")
+    if isinstance(steps, bool) or not (isinstance(steps, int) and steps >= 1):
+        raise AssumptionError(f"steps must be a whole number, at least 1, got {steps!r}.", field="steps")

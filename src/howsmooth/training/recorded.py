@@ -1,0 +1,145 @@
+"""One forward pass of a callable, recorded so that products with its Jacobian can themselves be differentiated."""
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointError
+
+from howsmooth.errors import AssumptionError, FallbackWarning
+from howsmooth.spectral.abilities import HALF
+from howsmooth.spectral.autograd import check_value, measuring
+from howsmooth.spectral.vectors import beside
+
+# What torch puts on what it has compiled.
+COMPILED = ("_orig_mod", "_torchdynamo_orig_callable")
+
+
+class Recorded:
+    r"""The Jacobian of a callable at the tokens of a batch, by one forward pass.
+
+    Products with J and :math:`J^\top` read the graph of that pass; :meth:`pull` leaves one of its own, so that what is
+    made of it can be differentiated with respect to parameters and tokens. Why not forward mode for J: it evaluates the
+    callable anew for every product, and fused kernels lack it.
+
+    The pass itself is made in full precision whatever ``autocast`` says, in eval mode, uncompiled, and with attention
+    in its mathematical form: none of that outlives it, and the graph does not depend on it.
+    """
+
+    def __init__(
+        self, f: Callable[[Tensor], Any], X: Float[Tensor, "*batch n d"], *, owner: nn.Module | None = None
+    ) -> None:
+        """Record ``f`` at ``X``.
+
+        Args:
+            f: A callable or module that maps one tensor to one tensor.
+            X: The tokens; if they require gradients, those of the penalty reach them.
+            owner: The module that ``f`` calls, if ``f`` does not show it.
+        """
+        axes = max(X.ndim - 2, 0)
+        f = f.module if isinstance(f, DistributedDataParallel) else f
+        called: Callable[[Tensor], Any] = f if owner is None else owner
+        with torch.inference_mode(False), torch.enable_grad(), _plainly(f, called, X.device), measuring(called) as g:
+            full = X.float() if X.dtype in HALF else X
+            self.inputs = full.clone() if full.requires_grad else full.detach().clone().requires_grad_()
+            # a copy once more: the callable may work in place
+            self.value = (g if owner is None else f)(self.inputs.clone())
+        check_value(self.value, X, axes)
+        self.batch, self.domain = tuple(X.shape[:axes]), tuple(X.shape[axes:])
+        self.codomain = tuple(self.value.shape[axes:])
+        self.dtype, self.device = self.inputs.dtype, X.device
+        self._tangents: tuple[Tensor, Tensor] | None = None
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Pull the cotangent ``G`` back: Jᵀ G."""
+        return self._pulled(G, create_graph=False)
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Push the perturbation ``E`` forward: J E, the derivative of the pullback with respect to its cotangent."""
+        if self._tangents is None:
+            with torch.enable_grad():
+                cotangent = torch.zeros_like(self.value, requires_grad=True)
+                self._tangents = cotangent, self._pulled(cotangent, create_graph=True)
+        cotangent, pulled = self._tangents
+        if not pulled.requires_grad:
+            return torch.zeros_like(self.value)  # a constant map
+        (pushed,) = torch.autograd.grad(pulled, cotangent, E, retain_graph=True, materialize_grads=True)
+        return pushed
+
+    def pull(self, u: Tensor) -> Tensor:
+        r"""Return :math:`J^\top u` with its graph."""
+        with torch.enable_grad():
+            return self._pulled(u, create_graph=True)
+
+    def _pulled(self, G: Tensor, *, create_graph: bool) -> Tensor:
+        if not self.value.requires_grad:
+            return torch.zeros_like(self.inputs)
+        try:
+            (found,) = torch.autograd.grad(
+                self.value, self.inputs, G, retain_graph=True, create_graph=create_graph, materialize_grads=True
+            )
+        except CheckpointError as error:
+            # on the way back it would run fused attention again, which was recorded in its mathematical form
+            raise AssumptionError(
+                "a checkpointed part of the callable runs differently the second time; give the part itself, without "
+                "checkpoint around it: the penalty keeps little in memory.",
+                field="f",
+            ) from error
+        except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise AssumptionError(
+                    "a part of the callable is checkpointed with use_reentrant=True, which cannot be differentiated "
+                    "twice; use torch.utils.checkpoint.checkpoint(…, use_reentrant=False).",
+                    field="f",
+                ) from error
+            raise
+        return found
+
+    def require_independent(self) -> None:
+        r"""Refuse a callable whose sequences see each other: :math:`J^\top(sG) = s\,J^\top G`, one s for each."""
+        count = self.value.shape[: len(self.batch)].numel()
+        if count < 2:
+            return
+        G = torch.randn(self.value.shape, generator=torch.Generator().manual_seed(1)).to(self.value)
+        factors = torch.linspace(1, 2, count).to(self.value).reshape(self.batch)
+        expected = beside(factors, self.inputs) * self.vjp(G)
+        if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
+            raise AssumptionError(
+                "the callable mixes the sequences of the batch, so that none of them has a constant of its own; "
+                "penalise them one by one.",
+                field="f",
+            )
+
+
+@contextlib.contextmanager
+def _plainly(f: object, owner: object, device: torch.device) -> Iterator[None]:
+    """Compute in full precision, and as written: compiled code cannot be differentiated twice."""
+    with torch.autocast(device.type, enabled=False), contextlib.ExitStack() as stack:
+        # what was never imported has compiled nothing, and importing it takes seconds
+        if "torch._dynamo" in sys.modules:
+            if compiled(f) or compiled(owner):
+                warnings.warn(
+                    "compiled code cannot be differentiated twice: the penalty runs it uncompiled, all else stays as "
+                    "it is.",
+                    FallbackWarning,
+                    stacklevel=5,
+                )
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def compiled(f: object) -> bool:
+    """Tell whether a callable, or a part of a module, was compiled."""
+    parts = list(f.modules()) if isinstance(f, nn.Module) else [f]
+    return any(
+        any(name in vars(part) or hasattr(type(part), name) for name in COMPILED)
+        or getattr(part, "_compiled_call_impl", None) is not None
+        for part in parts
+        if hasattr(part, "__dict__")
+    )
