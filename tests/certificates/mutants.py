@@ -15,7 +15,7 @@ TESTS = ["tests/certificates/test_second.py", "tests/certificates/test_remainder
 
 ATTENTION, NORM, MLP = (f"howsmooth/certificates/{name}_stage.py" for name in ("attention", "norm", "mlp"))
 # Which tests are about a file.
-ABOUT = {ATTENTION: "attention or masked or needed or towards or meets", NORM: "norm", MLP: "mlp or gated or neurons"}
+ABOUT = {ATTENTION: "attention or masked or needed or towards or meets", NORM: "norm", MLP: "mlp or gate or neurons"}
 MUTANTS = (
     (ATTENTION, "found = self._old(met) + bent + shift +", "found = bent + shift +"),
     (ATTENTION, "found = self._old(met) + bent + shift +", "found = self._old(met) + shift +"),

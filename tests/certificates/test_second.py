@@ -155,10 +155,28 @@ def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
     delta = eps * (own + other)[0]
     R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - eps**2 * stage.second(own[None])[0, 0]
     along, across = R[0].abs() / 2**0.5
-    bounds = stage.beyond(one, rest)
+    bounds = (1 + 1e-9) * stage.beyond(one, rest)  # as in a proof
     assert float(along) <= float(bounds[0])
     assert float(across) <= float(bounds[1])
     assert max(float(along / bounds[0]), float(across / bounds[1])) > 0.5
+
+
+def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    f, X, eps = hs.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
+    stage, columns = MLPStage(f, X), one[None]
+    sizes = eps * stage.seen(columns[None], ROUND)[0]
+    R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second(columns[None])[0, 0]
+    assert 0.9 < float(R.abs() / stage.beyond(sizes, sizes)) <= 1
+
+
+def test_a_gate_that_bends_counts_as_much_as_what_it_opens():
+    one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    f = hs.GatedMLP(gate=one, up=none, up_bias=9 * one[0], down=one, activation="silu")
+    stage, columns, eps = GatedStage(f, none), one[None], 0.1
+    sizes = stage.seen(columns[None], ROUND)[0]
+    R = f(none + eps) - f(none) - f.jacobian(none).jvp(eps * one)
+    assert 0.5 < float(R.abs() / stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))) <= 1
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
