@@ -170,14 +170,15 @@ def _training(records: Records) -> str:
     said = [_broke(r) for r in broken]
     if plain and len(found) > len(plain):
         right, rough = fmean(a.accuracy for a in plain), geometric_mean(a.network for a in plain)
-        near = [r for r in found if r.ask.method != "plain" and r.answer.accuracy >= right - NEARLY]
+        near = [r for r in found if r.answer.accuracy >= right - NEARLY and r.answer.network < rough]
+        near = [r for r in near if r.ask.method != "plain"]
+        told = f"within {percent(NEARLY)} of the plain accuracy of {percent(right)}"
         if near:
             best = min(near, key=lambda r: r.answer.network)
-            said.insert(
-                0,
-                f"Among trainings within {percent(NEARLY)} of the plain accuracy of {percent(right)}, {best.ask.label} "
-                f"has the smoothest network: a constant of {number(best.answer.network)} against {number(rough)}.",
-            )
+            constants = f"{number(best.answer.network)} against {number(rough)}"
+            said.insert(0, f"Smoothest {told} is {best.ask.label}: a constant of {constants}.")
+        else:
+            said.insert(0, f"No training {told} has a smoother network than the plain one: {number(rough)}.")
     return " ".join(said)
 
 
