@@ -24,11 +24,11 @@ def test_what_windows_are_worth_is_that_of_matrices(m, rho):
 @pytest.mark.parametrize("rho", [0.05, 0.4, 0.8])
 @pytest.mark.parametrize("counts", [(3,), (4, 4, 4), (10, 3, 25)])
 def test_the_correlation_of_average_windows_comes_back(counts, rho):
-    # eigenvectors, scaled by their roots, have the products and squares that are expected, all together
+    # m scaled eigenvectors have, together, the products and squares that are expected of m draws
     logs = []
     for m in counts:
         values, vectors = np.linalg.eigh(matrices(m, rho)[1])
-        logs += [np.sqrt(v) * e for v, e in zip(values, vectors.T, strict=True)]
+        logs += [np.sqrt(m * v) * e for v, e in zip(values, vectors.T, strict=True)]
     assert correlation(logs) == pytest.approx(rho, abs=1e-9)
 
 
