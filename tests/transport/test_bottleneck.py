@@ -100,6 +100,9 @@ def test_roundings_of_masses_send_nothing_far(dtype, d):
         mu = measure(rng.standard_normal((9, d)), rng.dirichlet(np.ones(9)), dtype=dtype)
         assert float(hs.wasserstein(mu, mu.split(parts), p=INF)) == 0
         assert float(hs.wasserstein(mu.split(parts), mu.split(parts + 1), p=INF)) == 0
+    points = rng.standard_normal((6, d))
+    sixths = (measure(points, weights, dtype=dtype) for weights in (None, [np.nextafter(np.float32(1 / 6), 1)] * 6))
+    assert float(hs.wasserstein(*sixths, p=INF)) == 0
     close, apart = ((measure([[0.0] * d, [1.0] * d], [0.5 + e, 0.5 - e])) for e in (1e-16, 1e-13))
     even = measure([[0.0] * d, [1.0] * d, [1.0] * d], [0.5, 0.25, 0.25])
     assert float(hs.wasserstein(close, even, p=INF)) == 0

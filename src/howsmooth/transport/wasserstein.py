@@ -84,11 +84,10 @@ def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> 
     """Return an optimal coupling for the cost :math:`|x-y|^p`; for p = ∞, one whose longest step is shortest."""
     _check(mu, nu, p)
     matched = len(mu) == len(nu) and _equal_masses(mu) and _equal_masses(nu)
-    # on the line too, crumbs of mass that rounding leaves would be the longest step of unequal masses
-    if mu.d == 1 and (matched or p < math.inf):
-        return _sorted_plan(mu, nu)
     if p == math.inf:
         return _bottleneck(mu, nu, matched)
+    if mu.d == 1:
+        return _sorted_plan(mu, nu)
     return _assignment(mu, nu, p) if matched else _linear_program(mu, nu, p)
 
 
@@ -183,9 +182,13 @@ def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
 
 
 def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan:
+    if matched and mu.d == 1:
+        # why not quantile by quantile for all masses on the line: crumbs left by rounding would be the longest step
+        source, target = (measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu))
+        return _kept(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
     distances = _costs(mu, nu, 1)
     if matched:
-        return _plan(np.arange(len(mu)), bottleneck_assignment(distances), np.full(len(mu), 1 / len(mu)), mu, nu)
+        return _kept(np.arange(len(mu)), bottleneck_assignment(distances), np.full(len(mu), 1 / len(mu)), mu, nu)
     eps = torch.finfo(mu.dtype).eps
     # no move is too light to be kept: each of them counts as much as any other
     return _kept(*bottleneck_coupling(distances, _whole(mu), _whole(nu), eps), mu, nu)
