@@ -63,7 +63,8 @@ def test_a_law_that_is_doubted_is_named_as_such_in_the_sentence_and_in_its_row()
         "layer 0 follows no power law between 4 and 16 tokens."
     )
     assert growth_words(found, found.layers[0]) == "follows no power law between 4 and 16 tokens"
-    assert growth_words(found, found.layers[1]).startswith("grows like n^0.30 [0.")
+    # three windows that rise one after the other are alike, and the interval is wide
+    assert growth_words(found, found.layers[1]).startswith("grows like n^0.30 [−0.")
     first, second = answer_rows([(0, found)])
     assert "follows no power law between 4 and 16 tokens" in first.more
     assert not any("power law" in part for part in second.more)

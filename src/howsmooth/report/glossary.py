@@ -55,7 +55,10 @@ TERMS = (
             "The exponent α of the power law c·nᵅ fitted to all windows of all lengths. 0 means that more tokens "
             "change nothing; ½ is the most that the theory allows for many tokens of a fixed radius."
         ),
-        worth="the interval is a 95 % bootstrap over windows; where a power law does not fit, that is said instead.",
+        worth=(
+            "the interval is a 95 % bootstrap over windows, wider where neighbouring windows are alike; where a power "
+            "law does not fit, that is said instead."
+        ),
     ),
     Term(
         key="certificate",

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, ShapeError
+from howsmooth.transport.bottleneck import bottleneck_assignment, bottleneck_coupling
 from howsmooth.transport.measures import DiscreteMeasure
 
 # Positions and masses at a position agree up to this.
@@ -43,12 +44,17 @@ class Plan:
         return matrix.index_put((self.source, self.target), self.mass, accumulate=True)
 
     def cost(self, mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Float[Tensor, ""]:
-        r"""Return :math:`(\sum\pi_{ij}|x_i-y_j|^p)^{1/p}`, differentiable in the points of both measures."""
+        r"""Return :math:`(\sum\pi_{ij}|x_i-y_j|^p)^{1/p}`, differentiable in the points of both measures.
+
+        For p = ∞ that is the longest step.
+        """
         steps = mu.points[self.source] - nu.points[self.target]
         distances = steps.abs().amax(-1) if steps.shape[-1] == 1 else torch.linalg.vector_norm(steps, dim=-1)
         moved = distances > 0
         if not bool(moved.any()):
             return (steps * 0).sum()  # zero, and so is its gradient
+        if p == math.inf:
+            return distances.max()
         # the largest step in front: p-th powers of small numbers vanish
         scale = distances.detach().max()
         total = (self.mass[moved] * (distances[moved] / scale) ** p).sum()
@@ -62,29 +68,35 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Flo
     held fixed, which is right wherever it is unique. Costs one linear program (POT), an assignment problem when both
     have equally many atoms of equal mass, or a sort in dimension one.
 
+    For p = ∞ it is the bottleneck distance :math:`W_\infty = \min_\pi\max_{\pi_{ij}>0}|x_i-y_j|`, the limit of all
+    others: the length of the longest step, however little mass takes it. Masses that differ by a few roundings are
+    taken for equal. Costs a flow in whole numbers for each step of a bisection, or a matching where masses are equal.
+
     Example:
-        >>> mu, nu = DiscreteMeasure(torch.tensor([[0.0], [1.0]])), DiscreteMeasure(torch.tensor([[1.0], [2.0]]))
-        >>> float(wasserstein(mu, nu))
-        1.0
+        >>> mu, nu = DiscreteMeasure(torch.tensor([[0.0], [1.0]])), DiscreteMeasure(torch.tensor([[1.0], [3.0]]))
+        >>> float(wasserstein(mu, nu, p=1)), float(wasserstein(mu, nu, p=float("inf")))
+        (1.5, 2.0)
     """
     return transport_plan(mu, nu, p).cost(mu, nu, p)
 
 
 def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Plan:
-    """Return an optimal coupling for the cost :math:`|x-y|^p`."""
+    """Return an optimal coupling for the cost :math:`|x-y|^p`; for p = ∞, one whose longest step is shortest."""
     _check(mu, nu, p)
+    matched = len(mu) == len(nu) and _equal_masses(mu) and _equal_masses(nu)
+    if p == math.inf:
+        return _bottleneck(mu, nu, matched)
     if mu.d == 1:
         return _sorted_plan(mu, nu)
-    if len(mu) == len(nu) and _equal_masses(mu) and _equal_masses(nu):
-        return _assignment(mu, nu, p)
-    return _linear_program(mu, nu, p)
+    return _assignment(mu, nu, p) if matched else _linear_program(mu, nu, p)
 
 
 def conditional_wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Float[Tensor, ""]:
     r"""Return :math:`d_p(\mu,\nu) = (\int W_p(\mu^s,\nu^s)^p\,d\theta(s))^{1/p}`, the distance of masked attention.
 
     Mass moves between atoms of the same position only. Infinite when the two measures do not have the same mass
-    :math:`\theta` at every position. Differentiable as :func:`wasserstein` is.
+    :math:`\theta` at every position. For p = ∞ the largest :math:`W_\infty(\mu^s,\nu^s)` of all positions.
+    Differentiable as :func:`wasserstein` is.
 
     Example:
         >>> mu = DiscreteMeasure.from_sequence(torch.tensor([[0.0], [1.0]]), causal=True)
@@ -169,6 +181,19 @@ def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
     return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
+def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan:
+    if matched and mu.d == 1:
+        # why not quantile by quantile for all masses on the line: crumbs left by rounding would be the longest step
+        source, target = (measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu))
+        return _kept(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
+    distances = _costs(mu, nu, 1)
+    if matched:
+        return _kept(np.arange(len(mu)), bottleneck_assignment(distances), np.full(len(mu), 1 / len(mu)), mu, nu)
+    eps = torch.finfo(mu.dtype).eps
+    # no move is too light to be kept: each of them counts as much as any other
+    return _kept(*bottleneck_coupling(distances, _whole(mu), _whole(nu), eps), mu, nu)
+
+
 def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
     from ot import emd
 
@@ -191,11 +216,16 @@ def _costs(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> np.ndarray:
 
 def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
-    device, keep = mu.points.device, (mass > SLIVER) | (mass > SHARE * np.minimum(a[source], b[target]))
+    keep = (mass > SLIVER) | (mass > SHARE * np.minimum(a[source], b[target]))
+    return _kept(source[keep], target[keep], mass[keep], mu, nu)
+
+
+def _kept(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
+    device = mu.points.device
     return Plan(
-        source=torch.as_tensor(source[keep], device=device).long(),
-        target=torch.as_tensor(target[keep], device=device).long(),
-        mass=torch.as_tensor(mass[keep], device=device).to(mu.dtype),
+        source=torch.as_tensor(source, device=device).long(),
+        target=torch.as_tensor(target, device=device).long(),
+        mass=torch.as_tensor(mass, device=device).to(mu.dtype),
         shape=(len(mu), len(nu)),
     )
 
@@ -216,5 +246,5 @@ def _check(mu: object, nu: object, p: float) -> None:
         raise ShapeError(f"both measures must have one dimension, got {mu.d} and {nu.d}.")
     if mu.dtype != nu.dtype:
         raise DtypeError(f"both measures must have one dtype, got {mu.dtype} and {nu.dtype}; convert with .to().")
-    if not 1 <= p < math.inf:
-        raise AssumptionError(f"p must be at least 1 and finite, got {p}.", field="p")
+    if not p >= 1:
+        raise AssumptionError(f"p must be at least 1, or infinity, got {p}.", field="p")

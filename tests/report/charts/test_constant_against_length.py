@@ -6,7 +6,7 @@ from drawn import WHOLE, pairs, panels_of, rows_of, title_of
 from measured import LENGTHS, TYPICAL, changed, grid, measurement, record
 
 from howsmooth.report.figures import draw
-from howsmooth.wording import at_most
+from howsmooth.wording import at_most, exponent
 
 
 def scattered(layers=1, lengths=(4, 8, 32)):
@@ -54,7 +54,7 @@ def test_a_panel_says_the_exponent_its_interval_the_radius_and_the_worst_case_bo
     (panel,) = panels_of(draw(found))
     assert panel.split("\n") == [
         "layer 0",
-        f"n^{law.exponent:.2f} [{law.low:.2f}, {law.high:.2f}]",
+        f"n^{law.exponent:.2f} [{exponent(law.low)}, {exponent(law.high)}]",
         f"R ≈ 5.1, any input ≤ {at_most(1234.0, 3)}",
     ]
 

@@ -10,6 +10,7 @@ from scipy.special import fdtrc, stdtrit
 
 from howsmooth.errors import AssumptionError
 from howsmooth.markup import paragraph
+from howsmooth.studies.runs.neighbours import correlation, worth
 
 RESAMPLES = 2000
 # A power law is doubted when data that follow one would deviate as much in one case of a hundred.
@@ -28,6 +29,7 @@ class Growth:
         confidence: The probability that the interval aims at.
         lack_of_fit: The p-value of the lack-of-fit test; none where it cannot be taken.
         exponents: The slopes between neighbouring lengths.
+        alike: The correlation of neighbouring windows that the interval reckons with.
         note: What to know about the fit, or nothing.
     """
 
@@ -38,6 +40,7 @@ class Growth:
     confidence: float
     lack_of_fit: float | None
     exponents: tuple[float, ...]
+    alike: float = 0.0
     note: str
 
     @property
@@ -63,13 +66,32 @@ def growth(
     Least squares of :math:`\log v` on :math:`\log n`. The interval is the percentile bootstrap over windows: each
     resample draws, at every length, as many windows as there are, with replacement; its width is enlarged by
     :math:`\sqrt{m/(m-1)}` for m windows at each length, since a resample knows its own mean too well; it is never
-    narrower than the t-interval of Welch and Satterthwaite, which few windows of unequal scatter need. Both take
-    windows as independent: where neighbouring windows of one text are alike, the interval is too narrow. Whether a line
-    describes the data is asked of the classical lack-of-fit test: the scatter of the means at each length around the
-    line against the scatter of windows around their mean.
+    narrower than the t-interval of Welch and Satterthwaite, which few windows of unequal scatter need.
+
+    Neighbouring windows of one text are alike. Their correlation :math:`\rho` is estimated from all lengths together,
+    as if windows i and j were correlated by :math:`\rho^{|i-j|}`, with one :math:`\rho` for all lengths and none
+    between lengths; both intervals are widened by what it does to means, and never narrowed. Why not a bootstrap of
+    blocks: ten windows hold too few of them.
+
+    How often 95 % intervals held in 600 simulations each, without widening → with it:
+
+    ==================================================  ===========  ===========  ===========
+    windows                                             independent  ρ = 0.5      ρ = 0.8
+    ==================================================  ===========  ===========  ===========
+    10 at each of 6 lengths                             96 → 97 %    73 → 94 %    46 → 89 %
+    the same, scatter rising tenfold along the lengths  95 → 96 %    74 → 90 %    48 → 85 %
+    4 at each of 3 lengths                              96 → 97 %    81 → 91 %    56 → 83 %
+    ==================================================  ===========  ===========  ===========
+
+    Two windows at a length say nothing about their correlation: nothing is widened. What all windows of a text share,
+    or a correlation that falls off slower than :math:`\rho^k`, is not seen.
+
+    Whether a line describes the data is asked of the classical lack-of-fit test: the scatter of the means at each
+    length around the line against the scatter of windows around their mean. It takes windows as independent, and
+    doubts too readily where they are alike.
 
     Args:
-        values: For each length, the value of every window.
+        values: For each length, the value of every window, in the order of the text.
         confidence: The probability that the interval aims at.
         seed: The seed of the resampling.
         resamples: How many resamples to draw.
@@ -96,7 +118,8 @@ def growth(
     logs = [np.log(np.asarray(values[n], dtype=float)) for n in lengths]
     x = np.log(np.asarray(lengths, dtype=float))
     slope, height = _line(x, logs)
-    low, high = _interval(x, logs, slope, confidence, seed, resamples)
+    alike = correlation(logs)
+    low, high = _interval(x, logs, slope, alike, confidence, seed, resamples)
     means = np.asarray([log.mean() for log in logs])
     p = _lack_of_fit(x, logs, slope, height)
     steps = tuple(float(s) for s in np.diff(means) / np.diff(x))
@@ -108,6 +131,7 @@ def growth(
         confidence=confidence,
         lack_of_fit=p,
         exponents=steps,
+        alike=alike,
         note=_note(lengths, logs, steps, p),
     )
 
@@ -121,26 +145,28 @@ def _line(x: NDArray, logs: Sequence[NDArray]) -> tuple[float, float]:
 
 
 def _interval(
-    x: NDArray, logs: Sequence[NDArray], slope: float, confidence: float, seed: int, resamples: int
+    x: NDArray, logs: Sequence[NDArray], slope: float, alike: float, confidence: float, seed: int, resamples: int
 ) -> tuple[float, float]:
     rng = np.random.default_rng(seed)
     counts = np.asarray([len(log) for log in logs], dtype=float)
     # the slope is linear in the means: resample those, all at once
     means = np.stack([log[rng.integers(len(log), size=(resamples, len(log)))].mean(1) for log in logs], axis=1)
-    enlarged = [np.sqrt(m / (m - 1)) if m > 1 else 1.0 for m in counts]
+    enlarged = [np.sqrt(m / (m - 1) * worth(m, alike).inflation) if m > 1 else 1.0 for m in map(len, logs)]
     means = np.asarray([log.mean() for log in logs]) + (means - [log.mean() for log in logs]) * enlarged
     centre = np.average(x, weights=counts)
     lever = counts * (x - centre) / ((counts * (x - centre)) @ (x - centre))
     ends = np.quantile(means @ lever, [(1 - confidence) / 2, (1 + confidence) / 2])
-    wide = _welch(lever, logs, confidence)
+    wide = _welch(lever, logs, alike, confidence)
     return min(float(ends[0]), slope - wide), max(float(ends[1]), slope + wide)
 
 
-def _welch(lever: NDArray, logs: Sequence[NDArray], confidence: float) -> float:
-    """Return half the width of the t-interval for independent windows whose scatter differs between lengths."""
-    parts = [
-        (w**2 * log.var(ddof=1) / len(log), len(log) - 1) for w, log in zip(lever, logs, strict=True) if len(log) > 1
-    ]
+def _welch(lever: NDArray, logs: Sequence[NDArray], alike: float, confidence: float) -> float:
+    """Return half the width of the t-interval for windows whose scatter differs between lengths."""
+    parts = []
+    for w, log in zip(lever, logs, strict=True):
+        if len(log) > 1:
+            inflation, freedom = worth(len(log), alike)
+            parts.append((w**2 * log.var(ddof=1) / len(log) * inflation, freedom))
     variance = sum(part for part, _freedom in parts)
     if not variance > 0:
         return 0.0

@@ -120,7 +120,8 @@ def exponent_cell(law: Growth | None) -> str:
 def summarise(records: Sequence[TextRecord], bounds: Bounds) -> tuple[LayerSummary, ...]:
     """Return the answer for each layer of one model and map, all at one length if they have one in common."""
     layers: dict[int, list[TextRecord]] = {}
-    for record in sorted(records, key=lambda r: r.ask.layer):
+    # in the order of the text: neighbouring windows are alike, and intervals reckon with it
+    for record in sorted(records, key=lambda r: (r.ask.layer, r.ask.window.digest, r.ask.window.index)):
         layers.setdefault(record.ask.layer, []).append(record)
     common = set.intersection(*({r.ask.length for r in found} for found in layers.values())) if layers else set()
     return tuple(
@@ -169,7 +170,7 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def growth_of(values: Iterable[tuple[int, float]]) -> Growth | None:
-    """Fit the growth of values at lengths, where there are two lengths and no zeros."""
+    """Fit the growth of values at lengths, in the order of the text, where there are two lengths and no zeros."""
     by_length: dict[int, list[float]] = {}
     for length, value in values:
         by_length.setdefault(length, []).append(value)
