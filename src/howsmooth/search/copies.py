@@ -16,11 +16,12 @@ from howsmooth.search.climb import Climb
 from howsmooth.search.skipping import measurable_inputs, slope_or_skip
 from howsmooth.values import Value
 
-PLACES = 3
+PLACES = 8
 # How many inputs of each pattern are measured, how many of the best climb, and how many trials each gets.
-PATTERNS, RUNS, STEPS = 2, 12, 40
+PATTERNS, RUNS, STEPS = 2, 24, 40
 
-Start = tuple[Float[Tensor, "m d"], tuple[int, ...]]
+# Places (m, d), and how many tokens are at each.
+Start = tuple[Tensor, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,18 +74,21 @@ class Found:
 
 
 def worst_copies(attention: Heads, n: int, radius: float, known: Sequence[Start]) -> Found:
-    """Search sequences of ``n`` tokens in a ball, on three places, for the largest constant.
+    """Search sequences of ``n`` tokens in a ball, on a few places, for the largest constant.
 
     Args:
         attention: Unmasked attention of any kind that is a map on measures.
         n: How many tokens, at least 3.
         radius: The radius of the ball.
-        known: Inputs to start from beside patterns: places, and how many tokens at each.
+        known: Inputs to start from beside patterns, of any numbers of places.
     """
     generator, ball = torch.Generator().manual_seed(0), Ball(radius)
     like = torch.empty(attention.d, dtype=attention.dtype)
-    patterns = arrangements(ball, PLACES, like, PATTERNS, generator)
-    starts = [*known, *((points, counts) for counts in shapes(n) for points in patterns)]
+    patterns = arrangements(ball, min(n, PLACES), like, PATTERNS, generator)
+    starts = [
+        *(spread(points, counts) for points, counts in known),
+        *((points, counts) for counts in shapes(n) for points in patterns),
+    ]
     X = ball.nearest(torch.stack([points for points, _counts in starts]))
     counts = torch.tensor([numbers for _points, numbers in starts], dtype=torch.float64)
     f = Copies(attention=attention, masses=counts.to(like))
@@ -106,29 +110,39 @@ def worst_copies(attention: Heads, n: int, radius: float, known: Sequence[Start]
     return max(begun, reached, key=lambda found: found.value)
 
 
-def shapes(n: int) -> Iterator[tuple[int, int, int]]:
-    """Yield whole numbers of tokens at three places, n all together: one or many at the lighter two."""
-    lights = sorted({max(1, round(n**power)) for power in (0.0, 0.25, 0.5, 0.75)} | {n // 3})
-    for light in lights:
-        for lightest in sorted({1, light}):
-            if lightest + light < n:
-                yield lightest, light, n - lightest - light
+def shapes(n: int) -> Iterator[tuple[int, ...]]:
+    """Yield whole numbers of tokens at each place, n all together: most at the first, or as many at most of them."""
+    m = min(n, PLACES)
+    for light in sorted({max(1, round(n**power)) for power in (0.0, 0.25, 0.5, 0.75)}):
+        if light * (m - 1) < n:
+            yield (n - light * (m - 1), *[light] * (m - 1))
+    for alone in (0, 1, 2):
+        if n > m > alone:
+            yield (*_equal(n - alone, m - alone), *[1] * alone)
 
 
-def lengthened(counts: tuple[int, ...], n: int) -> tuple[int, ...]:
-    """Return the numbers of a longer sequence: the tokens that are more go where most are."""
+def stretched(counts: tuple[int, ...], n: int) -> Iterator[tuple[int, ...]]:
+    """Yield numbers for a longer sequence: those that are more go where most are, or to all places alike."""
     fullest = max(range(len(counts)), key=counts.__getitem__)
-    return tuple(many + (n - sum(counts)) * (i == fullest) for i, many in enumerate(counts))
+    for factor in (1, n // sum(counts)):
+        many = [factor * count for count in counts]
+        many[fullest] += n - sum(many)
+        yield tuple(many)
 
 
-def on_three(points: Float[Tensor, "m d"], counts: tuple[int, ...]) -> Start:
-    """Return two places as three: the tokens of the fuller one are told apart."""
-    if len(counts) == PLACES:
-        return points, counts
-    fuller = max(range(len(counts)), key=counts.__getitem__)
-    many = list(counts)
-    many[fuller] -= 1
-    return torch.cat((points, points[fuller : fuller + 1])), (*many, 1)
+def spread(points: Float[Tensor, "m d"], counts: tuple[int, ...]) -> Start:
+    """Return a sequence of few places as one of many: tokens of the fullest place are told apart, half of them."""
+    where, many = list(range(len(counts))), list(counts)
+    while len(many) < min(sum(counts), PLACES):
+        fullest = max(range(len(many)), key=many.__getitem__)
+        where.append(where[fullest])
+        many.append(many[fullest] // 2)
+        many[fullest] -= many[-1]
+    return points[where], tuple(many)
+
+
+def _equal(n: int, m: int) -> tuple[int, ...]:
+    return (n // m + n % m, *[n // m] * (m - 1))
 
 
 def _whole(counts: Float[Tensor, " m"]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import Heads
 from howsmooth.markup import paragraph, table
-from howsmooth.search.copies import Start, lengthened, on_three, shapes, worst_copies
+from howsmooth.search.copies import Start, stretched, worst_copies
 from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
@@ -95,7 +95,7 @@ def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     integer numbers of tokens. As weighted measures they cost nothing, however long the sequence is. Below
     :math:`n^*` the constant grows like :math:`\sqrt n`, above it stays where measures have it.
 
-    Other mechanisms are searched: ascent over sequences on three places, with several numbers of tokens at each, from
+    Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each, from
     patterns, from what shorter sequences have, and with a sink from the softmax's own places. Their rows lie below the
     bound for so many tokens; of measures nothing is proven.
 
@@ -149,7 +149,7 @@ def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regime
     for n, upper in sorted(zip(lengths, uppers, strict=True), key=lambda row: row[0]):
         known = list(_softmax_places(wide, radius, n))
         if found is not None:
-            known += [(found.points, counts) for counts in (*shapes(n), lengthened(found.counts, n))]
+            known += [(found.points, counts) for counts in stretched(found.counts, n)]
         found = worst_copies(wide, n, radius, known)
         rows[n] = Regime(n=n, found=found.value, shape=found.counts, upper=upper)
     return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius)
@@ -164,7 +164,7 @@ def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
     except AssumptionError:
         return  # several heads, or biases: patterns remain
     for place in (*few_places(head, radius), *tied_places(head, radius, n)):
-        yield from (on_three(place.points, counts) for counts in place.counts(n))
+        yield from ((place.points, counts) for counts in place.counts(n))
 
 
 def _constants(

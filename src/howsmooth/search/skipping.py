@@ -29,7 +29,10 @@ def measurable_inputs(
     try:
         return every, local_lipschitz(map_on(every), X, generator=generator)
     except UnmeasurableError as error:
-        some = every[[_works(map_on(i[None]), X[i][None]) for i in every]]
+        some = every[:0]
+        for i in every:  # beside others, since rounding may decide and depends on the batch
+            more = torch.cat((some, i[None]))
+            some = more if _works(map_on(more), X[more]) else some
         if not len(some):
             raise UnmeasurableError(f"no input of the search can be measured: {error}", field=error.field) from error
         return some, local_lipschitz(map_on(some), X[some], generator=generator)

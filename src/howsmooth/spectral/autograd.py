@@ -160,8 +160,9 @@ class JacobianOperator:
         if bool(gap > 0.01 * size):
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
-                "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), or is a part "
-                "of it not twice differentiable?",
+                "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), is a part of "
+                "it not twice differentiable, or is its derivative mostly rounding here (float32 inside, where weights "
+                "saturate)?",
                 field="f",
             )
 
