@@ -1,4 +1,4 @@
-"""Tables and figure of the page on mechanisms: ``python docs/figures/mechanisms.py grow|draw|bounds|split|text``."""
+"""The page on mechanisms: ``python docs/figures/mechanisms.py grow|draw|bounds|regimes|split|text``."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ import howsmooth as hs
 from howsmooth.errors import HowsmoothError
 from howsmooth.models.text import read_text
 from howsmooth.report.saving import save_chart
-from howsmooth.search.kinds import KINDS, of_kind
+from howsmooth.search.kinds import COUNTING, KINDS, of_kind
 
 HERE = Path(__file__).parent
 F64 = torch.float64
@@ -22,6 +22,8 @@ D, STEPS = 3, 40
 LENGTHS, RADIUS = (3, 6, 12, 24), 2.0
 RADII, LENGTH = (0.5, 1.0, 2.0, 4.0), 8
 ATTACK = 1e-4
+# What counts tokens counts so many, whatever the length.
+LONG, COUNT = (10, 100, 1000, 10_000), 10.0
 
 
 def head(kind: str, seed: int, d: int = D) -> Any:
@@ -113,6 +115,16 @@ def theirs(kind: str, f: Any, n: int) -> float | None:
     return hs.bounds.kim_l2_upper(f, n=n).value if kind == "l2-tied" else None
 
 
+def regimes() -> None:
+    """Print the worst constants that were found from few tokens to many, and the bound for so many tokens."""
+    for kind in KINDS:
+        f = head(kind, 0)
+        f = dataclasses.replace(f, count=COUNT) if kind in COUNTING else f
+        rows = hs.regimes(f, RADIUS, LONG).rows
+        told = ", ".join(f"{row.n}: {row.found:.3g} (bound {row.upper.value:.3g})" for row in rows)
+        print(f"{kind}: {told}", flush=True)
+
+
 def split() -> None:
     """Print how often measures split: pairs on the line, random heads at random measures, true ratios of attacks."""
     for kind in KINDS:
@@ -163,4 +175,4 @@ def text() -> None:
 
 
 if __name__ == "__main__":
-    {"grow": grow, "draw": draw, "bounds": bounds, "split": split, "text": text}[sys.argv[1]]()
+    {"grow": grow, "draw": draw, "bounds": bounds, "regimes": regimes, "split": split, "text": text}[sys.argv[1]]()

@@ -37,6 +37,10 @@ class AssumptionError(HowsmoothError, ValueError):
     """A hypothesis of a theorem, a solver or a map does not hold."""
 
 
+class UnmeasurableError(AssumptionError):
+    """A map, or its derivative, cannot be computed at this input; at others it may be. Searches leave it out."""
+
+
 class FileError(HowsmoothError, OSError):
     """A file is missing, damaged, or does not hold what is needed."""
 

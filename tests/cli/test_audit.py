@@ -126,6 +126,29 @@ def test_a_kind_that_is_not_known_is_refused(howsmooth, head, command):
     assert "no kind of attention called 'l3'; did you mean l2" in done.err
 
 
-def test_regimes_are_known_for_the_softmax_alone(howsmooth, head):
-    done = howsmooth("regimes", "--kind", "l2", "--A", head, "--radius", "2")
-    assert (done.code, "softmax alone" in done.err) == (2, True)
+@pytest.mark.parametrize("kind", [("linear",), ("sigmoid", "--count", "4")])
+def test_regimes_of_another_kind_are_searched(howsmooth, head, kind):
+    done = howsmooth("regimes", "--kind", *kind, "--A", head, "--radius", "1", "--lengths", "3")
+    assert done.code == 0, done.err
+    first, row = done.out.splitlines()
+    assert first == "The largest constants that a search found; where they stop growing no theorem says."
+    assert row.startswith("n = 3   ")
+    assert "≤ Lip ≤" in row
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--kind", "sigmoid"), "counts tokens; give --count"),
+        (("--kind", "sparsemax"), "counts tokens; give --count"),
+        (("--kind", "l2", "--count", "4"), "does not count tokens; leave --count out"),
+        (("--count", "4"), "does not count tokens; leave --count out"),
+        (("--kind", "sigmoid", "--count", "0"), "--count must be positive and finite"),
+        (("--kind", "l2", "--causal"), "does not cover a causal mask"),
+    ],
+)
+def test_regimes_say_what_they_need_of_a_kind(howsmooth, head, more, message):
+    done = howsmooth("regimes", "--A", head, "--radius", "1", "--lengths", "3", *more)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1

@@ -95,6 +95,19 @@ def test_callables_that_mix_the_batch_are_refused(rng, mix):
         hs.local_lipschitz(mix, gaussian(rng, 3, 5, 8))
 
 
+def test_rounding_is_not_taken_for_mixing():
+    def coarse(Z):
+        return torch.softmax(Z.float(), -1).double()
+
+    # weights are one but for a few units of float32, and their derivatives are differences of such
+    X = torch.zeros(4, 3, 2, dtype=torch.float64)
+    X[..., 0] = 12 + torch.rand(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(AssumptionError, match="mostly rounding here"):
+        hs.local_lipschitz(coarse, X)
+    with pytest.raises(AssumptionError, match="mixes the batch axes"):
+        hs.local_lipschitz(lambda Z: coarse(Z) + Z.flip(0), X[:3])
+
+
 @pytest.mark.parametrize("answer", [lambda Z: (Z, Z), lambda Z: [Z], lambda Z: {"Z": Z}, lambda Z: None, lambda Z: 3.0])
 def test_callables_that_do_not_return_one_tensor_are_refused(rng, answer):
     with pytest.raises(HowsmoothError, match="one tensor"):

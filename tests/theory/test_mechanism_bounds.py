@@ -86,6 +86,25 @@ def test_no_input_exceeds_the_bound(case, rng):
         assert float(constants(f, inputs(f, rng, n, radius)).max()) <= upper
 
 
+COUNTING = {
+    "sigmoid": (hs.SigmoidAttention, {}),
+    "linear plain": (hs.LinearAttention, {"normalised": False}),
+    "entmax": (hs.EntmaxAttention, {"alpha": 1.5}),
+    "sparsemax": (hs.EntmaxAttention, {"alpha": 2.0}),
+}
+
+
+@pytest.mark.parametrize("count", [1.5, 5.0, 40.0])
+@pytest.mark.parametrize("kind", COUNTING)
+def test_bounds_hold_where_tokens_count_for_more_or_less_than_one(kind, count, rng):
+    made, more = COUNTING[kind]
+    f = head(rng, made, count=count, **more)
+    upper = hs.bounds.sharp_upper(f, n=5, radius=1.5).value
+    assert float(constants(f, inputs(f, rng, 5, 1.5)).max()) <= upper
+    found = hs.maximise(f, n=5, domain=hs.Ball(1.5), starts=2, steps=8, generator=rng).value
+    assert upper / 12 <= found <= upper
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_ascended_input_exceeds_the_bound(case, rng):

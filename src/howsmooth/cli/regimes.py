@@ -9,7 +9,7 @@ from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.numbers import whole_numbers
 from howsmooth.cli.options import OptionFigure, OptionJson, OptionRadius
 from howsmooth.cli.printing import print_json
-from howsmooth.errors import AssumptionError
+from howsmooth.search.kinds import COUNTING, require_count
 from howsmooth.wording import at_least, number
 
 if TYPE_CHECKING:
@@ -26,25 +26,28 @@ def regimes(
     source: LayerSource,
     radius: OptionRadius,
     lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = LENGTHS,
+    count: Annotated[
+        float | None,
+        typer.Option("--count", help=f"How many tokens all mass stands for, with --kind {' or '.join(COUNTING)}."),
+    ] = None,
     as_json: OptionJson = False,
     figure: OptionFigure = None,
 ) -> None:
     """Find the worst constants of one head in a ball against the number of tokens, with their bounds.
 
+    Attention of another kind is searched, below the bound for so many tokens.
+
     Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
     """
     source.check()
     numbers = whole_numbers(lengths, "--lengths", least=LEAST)
-    if source.kind != "softmax":
-        raise AssumptionError("regimes are known for the softmax alone; use worst-case --kind.", field="kind")
+    require_count(source.kind, count)
     attention = source.read()
 
-    from howsmooth.maps.attention import Attention
+    from howsmooth.search.contexts import counting
     from howsmooth.search.regimes import regimes as find
 
-    assert isinstance(attention, Attention)  # by its kind
-
-    found = find(attention, radius, numbers)
+    found = find(attention if count is None else counting(attention, count), radius, numbers)
     if figure is not None:
         from howsmooth.report.charts.regimes import regimes_chart
         from howsmooth.report.saving import save_chart
@@ -59,8 +62,11 @@ def regimes(
 
 
 def _print(found: "Regimes") -> None:
-    plateau = f"on measures it is at least {found.lower.digits}"
-    typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
+    if found.crossing is None or found.lower is None:
+        typer.echo("The largest constants that a search found; where they stop growing no theorem says.")
+    else:
+        plateau = f"on measures it is at least {found.lower.digits}"
+        typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
     sizes = [number(row.n, 4) for row in found.rows]
     values = [at_least(row.found) for row in found.rows]
     for size, value, row in zip(sizes, values, found.rows, strict=True):

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.domains.domain import Domain
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
 from howsmooth.search.climb import Climb, vary
 from howsmooth.search.masses import OnMeasures, over_masses
-from howsmooth.search.slopes import PRODUCTS, slope
+from howsmooth.search.skipping import measurable_inputs, slope_or_skip
+from howsmooth.search.slopes import PRODUCTS
 from howsmooth.search.starts import Starts, checked, empty_token, gather
 from howsmooth.spectral.abilities import Differentiable, measurable
 from howsmooth.spectral.estimates import NormEstimate
@@ -41,7 +43,8 @@ def maximise(
     .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
 
     All starts climb in lockstep, see :class:`~howsmooth.search.climb.Climb`. The value is attained by the input that
-    comes back, and never below that of any start; what a search has not found may be larger. A trial costs each run
+    comes back, and never below that of any start; what a search has not found may be larger. Inputs where the map
+    cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run
     about a dozen products with the Jacobian.
 
     Args:
@@ -105,22 +108,31 @@ def maximised(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.inference_mode(False):
         X = gather(f, n, domain, wanted, like, generator)
-        _require_one_map(f, X[0])
-        first = local_lipschitz(f, X, generator=generator)
+        _require_one_map(f, X)
+        some, first = measurable_inputs(lambda _index: f, X, generator)
+        X = X[some]
         ended, trace, products = _climbed(f, domain, X, first, steps, generator, progress)
         begun = int(first.lower.argmax())
-        last = local_lipschitz(f, ended, generator=generator)
-    better = bool(last.lower > first.lower[begun])
+        last = _measured(f, ended, generator)
+    better = last is not None and bool(last.lower > first.lower[begun])
     best = ended if better else X[begun]
     witness = Witness(
         tokens=best[:, :-1] if isinstance(f, OnMeasures) else best,
-        measured=last if better else first[begun],
+        measured=last if last is not None and better else first[begun],
         name="ascent",
         domain=domain.describe(n),
         trace=tuple(trace),
         weights=f.masses(best) if isinstance(f, OnMeasures) else None,
     )
-    return witness, first.products + products + last.products
+    return witness, first.products + products + (0 if last is None else last.products)
+
+
+def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator) -> NormEstimate | None:
+    """Measure where a search ended; beside others an input may have been measured that by itself cannot be."""
+    try:
+        return local_lipschitz(f, X, generator=generator)
+    except UnmeasurableError:
+        return None
 
 
 def _climbed(
@@ -142,7 +154,13 @@ def _climbed(
     room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
-    climb = Climb(lambda Y, guess: slope(f, Y, guess, generator), domain, runs, first.direction[parents], generator)
+    climb = Climb(
+        lambda Y, guess: slope_or_skip(lambda _index: f, Y, guess, generator),
+        domain,
+        runs,
+        first.direction[parents],
+        generator,
+    )
     for step in range(1, steps + 1):
         climb.advance()
         trace.append(max(trace[-1], float(climb.value.max())))
@@ -178,12 +196,18 @@ def _check(f: object, n: object, domain: object, steps: object, generator: objec
         )
 
 
-def _require_one_map(f: Any, X: Tensor) -> None:
+def _require_one_map(f: Any, X: Float[Tensor, "s n d"]) -> None:
     """Refuse a batch of maps, whose batch axes would be taken for those of the runs."""
-    if isinstance(f, Differentiable):
-        with torch.no_grad():
-            batch = f.jacobian(X).batch
+    if not isinstance(f, Differentiable):
+        return
+    for start in X:
+        try:
+            with torch.no_grad():
+                batch = f.jacobian(start).batch
+        except UnmeasurableError:
+            continue  # another start will tell
         if batch:
             raise ShapeError(
                 f"a search takes one map, got a batch of shape {batch}; search them one at a time.", field="f"
             )
+        return

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from howsmooth.domains.ball import Ball
 from howsmooth.domains.domain import Domain
-from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
+from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph
 from howsmooth.search.arrangements import arrangements
@@ -137,8 +137,8 @@ def audit(
     worst input two inputs near each other are compared: only :math:`\|f(Y)-f(Z)\| > \text{claimed}\cdot\|Y-Z\|` refutes
     a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
 
-    Everything is computed in float64 where the map allows it; what a callable computes in float32 inside cannot refute
-    a claim by its rounding.
+    Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it;
+    what a callable computes in float32 inside cannot refute a claim by its rounding.
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
@@ -153,6 +153,7 @@ def audit(
 
     Raises:
         AssumptionError: If ``claimed`` is not positive, or the map does not work on such inputs.
+        UnmeasurableError: If no input that was tried can be measured.
 
     Example:
         >>> from howsmooth.maps.attention import Attention
@@ -166,7 +167,7 @@ def audit(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     like = empty_token(f, places[0], 1, d)
     wide, like = _widened(f, like, n, places[0], generator)
-    best, products = None, 0
+    best, products, unmeasured = None, 0, None
     for place in places:
         begin = arrangements(place, n, like, starts, generator)
         try:
@@ -177,13 +178,18 @@ def audit(
             raise AssumptionError(
                 f"the search differentiates twice, and a part of the callable cannot be: {error}", field="f"
             ) from error
+        except UnmeasurableError as error:
+            unmeasured = error  # another ball may do
+            continue
         products += spent
         pair = steepest_pair(
             lambda X: _value(wide, X), found.tokens, found.measured.direction, place, unit=_unit(wide, like)
         )
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
-    assert best is not None  # there is a place at least
+    if best is None:
+        assert unmeasured is not None  # there is a place at least
+        raise unmeasured
     return Audit(claimed=claimed, found=best.found, pair=best.pair, products=products)
 
 

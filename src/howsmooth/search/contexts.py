@@ -29,7 +29,7 @@ class Weighed:
     positions: Float[Tensor, " n"] | None
 
 
-def counting(f: Any, n: int) -> Any:
+def counting(f: Any, n: float) -> Any:
     """Return a map that counts tokens with the number it counts; others as they are.
 
     Sigmoid attention, for one, is no map on measures before it is said how many tokens all mass stands for: here as

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.errors import AssumptionError, nearest
@@ -25,12 +26,30 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sparsemax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 2.0}),
 }
 
+# These count tokens: on measures they need to be told how many all mass stands for.
+COUNTING = ("sigmoid", "linear-plain", "entmax", "sparsemax")
+
 
 def check_kind(kind: str) -> str:
     """Refuse a name that stands for no kind; without torch."""
     if kind not in KINDS:
         raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, KINDS)}", field="kind")
     return kind
+
+
+def require_count(kind: str, count: float | None) -> None:
+    """Refuse a kind that counts tokens without their number, and a number for one that does not; without torch."""
+    if kind in COUNTING and count is None:
+        raise AssumptionError(
+            f"attention of the kind {kind!r} counts tokens; give --count, the number that all mass stands for.",
+            field="count",
+        )
+    if kind not in COUNTING and count is not None:
+        raise AssumptionError(
+            f"attention of the kind {kind!r} does not count tokens; leave --count out.", field="count"
+        )
+    if count is not None and not 0 < count < math.inf:
+        raise AssumptionError(f"--count must be positive and finite, got {count}.", field="count")
 
 
 def of_kind(attention: "Attention", kind: str) -> "Heads":

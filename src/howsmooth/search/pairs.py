@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.domains.domain import Domain
+from howsmooth.errors import UnmeasurableError
 
 # How far apart the two are, as shares of the domain's scale.
 STEPS = (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -53,7 +54,10 @@ def steepest_pair(
     for step in STEPS:
         move = step * domain.scale * direction
         ends = [domain.nearest(X + move), domain.nearest(X - move)]
-        values = [f(end) for end in ends]
+        try:
+            values = [f(end) for end in ends]
+        except UnmeasurableError:
+            continue  # nearer ones may do
         sides = [(ends[0], ends[1], *values), (ends[0], X, values[0], here), (X, ends[1], here, values[1])]
         for first, second, there, back in sides:
             ratio = _ratio(first, second, there, back, unit)

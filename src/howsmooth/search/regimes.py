@@ -1,5 +1,6 @@
 """From few tokens to a measure: how the worst constant grows with the length, and where it stops."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,19 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import Heads
 from howsmooth.markup import paragraph, table
+from howsmooth.search.copies import Start, stretched, worst_copies
 from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
-from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper
+from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
+from howsmooth.theory.sizes import require_radius
 from howsmooth.transport.measures import DiscreteMeasure
 
 
@@ -45,7 +50,7 @@ class Regimes:
     Attributes:
         rows: One entry for each length.
         radius: The radius of the ball.
-        upper: The bound on measures, hence on every length.
+        upper: The bound on measures, hence on every length; known for the softmax alone, as the next two.
         lower: What measures attain, hence the plateau that long sequences reach.
         crossing: The length :math:`n^*` from which masses of the order of 1/n are light enough:
             :math:`e^{2\gamma R^2}`, or :math:`e^\Delta` of the tied pair when A has no real eigenvalue.
@@ -53,47 +58,68 @@ class Regimes:
 
     rows: tuple[Regime, ...]
     radius: float
-    upper: Bound
-    lower: Bound
-    crossing: float
+    upper: Bound | None = None
+    lower: Bound | None = None
+    crossing: float | None = None
 
     def __repr__(self) -> str:
         """Show the lengths, the constants and the crossing."""
         lines = [f"n = {row.n:>8}   {row.found:>12.5g} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
-        return "\n".join((*lines, f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}"))
+        return "\n".join((*lines, *self._measures()))
 
     def _repr_html_(self) -> str:
         rows = ((f"{row.n:,}", f"{row.found:.5g}", row.upper.digits) for row in self.rows)
-        told = f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}"
-        return table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}") + paragraph(told)
+        shown = table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}")
+        return shown + "".join(map(paragraph, self._measures()))
+
+    def _measures(self) -> tuple[str, ...]:
+        """Say what is known of measures, if anything is."""
+        if self.crossing is None or self.lower is None:
+            return ()
+        return (f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}",)
 
     def to_json(self) -> str:
         """Return one JSON object."""
         rows = [{"n": r.n, "found": r.found, "shape": r.shape, "upper": r.upper.as_dict()} for r in self.rows]
-        ends = {"upper": self.upper.as_dict(), "lower": self.lower.as_dict()}
+        ends = {
+            name: None if bound is None else bound.as_dict()
+            for name, bound in (("upper", self.upper), ("lower", self.lower))
+        }
         return strict_json({"radius": self.radius, "crossing": self.crossing, "rows": rows} | ends)
 
 
-def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regimes:
+def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     r"""Find the worst constants on sequences in a ball against their length.
 
     The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
     integer numbers of tokens. As weighted measures they cost nothing, however long the sequence is. Below
     :math:`n^*` the constant grows like :math:`\sqrt n`, above it stays where measures have it.
 
+    Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each, from
+    patterns, from what shorter sequences have, and with a sink from the softmax's own places. Their rows lie below the
+    bound for so many tokens; of measures nothing is proven.
+
     Args:
-        attention: One unmasked head, with scores :math:`\langle Ax,y\rangle` alone.
+        attention: One unmasked head, with scores :math:`\langle Ax,y\rangle` alone; or unmasked attention of another
+            kind, with any number of heads. What counts tokens (sigmoid and entmax attention, linear attention without a
+            denominator) is a map on measures once it has a ``count``, which stays the same for all lengths.
         radius: The radius of the ball.
         lengths: The lengths, at least 3.
+
+    Raises:
+        AssumptionError: If attention is masked or has a feature that no bound covers, or counts tokens and does not
+            say how many.
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
         >>> round(regimes(Attention.single_head(A=-one, V=one), 2.0, [10, 100]).crossing)
         2981
     """
-    head = require_mean_field(attention, "regimes", radius)
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
+    if isinstance(attention, Heads) and (not isinstance(attention, Attention) or attention.sink is not None):
+        return _searched(attention, radius, lengths)
+    head = require_mean_field(attention, "regimes", radius)
     places = list(few_places(head, radius))
     whole = sharp_mean_field_upper(attention, radius=radius)
     rows = []
@@ -110,6 +136,35 @@ def regimes(attention: Attention, radius: float, lengths: Sequence[int]) -> Regi
         lower=sharp_mean_field_lower(attention, radius=radius),
         crossing=math.exp(min(places[0].exponent, 700.0)) if places else 1.0,
     )
+
+
+def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
+    """Search at every length; what a shorter sequence has is a start for the longer ones."""
+    require_radius(radius)
+    require_plain(attention, "regimes", causal=False)
+    wide = attention.to(torch.float64, "cpu")
+    wide.on(DiscreteMeasure(torch.zeros(1, wide.d, dtype=torch.float64)))  # what is no map on measures says so
+    uppers = [smallest_upper(attention, n=n, radius=radius) for n in lengths]
+    rows, found = {}, None
+    for n, upper in sorted(zip(lengths, uppers, strict=True), key=lambda row: row[0]):
+        known = list(_softmax_places(wide, radius, n))
+        if found is not None:
+            known += [(found.points, counts) for counts in stretched(found.counts, n)]
+        found = worst_copies(wide, n, radius, known)
+        rows[n] = Regime(n=n, found=found.value, shape=found.counts, upper=upper)
+    return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius)
+
+
+def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
+    """Yield the places of the softmax, for attention that is one but for its sink."""
+    if not isinstance(attention, Attention):
+        return
+    try:
+        head = require_mean_field(dataclasses.replace(attention, sink=None), "explicit inputs", radius)
+    except AssumptionError:
+        return  # several heads, or biases: patterns remain
+    for place in (*few_places(head, radius), *tied_places(head, radius, n)):
+        yield from ((place.points, counts) for counts in place.counts(n))
 
 
 def _constants(

@@ -160,8 +160,9 @@ class JacobianOperator:
         if bool(gap > 0.01 * size):
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
-                "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), or is a part "
-                "of it not twice differentiable?",
+                "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), is a part of "
+                "it not twice differentiable, or is its derivative mostly rounding here (float32 inside, where weights "
+                "saturate)?",
                 field="f",
             )
 
@@ -174,11 +175,28 @@ class JacobianOperator:
         factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
         expected = beside(factors, self._X) * self.vjp(G)
         if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
+            if self._mixes(G):
+                raise AssumptionError(
+                    "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
+                    "use hs.JacobianOperator(f, X, batch_axes=0).",
+                    field="f",
+                )
             raise AssumptionError(
-                "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
-                "use hs.JacobianOperator(f, X, batch_axes=0).",
+                "the derivative of the callable is mostly rounding here: twice a cotangent is not pulled back to twice "
+                "as much. Does it compute in float32 or less inside, where weights saturate? Let it compute in the "
+                "numbers it is given, or take smaller tokens.",
                 field="f",
             )
+
+    def _mixes(self, G: Tensor) -> bool:
+        """Tell whether an input of the batch has a share in another's output: then its gradient is not zero there."""
+        for i in range(math.prod(self.batch)):
+            alone = torch.zeros_like(G)
+            alone.view(-1, *self.codomain)[i] = G.reshape(-1, *self.codomain)[i]
+            pulled = self.vjp(alone).reshape(-1, *self.domain)
+            if bool(pulled[:i].any() or pulled[i + 1 :].any()):
+                return True
+        return False
 
 
 def _measurable(X: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from measured import changed
 import howsmooth as hs
 from howsmooth.report.charts.regimes import regimes_chart
 from howsmooth.report.figures import chart_names, draw
+from howsmooth.search.regimes import Regime, Regimes
 from howsmooth.wording import number
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
@@ -31,6 +32,16 @@ def test_the_regimes_of_one_head_are_drawn_by_themselves_with_their_crossing():
     chart = regimes_chart(found)
     assert panels_of(chart) == [f"R = 1.5: n* ≈ {number(found.crossing)}"]
     assert pairs(rows_of(chart, series="worst found")) == [(row.n, row.found) for row in found.rows]
+
+
+def test_where_no_theorem_tells_a_plateau_none_is_drawn():
+    upper = hs.bounds.sharp_upper(hs.Attention.single_head(A=ONE, V=ONE), n=3, radius=1.0)
+    rows = tuple(Regime(n=n, found=float(n), shape=(n,), upper=upper) for n in (3, 9))
+    chart = regimes_chart(Regimes(rows=rows, radius=1.5))
+    assert panels_of(chart) == ["R = 1.5"]
+    assert {row["series"] for row in rows_of(chart)} == {"worst found", "worst-case bound"}
+    assert pairs(rows_of(chart, series="worst found")) == [(3, 3.0), (9, 9.0)]
+    assert title_of(chart) == "The worst constant that a search found, below the bound for so many tokens"
 
 
 def test_a_crossing_and_a_plateau_that_fit_no_float_are_left_out():

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import UnmeasurableError
 from howsmooth.maps.tiles import recorded
 from howsmooth.maps.weighting import Pick
 from howsmooth.torch_internals import is_batched
@@ -56,7 +56,7 @@ def balance(S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1
     derivative: the first three derivatives of that are those of the solution.
 
     Raises:
-        AssumptionError: If rows and columns are not balanced after ``max_steps``.
+        UnmeasurableError: If rows and columns are not balanced after ``max_steps``.
     """
     log_masses = masses.log()
     with torch.no_grad():
@@ -64,16 +64,22 @@ def balance(S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1
     if recorded(S, masses):
         for _order in range(2):
             P, error = _columns(S, g, masses, log_masses)
-            g = g - _solve(torch.linalg.cholesky(_curvature(P, masses)), masses, error)
+            g = g - _solve(_factor(_curvature(P, masses)), masses, error)
     P, _error = _columns(S, g, masses, log_masses)
-    factor, wrong = torch.linalg.cholesky_ex(_curvature(P, masses))
+    factor = _factor(_curvature(P, masses))
+    return Balanced(P=P, masses=masses, factor=factor, steps=steps, solves=solves)
+
+
+def _factor(curvature: Tensor) -> Tensor:
+    """Return the triangular factor, where there is one."""
+    factor, wrong = torch.linalg.cholesky_ex(curvature)
     if not is_batched(wrong) and bool(wrong.any()):
-        raise AssumptionError(
+        raise UnmeasurableError(
             "weights whose rows and columns sum to one are a permutation here, up to rounding: their derivative cannot "
             "be told. Take a smaller scale, or smaller tokens.",
             field="X",
         )
-    return Balanced(P=P, masses=masses, factor=factor, steps=steps, solves=solves)
+    return factor
 
 
 def _potentials(S: Tensor, masses: Tensor, log_masses: Tensor, max_steps: int) -> tuple[Tensor, int, int]:
@@ -94,7 +100,7 @@ def _potentials(S: Tensor, masses: Tensor, log_masses: Tensor, max_steps: int) -
             before, error = error, float(_error(S, g, masses, log_masses).amax())
         if error <= tolerance:
             return g, steps, solves
-    raise AssumptionError(
+    raise UnmeasurableError(
         f"weights whose rows and columns sum to one were not found in {max_steps} steps: columns are off by "
         f"{number(error)}, and scores reach {number(largest)}. Take a smaller scale, smaller tokens or more max_steps.",
         field="X",

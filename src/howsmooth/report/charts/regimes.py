@@ -26,6 +26,7 @@ STYLES: Styles = {
     CROSSING: Style(mark="rule", colour=GREY, dash=(2, 3)),
     FOUND: Style(mark="dotted line", colour=ORANGE),
 }
+ACROSS = "number of tokens n"
 ALONE = {"width": 480, "height": 300}
 
 
@@ -45,7 +46,7 @@ def draw(section: Section) -> Chart:
 
 def regimes_chart(found: Regimes) -> Chart:
     """Draw the regimes of one head by itself."""
-    plateau = found.lower.value
+    plateau = None if found.lower is None else found.lower.value
     answers = [
         (
             row.n,
@@ -55,8 +56,12 @@ def regimes_chart(found: Regimes) -> Chart:
         )
         for row in found.rows
     ]
+    case = f"R = {number(found.radius)}"
+    if found.crossing is None:  # no theorem says where it stops
+        title = "The worst constant that a search found, below the bound for so many tokens"
+        return series_panels(_lines(case, answers), STYLES, across=ACROSS, title=title, size=ALONE)
     title = "The worst constant rises with the number of tokens until measures attain it"
-    return _panels({f"R = {number(found.radius)}": answers}, title=title, size=ALONE)
+    return _panels({case: answers}, title=title, size=ALONE)
 
 
 def table(section: Section) -> Numbers:
@@ -72,16 +77,21 @@ def table(section: Section) -> Numbers:
 
 def _panels(found: dict[str, list[tuple[int, Answer]]], *, title: str, size: dict[str, int]) -> Chart:
     rows = [row for case, answers in found.items() for row in _rows(case, answers)]
-    return series_panels(rows, STYLES, across="number of tokens n", title=title, size=size)
+    return series_panels(rows, STYLES, across=ACROSS, title=title, size=size)
+
+
+def _lines(panel: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
+    rows: Rows = points(((n, a.upper) for n, a in answers), panel=panel, series=UPPER)
+    rows += points(((n, a.plateau) for n, a in answers), panel=panel, series=PLATEAU)
+    rows += points(((n, a.lower) for n, a in answers), panel=panel, series=FOUND)
+    return rows
 
 
 def _rows(case: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
     # none where it does not fit a float
     crossing = answers[0][1].crossing or math.inf
     panel = f"{case}: n* ≈ {number(crossing)}"
-    rows: Rows = points(((n, a.upper) for n, a in answers), panel=panel, series=UPPER)
-    rows += points(((n, a.plateau) for n, a in answers), panel=panel, series=PLATEAU)
-    rows += points(((n, a.lower) for n, a in answers), panel=panel, series=FOUND)
+    rows = _lines(panel, answers)
     # where the lengths reach it
     if answers[0][0] <= crossing <= answers[-1][0]:
         rows.append({"x": crossing, "panel": panel, "series": CROSSING})

@@ -51,6 +51,6 @@ def _look(ask: Ask, resources: "Resources") -> Answer:
         lower=row.found,
         upper=row.upper.value,
         crossing=found.crossing,
-        plateau=found.lower.value,
-        measures_upper=found.upper.value,
+        plateau=None if found.lower is None else found.lower.value,
+        measures_upper=None if found.upper is None else found.upper.value,
     )

@@ -3,31 +3,29 @@
 import math
 from typing import Any
 
-from howsmooth.errors import AssumptionError
 from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe
 
 
 def entmax_ball(f: Any, n: int, radius: float) -> float:
     r"""Bound entmax attention on n tokens in a ball.
 
-    .. math:: \|V\|\Bigl(\sqrt n + R\,p_q\,n^{\alpha-1} + \sqrt n\,\kappa_nR\,p_k\Bigr)
+    .. math:: \|V\|\Bigl(\sqrt n + R\,p_q\,N^{\alpha-1} + (N/n)^{\alpha-1}\sqrt n\,\kappa_nR\,p_k\Bigr)
 
-    with :math:`p_q, p_k` the slopes of scores, :math:`\kappa_n = \sqrt n` for the sparsemax (α = 2) and
+    with N the ``count``, n by default (slopes are :math:`g_j = m_j^{\alpha-1}P_j^{2-\alpha}`, :math:`m_j = N/n`),
+    :math:`p_q, p_k` the slopes of scores, :math:`\kappa_n = \sqrt n` for the sparsemax (α = 2) and
     :math:`\kappa_n = 2\sqrt n\,(1+(n-1)^{1/3})^{-3/2} < 2` for α = 1.5.
     """
     require_plain(f, "this bound on entmax attention")
-    count = n if f.count is None else f.count
-    if count != n:
-        raise AssumptionError("this bound on entmax attention needs count to be n, or left out.", field="attention")
-    return layer_upper(f, lambda part: _head(part, n, radius, f.alpha))
+    count = float(n if f.count is None else f.count)
+    return layer_upper(f, lambda part: _head(part, n, radius, f.alpha, count))
 
 
-def _head(part: Part, n: int, radius: float, alpha: float) -> float:
+def _head(part: Part, n: int, radius: float, alpha: float, count: float) -> float:
     pull_q, pull_k = part.pulls(radius)
     if alpha == 2:
-        slopes, moment = float(n), math.sqrt(n)
+        slopes, moment = count, math.sqrt(n) * (count / n)
     else:
-        slopes, moment = math.sqrt(n), pushed(n)
+        slopes, moment = math.sqrt(count), pushed(n) * math.sqrt(count / n)
     return safe(part.B) * (math.sqrt(n) + radius * pull_q * slopes + math.sqrt(n) * moment * radius * pull_k)
 
 

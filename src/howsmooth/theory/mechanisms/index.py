@@ -70,7 +70,7 @@ def lipsformer_upper(f: Any, *, n: int) -> Bound:
 
     .. math:: \mathrm{Lip}(f)\le2\nu\epsilon^{-1/2}\bigl(n(n-1)\tau\|W^K\| + (n-1)\tau\|W^Q\| + n\|W^V\|\bigr)
 
-    The formula is quoted from memory of the published theorem; :func:`sharp_upper` is smaller.
+    The formula as published, as far as we know it; its text was not at hand. :func:`sharp_upper` is smaller.
 
     Raises:
         AssumptionError: If values are not normalised, or there are several heads.

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-from howsmooth.errors import AssumptionError
 from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
 
 
@@ -13,20 +12,19 @@ def linear_ball(f: Any, n: int, radius: float) -> float:
     Normalised: :math:`\|V\|\bigl(\sqrt n + R\,(\|Q\|/\sqrt2 + \sqrt{n/2}\,\|K\|)\bigr)`: it grows like R, not like R².
 
     Without the denominator, with :math:`p = \sqrt k+\|Q\|R+|b_q|`, :math:`r = \sqrt k+\|K\|R+|b_k|` and Y the largest
-    value: :math:`n\bigl(\|V\|pr + Y(r\|Q\| + p\|K\|)\bigr)`.
+    value: :math:`N\bigl(\|V\|pr + Y(r\|Q\| + p\|K\|)\bigr)`, N the ``count``, n by default.
     """
     require_plain(f, "this bound on linear attention")
-    if not f.normalised and f.count not in (None, n):
-        raise AssumptionError("this bound on linear attention needs count to be n, or left out.", field="attention")
-    return layer_upper(f, lambda part: _head(part, n, radius, bool(f.normalised)))
+    # without a denominator each of the n tokens counts for count / n
+    return layer_upper(f, lambda part: _head(part, n, radius, None if f.normalised else float(f.count or n)))
 
 
-def _head(part: Part, n: int, radius: float, normalised: bool) -> float:
+def _head(part: Part, n: int, radius: float, count: float | None) -> float:
     norm_Q, norm_K, norm_V = safe(part.Q), safe(part.K), safe(part.B)
-    if normalised:
+    if count is None:
         return norm_V * (math.sqrt(n) + radius * (norm_Q / math.sqrt(2) + math.sqrt(n / 2) * norm_K))
     root = math.sqrt(len(part.Q))
     p = root + norm_Q * radius + size(part.query_bias)
     r = root + norm_K * radius + size(part.key_bias)
     most = norm_V * radius + size(part.value_bias)
-    return n * (norm_V * p * r + most * (r * norm_Q + p * norm_K))
+    return count * (norm_V * p * r + most * (r * norm_Q + p * norm_K))
