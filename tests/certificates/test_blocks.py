@@ -12,7 +12,8 @@ def test_no_norm_is_below_the_largest_singular_value_or_far_above(shape, dtype, 
     columns = torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
     truth = torch.linalg.matrix_norm(columns.double().movedim(1, -2), 2)
     found = block_norms(columns)
-    assert found.shape == truth.shape and found.dtype == dtype
+    assert found.shape == truth.shape
+    assert found.dtype == dtype
     assert (found >= truth * (1 - 1e-6 * (dtype == torch.float32))).all()
     assert (found <= 1.03 * truth).all()
 
@@ -23,7 +24,8 @@ def test_blocks_of_any_size_are_bounded_beside_others(size, rng):
     columns[1, :, 2] *= size
     truth = torch.linalg.matrix_norm(columns.movedim(1, -2), 2)
     found = block_norms(columns)
-    assert (found >= truth).all() and (found <= 1.03 * truth).all()
+    assert (found >= truth).all()
+    assert (found <= 1.03 * truth).all()
 
 
 def test_equal_singular_values_lose_nothing_to_rounding(rng):
