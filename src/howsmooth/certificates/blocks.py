@@ -32,7 +32,8 @@ def block_norms(columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "gr
     """
     groups, r, *more, m = columns.shape
     at_once = max(1, NUMBERS // (groups * min(r, m) ** 2))
-    places = [columns[(slice(None), slice(None), *place)] for place in itertools.product(*map(range, more))]
+    stacked = columns.movedim((0, 1), (-3, -2))
+    places = [stacked[place] for place in itertools.product(*map(range, more))]
     squares = []
     for first in range(0, len(places), at_once):
         some = places[first : first + at_once]
