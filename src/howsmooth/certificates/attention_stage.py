@@ -90,8 +90,7 @@ class AttentionStage(Stage):
     def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
         """Return how far queries, keys, values, scores and outputs move by first order, and what leaves."""
         dq, dk, dv, scores = self._moved(bundle)
-        # scores are centred: values count as they are
-        moved = (self._P * scores) @ self._v + self._P @ dv
+        moved = self._mixed(scores, dv)
         parts = (
             ball.vectors(dq),
             ball.vectors(dk),
@@ -195,8 +194,27 @@ class AttentionStage(Stage):
         """Return how queries, keys, values and centred scores move by first order."""
         dq, dk, dv = self._projections.jvp(bundle)
         dk, dv = self._by_head(dk), self._by_head(dv)
-        scores = self._scale * dq @ self._k.mT + self._q @ dk.mT
-        return dq, dk, dv, scores - (self._P * scores).sum(-1, keepdim=True)
+        heads, n = self._P.shape[:2]
+        scores = dq.new_empty(heads, *dq.shape[:-3], n, n)
+        # head by head: products of all heads at once would repeat keys and queries for every column
+        for head, (each, P) in enumerate(zip(scores, self._P, strict=True)):
+            asked = dq[..., head, :, :].flatten(0, -2) @ (self._scale * self._k[head]).mT
+            told = dk[..., head, :, :].flatten(0, -2) @ self._q[head].mT
+            torch.add(asked.view_as(each), told.view_as(each).mT, out=each)
+            each -= (P * each).sum(-1, keepdim=True)
+        return dq, dk, dv, scores.movedim(0, -3)
+
+    def _mixed(self, scores: Float[Tensor, "*more heads n n"], dv: Tensor) -> Float[Tensor, "*more heads n v"]:
+        """Return how outputs of heads move by first order, stored side by side."""
+        heads, n, v = self._v.shape
+        found = dv.new_empty(*dv.shape[:-3], n, heads, v)
+        for head, P in enumerate(self._P):
+            # scores are centred: values count as they are
+            weighted = ((P * scores[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, n, v)
+            values = dv[..., head, :, :].flatten(0, -3)
+            mixed = torch.baddbmm(weighted, P.expand(len(values), n, n), values)
+            found[..., head, :] = mixed.view(*dv.shape[:-3], n, v)
+        return found.transpose(-3, -2)
 
     def _cut(self, sizes: Float[Tensor, " sizes"]) -> "Sizes":
         heads, n = self._P.shape[:2]
@@ -210,7 +228,7 @@ class AttentionStage(Stage):
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
         """Give every head the keys or values of its group."""
-        return x.repeat_interleave(self._shared, -3)
+        return x if self._shared == 1 else x.repeat_interleave(self._shared, -3)
 
 
 class Sizes(NamedTuple):

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.certificates.blocks import block_norms
 from howsmooth.theory.traces import largest_norms
 
 # So many numbers are unpacked at once.
@@ -27,14 +28,13 @@ class Ball:
         r"""Bound :math:`\sup|M\xi|_2` for matrices M, whose columns are along r and whose rows are along m."""
         if self.p == 1.0:
             return columns.norm(dim=-1).amax(1)
-        matrices = columns.movedim(1, -2)
-        if matrices.shape[-2] == 1:
-            return matrices[..., 0, :].norm(dim=-1)
+        if columns.shape[1] == 1:
+            return columns[:, 0].norm(dim=-1)
         if self.p == 2.0:
-            return largest_norms(matrices)
+            return block_norms(columns)
         # the cube lies in a ball of radius √r; a sum over its axes may be shorter
-        around = matrices.shape[-2] ** 0.5 * largest_norms(matrices)
-        return torch.minimum(around, matrices.norm(dim=-1).sum(-1))
+        around = columns.shape[1] ** 0.5 * block_norms(columns)
+        return torch.minimum(around, columns.norm(dim=-1).sum(1))
 
 
 @dataclass(frozen=True)
