@@ -1,9 +1,10 @@
 """The only place that calls what torch does not promise to keep; each function says why it has to."""
 
 import functools
+import sys
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default  # looked up once: that takes as long as a call
 
@@ -54,3 +55,20 @@ def sigmoid_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
     if out is None:
         return torch.ops.aten.sigmoid_backward.default(D, P)
     return torch.ops.aten.sigmoid_backward.grad_input(D, P, grad_input=out)
+
+
+def compiler_loaded() -> bool:
+    """Tell whether torch's compiler was ever imported: if not, nothing is compiled, and importing it takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
+def compiled(f: object) -> bool:
+    """Tell whether a callable, or a part of a module, was compiled. Why marks of the compiler: it has no question."""
+    parts = list(f.modules()) if isinstance(f, nn.Module) else [f]
+    marks = ("_orig_mod", "_torchdynamo_orig_callable")
+    return any(
+        any(name in vars(part) or hasattr(type(part), name) for name in marks)
+        or getattr(part, "_compiled_call_impl", None) is not None
+        for part in parts
+        if hasattr(part, "__dict__")
+    )

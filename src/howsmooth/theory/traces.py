@@ -37,8 +37,11 @@ def largest_eigenvalues(M: Float[Tensor, "*batch v v"], *, squarings: int = SQUA
         Y, size = Y / trace, size.square() * trace
     first = Y.diagonal(dim1=-2, dim2=-1).sum(-1) / v
     second = Y.square().sum((-2, -1)) / v
-    top = first + ((v - 1) * (second - first.square()).clamp_min(0)).sqrt()
-    rounding = 1 + 32 * v * torch.finfo(M.dtype).eps
+    eps = torch.finfo(M.dtype).eps
+    # where all eigenvalues are nearly alike, their scatter drowns in the rounding of what it is the difference of
+    scatter = (second - first.square()).clamp_min(0) + 4 * v * eps * second
+    top = first + ((v - 1) * scatter).sqrt()
+    rounding = 1 + 32 * v * eps
     return rounding * (top * size[..., 0, 0]) ** (1 / 2**squarings) * scale[..., 0, 0]
 
 

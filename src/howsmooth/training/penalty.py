@@ -109,7 +109,7 @@ def penalty(
         >>> weight = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
         >>> found = penalty(lambda X: weight * X, torch.ones(4, 3, 2, dtype=torch.float64))
         >>> found.sum().backward()
-        >>> [round(float(x), 6) for x in found], round(float(weight.grad), 6)
+        >>> [round(x, 6) for x in found.tolist()], round(float(weight.grad), 6)
         ([3.0, 3.0, 3.0, 3.0], 4.0)
     """
     shape = Shape(power=power, log=log, above=above)

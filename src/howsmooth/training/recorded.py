@@ -1,7 +1,6 @@
 """One forward pass of a callable, recorded so that products with its Jacobian can themselves be differentiated."""
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +15,7 @@ from howsmooth.errors import AssumptionError, FallbackWarning
 from howsmooth.spectral.abilities import HALF
 from howsmooth.spectral.autograd import check_value, measuring
 from howsmooth.spectral.vectors import beside
-
-# What torch puts on what it has compiled.
-COMPILED = ("_orig_mod", "_torchdynamo_orig_callable")
+from howsmooth.torch_internals import compiled, compiler_loaded
 
 
 class Recorded:
@@ -121,8 +118,7 @@ class Recorded:
 def _plainly(f: object, owner: object, device: torch.device) -> Iterator[None]:
     """Compute in full precision, and as written: compiled code cannot be differentiated twice."""
     with torch.autocast(device.type, enabled=False), contextlib.ExitStack() as stack:
-        # what was never imported has compiled nothing, and importing it takes seconds
-        if "torch._dynamo" in sys.modules:
+        if compiler_loaded():
             if compiled(f) or compiled(owner):
                 warnings.warn(
                     "compiled code cannot be differentiated twice: the penalty runs it uncompiled, all else stays as "
@@ -132,14 +128,3 @@ def _plainly(f: object, owner: object, device: torch.device) -> Iterator[None]:
                 )
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-def compiled(f: object) -> bool:
-    """Tell whether a callable, or a part of a module, was compiled."""
-    parts = list(f.modules()) if isinstance(f, nn.Module) else [f]
-    return any(
-        any(name in vars(part) or hasattr(type(part), name) for name in COMPILED)
-        or getattr(part, "_compiled_call_impl", None) is not None
-        for part in parts
-        if hasattr(part, "__dict__")
-    )

@@ -47,7 +47,7 @@ class WarmStart:
 
     @property
     def exact(self) -> bool:
-        """Whether the singular vectors of the last step are known well: every residual is at most 0.1."""
+        """Whether every residual of the last step is at most 0.1, so that its singular vectors are known well."""
         return self.residual is not None and bool((self.residual <= TOLERANCE).all())
 
     def guess(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"] | None:

@@ -16,7 +16,7 @@ def phi_inverse(N: float) -> float:
 
     Example:
         >>> round(phi_inverse(15.0), 4)
-        1.3836
+        1.3835
     """
     return float(lambertw(N / math.e).real) * (1 + LOST)
 
