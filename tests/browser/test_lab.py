@@ -96,6 +96,31 @@ def test_dots_are_dragged_by_mouse_and_stay_in_the_disk(open_lab):
     assert state(lab)["c"][state(lab)["chosen"]] > 62
 
 
+def test_a_small_dot_that_is_chosen_is_dragged_by_its_middle_though_its_handle_is_near(open_lab):
+    lab = open_lab("#scene=crowd")
+    for _twice in range(2):  # the first drag chooses it, and then it has the handle
+        x, y = middle(lab, 1)
+        lab.page.mouse.move(x, y)
+        lab.page.mouse.down()
+        lab.page.mouse.move(x + 30, y - 30, steps=3)
+        lab.page.mouse.up()
+        settled(lab)
+        assert middle(lab, 1) == pytest.approx((x + 30, y - 30), abs=1.0)
+    assert state(lab)["c"] == [1, 1, 62]
+
+
+def test_a_scene_can_be_left_while_it_plays_and_a_crowd_stays_the_crowd(open_lab):
+    lab = open_lab("#scene=crowd")
+    lab.find("#play").click()
+    lab.page.wait_for_function("() => window.lab.state().c[2] !== 62 && window.lab.state().c[2] > 6")
+    assert state(lab)["c"][:2] == [1, 1]
+    lab.find('#scenes a[href="#scene=infinity"]').click()
+    lab.page.wait_for_function("() => window.lab.state().scene === 'infinity'")
+    settled(lab)
+    assert "infinity" in lab.page.url
+    assert lab.find("#play").get_attribute("aria-pressed") == "false"
+
+
 def test_dots_are_dragged_by_a_finger(open_lab):
     lab = open_lab("#scene=tied-pair", size=PHONE)
     before, (x, y) = constant(lab), middle(lab, 0)

@@ -52,7 +52,9 @@ const controls = (lab) => {
   svg.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     const state = lab.state(), at = stage.pointAt(event);
-    if (event.target.closest(".handle")) {
+    // the handle of a small dot reaches over the dot: whoever points at the dot means the dot
+    const away = ([x, y]) => Math.hypot(x - at[0], y - at[1]);
+    if (event.target.closest(".handle") && away(stage.handleAt(state, state.chosen)) < away(state.xi[state.chosen])) {
       dragging = { i: state.chosen, from: at, c: state.c[state.chosen], mass: true };
     } else {
       // of dots at one place the one that is chosen: halves are pulled apart, not another one fetched

@@ -35,7 +35,7 @@ const lab = (() => {
     const cut = state.regime === "measure" && found.distinct ? found.split : null;
     readout.laneNumbers({ typical: found.typical, worst: found.constant, cut, known: best?.value ?? null, bound, paper });
     byId("go-known").disabled = best === undefined;
-    byId("any-title").textContent = state.regime === "measure" ? "Any measure in this R" : `Any ${shown(count(m), 7)} tokens in this R`;
+    byId("any-title").textContent = state.regime === "measure" ? "Any shares of tokens in this R" : `Any ${shown(count(m), 7)} tokens in this R`;
   };
 
   const ratio = (m) => {
@@ -50,14 +50,14 @@ const lab = (() => {
   const words = (found, m) => {
     byId("constant").textContent = shown(found.constant, 4);
     byId("worst-times").textContent = `${shown(found.constant, 4)} times`;
-    byId("typical-times").textContent = `${shown(found.typical, 2)} times`;
+    byId("typical-times").textContent = `${found.typical < 1e-6 ? "almost 0" : shown(found.typical, 2)} times`;
     const pulled = ratio(m);
     const says = byId("cut-says");
     says.hidden = state.regime !== "measure";
     const wins = found.distinct && found.split > found.constant * (1 + 1e-9);
-    if (pulled !== null) says.textContent = `The parts as pulled now: ×${shown(pulled, 4)}.`;
+    if (pulled !== null) says.textContent = `The parts as they are pulled now: outputs moved ×${shown(pulled, 4)} as far as they did.`;
     else if (!found.distinct) says.textContent = "Two dots have the same output: nothing is claimed about cutting.";
-    else says.textContent = `If one dot is cut first: ×${shown(found.split, 4)}${wins ? ", more than moving whole dots." : "; moving is no worse."}`;
+    else says.textContent = `One dot cut in two, its halves pulled apart: ×${shown(found.split, 4)}, ${wins ? "more than moving whole dots." : "no more than moving whole dots."}`;
   };
 
   const draw = () => {
@@ -185,11 +185,13 @@ const lab = (() => {
     readout.curves(state);
   };
   const arrive = () => {
-    if (location.hash === written) return;
-    stop();
+    const wanted = location.hash;
+    if (wanted === written) return;
+    stop(); // which writes the link of what was running
     past = [...past.slice(-99), committed];
-    state = committed = readLink(location.hash);
-    written = location.hash;
+    state = committed = readLink(wanted);
+    written = wanted;
+    if (location.hash !== wanted) location.replace(wanted);
     entered();
     redraw();
   };

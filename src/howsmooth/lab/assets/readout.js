@@ -57,7 +57,7 @@ const readout = (() => {
   const chartLines = pool(part("lines"), () => shape("path"));
   const visited = pool(part("trail"), () => shape("circle", { r: 2.5 }));
   const BOX = { left: 52, right: 410, top: 14, bottom: 226 };
-  let spec = null, been = [];
+  let spec = null, been = [], beenAt = null;
   const scales = () => [scaleOf(spec.x, BOX.left, BOX.right), scaleOf(spec.y, BOX.bottom, BOX.top)];
   const axes = (scene) => {
     spec = scene.chart;
@@ -92,6 +92,10 @@ const readout = (() => {
   };
   const point = (state, found) => {
     const [x, y] = scales(), [u, v] = spec.at(state, found);
+    // where the state was at another radius is beside other lines
+    const radius = spec.ignores?.includes("R") ? null : state.R;
+    if (radius !== beenAt) been = [];
+    beenAt = radius;
     been.push([x(u), y(v)]);
     been = been.slice(-160);
     visited(been.slice(0, -1), (element, [cx, cy], i) => {

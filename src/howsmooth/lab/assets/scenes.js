@@ -23,10 +23,10 @@ const SCENES = [
   {
     slug: "crowd",
     name: "A crowd",
-    sentence: "Two far dots and a crowd: every token of the crowd copies one far dot, so a small move of that dot moves all n of them, and the constant grows like √n.",
-    task: "Make n larger. Then drag the crowd until it is as far from one dot as from the other.",
+    sentence: "Here every dot looks at the dot most opposite to it. All tokens of the crowd look at one dot and copy it, so a small move of that dot moves n outputs at once: about √n times the move.",
+    task: "Make n larger. Then drag the crowd slowly up along the rim: where it is as far from one dot as from the other, the number shoots up.",
     start: { R: 4, xi: [polar(2.53), polar(4.28), [0.9, 0]], c: [1, 1, 62], chosen: 2 },
-    play: (state, t) => withCount(state, Math.round(between(3, 1e6, t))),
+    play: (state, t) => withCount(state, Math.round(between(8, 1e6, t))) /* fewer, and no dot is the crowd */,
     chart: {
       title: "The constant against the number of tokens",
       x: { label: "tokens n", low: 2, high: 1e6, log: true },
@@ -43,7 +43,7 @@ const SCENES = [
     slug: "tied-pair",
     name: "The tied pair",
     sentence: "A crowd that cannot decide between two dots jumps from one to the other at a touch: here the constant grows like R², the fastest there is for n tokens.",
-    task: "Double R and watch the number grow fourfold. Then drag one dot of the pair a little inwards: the tie is broken.",
+    task: "Double R and watch the number grow fourfold. Then drag one dot of the pair a little sideways: the crowd prefers one of them, the tie is broken, the number falls.",
     start: { R: 3, xi: [[0, 1], [0, -1], [1, 0]], c: [1, 1, 62], chosen: 2 },
     play: (state, t) => ({ ...state, R: between(0.5, 8, t) }),
     chart: {
@@ -62,8 +62,8 @@ const SCENES = [
   {
     slug: "mean-field",
     name: "Without end",
-    sentence: "With as many tokens as one likes, a dot that holds next to no mass can lead all the rest: the constant grows exponentially with R², and so does the number of tokens it takes.",
-    task: "Press Play: R grows, and the light dot takes its best mass. Then pull the small handle of the light dot up and down.",
+    sentence: "With as many tokens as one likes, a dot that holds a tiny share of them (its mass) can steer all the others: the constant grows exponentially with R², and so does the number of tokens it takes.",
+    task: "Press Play: R grows, and the light dot on the left gets the share that makes the number largest. Then pull its ⊕ up and down: more and less both make it smaller.",
     start: { R: 1, xi: [[-1, 0], [1, 0]], c: [1, 20], regime: "measure", chosen: 0 },
     play: (state, t) => {
       const grown = { ...state, R: 0.5 + 2.1 * t };
@@ -74,7 +74,7 @@ const SCENES = [
       const m = modelOf(state);
       if (m.x.length !== 2 || m.mechanism !== "softmax") return "";
       const peak = bestMass(m), needed = Math.exp(2 * steepness(m.A) * m.R ** 2);
-      return `At this R the peak is ${shown(peak.value, 5)}, where the light dot holds ${shown(peak.share, 3)} of all tokens: one of ${shown(1 / peak.share, 4)}. The growth shows from about n* = e^(2γR²) = ${shown(needed, 4)} tokens on.`;
+      return `At this R the peak is ${shown(peak.value, 5)}, where the light dot holds ${shown(peak.share, 3)} of all tokens: one of ${shown(1 / peak.share, 4)}. It takes about ${shown(needed, 4)} tokens before this shows.`;
     },
     chart: {
       title: "The constant against the radius",
@@ -92,12 +92,12 @@ const SCENES = [
   {
     slug: "splitting",
     name: "Cut a dot",
-    sentence: "Two halves of one dot, pulled apart, can move the output further than any move of whole dots: near the origin, attention splits mass.",
+    sentence: "Two halves of one dot, pulled apart, can move the output further than any move of whole dots: near the centre it pays to split a dot.",
     task: "Press Cut: the dot near the middle falls into two halves. Pull one of them, and the other goes the opposite way.",
     start: { R: 6, xi: [[-5.3 / 6, 0], [-0.5 / 6, 0]], c: [1, 1], regime: "measure", place: "line", value: "line", eps: 0.05, chosen: 1 },
     play: (state, t) => ({ ...state, linked: null, from: null, xi: state.xi.map((x, i) => (i === 1 ? [-0.8 + 1.6 * t, 0] : x)) }),
-    more: { label: "The other way: A = +1, two dots at ±5", link: "#scene=splitting&A=I&at=-0.833333,0;0.833333,0" },
-    moreTask: "choose the right dot, press “Cut off a crumb” and drag the crumb to −0.5",
+    more: { label: "A second example, where dots look at dots like themselves", link: "#scene=splitting&A=I&at=-0.833333,0;0.833333,0" },
+    moreTask: "choose the right dot, press “Cut off a crumb” (under “The chosen dot”, further down) and drag the crumb to −0.5",
     chart: {
       title: "Moving and cutting, against the place of the second dot",
       x: { label: "place of the second dot", low: -6, high: 6, log: false },
@@ -112,8 +112,8 @@ const SCENES = [
   {
     slug: "infinity",
     name: "To infinity",
-    sentence: "Push all dots outwards and each attends to one dot only: the constant falls back to the square root of the largest crowd of followers, unless two dots tie.",
-    task: "Make R large. Then look for a dot that, dragged, brings the number up again.",
+    sentence: "Push all dots outwards and each attends to one dot only: the constant falls back to the square root of how many look at the same dot, unless two dots tie.",
+    task: "Make R large. Then drag the leftmost dot slowly down: where another dot hesitates between two, the number jumps.",
     start: {
       R: 1, turn: 160, form: "I", chosen: 0, eps: 0.2,
       xi: [[0.31, 0.68], [0.36, 0.91], [-0.55, -0.81], [0.92, -0.33], [-0.19, 0.71], [-0.02, 0.33], [-0.98, 0.05], [0.82, 0.53], [0.74, 0.09]],
@@ -122,25 +122,25 @@ const SCENES = [
     play: (state, t) => ({ ...state, R: between(0.3, 12, t) }),
     chart: {
       title: "The constant against the radius",
-      x: { label: "radius R", low: 0.3, high: 12, log: true },
-      y: { label: "constant", low: 0.3, high: 1e3, log: true },
+      x: { label: "radius R", low: 0.3, high: 20, log: true },
+      y: { label: "constant", low: 0.3, high: 1e4, log: true },
       ignores: ["R", "chosen"],
       at: (state, found) => [state.R, found.constant],
       lines: [
-        { name: "these places", kind: "own", points: overRadius(0.3, 12, 36) },
-        { name: "√(largest crowd)", kind: "guide", points: (state) => { const limit = farLimit(modelOf(state)); return limit === null ? [] : [[0.3, limit], [12, limit]]; } },
-        { name: "worst-case bound", kind: "bound", points: worstOverRadius(0.3, 12) },
+        { name: "these places", kind: "own", points: overRadius(0.3, 20, 36) },
+        { name: "√(largest crowd)", kind: "guide", points: (state) => { const limit = farLimit(modelOf(state)); return limit === null ? [] : [[0.3, limit], [20, limit]]; } },
+        { name: "worst-case bound", kind: "bound", points: worstOverRadius(0.3, 20) },
       ],
     },
   },
   {
     slug: "minilm",
     name: "A real head",
-    sentence: `Head ${text.head} of layer ${text.layer} of MiniLM, on the plane where it is least smooth: words of Alice in Wonderland cast small shadows near the middle, far from the worst pair at the rim.`,
+    sentence: `Head ${text.head} of layer ${text.layer} of MiniLM, on the plane where it is least smooth: words of Alice in Wonderland lie near the middle, far from the worst pair at the rim.`,
     task: "Press Play: two words walk to the rim, all others gather opposite. Undo brings the text back.",
     start: { R: text.radius, form: "minilm", value: "minilm", xi: words, c: words.map(() => 1), chosen: 0, labels: text.words, eps: 0.05 },
     play: (state, t) => ({ ...state, xi: onTheWay(t) }),
-    note: () => `In all its dimensions this head has ${shown(text.text_value, 3)} at these words, ${shown(text.text_typical, 2)} for random noise, and ${shown(text.whole_value, 3)} at its worst pair with ${text.n} tokens; on this plane that pair still has ${shown(text.pair_value, 3)}.`,
+    note: () => `In all its dimensions the constant of this head is ${shown(text.text_value, 3)} at these words (${shown(text.text_typical, 2)} for random noise); a flat picture shows only a part of it. The worst pair known, with ${text.n} tokens, has ${shown(text.whole_value, 3)}, and ${shown(text.pair_value, 3)} in this picture.`,
     chart: {
       title: "From the text to the worst pair",
       x: { label: "how far out the outermost dot is, as a share of R", low: 0, high: 1, log: false },
@@ -157,7 +157,7 @@ const SCENES = [
     slug: "layer-norm",
     name: "On a circle",
     sentence: "Layer norm puts every dot on a circle whose radius is the gain of the norm: no dot rests in the middle and none goes to infinity, but ties remain.",
-    task: "Drag the chosen dot round the circle and find where the number jumps. Then make the gain R smaller.",
+    task: "Drag the ringed dot round the circle and find where the number jumps. Then make the radius R smaller: in a network that is the gain of the norm.",
     start: { R: 3, xi: [polar(1.2), polar(-2), polar(0)], c: [1, 1, 30], place: "circle", chosen: 0 },
     play: (state, t) => ({ ...state, xi: state.xi.map((x, i) => (i === state.chosen ? polar(2 * Math.PI * t) : x)) }),
     chart: {
