@@ -228,3 +228,14 @@ def _rotary_batch() -> hs.Positions:
 
 
 CASES = SINGLE + UNCOVERED + NORMS + FEED_FORWARD + COMPOSED
+
+
+def good(**changes):
+    """Return a layer with shared keys that nothing is wrong with, but for what is changed."""
+    parts = {
+        "query": torch.ones(4, 2, 6),
+        "key": torch.ones(2, 2, 6),
+        "value": torch.ones(2, 3, 6),
+        "output": torch.ones(4, 6, 3),
+    }
+    return hs.Attention(**(parts | changes))

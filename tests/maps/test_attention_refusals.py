@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import good
 from draws import gaussian
 
 import howsmooth as hs
@@ -17,16 +18,6 @@ from howsmooth.errors import (
 )
 
 pytestmark = pytest.mark.untyped
-
-
-def good(**changes):
-    parts = {
-        "query": torch.ones(4, 2, 6),
-        "key": torch.ones(2, 2, 6),
-        "value": torch.ones(2, 3, 6),
-        "output": torch.ones(4, 6, 3),
-    }
-    return hs.Attention(**(parts | changes))
 
 
 NAN = torch.tensor([[torch.nan] * 6] * 5)

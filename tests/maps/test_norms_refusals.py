@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import good
 from draws import gaussian
 from torch import nn
 
@@ -30,16 +31,6 @@ def test_bad_norms_are_refused():
         hs.LayerNorm(gain=torch.ones(3), eps=0.0)(torch.ones(2, 3))
     with pytest.raises(ShapeError, match=r"n, 3\)"):
         hs.LayerNorm(gain=torch.ones(3)).jacobian(torch.ones(2, 4))
-
-
-def good(**changes):
-    parts = {
-        "query": torch.ones(4, 2, 6),
-        "key": torch.ones(2, 2, 6),
-        "value": torch.ones(2, 3, 6),
-        "output": torch.ones(4, 6, 3),
-    }
-    return hs.Attention(**(parts | changes))
 
 
 def test_bad_compositions_are_refused():

@@ -1,6 +1,7 @@
 """From scores to weights: the value, its derivative, the transpose of that; the softmax, with or without sink."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -65,12 +66,12 @@ class Weighting(Protocol):
         """Return the rules of some entries of the batch."""
 
 
-class Symmetric:
+class Symmetric(ABC):
     """Weights whose rows do not know each other, each with a symmetric derivative: one function serves all products."""
 
+    @abstractmethod
     def derivative(self, D: Tensor) -> Tensor:
         """Push a change of scores forward."""
-        raise NotImplementedError
 
     def transpose(self, D: Tensor) -> Tensor:
         """Pull a cotangent of weights back."""

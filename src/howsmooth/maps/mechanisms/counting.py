@@ -1,11 +1,17 @@
 """Masses for mechanisms that count tokens: twice as many tokens are not the same as twice the mass."""
 
 import math
+from dataclasses import dataclass
+from typing import TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.scored import Scored
+from howsmooth.maps.weighted import Atoms
+
+C = TypeVar("C", bound="Counted")
 
 
 def require_count(count: float | None) -> None:
@@ -34,3 +40,23 @@ def counted(
     if weights is None:
         return None if count is None or count == n else like.new_full((n,), count / n)
     return weights * ((n if count is None else count) / weights.sum(-1, keepdim=True))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Counted(Scored):
+    """Attention by scores in which each token counts once.
+
+    Attributes:
+        count: How many tokens all mass stands for; ``None`` means as many as there are.
+    """
+
+    count: float | None = None
+
+    def on(self: C, measure: Atoms) -> C:
+        """Return the map that moves the atoms of a measure; ``count`` has to be given."""
+        require_count_on_measures(self.count)
+        return super().on(measure)
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        require_count(self.count)

@@ -8,19 +8,18 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
+from howsmooth.maps.mechanisms.counting import Counted, counted
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.scored import Mechanism
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighted import Atoms
 from howsmooth.maps.weighting import Pick, Symmetric, softmax_derivative
 
 ALPHAS = (1.5, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class EntmaxAttention(Scored):
+class EntmaxAttention(Counted):
     r"""Attention with the α-entmax in place of the softmax :cite:`peters2019`.
 
     .. math:: P^h_{ij} = m_j\,\bigl[(\alpha-1)(S_{ij}-\tau_i)\bigr]_+^{1/(\alpha-1)},\qquad \sum_jP^h_{ij} = 1
@@ -45,7 +44,6 @@ class EntmaxAttention(Scored):
     """
 
     alpha: float = 1.5
-    count: float | None = None
 
     @classmethod
     def single_head(
@@ -77,11 +75,6 @@ class EntmaxAttention(Scored):
             query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, alpha=alpha, count=count
         )
 
-    def on(self, measure: Atoms) -> "EntmaxAttention":
-        """Return the map that moves the atoms of a measure; ``count`` has to be given."""
-        require_count_on_measures(self.count)
-        return super().on(measure)
-
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
         masses = counted(self.weights, self.count, n, X)
@@ -93,7 +86,6 @@ class EntmaxAttention(Scored):
 
     def _check_options(self) -> None:
         super()._check_options()
-        require_count(self.count)
         if self.alpha not in ALPHAS:
             raise AssumptionError(
                 f"alpha must be 1.5 or 2, got {self.alpha}; for 1 use hs.Attention, whose softmax is the limit.",

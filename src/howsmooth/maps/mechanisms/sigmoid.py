@@ -9,18 +9,17 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.lifts import Lifts, Times
-from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
+from howsmooth.maps.mechanisms.counting import Counted, counted
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.scored import Mechanism
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighted import Atoms
 from howsmooth.maps.weighting import Pick, Symmetric
 from howsmooth.torch_internals import sigmoid_backward
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SigmoidAttention(Scored):
+class SigmoidAttention(Counted):
     r"""Attention whose weights do not compete :cite:`ramapuram2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j m_j\,\sigma\bigl(s\,\langle Q_h x_i + b_q,\; K_h x_j + b_k\rangle + b\bigr)
@@ -45,7 +44,6 @@ class SigmoidAttention(Scored):
     """
 
     bias: float | None = None
-    count: float | None = None
 
     @classmethod
     def single_head(
@@ -77,11 +75,6 @@ class SigmoidAttention(Scored):
             query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, bias=bias, count=count
         )
 
-    def on(self, measure: Atoms) -> "SigmoidAttention":
-        """Return the map that moves the atoms of a measure; ``count`` has to be given."""
-        require_count_on_measures(self.count)
-        return super().on(measure)
-
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
         bias = -math.log(n if self.count is None else self.count) if self.bias is None else self.bias
@@ -93,7 +86,6 @@ class SigmoidAttention(Scored):
 
     def _check_options(self) -> None:
         super()._check_options()
-        require_count(self.count)
         if self.bias is not None and not math.isfinite(self.bias):
             raise AssumptionError(f"bias must be finite, got {self.bias}.", field="bias")
 
