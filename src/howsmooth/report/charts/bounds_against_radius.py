@@ -2,9 +2,8 @@
 
 from howsmooth.report.drawing.specs import Chart
 from howsmooth.report.drawing.tables import Numbers
-from howsmooth.report.drawing.worst_case import commonest, worst_chart, worst_table
+from howsmooth.report.drawing.worst_case import at_commonest, worst_chart, worst_table
 from howsmooth.report.sections import Section
-from howsmooth.studies.records import Record
 from howsmooth.wording import number
 
 SECTIONS, RANK, PER_LAYER = ("worst",), 20, False
@@ -16,21 +15,15 @@ ABOUT = (
 
 def wanted(section: Section) -> bool:
     """Tell whether there are several radii."""
-    return len({r.ask.radius for r in _records(section)}) > 1
+    return len({r.ask.radius for r in at_commonest(section, "length")}) > 1
 
 
 def draw(section: Section) -> Chart:
     """Draw every radius at the commonest length."""
-    fixed = commonest(section.of_kind("bounds", "ascent"), "length")
-    return worst_chart(_records(section), "radius", across="radius R", at=f"n = {number(fixed)}")
+    records = at_commonest(section, "length")
+    return worst_chart(records, "radius", across="radius R", at=f"n = {number(records[0].ask.length)}")
 
 
 def table(section: Section) -> Numbers:
     """Return a row for each radius."""
-    return worst_table(_records(section))
-
-
-def _records(section: Section) -> list[Record]:
-    found = section.of_kind("bounds", "ascent")
-    fixed = commonest(found, "length") if found else None
-    return [r for r in found if r.ask.length == fixed]
+    return worst_table(at_commonest(section, "length"))

@@ -1,12 +1,12 @@
 """Bounds on the worst case, explicit inputs and ascent, along one axis."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
+from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
 from howsmooth.wording import number
 
@@ -23,11 +23,13 @@ STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=IN
 SIZE = {"width": 430, "height": 280}
 
 
-def commonest(records: Sequence[Record], field: str) -> Any:
-    """Return the length or the radius that most bounds are about."""
-    bounds = [r for r in records if r.ask.kind == "bounds"]
-    values = [getattr(r.ask, field) for r in bounds or records]
-    return max(sorted(set(values)), key=values.count)
+def at_commonest(section: Section, field: str) -> list[Record]:
+    """Return the bounds and searches at the length or the radius that most bounds are about."""
+    records = section.of_kind("bounds", "ascent")
+    values = [getattr(r.ask, field) for r in records if r.ask.kind == "bounds"]
+    values = values or [getattr(r.ask, field) for r in records]
+    most = max(sorted(set(values)), key=values.count, default=None)
+    return [r for r in records if getattr(r.ask, field) == most]
 
 
 def worst_chart(records: Sequence[Record], x: str, *, across: str, at: str) -> Chart:
