@@ -1,14 +1,16 @@
 """``howsmooth attack``: what an adversary attains, beside what the constant predicts and what the theory allows."""
 
-import json
-from pathlib import Path
-
-import typer
+from typing import TYPE_CHECKING
 
 from howsmooth.cli.declared import takes
 from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.cli.runs_here import hands, leave, page, run_folder, stopped
+from howsmooth.cli.runs_here import fill, hands, run_folder, tell_results
 from howsmooth.studies.plans.attacking import Attacking
+
+if TYPE_CHECKING:
+    from howsmooth.studies.plans.attack import PlannedAttacks
+    from howsmooth.studies.records import Record
+    from howsmooth.studies.resources import Resources
 
 
 @takes(Attacking, argument=("model", ArgumentModel))
@@ -28,43 +30,16 @@ def attack(
     """
     attacking.check()
     folder = run_folder(attacking, out)
-    _run(attacking, folder, hands(attacking, workers, scheduler), retry_failed, as_json)
 
+    def plan(resources: "Resources") -> "PlannedAttacks":
+        from howsmooth.studies.plans.attack import planned_attacks
 
-def _run(attacking: Attacking, folder: Path, who: dict, retry_failed: bool, as_json: bool) -> None:
-    from howsmooth.studies.plans.attack import planned_attacks
-    from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
-    from howsmooth.studies.sweep.sweep import sweep
-    from howsmooth.studies.sweep.workers import executor
+        return planned_attacks(attacking, resources)
 
-    resources = Resources()
-    made = planned_attacks(attacking, resources)
-    with executor(resources=resources, **who) as execute, Store(folder) as store:
-        made.begin(store)
-        before = len(store.done(made.asks))
-        interrupted = stopped(
-            lambda progress: sweep(made.asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        )
-        found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
-    if found:
-        _tell(list(found.values()), folder, as_json)
-        page(folder, new=len(found) > before)
-    leave(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} attacked and kept")
+    def tell(records: "list[Record]") -> None:
+        from howsmooth.studies.runs.attacks import attacked
 
+        tell_results(attacked(records), folder, records=len(records), name="attacks", as_json=as_json)
 
-def _tell(records: list, folder: Path, as_json: bool) -> None:
-    from rich.console import Console
-
-    from howsmooth.cli.printing import print_json
-    from howsmooth.report.page import FILE
-    from howsmooth.studies.runs.attacks import attacked
-
-    results = attacked(records)
-    if as_json:
-        print_json({"run": str(folder), "attacks": [json.loads(each.to_json()) for each in results]})
-        return
-    console = Console(highlight=False, markup=False)
-    for each in results:
-        console.print(each)
-    typer.echo(f"The report is {folder / FILE}. {len(records)} records are in {folder}.")
+    who = hands(attacking, workers, scheduler)
+    fill(plan, folder, who, retry_failed=retry_failed, tell=tell, done="attacked")

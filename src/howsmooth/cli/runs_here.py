@@ -1,22 +1,37 @@
 """What commands that fill a run share: where it lies, who does the work, how it ends, when its page is written anew."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from howsmooth.cli.interrupts import INTERRUPTED, heard
 
 if TYPE_CHECKING:
+    from howsmooth.studies.asks import Ask
     from howsmooth.studies.plans.attacking import Attacking
     from howsmooth.studies.plans.certifying import Certifying
     from howsmooth.studies.plans.measuring import Measuring
-    from howsmooth.studies.records import Failure
+    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import Progress
 
 FAILED = 1
+
+
+class Plan(Protocol):
+    """What was checked and listed; what is left is work."""
+
+    @property
+    def asks(self) -> "Sequence[Ask]":
+        """What to answer."""
+
+    def begin(self, store: "Store") -> None:
+        """Keep what is known before any work."""
 
 
 def run_folder(asked: "Measuring | Attacking | Certifying", out: str | None) -> Path:
@@ -56,6 +71,52 @@ def leave(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what
         sys.exit(INTERRUPTED)
     if failures:
         sys.exit(FAILED)
+
+
+def fill(
+    plan: "Callable[[Resources], Plan]",
+    folder: Path,
+    who: dict[str, Any],
+    *,
+    retry_failed: bool,
+    tell: "Callable[[list[Record]], None]",
+    done: str,
+) -> None:
+    """Plan, answer what is not stored yet, tell what was found, write the page, and exit with a code that tells."""
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.sweep import sweep
+    from howsmooth.studies.sweep.workers import executor
+
+    resources = Resources()
+    made = plan(resources)
+    with executor(resources=resources, **who) as execute, Store(folder) as store:
+        made.begin(store)
+        before = len(store.done(made.asks))
+        interrupted = stopped(
+            lambda progress: sweep(made.asks, store, execute=execute, retry_failed=retry_failed, progress=progress)
+        )
+        found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
+    if found:
+        tell(list(found.values()))
+        page(folder, new=len(found) > before)
+    leave(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} {done} and kept")
+
+
+def tell_results(results: Sequence[Any], folder: Path, *, records: int, name: str, as_json: bool) -> None:
+    """Print results that show themselves, and where they are kept; or all of them as one JSON object."""
+    from rich.console import Console
+
+    from howsmooth.cli.printing import print_json
+    from howsmooth.report.page import FILE
+
+    if as_json:
+        print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in results]})
+        return
+    console = Console(highlight=False, markup=False)
+    for each in results:
+        console.print(each)
+    typer.echo(f"The report is {folder / FILE}. {records} records are in {folder}.")
 
 
 def page(folder: Path, *, new: bool) -> Path:
