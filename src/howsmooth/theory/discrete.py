@@ -21,6 +21,7 @@ from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import tied_value
 from howsmooth.theory.together import together
+from howsmooth.theory.turned import distances, key_pull, query_pull
 
 
 def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
@@ -65,7 +66,10 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
 
     the last two a little less than added up. Each term has the best scales that a short search finds. Masks,
     relative biases, token weights and sinks do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to
-    :math:`\|A\|R` in the last term; under rotary positions :math:`s\|Q\|\|K\|` stands for :math:`\|A\|`.
+    :math:`\|A\|R` in the last term. Under rotary positions the form of a score depends on the distance,
+    :math:`A_\delta = K^\top\Theta_\delta Q`: :math:`\max_\delta\|A_\delta\|` stands for the first :math:`\|A\|`, and
+    :math:`\|\sum_\delta A_\delta A_\delta^\top\|^{1/2}`, over the distances from which a token is seen, for
+    :math:`\sqrt n\,\|A\|`.
 
     Other mechanisms have bounds of their own, see :ref:`other-attentions`.
 
@@ -84,8 +88,7 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
         attention = dataclasses.replace(attention, sink=None)
     refuse_norms(attention, "sharp_upper")
     heads = heads_of(attention)
-    steep = (pulls(attention, head, radius) for head in heads)
-    log_value = combined(heads, (log(math.sqrt(n) + radius * q + math.sqrt(n / 2) * radius * k) for q, k in steep))
+    log_value = combined(heads, (log(math.sqrt(n) + radius * _steepness(attention, head, n, radius)) for head in heads))
     log_value = min(log_value, log(together(attention, heads, n, radius)))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
@@ -187,6 +190,16 @@ def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float
     if attention.softcap is not None:
         query_pull += float((head.key_bias @ head.Q).norm())
     return query_pull, head.norm_A * radius + float((head.query_bias @ head.K).norm())
+
+
+def _steepness(attention: Attention, head: Head, n: int, radius: float) -> float:
+    r"""Bound the last two terms of one head with V = I, over R; see :func:`pulls`."""
+    rotary, groups = attention.positions.rotary, distances(attention, n)
+    query, key = pulls(attention, head, radius)
+    if rotary is None or not groups:
+        return query + math.sqrt(n / 2) * key
+    all_rows = min(key_pull(head, rotary, groups, radius), math.sqrt(n) * key)
+    return min(query_pull(head, rotary, groups, radius), query) + all_rows / math.sqrt(2)
 
 
 def single_plain_head(attention: Attention, theorem: str) -> Head:

@@ -41,10 +41,9 @@ class Stack:
         )
         return cls(blocks=padded / (size if size > 0 else 1.0), size=size, lost=gone)
 
-    @classmethod
-    def like(cls, stack: "Stack") -> "Stack":
+    def afresh(self) -> "Stack":
         """Return the same blocks, with no directions met."""
-        return cls(blocks=stack.blocks, size=stack.size, lost=stack.lost)
+        return Stack(blocks=self.blocks, size=self.size, lost=self.lost)
 
     def norm(self, t: Float[Tensor, " heads"]) -> float:
         r"""Return :math:`\|(t_hX_h)_h\|_2 = \lambda_{\max}(\sum_ht_h^2X_h^\top X_h)^{1/2}`, and keep where it is."""
@@ -68,10 +67,29 @@ class Stack:
         return self.size * gram.square().sum(0).pow(8).sum().clamp_min(1e-300).pow(1 / 16)
 
 
-def least(values: Stack, stack: Stack, s: Float[Tensor, " heads"]) -> float:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Worst:
+    """Several stacks under the same scales, of which the largest counts."""
+
+    stacks: tuple[Stack, ...]
+
+    def afresh(self) -> "Worst":
+        """Return the same stacks, with no directions met."""
+        return Worst(stacks=tuple(stack.afresh() for stack in self.stacks))
+
+    def norm(self, t: Float[Tensor, " heads"]) -> float:
+        """Return the largest norm."""
+        return max(stack.norm(t) for stack in self.stacks)
+
+    def seen_norm(self, t: Float[Tensor, " heads"]) -> Tensor:
+        """Return the largest norm among the directions met so far."""
+        return torch.stack([stack.seen_norm(t) for stack in self.stacks]).amax()
+
+
+def least(values: Stack, stack: Stack | Worst, s: Float[Tensor, " heads"]) -> float:
     r"""Return a small :math:`\|(X_h/s_h)_h\|\,\|(s_hY_h)_h\|`, X the values: the smallest that a search met."""
     log_s, best = s.log(), math.inf
-    known, other = Stack.like(values), Stack.like(stack)  # directions met in other searches are of no use here
+    known, other = values.afresh(), stack.afresh()  # directions met in other searches are of no use here
     for _round in range(ROUNDS):
         s = log_s.exp()
         found = known.norm(1 / s) * other.norm(s)

@@ -9,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.rotary import Rotary
 from howsmooth.theory.heads import Head, short
 from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.stack import UNIT, Stack, least
+from howsmooth.theory.stack import UNIT, Stack, Worst, least
+from howsmooth.theory.turned import distances, gathered, query_pull
 
 # Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.
 LENGTHS = (0.5, 0.62)
@@ -29,9 +31,10 @@ class Together:
         radius: The radius of their ball.
         length: :math:`(R^2+\tau^2)^{1/2}`.
         values: :math:`(W_hV_h)^\top`, up to an isometry.
-        own: What a token's own movement does to its scores: :math:`RA_h`, up to an isometry.
-        across: :math:`A_h^+`, one under the other.
-        beside: :math:`{A_h^+}^\top`, likewise, so that the norm is that of :math:`[A_1^+\cdots A_H^+]`.
+        own: What a token's own movement does to its scores: :math:`RA_h`, up to an isometry; the least counts.
+        third: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
+            :math:`[A_1^+\cdots A_H^+]`. The least counts.
+        summed: In place of them under rotary positions, where all rows are bounded at once.
         ones: The number one for every head: the norm is that of the scales.
         apart: :math:`\sum_h\|W_hV_h\|`.
     """
@@ -40,18 +43,24 @@ class Together:
     radius: float
     length: float
     values: Stack
-    own: Stack
-    across: Stack
-    beside: Stack
+    own: tuple[Stack, ...]
+    third: tuple[Stack, ...]
+    summed: Worst | None
     ones: Stack
     apart: float
 
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
-        first, second, *third = (
-            least(self.values, stack, start) for stack in (self.ones, self.own, self.across, self.beside)
-        )
-        return self.added(first, second, min(third))
+        first = least(self.values, self.ones, start)
+        second = min(least(self.values, stack, start) for stack in self.own)
+        if self.summed is not None:
+            return self.all_rows(first, second, least(self.values, self.summed, start))
+        return self.added(first, second, min(least(self.values, stack, start) for stack in self.third))
+
+    def all_rows(self, first: float, second: float, third: float) -> float:
+        """Put the three terms together where the third has all rows."""
+        both = self.radius * (second + third * self.length / math.sqrt(2))
+        return (math.sqrt(self.n) * min(first, self.apart) + both) * (1 + 64 * UNIT)
 
     def added(self, first: float, second: float, third: float) -> float:
         """Put the three terms together, given the norms that they are made of."""
@@ -100,32 +109,53 @@ def _extra(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: float) -
 
 
 def _third_at(s: Float[Tensor, " heads"]) -> Callable[[Together], float]:
-    return lambda problem: problem.length * min(problem.across.norm(s), problem.beside.norm(s))
+    def third(problem: Together) -> float:
+        stacks = problem.third if problem.summed is None else (problem.summed,)
+        return problem.length * min(stack.norm(s) for stack in stacks)
+
+    return third
 
 
 def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: float, extra: float) -> Together:
-    """Gather the blocks; under rotary positions norms of queries or keys stand for the turned matrices."""
-    turned = attention.positions.rotary is not None
-    plain = not turned and attention.softcap is None
+    """Gather the blocks; rotary positions and soft caps have norms of queries or keys in place of some forms."""
+    rotary, groups = attention.positions.rotary, distances(attention, n)
     longer = [torch.cat((head.Q, head.query_bias[:, None] / extra), 1) if extra > 0 else head.Q for head in heads]
     both = list(zip(longer, heads, strict=True))
-    across = [head.norm_K * Q if turned else head.short_K.mT @ Q for Q, head in both]
-    beside = [safe_norm(Q) * head.K if turned else short(Q).mT @ head.K for Q, head in both]
-    reach = [head.norm_K * radius + float(head.key_bias.norm()) for head in heads]
-    alone = [radius * (head.short_K.mT @ head.Q) for head in heads]
-    own = alone if plain else [r * head.Q for r, head in zip(reach, heads, strict=True)]
+    across = [head.norm_K * Q if rotary else head.short_K.mT @ Q for Q, head in both]
+    beside = [safe_norm(Q) * head.K if rotary else short(Q).mT @ head.K for Q, head in both]
     lost = [_lost(Q, head.K) for Q, head in both]
+    summed = [_summed(both, rotary, reach) for reach in groups] if rotary else []
     return Together(
         n=n,
         radius=radius,
         length=math.hypot(radius, extra) * (1 + 8 * UNIT),
         values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
-        own=Stack.of(own, [radius * _lost(head.Q, head.K) for head in heads]),
-        across=Stack.of(across, lost),
-        beside=Stack.of(beside, lost),
+        own=_own(attention, heads, radius, groups),
+        third=(Stack.of(across, lost), Stack.of(beside, lost)),
+        summed=Worst(stacks=tuple(summed)) if summed else None,
         ones=Stack.of([torch.ones(1, 1, dtype=torch.float64) for _head in heads]),
         apart=sum(head.norm_WV for head in heads),
     )
+
+
+def _summed(both: list[tuple[Tensor, Head]], rotary: Rotary, reach: range) -> Stack:
+    """Gather what columns that meet these distances are to all rows."""
+    blocks = [gathered(Q, head.K, rotary, reach) for Q, head in both]
+    return Stack.of([factor for factor, _lost in blocks], [lost for _factor, lost in blocks])
+
+
+def _own(attention: Attention, heads: tuple[Head, ...], radius: float, groups: list[range]) -> tuple[Stack, ...]:
+    """Gather what a token's own movement does: by forms, by norms of keys, or by the steepest of all distances."""
+    lost = [radius * _lost(head.Q, head.K) for head in heads]
+    rotary = attention.positions.rotary
+    if rotary is None and attention.softcap is None:
+        return (Stack.of([radius * (head.short_K.mT @ head.Q) for head in heads], lost),)
+    reach = [head.norm_K * radius + float(head.key_bias.norm()) for head in heads]
+    by_norms = Stack.of([r * head.Q for r, head in zip(reach, heads, strict=True)], lost)
+    if rotary is None or not groups:
+        return (by_norms,)
+    most = [query_pull(head, rotary, groups, radius) for head in heads]
+    return by_norms, Stack.of([torch.full((1, 1), pull, dtype=torch.float64) for pull in most])
 
 
 def _lost(a: Float[Tensor, "k m"], b: Float[Tensor, "k d"]) -> float:
