@@ -58,7 +58,7 @@ def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng, biased):
         problem = _problem(f, heads_of(f), 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
         s = (gaussian(rng, 4) / 2).exp()
         beta = problem.values.norm(1 / s)
-        norms = [beta * stack.norm(s) for stack in (problem.ones, problem.own, problem.across, problem.beside)]
+        norms = [beta * stack.norm(s) for stack in (problem.ones, *problem.own, *problem.third)]
         drawn.append(problem.added(norms[0], norms[1], min(norms[2:])))
     assert truth <= min(drawn)
     assert together(f, heads_of(f), 5, 2.0) <= min(drawn) * 1.01
@@ -70,10 +70,10 @@ def test_a_query_bias_beside_the_forms_costs_no_more_than_their_sum(rng):
     heads, s = heads_of(f), gaussian(rng, 4).exp()
     plain = _problem(dataclasses.replace(f, query_bias=None), heads, 5, 2.0, 0.0)
     shift = torch.stack([t * (head.query_bias @ head.K) for t, head in zip(s, heads, strict=True)])
-    added = 2.0 * plain.across.norm(s) + torch.linalg.matrix_norm(shift, 2).item()
+    added = 2.0 * plain.third[0].norm(s) + torch.linalg.matrix_norm(shift, 2).item()
     lengths = torch.linspace(0.05, 8, 400).tolist()
     problems = (_problem(f, heads, 5, 2.0, extra) for extra in lengths)
-    assert min(p.length * p.across.norm(s) for p in problems) <= added * 1.001
+    assert min(p.length * p.third[0].norm(s) for p in problems) <= added * 1.001
 
 
 def test_heads_that_read_and_write_elsewhere_do_not_add_up():

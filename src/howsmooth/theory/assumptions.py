@@ -85,15 +85,17 @@ def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
         )
 
 
-def require_scores_alone(attention: Attention, theorem: str, instead: str, *, shifted: bool = False) -> None:
+def require_scores_alone(
+    attention: Attention, theorem: str, instead: str, *, shifted: bool = False, turned: bool = False
+) -> None:
     """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights.
 
-    What only adds a constant to scores is fine where ``shifted`` scores are.
+    What only adds a constant to scores is fine where ``shifted`` scores are; rotary positions, where ``turned`` ones.
     """
     require_attention(attention)
     positions = attention.positions
     found = {
-        "rotary positions": positions.rotary is not None,
+        "rotary positions": positions.rotary is not None and not turned,
         "a soft cap": attention.softcap is not None,
         "a relative bias": positions.relative_bias is not None and not shifted,
         "a bias of positions": positions.position_bias is not None and not shifted,

@@ -27,6 +27,7 @@ from howsmooth.theory.heads import heads_of, matrix_norm, total_value
 from howsmooth.theory.results import LARGEST, Witness
 from howsmooth.theory.tied import TiedPair, best_pairs, require_tied, tied_in_all
 from howsmooth.theory.tied import proven as proven_by
+from howsmooth.theory.turned_pair import TurnedPair, turned_pairs
 
 # The measured constant of a witness: a bracket of this relative width.
 RTOL = 1e-3
@@ -112,14 +113,17 @@ def tied_pair(attention: Attention, n: int, radius: float) -> Witness:
 
     :math:`x_{1,2} = R(\cos\theta\,w\pm\sin\theta\,z)`, others :math:`re`, with :math:`w = Ae/|Ae|`, :math:`z\perp w`;
     e, r, θ, z are optimised. Several heads: the inputs of those that promise most by their norms, and one pair tied in
-    all of them, measured on the whole layer; the best is returned.
+    all of them, measured on the whole layer; the best is returned. Under rotary positions every other token asks
+    differently, see :class:`~howsmooth.theory.turned_pair.TurnedProblem`.
 
     Raises:
         AssumptionError: If n < 3 or d < 2, if A = 0, or if scores are not :math:`\langle Ax,y\rangle` plus a query
-            bias.
+            bias, turned or not.
     """
     require_size(n, radius, least=3)
     require_tied(attention)
+    if attention.positions.rotary is not None:
+        return _best_turned(attention, n, radius, "tied_pair", in_ball(n, radius))
     frame = Frame.ball(attention.d, radius, solid=True)
     pairs = best_pairs(attention, n, frame, heads=PROMISING)
     pairs = [*pairs, *tied_in_all(attention, pairs, n, frame)]
@@ -130,6 +134,9 @@ def tied_pairs(attention: Attention, n: int, radius: float) -> tuple[Witness, ..
     """Return the tied pair of every head that has one, each measured on the whole layer."""
     require_size(n, radius, least=3)
     require_tied(attention)
+    if attention.positions.rotary is not None:
+        turned = turned_pairs(attention, n, radius)
+        return tuple(_turned(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in turned)
     pairs = best_pairs(attention, n, Frame.ball(attention.d, radius, solid=True))
     return tuple(_tied(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in pairs)
 
@@ -138,6 +145,8 @@ def tied_pair_on_sphere(attention: Attention, n: int, radius: float) -> Witness:
     r"""Return the best tied pair whose tokens all have :math:`|x_i| = R`, as after RMSNorm without gain."""
     require_size(n, radius, least=3)
     require_tied(attention)
+    if attention.positions.rotary is not None:  # these pairs are on the sphere
+        return _best_turned(attention, n, radius, "tied_pair_on_sphere", Sphere(radius).describe(n))
     pairs = best_pairs(attention, n, Frame.ball(attention.d, radius, solid=False))
     return _best(attention, pairs, n, "tied_pair_on_sphere", Sphere(radius).describe(n))
 
@@ -149,7 +158,7 @@ def tied_pair_on_image(attention: Attention, n: int, norm: HasImage) -> Witness:
     constant is that of attention alone, at tokens that the norm can produce.
     """
     require_size(n, 1.0, least=3)
-    require_tied(attention)
+    require_tied(attention, turned=False)
     image, d = LayerNormImage(norm), norm.image.gain.numel()
     if d != attention.d:
         raise AssumptionError(f"the norm must have dimension {attention.d} as attention has, got {d}.", field="norm")
@@ -191,3 +200,13 @@ def _tied(attention: Attention, pair: TiedPair, n: int, name: str, domain: str) 
 
 def _best(attention: Attention, pairs: list[TiedPair], n: int, name: str, domain: str) -> Witness:
     return max((_tied(attention, pair, n, name, domain) for pair in pairs), key=lambda witness: witness.value)
+
+
+def _turned(attention: Attention, pair: TurnedPair, n: int, name: str, domain: str) -> Witness:
+    return measured_at(attention, pair.X, name, domain, math.exp(pair.log_value))
+
+
+def _best_turned(attention: Attention, n: int, radius: float, name: str, domain: str) -> Witness:
+    """Build the best pair under rotary positions: by responses, which are near the constants."""
+    pairs = turned_pairs(attention, n, radius, heads=PROMISING)
+    return _turned(attention, max(pairs, key=lambda pair: pair.log_value), n, name, domain)

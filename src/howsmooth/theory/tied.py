@@ -14,6 +14,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
 from howsmooth.theory.heads import Head, heads_of, log
+from howsmooth.theory.turned_pair import turned_pairs
 
 # How many singular vectors of V enter the choice of z; the others can only help.
 VALUE_DIRECTIONS = 16
@@ -246,6 +247,8 @@ def _moved(head: Head, z: Float[Tensor, " d"]) -> Float[Tensor, " out"]:
 def tied_value(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> float:
     """Return the logarithm of what tied pairs prove about a layer in a ball."""
     require_tied(attention)
+    if attention.positions.rotary is not None:
+        return max(pair.log_value for pair in turned_pairs(attention, n, radius, heads=heads))
     frame = Frame.ball(attention.d, radius, solid=True)
     pairs = best_pairs(attention, n, frame, heads=heads)
     return max(proven(attention, pair, n) for pair in (*pairs, *tied_in_all(attention, pairs, n, frame)))
@@ -259,7 +262,7 @@ def proven(attention: Attention, pair: TiedPair, n: int) -> float:
     return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
 
 
-def require_tied(attention: Attention) -> None:
-    """Refuse maps whose scores or masks break the tie."""
-    require_scores_alone(attention, "a tied pair", "hs.maximise")
+def require_tied(attention: Attention, *, turned: bool = True) -> None:
+    """Refuse maps whose scores or masks break the tie; under rotary positions pairs are ``turned``."""
+    require_scores_alone(attention, "a tied pair", "hs.maximise", turned=turned)
     require_causal_or_none(attention, "a tied pair", "hs.maximise")

@@ -80,7 +80,7 @@ def steepest(head: Head, rotary: Rotary, reach: range) -> tuple[float, float]:
 
 def gathered(
     queries: Float[Tensor, "k m"], keys: Float[Tensor, "k d"], rotary: Rotary, reach: range
-) -> tuple[Float[Tensor, "k d"], float]:
+) -> tuple[Float[Tensor, "r d"], float]:
     r"""Return F with :math:`F^\top F = \sum_\delta A_\delta A_\delta^\top`, and what rounding took from its norm.
 
     :math:`\sum_\delta A_\delta A_\delta^\top = K^\top(\sum_\delta\Theta_\delta QQ^\top\Theta_\delta^\top)K`: the sum is

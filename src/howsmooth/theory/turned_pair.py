@@ -4,18 +4,24 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize
 from torch import Tensor
 
+from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.rotary import Rotation
-from howsmooth.theory.heads import Head, heads_of, log
+from howsmooth.maps.rotary import Rotary, Rotation
+from howsmooth.theory.heads import Head, heads_of, log, matrix_norm
 
-# By so much the scores of the pair lead those of the others, to begin with; the best counts.
+# By so much the scores of the pair lead the others' at first, or at these cosines between the pair and its middle.
 LEADS = (8.0, 16.0, 32.0, 64.0)
-# The pair stays at least this far from one another, whatever lead it needs.
-LARGEST_COSINE = 0.7
+COSINES = (0.3, 0.5)
+# How much the others keep of what makes them attract one another.
+KEPT = (1.0, 0.5, 0.0)
+# The best pair is improved by so many steps; more of them, or a second pair, gain a few parts in a hundred.
+ITERATIONS = 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,7 +30,7 @@ class TurnedPair:
 
     Attributes:
         X: The tokens.
-        E: The unit perturbation: the pair moves along one direction, to opposite sides.
+        E: The unit perturbation, of the pair alone.
         log_value: The logarithm of the response of the whole layer, a lower bound.
     """
 
@@ -34,84 +40,157 @@ class TurnedPair:
 
 
 class TurnedProblem:
-    r"""Pairs for the heads of one layer on sequences of n tokens, all of length R.
+    r"""Pairs for one layer on sequences of n tokens, all of length R.
 
     Row i pulls at the pair's token j by :math:`A_{i-j}y_i`, :math:`A_\delta = K^\top\Theta_\delta Q`. A direction e in
-    which the pair moves is pulled at most by :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and the best e is the
+    which the pair moves is pulled most by :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and the best e is the
     leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`, the matrix of ``sharp_upper``. The pair is
-    :math:`x_{1,2} = R(\cos\theta\,e\pm\sin\theta\,z)`: the first part takes the attention of the others, and z is what
-    the values stretch most. Then the rows turn so that both tokens tie in all heads,
+    :math:`x_{1,2} = R(\cos\theta\,e\pm\sin\theta\,z)`: the first part wins the attention of the others, and z is what
+    the values stretch most. Then the others turn so that both tokens tie in all heads,
 
-    .. math:: \langle y_i,\;A_{i-j_1}^{h\top}x_1 - A_{i-j_2}^{h\top}x_2\rangle = 0\quad\text{for all } h.
+    .. math:: \langle\Theta_i(Q_hy_i + b_h),\;\Theta_{j_1}K_hx_1 - \Theta_{j_2}K_hx_2\rangle = 0\quad\text{for all } h.
     """
 
     def __init__(self, attention: Attention, n: int, radius: float) -> None:
         """Prepare what all pairs share."""
+        rotary = attention.positions.rotary
+        assert rotary is not None
         self.attention = attention.to(torch.float64, "cpu")
         self.heads, self.n, self.radius = heads_of(attention), n, radius
         # where a mask lets everybody see them; otherwise in the middle, close to all
         first = 0 if attention.positions.causal else (n - 2) // 2
-        self.places = torch.tensor([first, first + 1])
-        self.others = torch.tensor([i for i in range(n) if i not in (first, first + 1)])
-        rotary = attention.positions.rotary
-        assert rotary is not None
-        self.rotary = rotary
+        self.pair, self.others = [first, first + 1], [i for i in range(n) if i not in (first, first + 1)]
+        self.turn, self.turn_others = (_rotation(rotary, places, attention) for places in (self.pair, self.others))
 
-    def _rotation(self, places: Tensor, like: Tensor) -> Rotation:
-        return dataclasses.replace(self.rotary, positions=places).rotation(len(places), like.shape[-1], like)
+    def asked(self, keys: Float[Tensor, "m k"]) -> Float[Tensor, "m others k"]:
+        r"""Return :math:`\Theta_i^\top k`, what the others' queries are multiplied with, for turned keys."""
+        return self.turn_others.T(keys[:, None].expand(-1, len(self.others), -1))
 
-    def asked(self, head: Head, keys: Float[Tensor, "m k"], places: Tensor) -> Float[Tensor, "m others d"]:
-        r"""Return :math:`Q^\top\Theta_i^\top\Theta_jk`: what the other rows' tokens are to a key at place j."""
-        turned = self._rotation(places, keys)(keys[None])[0]
-        spread = turned[:, None].expand(-1, len(self.others), -1)
-        return self._rotation(self.others, keys).T(spread) @ head.Q
-
-    def pairs(self, head: Head) -> list[TurnedPair]:
-        """Return the pair of one head, for several leads of its scores, each measured on the whole layer."""
+    def starts(self, head: Head) -> list[np.ndarray]:
+        """Return pairs of one head, for several leads of its scores, as points to climb from."""
         e = self._direction(head)
-        wanted = self.asked(head, (head.K @ e)[None], self.places[:1])[0]
+        wanted = self.asked(self._first(head.K @ e))[0] @ head.Q
         steep = float(wanted.norm(dim=-1).median()) * self.radius**2
-        beside = head.mixed - (head.mixed @ e)[:, None] * e
-        z = torch.linalg.svd(beside, full_matrices=False).Vh[0]
-        cosines = sorted({min(LARGEST_COSINE, lead / max(steep, 1e-300)) for lead in LEADS})
-        return [self._pair(wanted, e, z - (z @ e) * e, cosine) for cosine in cosines]
+        z = torch.linalg.svd(head.mixed - (head.mixed @ e)[:, None] * e, full_matrices=False).Vh[0]
+        z = z - (z @ e) * e
+        wanted = wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        basis = torch.linalg.qr(head.K.mT).Q
+        attracting = wanted @ basis @ basis.mT
+        cosines = {min(max(COSINES), lead / max(steep, 1e-300)) for lead in LEADS} | set(COSINES)
+        return [
+            torch.cat((wanted - (1 - kept) * attracting, *_mirrored(cosine * e, z), *_mirrored(0 * e, e))).numpy()
+            for cosine in sorted(cosines)
+            for kept in KEPT
+        ]
+
+    def _first(self, keys: Float[Tensor, "*m k"]) -> Float[Tensor, "m k"]:
+        """Turn keys as those of the pair's first token are."""
+        spread = keys.reshape(-1, 1, keys.shape[-1]).expand(-1, 2, -1)
+        return self.turn(spread)[:, 0]
+
+    def promise(self, head: Head) -> float:
+        r"""Return :math:`\|WV\|\,\|\sum_iA_{i-j}A_{i-j}^\top\|^{1/2}`: what this head by itself could come near."""
+        return head.norm_WV * matrix_norm(self._pulls(head))
 
     def _direction(self, head: Head) -> Float[Tensor, " d"]:
-        r"""Return the leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`, by its factor in k dimensions."""
-        identity = torch.eye(len(head.K), dtype=torch.float64)
-        pulls = self.asked(head, identity, self.places[:1].expand(len(identity)))
-        gram = torch.einsum("anr,bnr->ab", pulls, pulls)
-        values, vectors = torch.linalg.eigh(gram)
-        factor = (vectors * values.clamp_min(0).sqrt()).mT @ head.K
-        return torch.linalg.svd(factor, full_matrices=False).Vh[0]
+        r"""Return the leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`."""
+        return torch.linalg.svd(self._pulls(head), full_matrices=False).Vh[0]
 
-    def _pair(
-        self, wanted: Float[Tensor, "others d"], e: Float[Tensor, " d"], z: Float[Tensor, " d"], cosine: float
-    ) -> TurnedPair:
-        sine = math.sqrt(1 - cosine**2)
-        pair = self.radius * torch.stack((cosine * e + sine * z, cosine * e - sine * z))
-        X = wanted.new_zeros(self.n, len(e))
-        X[self.places], X[self.others] = pair, self._tied(wanted, pair)
-        E = torch.zeros_like(X)
-        E[self.places[0]], E[self.places[1]] = e / math.sqrt(2), -e / math.sqrt(2)
-        return TurnedPair(X=X, E=E, log_value=log(float(self.attention.jacobian(X).jvp(E).norm())))
+    def _pulls(self, head: Head) -> Float[Tensor, "k d"]:
+        """Return that sum by a factor in k dimensions."""
+        keys = self._first(torch.eye(len(head.K), dtype=torch.float64))
+        pulls = self.asked(keys) @ head.short_Q
+        values, vectors = torch.linalg.eigh(torch.einsum("anr,bnr->ab", pulls, pulls))
+        return (vectors * values.clamp_min(0).sqrt()).mT @ head.K
+
+    def tokens(self, point: Float[Tensor, "rows d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+        """Return the tokens and the perturbation that a point stands for."""
+        wanted, pair, moves = point[:-4], point[-4:-2], point[-2:]
+        pair = self.radius * pair / pair.norm(dim=-1, keepdim=True).clamp_min(1.0)
+        order = torch.tensor(self.pair + self.others).argsort()
+        X = torch.cat((pair, self._tied(wanted, pair)))[order]
+        E = torch.cat((moves / moves.norm(), torch.zeros_like(wanted)))[order]
+        return X, E
 
     def _tied(self, wanted: Float[Tensor, "others d"], pair: Float[Tensor, "2 d"]) -> Float[Tensor, "others d"]:
-        """Return the tokens of length R that are nearest to some directions, and see the pair tie in every head."""
-        uneven = torch.stack([self._uneven(head, pair) for head in self.heads], 1)
-        basis = torch.linalg.qr(uneven.mT).Q
+        """Return tokens of length R near some directions, that see the pair tie in every head."""
+        both = [self._uneven(head, pair) for head in self.heads]
+        uneven, shift = torch.stack([x for x, _ in both], 1), torch.stack([x for _, x in both], 1)
+        size = uneven.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        uneven = uneven / size
+        # heads that ask for the same are told apart by rounding alone; this much of it is nothing
+        gram = uneven @ uneven.mT + 1e-13 * torch.eye(len(self.heads), dtype=uneven.dtype)
+        offset = -(uneven.mT @ torch.linalg.solve(gram, shift[..., None] / size))[..., 0]
         for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
-            wanted = wanted - (basis @ (basis.mT @ wanted[..., None]))[..., 0]
-        return self.radius * wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+            wanted = wanted - (uneven.mT @ torch.linalg.solve(gram, uneven @ wanted[..., None]))[..., 0]
+        short = self.radius / offset.norm(dim=-1, keepdim=True).clamp_min(self.radius)
+        room = (self.radius**2 - (short * offset).square().sum(-1, keepdim=True)).clamp_min(1e-300).sqrt()
+        return short * offset + room * wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
 
-    def _uneven(self, head: Head, pair: Float[Tensor, "2 d"]) -> Float[Tensor, "others d"]:
-        first, second = self.asked(head, pair @ head.K.mT, self.places)
-        return first - second
+    def _uneven(self, head: Head, pair: Float[Tensor, "2 d"]) -> tuple[Float[Tensor, "others d"], Tensor]:
+        """Return what the others' tokens and biases make of the difference between the pair's keys."""
+        keys = self.turn((pair @ head.K.mT + head.key_bias)[None])[0]
+        asked = self.asked(keys[:1] - keys[1:])[0]
+        return asked @ head.Q, asked @ head.query_bias
+
+    def log_value(self, point: Float[Tensor, "rows d"]) -> Tensor:
+        """Return the logarithm of the response of the whole layer."""
+        X, E = self.tokens(point)
+        return self.attention.jacobian(X).jvp(E).norm().log()
+
+    def climb(self, start: np.ndarray) -> np.ndarray:
+        """Improve a point by L-BFGS."""
+
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            point = torch.tensor(x, requires_grad=True)
+            value = -self.log_value(point.view(start.shape))
+            (gradient,) = torch.autograd.grad(value, point)
+            return value.item(), gradient.numpy()
+
+        options = {"maxiter": ITERATIONS}
+        return minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(start.shape)
+
+    def built(self, point: np.ndarray) -> TurnedPair:
+        """Return the pair of a point, and what it proves."""
+        with torch.no_grad():
+            X, E = self.tokens(torch.from_numpy(point))
+            return TurnedPair(X=X, E=E, log_value=log(float(self.attention.jacobian(X).jvp(E).norm())))
 
 
 def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[TurnedPair]:
-    """Return the best pair of every head, or of so many that promise most by the product of their norms."""
+    """Return the best pair of every head, or of so many that promise most; the best one climbs on the whole layer."""
+    if attention.d < 2:
+        raise AssumptionError("a tied pair needs two dimensions, got one; use hs.maximise.", field="attention")
     problem = TurnedProblem(attention, n, radius)
-    some = sorted(problem.heads, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads]
+    some = [head for head in problem.heads if head.norm_Q * head.norm_K * head.norm_WV > 0]
+    if not some:
+        raise AssumptionError(
+            "a tied pair needs A ≠ 0 and V ≠ 0: here no head has both; use equal_tokens.", field="attention"
+        )
     with torch.no_grad():
-        return [max(problem.pairs(head), key=lambda pair: pair.log_value) for head in some]
+        some = sorted(some, key=problem.promise, reverse=True)[:heads]
+        points = [max(problem.starts(head), key=lambda x: _value(problem, x)) for head in some]
+    pairs = [problem.built(point) for point in points]
+    best = max(range(len(pairs)), key=lambda h: pairs[h].log_value)
+    climbed = problem.built(problem.climb(points[best]))
+    if climbed.log_value > pairs[best].log_value:
+        pairs[best] = climbed
+    return pairs
+
+
+def _value(problem: TurnedProblem, point: np.ndarray) -> float:
+    value = float(problem.log_value(torch.from_numpy(point)))
+    return value if value == value else -math.inf
+
+
+def _mirrored(middle: Float[Tensor, " d"], side: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
+    """Return two points on either side of a middle, at distance one from the origin."""
+    sine = math.sqrt(1 - float(middle.square().sum()))
+    return (middle + sine * side)[None], (middle - sine * side)[None]
+
+
+def _rotation(rotary: Rotary, places: list[int], attention: Attention) -> Rotation:
+    """Return the rotation of the tokens at some places."""
+    known = torch.arange(max(places) + 1) if rotary.positions is None else rotary.positions.cpu()
+    like = torch.empty(0, attention.layout.k, dtype=torch.float64)
+    return dataclasses.replace(rotary, positions=known[places]).rotation(len(places), attention.layout.k, like)
