@@ -86,20 +86,21 @@ class Worst:
         return torch.stack([stack.seen_norm(t) for stack in self.stacks]).amax()
 
 
-def least(values: Stack, stack: Stack | Worst, s: Float[Tensor, " heads"]) -> float:
-    r"""Return a small :math:`\|(X_h/s_h)_h\|\,\|(s_hY_h)_h\|`, X the values: the smallest that a search met."""
-    log_s, best = s.log(), math.inf
+def least(values: Stack, stack: Stack | Worst, s: Float[Tensor, " heads"]) -> tuple[float, Float[Tensor, " heads"]]:
+    r"""Search for scales s that make :math:`\|(X_h/s_h)_h\|\,\|(s_hY_h)_h\|` small, X the values; return both."""
+    log_s, best, scales = s.log(), math.inf, s
     known, other = values.afresh(), stack.afresh()  # directions met in other searches are of no use here
     for _round in range(ROUNDS):
         s = log_s.exp()
         found = known.norm(1 / s) * other.norm(s)
         if not math.isfinite(found):
             break
-        done, best = found > best * (1 - 1e-3), min(best, found)
+        done = found > best * (1 - 1e-3)
+        best, scales = (found, s) if found < best else (best, scales)
         if done and _round > 1:
             break
         log_s = _improved(lambda s: known.seen_norm(1 / s) * other.seen_norm(s), log_s)
-    return best
+    return best, scales
 
 
 def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:

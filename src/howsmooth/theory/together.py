@@ -13,6 +13,7 @@ from howsmooth.maps.rotary import Rotary
 from howsmooth.theory.heads import Head, short
 from howsmooth.theory.rounding import safe_norm
 from howsmooth.theory.stack import UNIT, Stack, Worst, least
+from howsmooth.theory.three_ways import products_norm
 from howsmooth.theory.turned import distances, gathered, query_pull
 
 # Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.
@@ -34,6 +35,7 @@ class Together:
         own: What a token's own movement does to its scores: :math:`RA_h`, up to an isometry; the least counts.
         third: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
             :math:`[A_1^+\cdots A_H^+]`. The least counts.
+        forms: The factors :math:`Q_h^+` and :math:`K_h` of the same, where there are no rotary positions.
         summed: In place of them under rotary positions, where all rows are bounded at once.
         ones: The number one for every head: the norm is that of the scales.
         apart: :math:`\sum_h\|W_hV_h\|`.
@@ -45,17 +47,24 @@ class Together:
     values: Stack
     own: tuple[Stack, ...]
     third: tuple[Stack, ...]
+    forms: list[tuple[Tensor, Tensor]]
     summed: Worst | None
     ones: Stack
     apart: float
 
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
-        first = least(self.values, self.ones, start)
-        second = min(least(self.values, stack, start) for stack in self.own)
+        first, _scales = least(self.values, self.ones, start)
+        second = min(least(self.values, stack, start)[0] for stack in self.own)
         if self.summed is not None:
-            return self.all_rows(first, second, least(self.values, self.summed, start))
-        return self.added(first, second, min(least(self.values, stack, start) for stack in self.third))
+            return self.all_rows(first, second, least(self.values, self.summed, start)[0])
+        third, scales = min((least(self.values, stack, start) for stack in self.third), key=lambda found: found[0])
+        return self.added(first, second, min(third, self._closer(scales)))
+
+    def _closer(self, s: Float[Tensor, " heads"]) -> float:
+        r"""Return :math:`\beta\,\sup_{|c|=1}\|\sum_hc_hs_hA_h^+\|`, often below both forms of the third term."""
+        scaled = [(t * Q, K) for t, (Q, K) in zip(s, self.forms, strict=True)]
+        return self.values.norm(1 / s) * products_norm(scaled)
 
     def all_rows(self, first: float, second: float, third: float) -> float:
         """Put the three terms together where the third has all rows."""
@@ -132,6 +141,7 @@ def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: floa
         values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
         own=_own(attention, heads, radius, groups),
         third=(Stack.of(across, lost), Stack.of(beside, lost)),
+        forms=[] if rotary else [(Q, head.K) for Q, head in both],
         summed=Worst(stacks=tuple(summed)) if summed else None,
         ones=Stack.of([torch.ones(1, 1, dtype=torch.float64) for _head in heads]),
         apart=sum(head.norm_WV for head in heads),

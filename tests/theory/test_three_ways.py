@@ -1,0 +1,94 @@
+"""The norm of all unit combinations of matrices: near the two norms that are known, above what search finds."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from draws import gaussian
+from theory.ball import ascended, constants, inputs
+from theory.forms import random_layer
+
+import howsmooth as hs
+from howsmooth.theory import together as heads_together
+from howsmooth.theory.three_ways import LARGEST, combined_norm, products_norm
+
+
+def flattened(A):
+    """The norms of the matrices one under the other, and side by side."""
+    return (
+        torch.linalg.matrix_norm(A.flatten(0, 1), 2).item(),
+        torch.linalg.matrix_norm(A.transpose(0, 1).flatten(1), 2).item(),
+    )
+
+
+def searched(A):
+    """The largest value met when two of the three vectors are given and the third is the best one, in turn."""
+    best = 0.0
+    for start in torch.linalg.svd(A).Vh[:, 0]:
+        y = start
+        for _step in range(50):
+            e = torch.linalg.svd(A @ y, full_matrices=False).Vh[0]
+            y = torch.linalg.svd(torch.einsum("hab,a->hb", A, e), full_matrices=False).Vh[0]
+        best = max(best, ((A @ y) @ e).norm().item())
+    return best
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-20, 1.0, 1e20, 1e150])
+@pytest.mark.parametrize("shape", [(1, 4, 6), (2, 5, 3), (5, 4, 7), (9, 6, 6)], ids=str)
+def test_the_bound_lies_between_what_search_finds_and_both_norms(rng, shape, scale):
+    A = gaussian(rng, *shape) * torch.linspace(0.2, 2, shape[0])[:, None, None]
+    found, bound = searched(A), combined_norm(scale * A) / scale
+    assert found <= bound <= math.hypot(*flattened(A)) / math.sqrt(2) * (1 + 2e-4)
+    # many Gaussian matrices: the bound is below both norms, and near what is found
+    assert shape[0] < 5 or bound <= 0.97 * min(flattened(A))
+    assert bound <= 1.35 * found
+
+
+def test_matrices_that_do_not_meet_cost_no_more_than_the_largest():
+    A = torch.zeros(4, 4, 4, dtype=torch.float64)
+    for h in range(4):
+        A[h, h, h] = h + 1.0
+    assert combined_norm(A) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_one_matrix_many_times_costs_the_root_of_their_number(rng):
+    A = gaussian(rng, 5, 6)
+    one = torch.linalg.matrix_norm(A, 2).item()
+    assert combined_norm(A.expand(9, -1, -1)) == pytest.approx(3 * one, rel=1e-3)
+    assert combined_norm(A.expand(9, -1, -1)) >= 3 * one
+
+
+def test_nothing_is_nothing_and_what_is_too_large_is_infinite(rng):
+    assert combined_norm(torch.zeros(3, 4, 5).double()) == 0.0
+    assert combined_norm(torch.full((2, 2, 2), math.inf).double()) == math.inf
+    wide = gaussian(rng, 2, LARGEST)
+    assert products_norm([(wide, wide)] * 2) < math.inf  # few keys: their span is small
+    assert products_norm([]) == math.inf
+
+
+@pytest.mark.parametrize("k", [2, 9])
+def test_factors_stand_for_their_products(rng, k):
+    factors = [(gaussian(rng, k, 7), gaussian(rng, k, 11)) for _head in range(3)]
+    dense = combined_norm(torch.stack([K.mT @ Q for Q, K in factors]))
+    # the two may take either side of the forms
+    assert products_norm(factors) == pytest.approx(dense, rel=0.05)
+    assert products_norm(factors) >= searched(torch.stack([K.mT @ Q for Q, K in factors]))
+
+
+def test_a_factor_that_fails_proves_nothing(rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.theory.three_ways._largest", lambda S: 0.9 * torch.linalg.eigvalsh(S)[-1].item())
+    assert combined_norm(gaussian(rng, 3, 4, 5)) == math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("biased", [False, True])
+def test_layers_are_below_the_closer_bound_which_is_smaller(rng, biased, monkeypatch):
+    f = random_layer(rng, heads=4, d=6)
+    f = dataclasses.replace(f, query_bias=3 * gaussian(rng, 4, f.layout.k)) if biased else f
+    n, radius = 5, 4.0
+    upper = hs.bounds.sharp_upper(f, n=n, radius=radius).value
+    found = constants(f, ascended(f, inputs(rng, f, 6, n, radius), radius))
+    assert found.max().item() <= upper
+    monkeypatch.setattr(heads_together, "products_norm", lambda _factors: math.inf)
+    assert upper < hs.bounds.sharp_upper(f, n=n, radius=radius).value
