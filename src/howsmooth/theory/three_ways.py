@@ -2,7 +2,8 @@ r"""The norm of several matrices under all unit combinations, :math:`\sup_{|c|=1
 
 It is the largest value of a form of three vectors, which nobody can compute in general. Two bounds are well known: the
 norms of the matrices one under the other, and side by side. The square of what is here is at most the mean of their
-squares, as :math:`\sum_{hg}\langle A_g^\top z_h, A_h^\top z_g\rangle\le\sum_{hg}|A_g^\top z_h|^2`, and often next to the truth.
+squares, as :math:`\sum_{hg}\langle A_g^\top z_h, A_h^\top z_g\rangle\le\sum_{hg}|A_g^\top z_h|^2`. It is often next to
+the truth.
 """
 
 import math
