@@ -16,7 +16,7 @@ import torch
 from networks import classifier
 
 import howsmooth as hs
-from howsmooth.certificates.flips import _descent
+from howsmooth.certificates.flips import _descent, _unit
 from howsmooth.certificates.radius import Proof, Rivals
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
@@ -101,8 +101,7 @@ def attack(seed: int) -> Found:
             if step < STEPS:
                 E = E[margins.amin(1).argsort()[:ATTACKS]] if step == 0 else E
                 _margins, gradient = _descent(f, X, E, tokens, rivals.functionals)
-                length = gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
-                E = E - (0.5 * E.flatten(1).norm(dim=1) / length)[:, None, None] * gradient
+                E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * _unit(gradient)
     return Found(points, certified, worst, what)
 
 
