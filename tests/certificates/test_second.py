@@ -318,4 +318,4 @@ def test_tables_in_single_precision_are_widened_by_what_cancels_in_them(seed, rn
     functional = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     assert bool((exact.arriving[1] <= wide.arriving[1]).all())
     assert bool((exact.arriving_at(functional) <= wide.arriving_at(functional)).all())
-    assert bool((wide.arriving[1] <= 1.2 * exact.arriving[1]).all())
+    assert bool((wide.arriving[1] <= 2 * exact.arriving[1]).all())

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.program import Move, Step
-from howsmooth.certificates.sizes import ROUND
+from howsmooth.certificates.sizes import ROUND, Ball
 from howsmooth.certificates.stages import Stage
 from howsmooth.maps.values import Jacobian
 
@@ -61,7 +61,7 @@ def directions(links: list[Link], place: int) -> list[Float[Tensor, "groups r n 
 
 
 def walk(
-    links: list[Link], place: int, bundle: Float[Tensor, "groups r n d"], output: list[Tensor]
+    links: list[Link], place: int, bundle: Float[Tensor, "groups r n d"], output: list[Tensor], ball: Ball = ROUND
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Push columns from behind a place to the output; on the way yield stages, what enters them and its sizes."""
     stack = [torch.zeros_like(bundle) for _ in range(_depth(links[: place + 1]) - 1)] + [bundle]
@@ -70,7 +70,7 @@ def walk(
         if link.stage is None:
             advance(stack, link)
         else:
-            sizes, stack[-1] = link.stage.through(entering, ROUND)
+            sizes, stack[-1] = link.stage.through(entering, ball)
             yield later, entering, sizes
     output.append(stack[-1])
 

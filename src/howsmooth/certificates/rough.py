@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.pushing import Link, Seen, directions, walk
-from howsmooth.certificates.sizes import ROUND
+from howsmooth.certificates.sizes import ROUND, Ball
 
 # What single precision may take from a size: a share of itself, and so many times what random sums of its columns are
-# wrong by. That all of these are so much less wrong than the columns has a probability of 2e-13.
-WIDE, TIMES, PROBES = 1e-3, 32.0, 8
+# wrong by. That all of these are so much less wrong than the columns has a probability of 4e-9.
+WIDE, TIMES, PROBES = 1e-3, 100.0, 4
 # Squares of smaller numbers than this vanish in single precision, or nearly.
 TINY = 1e-17
 
@@ -25,9 +25,9 @@ def spread_roughly(links: list[Link], place: int, *, exact: list[Link]) -> Seen:
     found, sums = Seen(), list[Tensor]()
     generator = torch.Generator().manual_seed(place)
     for bundle, columns in zip(directions(links, place), directions(exact, place), strict=True):
-        weights = torch.randn(PROBES, bundle.shape[1], generator=generator, dtype=columns.dtype)
+        weights = _weights(bundle.shape[1], generator)
         rough = walk(links, place, bundle, found.output)
-        right = walk(exact, place, _summed(weights, columns), sums)
+        right = walk(exact, place, _summed(weights, columns), sums, Ball(1.0))
         for (later, entering, sizes), (_later, expected, _sizes) in zip(rough, right, strict=True):
             sizes = outward(sizes, _wrong(links[later], exact[later], _summed(weights, entering), expected))
             found.add(later, sizes)
@@ -44,9 +44,16 @@ def _wrong(rough: Link, exact: Link, found: Float[Tensor, "groups k n d"], expec
     return (exact.stage.seen(each - right, ROUND) + blurred.abs()).unflatten(0, found.shape[:2])
 
 
+def _weights(r: int, generator: torch.Generator) -> Float[Tensor, "k r"]:
+    """Return what sums are made with; a few columns are looked at one by one."""
+    if r <= PROBES:
+        return torch.eye(r, dtype=torch.float64)
+    return torch.randn(PROBES, r, generator=generator, dtype=torch.float64)
+
+
 def _summed(weights: Float[Tensor, "k r"], columns: Float[Tensor, "groups r n d"]) -> Float[Tensor, "groups k n d"]:
     """Return sums of columns, in double precision."""
-    return torch.einsum("kr,grnd->gknd", weights.to(columns.dtype), columns).double()
+    return (weights.to(columns.dtype) @ columns.flatten(2)).double().unflatten(2, columns.shape[2:])
 
 
 def outward(sizes: Float[Tensor, "groups sizes"], wrong: Float[Tensor, "groups probes sizes"]) -> Tensor:
