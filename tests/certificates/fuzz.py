@@ -1,32 +1,34 @@
-"""Attack certificates of random classifiers: every activation, norm, mask, place of the norms, depth and ball.
+"""Attack certificates: of random classifiers of every activation, norm, mask, place of the norms, depth and ball, of
+wild scales, and of a trained one.
 
 Points inside the ball, and far beyond it, are sampled and then moved down the gradient of the margin; none may have a
-margin below what is proven at its radius. A share of seconds runs in the suite; by hand it takes as long as it is
-given: ``PYTHONPATH=tests python tests/certificates/fuzz.py --minutes 3``, and ``--seed`` to begin elsewhere.
+margin below what is proven at its radius, and none may contradict what is claimed on the way there (``claims.py``).
+Tables in single precision may claim no less than those in double precision. A share of seconds runs in the suite; by
+hand it takes as long as it is given: ``PYTHONPATH=tests python tests/certificates/fuzz.py --minutes 3``, and
+``--seed`` to begin elsewhere.
 """
 
 import argparse
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from networks import classifier
+from certificates.claims import Shares, claims
+from certificates.scenes import Drawn, draw
 
-import howsmooth as hs
-from howsmooth.certificates.flips import _descent
+from howsmooth.certificates.flips import _descent, _unit, sphere
 from howsmooth.certificates.radius import Proof, Rivals
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
-from howsmooth.maps.activations import ACTIVATIONS
 
 SAMPLES, ATTACKS, STEPS = 100, 16, 12
 # Where points lie, in certified radii.
 RADII = (0.3, 1.0, 2.0, 6.0)
-# Two margins in floats are compared: both are sums of numbers of size one.
+# Two margins in floats are compared: both are sums of numbers no larger than this share allows.
 ROUNDING = 1e-12
+# How many points are held against every claim at each radius, sampled and attacked ones.
+CLAIMED = 6
 
 
 @dataclass(frozen=True)
@@ -37,73 +39,52 @@ class Found:
         points: How many points were looked at.
         certified: The radius.
         worst: The smallest distance of a margin from what is proven, as a share of the margin at the centre.
+        shares: How much of what is claimed is taken up.
         what: The network.
     """
 
     points: int
     certified: float
     worst: float
+    shares: Shares
     what: str
 
 
-def draw(seed: int) -> tuple[hs.Chain, torch.Tensor, torch.Tensor, float, str]:
-    """Draw a classifier, an input, tokens that move and a ball; the same for the same seed."""
-    choose = np.random.default_rng(seed)
-    options = {
-        "layers": 1 + seed % 6,
-        "activation": sorted(ACTIVATIONS)[seed % len(ACTIVATIONS)],
-        "norm": ("layer", "rms")[int(choose.integers(2))],
-        "before": bool(choose.integers(2)),
-        "gated": bool(choose.random() < 0.25),
-        "causal": bool(choose.integers(2)),
-        "n": int(choose.integers(2, 6)),
-    }
-    if choose.random() < 0.2:
-        options["rotary"] = hs.Rotary(base=100.0)
-    rng = torch.Generator().manual_seed(seed)
-    f = classifier(rng, **options)
-    # trained networks attend more sharply than random ones, and their MLPs are steeper
-    sharp = float(choose.choice([1.0, 1.0, 3.0]))
-    f = hs.Chain(*(_sharper(part, sharp) for part in f.maps))
-    n, p = options["n"], float(choose.choice([1.0, 2.0, 2.0, math.inf]))
-    X = float(choose.choice([0.1, 1.0, 1.0, 5.0])) * torch.randn(n, 8, generator=rng, dtype=torch.float64)
-    tokens = torch.tensor(sorted(choose.choice(n, size=1 if choose.random() < 0.8 else 2, replace=False).tolist()))
-    return f, X, tokens, p, f"seed {seed}: {options}, times {sharp:g}, tokens {tokens.tolist()}, p = {p:g}"
-
-
-def _sharper(part: object, times: float) -> object:
-    if isinstance(part, hs.Residual):
-        return hs.Residual(_sharper(part.map, times))
-    if isinstance(part, hs.Chain):
-        return hs.Chain(*(_sharper(inner, times) for inner in part.maps))
-    if isinstance(part, hs.Attention):
-        return dataclasses.replace(part, query=times * part.query, value=times * part.value)
-    return dataclasses.replace(part, up=times * part.up) if isinstance(part, hs.MLP) else part
-
-
 def attack(seed: int) -> Found:
-    """Certify a network and look for margins below what is proven."""
-    f, X, tokens, p, what = draw(seed)
-    rivals = Rivals.of(f(X)[0])
-    proof = Proof(Table(f, X), rivals, tokens, Ball(p))
+    """Certify a network and look for what contradicts it."""
+    drawn = draw(seed)
+    f, X, tokens = drawn.f, drawn.X, drawn.tokens
+    rivals, table = Rivals.of(f(X)[0]), Table(f, X)
+    proof = Proof(table, rivals, tokens, Ball(drawn.p))
     certified, rng = proof.radius(), torch.Generator().manual_seed(seed)
-    points, worst = 0, math.inf
+    shares, points, worst = _rough(drawn, table, rivals), 0, math.inf
     for eps in [times * certified for times in RADII if certified > 0]:
-        proven = proof.margins(eps)
-        E = torch.randn(SAMPLES, len(tokens), X.shape[1], generator=rng, dtype=X.dtype)
+        proven, rounding = proof.margins(eps), ROUNDING * table.output.abs().max()
+        E = eps * sphere((SAMPLES, len(tokens), X.shape[1]), drawn.p, rng)
+        some = E[:CLAIMED]
         for step in range(STEPS + 1):
-            E = eps * E / torch.linalg.vector_norm(E.flatten(1), p, dim=1)[:, None, None]
+            E = eps * E / torch.linalg.vector_norm(E.flatten(1), drawn.p, dim=1)[:, None, None]
             Z = X.repeat(len(E), 1, 1)
             Z[:, tokens] += E
             margins = f(Z)[:, 0] @ rivals.functionals.mT
             points += len(E)
-            worst = min(worst, float(((margins - proven + ROUNDING) / rivals.margins).min()))
+            worst = min(worst, float(((margins - proven + rounding) / rivals.margins).min()))
             if step < STEPS:
                 E = E[margins.amin(1).argsort()[:ATTACKS]] if step == 0 else E
                 _margins, gradient = _descent(f, X, E, tokens, rivals.functionals)
-                length = gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
-                E = E - (0.5 * E.flatten(1).norm(dim=1) / length)[:, None, None] * gradient
-    return Found(points, certified, worst, what)
+                E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * _unit(gradient)
+        shares.join(claims(table, proof._ways[0], eps, torch.cat((some, E[:CLAIMED])), rivals.functionals))
+    return Found(points, certified, worst, shares, drawn.what)
+
+
+def _rough(drawn: Drawn, table: Table, rivals: Rivals) -> Shares:
+    """Compare sizes in double precision with those that are claimed in single precision."""
+    found, rough = Shares(), Table(drawn.f, drawn.X, single=True)
+    for place, sizes in table.arriving.items():
+        found.add("single precision", sizes, rough.arriving[place], 0.0)
+    ends = (each.arriving_at(rivals.functionals) for each in (table, rough))
+    found.add("single precision", *ends, 0.0)
+    return found
 
 
 def main() -> None:
@@ -112,14 +93,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    end, seed, points, empty, closest = time.time() + 60 * asked.minutes, asked.seed, 0, 0, math.inf
+    end, seed, points, empty, closest, shares = time.time() + 60 * asked.minutes, asked.seed, 0, 0, math.inf, Shares()
     while time.time() < end:
         found = attack(seed)
         points, empty, closest = points + found.points, empty + (found.certified == 0), min(closest, found.worst)
-        if found.worst < 0:
-            print(f"VIOLATION by {-found.worst:.3g} of the margin: {found.what}", flush=True)
+        shares.join(found.shares)
+        if found.worst < 0 or found.shares.worst > 1:
+            wrong = {kind: share for kind, share in found.shares.largest.items() if share > 1}
+            print(f"VIOLATION by {-found.worst:.3g} of the margin, {wrong}: {found.what}", flush=True)
         seed += 1
     print(f"{seed - asked.seed} networks, {points} points, closest {closest:.3g} of the margin, {empty} radii of zero")
+    for kind, share in sorted(shares.largest.items()):
+        print(f"{kind}: {shares.count[kind]} claims, at most {share:.4f} of what is allowed")
 
 
 if __name__ == "__main__":

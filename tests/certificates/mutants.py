@@ -15,7 +15,11 @@ TESTS = ["tests/certificates/test_second.py", "tests/certificates/test_remainder
 
 ATTENTION, NORM, MLP = (f"howsmooth/certificates/{name}_stage.py" for name in ("attention", "norm", "mlp"))
 # Which tests are about a file.
-ABOUT = {ATTENTION: "attention or masked or needed or towards or meets", NORM: "norm", MLP: "mlp or gate or neurons"}
+ABOUT = {
+    ATTENTION: "attention or masked or needed or towards or meets or hidden",
+    NORM: "norm",
+    MLP: "mlp or gate or neurons",
+}
 MUTANTS = (
     (ATTENTION, "found = self._old(met) + bent + shift +", "found = bent + shift +"),
     (ATTENTION, "found = self._old(met) + bent + shift +", "found = self._old(met) + shift +"),
@@ -27,6 +31,12 @@ MUTANTS = (
     (ATTENTION, "+ cubes + weight / (1 + weight) * total", "+ cubes"),
     (ATTENTION, "weight / (1 + weight) * total + values[..., 0]", "weight / (1 + weight) * total"),
     (ATTENTION, "amax(-1) + sizes.linear", "amax(-1)"),
+    (
+        ATTENTION,
+        "pattern.scores.tile(torch.zeros_like(pattern.q), torch.zeros_like(pattern.k), tile)",
+        "part.log(), None",
+    ),
+    (ATTENTION, "return abs(self._scale) *", "return self._scale *"),
     (NORM, "along = twice + 0.5", "along = 0.5"),
     (NORM, "across = turned + w *", "across = w *"),
     (NORM, "across = turned + w * torch.maximum(u.square() / room, 0.5 * w.square() / room**3)", "across = turned"),

@@ -75,6 +75,15 @@ def test_weights_beyond_floats_prove_nothing(rng):
     assert radius.certified == 0
 
 
+def test_margins_that_drown_in_large_logits_prove_nothing(rng):
+    X = gaussian(rng, 1, 4)
+    far = torch.full((2,), 1e14, dtype=torch.float64)
+    (radius,) = certify_map(hs.Dense(gaussian(rng, 2, 4), bias=far), X).radii
+    assert radius.certified == 0
+    (radius,) = certify_map(hs.Dense(gaussian(rng, 2, 4), bias=1e-6 * far), X).radii
+    assert 0 < radius.certified < radius.attacked
+
+
 def test_what_cannot_be_certified_is_refused(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     with pytest.raises(ShapeError, match="tokens 0 to 4"):

@@ -59,6 +59,18 @@ def test_a_certificate_that_is_wrong_does_not_verify(model):
         dataclasses.replace(found, radii=(wrong,)).verify(samples=1)
 
 
+def test_far_balls_where_nothing_slopes_can_be_verified():
+    # the score of the other token is so low that no derivative of its weight is a float
+    X = torch.tensor([[0.0, 1.0], [-1e4, -1.0]], dtype=torch.float64)
+    first, second = torch.eye(2, dtype=torch.float64)[:, None, None]
+    f = hs.Attention(query=0 * first, key=first, value=second, query_bias=torch.ones(1, 1).double(), scale=1.0)
+    head = hs.Dense(torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
+    found = hs.certify(hs.Chain(f, hs.Pooling.first(n=2, like=X), head), X, word=1)
+    (radius,) = found.radii
+    assert 50 < radius.certified < 1e4 <= radius.attacked
+    assert found.verify() > 0
+
+
 def test_samples_alone_find_what_is_wrong(rng):
     X = torch.zeros(2, 3, dtype=torch.float64)
     X[0] = 1.0

@@ -4,10 +4,12 @@ import pytest
 from certificates.fuzz import attack
 
 
+# the last two are wild, and trained
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_no_margin_is_below_what_is_proven(seed):
+@pytest.mark.parametrize("seed", [0, 1, 4, 2, 9])
+def test_nothing_contradicts_what_is_proven(seed):
     found = attack(seed)
     assert found.points > 1000
     assert found.certified > 0
     assert found.worst >= 0, found.what
+    assert found.shares.worst <= 1, (found.what, found.shares.largest)

@@ -47,15 +47,41 @@ def test_what_comes_from_earlier_remainders_bends_neurons_too(rng):
         assert float((R * R).sum()) <= float(bounds @ (bundle * R).sum((-2, -1)).norm(dim=1))
 
 
-def test_queries_and_keys_that_move_towards_each_other_count(rng):
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_queries_and_keys_that_move_towards_each_other_count(scale, rng):
     # scores are products of a coordinate that is zero at the centre: they change in second order only
     first, second = torch.eye(2, dtype=torch.float64)
-    f = hs.Attention(query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0)
+    f = hs.Attention(query=first[None, None], key=first[None, None], value=second[None, None], scale=scale)
     X = torch.stack((0 * first, 0 * first + second))
     moved = torch.stack((first, first))[None]
     moved[0, 0] = -first
     for eps in (0.01, 0.3, 1.0):
         assert 0.2 < share(f, AttentionStage(f, X), X, moved, eps, rng) <= 1
+
+
+@pytest.mark.parametrize("gap", [100.0, 800.0])
+def test_a_token_that_nobody_attends_to_is_not_hidden(gap):
+    # from a score 746 below on the weight is no float, and neither is any derivative
+    first, second = torch.eye(2, dtype=torch.float64)
+    key, value, bias = first[None, None], second[None, None], torch.ones(1, 1, dtype=torch.float64)
+    f = hs.Attention(query=0 * key, key=key, value=value, query_bias=bias, scale=1.0)
+    X = torch.stack((second, -gap * first - second))
+    stage, columns = AttentionStage(f, X), torch.stack((0 * first, first))[None]
+    sizes = stage.seen(columns[None], ROUND)[0]
+    for eps in (gap, 2 * gap):
+        R = f(X + eps * columns[0]) - f(X) - f.jacobian(X).jvp(eps * columns[0])
+        bounds = (1 + 1e-9) * stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))  # as in a proof
+        assert float(R[0].abs()) <= float(bounds[0])
+
+
+def test_a_norm_whose_token_turns_round_moves_by_twice_its_length():
+    f, X = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[1.0, 0.0]]).double()
+    stage, columns = NormStage(f, X), -X[None]
+    sizes = 3 * stage.seen(columns[None], ROUND)[0]
+    along, across = stage.bounds(sizes, First(sizes / 3, columns[None], 3.0, ROUND)).tolist()
+    R = f(-2 * X) - f(X) - f.jacobian(X).jvp(-3 * X)
+    torch.testing.assert_close(R, -2 * f(X))
+    assert (along, across) == (2.0, 1.0)
 
 
 def attention(rng, heads, groups, k, d, **others):

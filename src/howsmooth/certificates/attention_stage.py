@@ -65,9 +65,13 @@ class AttentionStage(Stage):
         layout, pattern = jacobian.projections.layout, jacobian.pattern
         self._projections, self._shared, self._scale = jacobian.projections, layout.shared, f.score_scale
         P = X.new_zeros(layout.groups, layout.shared, len(X), len(X))
+        seen = P.bool()
         for tile, part, _slope in pattern.weights():
             P[..., tile.rows, tile.columns] = unstack(part, tile)
-        self._P = P.flatten(0, 1)
+            # a weight below all floats is not hidden: its score may grow
+            alike, _slope = pattern.scores.tile(torch.zeros_like(pattern.q), torch.zeros_like(pattern.k), tile)
+            seen[..., tile.rows, tile.columns] = unstack(alike, tile) > -torch.inf
+        self._P, self._seen = P.flatten(0, 1), seen.flatten(0, 1)
         self._q = pattern.q.flatten(0, 1)  # scaled
         self._k, self._v = self._by_head(pattern.k), self._by_head(pattern.v)
         self._values = self._v[:, None] - (self._P @ self._v)[:, :, None]  # heads, rows, columns, v
@@ -98,7 +102,7 @@ class AttentionStage(Stage):
             ball.vectors(scores * self._P.sqrt()),
             ball.vectors(scores * (self._P * self._far).sqrt()),
             ball.vectors(moved),
-            ball.numbers(torch.where(self._P > 0, scores, 0.0)),
+            ball.numbers(torch.where(self._seen, scores, 0.0)),
         )
         heads = moved.transpose(-3, -2).flatten(-2)
         pushed = heads if self._output is None else heads @ self._output.mT
@@ -127,10 +131,10 @@ class AttentionStage(Stage):
         """Bound what is of third order, or all of it."""
         first, other, whole = self._cut(one), self._cut(rest), self._cut(one + rest)
         P = self._P
-        met = self._scale * whole.q[:, :, None] * whole.k[:, None, :]
+        met = self._met(whole.q, whole.k)
         mean = (P * met).sum(-1, keepdim=True)
         # by how much scores differ from what the word itself does to them by first order
-        rho = torch.where(P > 0, other.scores + met + mean, 0.0)
+        rho = torch.where(self._seen, other.scores + met + mean, 0.0)
         alpha1, alpha = first.scores, first.scores + rho
         s, spread = self._sums(whole, met + mean, alpha)
         _s, later = self._sums(other, met + mean, rho)
@@ -138,7 +142,7 @@ class AttentionStage(Stage):
         kappa, each = (2 + top.exp()) / 3, (2 + alpha.clamp_max(MOST).exp()) / 3
         weight = 0.5 * kappa * s.square()  # Z − 1
         # what scores meet beyond the first order of the word, old values
-        beyond = self._scale * (other.q[:, :, None] * whole.k[:, None, :] + first.q[:, :, None] * other.k[:, None, :])
+        beyond = self._met(other.q, whole.k) + self._met(first.q, other.k)
         squares = torch.minimum(self._old(rho * (alpha1 + 0.5 * rho)), first.spread * later + 0.5 * later.square())
         cubes = (3 + alpha.clamp_max(MOST).exp()) / 24 * alpha**3
         cubes = torch.minimum(self._old(cubes), (3 + top.exp()) / 24 * top * spread.square())
@@ -148,7 +152,7 @@ class AttentionStage(Stage):
         bent = torch.where(alpha < 1, torch.maximum(bent, shared), bent + shared)
         values = (P * (rho + bent)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
         found = self._old(beyond) + squares + cubes + weight / (1 + weight) * total + values[..., 0]
-        known = self._scale * first.q[:, :, None] * first.k[:, None, :]
+        known = self._met(first.q, first.k)
         known = (
             (P * self._far * known).sum(-1) + 0.5 * first.spread.square() + ((P * alpha1) @ first.w[..., None])[..., 0]
         )
@@ -157,9 +161,9 @@ class AttentionStage(Stage):
 
     def _all(self, sizes: "Sizes") -> Float[Tensor, "heads n"]:
         P, far = self._P, self._far
-        met = self._scale * sizes.q[:, :, None] * sizes.k[:, None, :]
+        met = self._met(sizes.q, sizes.k)
         mean = (P * met).sum(-1, keepdim=True)
-        alpha = torch.where(P > 0, sizes.scores + met + mean, 0.0)
+        alpha = torch.where(self._seen, sizes.scores + met + mean, 0.0)
         kappa = (2 + alpha.amax(-1).clamp_max(MOST).exp()) / 3
         s, spread = self._sums(sizes, met + mean, alpha)
         each = 0.5 * (2 + alpha.clamp_max(MOST).exp()) / 3 * alpha.square()
@@ -167,8 +171,12 @@ class AttentionStage(Stage):
         shift = 0.5 * kappa * s.square() * self._mean(sizes, s, met, alpha)
         weights = P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))
         found = self._old(met) + bent + shift + (weights @ sizes.w[..., None])[..., 0]
-        hull = torch.where(P > 0, far + sizes.w[:, None, :], 0.0).amax(-1) + sizes.linear
+        hull = torch.where(self._seen, far + sizes.w[:, None, :], 0.0).amax(-1) + sizes.linear
         return torch.where(alpha.amax(-1) < MOST, torch.minimum(found, hull), hull)
+
+    def _met(self, q: Float[Tensor, "heads n"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n n"]:
+        """Bound how much scores change where queries meet keys that move as well."""
+        return abs(self._scale) * q[:, :, None] * k[:, None, :]
 
     def _old(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
         r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by covariances."""

@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.pushing import advance
 from howsmooth.certificates.sizes import Ball, Squares
 from howsmooth.certificates.stages import First, Stage
-from howsmooth.certificates.table import Table, advance
+from howsmooth.certificates.table import Table
 
 # What sums of products may lose: a share of themselves, and of the largest number among them.
 SAFETY, ROUNDING = 1 + 1e-9, 1e-12

@@ -60,8 +60,7 @@ def smallest_flip(
             best, found = float(sizes[first]), E[first]
         rate = 0.5 * (1 - step / STEPS) + 0.02
         radius = torch.where(flipped, sizes * (1 - 0.3 * rate), sizes * (1 + 0.3 * rate)).clamp_max(within)
-        length = gradient.flatten(1).norm(dim=1).clamp_min(1e-300)
-        E = E - (rate * E.flatten(1).norm(dim=1) / length)[:, None, None] * gradient
+        E = E - (rate * E.flatten(1).norm(dim=1))[:, None, None] * _unit(gradient)
     return min([best, *_nearer(f, X, found, tokens, functionals, p)]) if best < math.inf else best, least
 
 
@@ -94,6 +93,11 @@ def _descent(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) 
     margins, rival = (logits[:, 0] @ functionals.mT).min(-1)
     # where slopes are beyond floats there is no way down to follow
     return margins, jacobian.vjp(functionals[rival][:, None])[:, tokens].nan_to_num(0.0, 0.0, 0.0)
+
+
+def _unit(G: Float[Tensor, "starts k d"]) -> Float[Tensor, "starts k d"]:
+    """Return directions; where there is none, zero."""
+    return G / G.flatten(1).norm(dim=1).clamp_min(1e-300)[:, None, None]
 
 
 def _size(E: Tensor, p: float) -> Tensor:

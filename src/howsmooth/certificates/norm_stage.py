@@ -31,12 +31,11 @@ class NormStage(Stage):
         self._unit = jacobian.z / math.sqrt(d)  # ĉ without the constant coordinate
         centred = X - X.mean(-1, keepdim=True) if norm.centred else X
         self._length = (centred.square().sum(-1, keepdim=True) + d * norm.eps).sqrt()
-        # the square root of P − ĉĉᵀ: what is left of ĉ itself is the share of the constant coordinate
-        size = self._unit.square().sum(-1)
-        left = (1 - size).clamp_min(0).sqrt()
+        # the square root of P − ĉĉᵀ: what is left of ĉ itself is the share of the constant coordinate, |ĉ|² = 1 − left²
+        left = math.sqrt(d * norm.eps) / self._length[:, 0]
         eye = torch.eye(d, dtype=X.dtype)
         centring = eye - 1 / d if norm.centred else eye
-        shrink = torch.where(size > 0, (1 - left) / size.clamp_min(1e-300), 0.0)
+        shrink = 1 / (1 + left)
         self._across = centring - shrink[:, None, None] * self._unit[:, :, None] * self._unit[:, None, :]
         self._shrunk, self._centred = shrink[:, None] * self._unit, norm.centred
         self._gain = norm.gain * math.sqrt(d)

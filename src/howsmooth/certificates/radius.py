@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.entrance import Entrance
+from howsmooth.certificates.entrance import ROUNDING, Entrance
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError
@@ -28,7 +28,7 @@ class Rivals:
 
     Attributes:
         functionals: :math:`e_y - e_k` for every other class k.
-        margins: What they are at the centre.
+        margins: What they are at the centre, less what large logits may have lost in rounding.
     """
 
     functionals: Float[Tensor, "rivals classes"]
@@ -48,8 +48,8 @@ class Rivals:
                 f"give classes from 0 to {count - 1}, one of them not the predicted one, {best}; got {among}.",
                 field="classes",
             )
-        eye = torch.eye(count, dtype=logits.dtype)
-        return cls(functionals=eye[best] - eye[others], margins=logits[best] - logits[others])
+        eye, lost = torch.eye(count, dtype=logits.dtype), ROUNDING * logits.abs().max()
+        return cls(functionals=eye[best] - eye[others], margins=logits[best] - logits[others] - lost)
 
 
 class Proof:

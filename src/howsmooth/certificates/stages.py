@@ -71,11 +71,13 @@ class First:
 
 def root(W: Float[Tensor, "out hidden"]) -> Float[Tensor, "out out"]:
     r"""Return :math:`(WW^\top)^{1/2}`: what W does to a ball, with as many columns as rows."""
-    scale = W.abs().max().clamp_min(1e-300)
-    values, vectors = torch.linalg.eigh((W / scale) @ (W / scale).mT)
+    # in double precision always: the roots of small eigenvalues are as wrong as roots of roundings
+    scale = W.double().abs().max().clamp_min(1e-300)
+    unit = W.double() / scale
+    values, vectors = torch.linalg.eigh(unit @ unit.mT)
     # what rounding may have taken from an eigenvalue is given back
     lost = 1e-13 * values.abs().amax()
-    return scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT
+    return (scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT).to(W.dtype)
 
 
 def at_every_token(B: Float[Tensor, "d d"], n: int) -> Float[Tensor, "n d n d"]:

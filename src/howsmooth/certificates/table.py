@@ -8,8 +8,6 @@ G and T the Jacobians at the centre. Sizes of :math:`T_{k\leftarrow l}B_l` do no
 computed once, source by source; every radius of every word is then a recursion of products with the table.
 """
 
-from dataclasses import dataclass, field
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +15,9 @@ from torch import Tensor
 from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.program import Apply, Move, Step, program
+from howsmooth.certificates.program import Apply, program
+from howsmooth.certificates.pushing import Link, move, spread
+from howsmooth.certificates.rough import WIDE, outward, spread_roughly
 from howsmooth.certificates.sizes import ROUND
 from howsmooth.certificates.stages import Stage
 from howsmooth.maps.attention import Attention
@@ -25,37 +25,11 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.pointwise import Pointwise
-from howsmooth.maps.values import Jacobian, Map
+from howsmooth.maps.values import Map
 
 MEMORY = 2**30
-# So many numbers of a bundle of columns are pushed at once.
-NUMBERS = 2**24
 # From so many numbers on columns are pushed in single precision: about half a minute in double precision.
 MANY = 2**32
-# What single precision may take from a size: a share of itself, and of the largest size of the same source.
-WIDE = (1e-3, 1e-5)
-
-
-@dataclass(frozen=True, eq=False)
-class Link:
-    """One step at the centre: the derivative that pushes columns on, and its remainder, if it has one."""
-
-    step: Step
-    jacobian: Jacobian | None = None
-    stage: Stage | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What a source does later on.
-
-    Attributes:
-        at: Its sizes at every stage behind it, by the place of the stage.
-        output: Its columns at the output.
-    """
-
-    at: dict[int, Float[Tensor, "groups sizes"]] = field(default_factory=dict)
-    output: list[Tensor] = field(default_factory=list)
 
 
 class Table:
@@ -83,20 +57,26 @@ class Table:
             self.output, self.links = _run(f, X)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
             single = self._many() if single is None else single
-            links = self._single(f) if single else self.links
-            sources = [_spread(links, place) for place in self.stages]
-        self._wide = WIDE if links is not self.links else (0.0, 0.0)
+            rough = self._single(f) if single else None
+            sources = [
+                spread(self.links, place) if rough is None else spread_roughly(rough, place, exact=self.links)
+                for place in self.stages
+            ]
         self.arriving = {
-            place: self._outward(torch.cat([source.at[place] for source in sources[:count]]))
+            place: torch.cat([source.at[place] for source in sources[:count]])
             for count, place in enumerate(self.stages)
             if count
         }
         self._ending = [bundle for source in sources for bundle in source.output]
+        self._wrong = [bundle for source in sources for bundle in source.wrong]
 
     def arriving_at(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, "groups f"]:
         """Return how much of every remainder arrives at functionals of the output."""
         found = [ROUND.numbers(bundle.double().flatten(2) @ functionals.mT) for bundle in self._ending]
-        return self._outward(torch.cat(found)) if found else functionals.new_zeros(0, len(functionals))
+        if self._wrong:
+            seen = [(wrong.flatten(2) @ functionals.mT).abs() for wrong in self._wrong]
+            found = [outward(sizes, wrong) for sizes, wrong in zip(found, seen, strict=True)]
+        return torch.cat(found) if found else functionals.new_zeros(0, len(functionals))
 
     @property
     def names(self) -> list[str]:
@@ -114,35 +94,11 @@ class Table:
         n, d = self.X.shape
         return len(self.stages) * len(self.links) * (n * d) ** 2 > MANY
 
-    def _single(self, f: Map) -> list[Link]:
+    def _single(self, f: Map) -> list[Link] | None:
         """Return the steps in single precision, if that tells the output as it is."""
         output, links = _run(f.to(torch.float32, "cpu"), self.X.float())
         far = (output.double() - self.output).abs().max() / self.output.abs().max()
-        return links if bool(far < WIDE[0]) else self.links
-
-    def _outward(self, sizes: Tensor) -> Tensor:
-        """Widen sizes of columns in single precision: by a share of themselves, and of the largest of each source."""
-        relative, absolute = self._wide
-        sizes = sizes.double()
-        return (1 + relative) * sizes + absolute * sizes.amax(1, keepdim=True)
-
-
-def _spread(links: list[Link], place: int) -> Seen:
-    """Push the directions of the remainder of one stage through all that follows."""
-    stage, found = links[place].stage, Seen()
-    assert stage is not None
-    depth = _depth(links[: place + 1])
-    for bundle in stage.directions():
-        stack = [torch.zeros_like(bundle) for _ in range(depth - 1)] + [bundle]
-        for later in range(place + 1, len(links)):
-            link = links[later]
-            if link.stage is None:
-                advance(stack, link)
-            else:
-                sizes, stack[-1] = link.stage.through(stack[-1], ROUND)
-                found.at[later] = torch.cat((found.at[later], sizes)) if later in found.at else sizes
-        found.output.append(stack[-1])
-    return found
+        return links if bool(far < WIDE) else None
 
 
 def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:
@@ -156,7 +112,7 @@ def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:
             stack[-1] = value[0]
             links.append(Link(step, jacobian, stage))
         else:
-            _move(stack, step)
+            move(stack, step)
             links.append(Link(step))
     return stack[0], links
 
@@ -175,37 +131,3 @@ def _stage(f: Map, X: Tensor) -> Stage | None:
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
         return MLPStage(MLP(up=eye, down=eye, activation=f.activation), X)
     return None
-
-
-def advance(stack: list[Tensor], link: Link) -> None:
-    """Push bundles of columns through one step."""
-    if isinstance(link.step, Move):
-        _move(stack, link.step)
-        return
-    assert link.jacobian is not None
-    bundle = stack[-1]
-    columns = bundle.flatten(0, 1)
-    at_once = max(1, NUMBERS // columns[0].numel())
-    pushed = [_pushed(link.jacobian, part) for part in columns.split(at_once)]
-    stack[-1] = torch.cat(pushed).unflatten(0, bundle.shape[:2])
-
-
-def _pushed(jacobian: Jacobian, columns: Float[Tensor, "c n d"]) -> Float[Tensor, "c m out"]:
-    """Apply one derivative to many columns."""
-    return jacobian.take(torch.zeros(len(columns), dtype=torch.long)).jvp(columns)
-
-
-def _move(stack: list[Tensor], move: Move) -> None:
-    if move is Move.KEEP:
-        stack.append(stack[-1])
-    elif move is Move.SWAP:
-        stack[-1], stack[-2] = stack[-2], stack[-1]
-    else:
-        top = stack.pop()
-        stack[-1] = stack[-1] + top
-
-
-def _depth(links: list[Link]) -> int:
-    """Count the signals on the stack behind some steps."""
-    moves = [link.step for link in links]
-    return 1 + moves.count(Move.KEEP) - moves.count(Move.ADD)
