@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.pushing import advance
 from howsmooth.certificates.sizes import Ball, Squares
@@ -53,46 +54,61 @@ class Entrance:
         """Bound all remainders, stage after stage, while the input moves by at most ``eps``."""
         found = self._table.X.new_zeros(0)
         for place, stage in self._table.stages.items():
-            if place in self._first:
-                later = found @ self._table.arriving[place] if len(found) else torch.zeros_like(self._first[place])
-                bounds = self._bounds(place, stage, eps, later)
-            else:
-                assert isinstance(stage, NormStage)
-                bounds = stage.turned(eps, self._tokens, exact=self._pairs is not None)
-            found = torch.cat((found, SAFETY * bounds))
+            found = torch.cat((found, SAFETY * self._bounds(place, stage, eps, found)))
         return found
 
-    def _bounds(self, place: int, stage: Stage, eps: float, later: Tensor) -> Float[Tensor, " groups"]:
-        one = _outward(eps * self._first[place])
-        if place in self._second:
-            later = later + eps**2 * self._second[place]
-        rest = _outward(later)
+    def kinks(self, eps: float) -> dict[int, Kinks]:
+        """Return how rectified hidden units are best taken at a radius, by the places of their stages."""
+        bounds, begun, found = self.remainders(eps), 0, {}
+        for place, stage in self._table.stages.items():
+            if isinstance(stage, KinkedStage):
+                one, rest = self._sizes(place, eps, bounds[:begun])
+                found[place] = stage.suited(one + rest)
+            begun += len(stage.tokens)
+        return found
+
+    def _bounds(self, place: int, stage: Stage, eps: float, before: Tensor) -> Float[Tensor, " groups"]:
+        if place not in self._first:
+            assert isinstance(stage, NormStage)
+            return stage.turned(eps, self._tokens, exact=self._pairs is not None)
+        one, rest = self._sizes(place, eps, before)
         if self._pairs is not None and stage.bends:
             return stage.beyond(one, rest)
         return stage.bounds(one + rest, First(self._first[place], self._bundles[place], eps, self._ball))
+
+    def _sizes(self, place: int, eps: float, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sizes of what enters a stage: of first order, and of all that follows from remainders before."""
+        one = eps * self._first[place]
+        rest = before @ self._table.arriving[place] if len(before) else torch.zeros_like(one)
+        if place in self._second:
+            rest = rest + eps**2 * self._second[place]
+        return _outward(one), _outward(rest)
 
     def _walk(self, curved: bool) -> None:
         """Push columns of first order, and pairs of them, from stage to stage."""
         bundle, pairs, start = self._begin(curved)
         stack, curves = [bundle], None if pairs is None else [pairs]
         for place in range(start, len(self._table.links)):
-            link = self._table.links[place]
-            second = None
-            if link.stage is not None:
-                self._first[place], self._bundles[place] = link.stage.seen(stack[-1], self._ball)[0], stack[-1]
-                if curves is not None:
-                    self._second[place] = link.stage.seen(curves[-1], self._squares)[0]
-                if curved:
-                    second = link.stage.second(stack[-1])
-            advance(stack, link)
-            if second is not None and curves is None:
-                # nothing has bent before: the pairs that wait below are zero
-                curves = [torch.zeros_like(second) for _ in stack[:-1]] + [second]
-            elif curves is not None:
-                advance(curves, link)
-                if second is not None:
-                    curves[-1] = curves[-1] + second
+            stage, second = self._table.links[place].stage, None
+            if stage is not None:
+                self._bundles[place], second = stack[-1], stage.second(stack[-1]) if curved else None
+            self._push(place, stack, self._ball, self._first)
+            if curves is not None:
+                self._push(place, curves, self._squares, self._second)
+            if second is not None:
+                # where nothing has bent before, the pairs that wait below are zero
+                curves = [torch.zeros_like(second) for _ in stack] if curves is None else curves
+                curves[-1] = curves[-1] + second
         self._output, self._pairs = stack[-1], None if curves is None else curves[-1]
+
+    def _push(self, place: int, stack: list[Tensor], ball: Ball, found: dict[int, Tensor]) -> None:
+        """Push columns through one step, and keep what its stage sees of them."""
+        link = self._table.links[place]
+        if link.stage is None:
+            advance(stack, link)
+        else:
+            sizes, stack[-1] = link.stage.through(stack[-1], ball)
+            found[place] = sizes[0]
 
     def _begin(self, curved: bool) -> tuple[Tensor, Tensor | None, int]:
         """Return the columns that enter, their pairs if they bend already, and where they are."""

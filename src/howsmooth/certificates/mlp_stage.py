@@ -21,8 +21,8 @@ def bending(activation: Activation, y: Tensor, s: Tensor) -> Tensor:
     r"""Bound :math:`|\varphi(y+t)-\varphi(y)-\varphi'(y)t|` over :math:`|t|\le s`.
 
     A kink counts from where it is; a smooth activation by :math:`\tfrac12\sup|\varphi''|s^2`, or by what it is at some
-    points, between which a function with this second derivative rises by at most :math:`\tfrac18\sup|\varphi''|h^2`. The
-    latter is less where s is large: an activation that is flat has nothing to bend.
+    points, between which a function with this second derivative rises by at most :math:`\tfrac18\sup|\varphi''|h^2`.
+    The latter is less where s is large: an activation that is flat has nothing to bend.
     """
     if activation.name == "relu":
         return (s - y.abs()).clamp_min(0)
@@ -86,8 +86,6 @@ class MLPStage(FeedForwardStage):
         """Bound the length of what all neurons of a token bend by."""
         s = sizes.view_as(self._hidden)
         alone = bending(self._activation, self._hidden, s).norm(dim=-1)
-        if self._activation.name == "relu":
-            return alone
         root = largest_curvature(self._activation, self._hidden - s, self._hidden + s).sqrt()
         later = (s - first.eps * first.sizes.view_as(s)).clamp_min(0)
         moved = (first.bundle @ self._up.mT) * root

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.entrance import ROUNDING, Entrance
+from howsmooth.certificates.kinked_stage import Kinks
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError
@@ -89,6 +90,11 @@ class Proof:
         with torch.no_grad():
             taken = (self._ways[0].remainders(eps)[:, None] * self._arriving).amax(1)
         return self._table.names[int(taken.argmax())]
+
+    def kinks(self, eps: float) -> dict[int, Kinks]:
+        """Return how rectified hidden units are best taken at a radius: a table that does so may prove a larger one."""
+        with torch.no_grad():
+            return self._ways[0].kinks(eps)
 
     def radius(self) -> float:
         """Return the largest radius that is proven, to a share of itself; zero if none is."""

@@ -8,11 +8,14 @@ G and T the Jacobians at the centre. Sizes of :math:`T_{k\leftarrow l}B_l` do no
 computed once, source by source; every radius of every word is then a recursion of products with the table.
 """
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.attention_stage import AttentionStage
+from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
 from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply, program
@@ -20,6 +23,7 @@ from howsmooth.certificates.pushing import Link, move, spread
 from howsmooth.certificates.rough import WIDE, outward, spread_roughly
 from howsmooth.certificates.sizes import ROUND
 from howsmooth.certificates.stages import Stage
+from howsmooth.maps.activations import known_activation
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
@@ -43,7 +47,9 @@ class Table:
         arriving: The sizes of all remainders before a stage, as it sees them, by its place.
     """
 
-    def __init__(self, f: Map, X: Float[Tensor, "n d"], *, single: bool | None = None) -> None:
+    def __init__(
+        self, f: Map, X: Float[Tensor, "n d"], *, single: bool | None = None, kinks: Mapping[int, Kinks] | None = None
+    ) -> None:
         """Run the network once, and push every source of remainders to the end.
 
         Args:
@@ -51,12 +57,13 @@ class Table:
             X: The input.
             single: Whether columns are pushed in single precision, and their sizes widened by what that may have
                 taken. By default where there are many.
+            kinks: How rectified hidden units are taken, by the places of their stages; as at the centre by default.
         """
-        self.X = X
+        self.X, self._kinks = X, kinks or {}
         with torch.no_grad():
-            self.output, self.links = _run(f, X)
+            self.output, self.links = _run(f, X, self._kinks)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
-            single = self._many() if single is None else single
+            single = not self.cheap if single is None else single
             rough = self._single(f) if single else None
             sources = [
                 spread(self.links, place) if rough is None else spread_roughly(rough, place, exact=self.links)
@@ -89,24 +96,25 @@ class Table:
             counts[stage.name] += 1
         return found
 
-    def _many(self) -> bool:
-        """Whether there are so many columns that single precision pays."""
+    @property
+    def cheap(self) -> bool:
+        """Whether there are so few columns that double precision is no burden, nor a table for every word."""
         n, d = self.X.shape
-        return len(self.stages) * len(self.links) * (n * d) ** 2 > MANY
+        return len(self.stages) * len(self.links) * (n * d) ** 2 <= MANY
 
     def _single(self, f: Map) -> list[Link] | None:
         """Return the steps in single precision, if that tells the output as it is."""
-        output, links = _run(f.to(torch.float32, "cpu"), self.X.float())
+        output, links = _run(f.to(torch.float32, "cpu"), self.X.float(), self._kinks)
         far = (output.double() - self.output).abs().max() / self.output.abs().max()
         return links if bool(far < WIDE) else None
 
 
-def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:
+def _run(f: Map, X: Float[Tensor, "n d"], kinks: Mapping[int, Kinks]) -> tuple[Tensor, list[Link]]:
     """Run a network at ``X`` and look at every step there."""
-    stack, links = [X], []
+    stack, links = [X], list[Link]()
     for step in program(f):
         if isinstance(step, Apply):
-            stage = _stage(step.map, stack[-1])
+            stage = _stage(step.map, stack[-1], kinks.get(len(links)))
             # a batch of one, which is repeated for as many columns as there are
             value, jacobian = linearised(step.map, stack[-1][None], MEMORY)
             stack[-1] = value[0]
@@ -117,17 +125,21 @@ def _run(f: Map, X: Float[Tensor, "n d"]) -> tuple[Tensor, list[Link]]:
     return stack[0], links
 
 
-def _stage(f: Map, X: Tensor) -> Stage | None:
+def _stage(f: Map, X: Tensor, kinks: Kinks | None) -> Stage | None:
     """Return the remainder of a map; those that have none are linear, since a program holds no others."""
     if isinstance(f, Norm):
         return NormStage(f, X)
     if isinstance(f, Attention):
         return AttentionStage(f, X)
     if isinstance(f, MLP):
-        return MLPStage(f, X)
+        return _feed_forward(f, X, kinks)
     if isinstance(f, GatedMLP):
         return GatedStage(f, X)
     if isinstance(f, Pointwise):
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
-        return MLPStage(MLP(up=eye, down=eye, activation=f.activation), X)
+        return _feed_forward(MLP(up=eye, down=eye, activation=f.activation), X, kinks)
     return None
+
+
+def _feed_forward(f: MLP, X: Tensor, kinks: Kinks | None) -> Stage:
+    return KinkedStage(f, X, kinks) if known_activation(f.activation).name == "relu" else MLPStage(f, X)
