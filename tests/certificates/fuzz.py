@@ -84,10 +84,11 @@ def attack(seed: int) -> Found:
 def _rough(drawn: Drawn, table: Table, rivals: Rivals) -> Shares:
     """Compare sizes in double precision with those that are claimed in single precision."""
     found, rough = Shares(), Table(drawn.f, drawn.X, single=True)
-    for place, sizes in table.arriving.items():
-        found.add("single precision", sizes, rough.arriving[place], 0.0)
-    ends = (each.arriving_at(rivals.functionals) for each in (table, rough))
-    found.add("single precision", *ends, 0.0)
+    pairs = [(sizes, rough.arriving[place]) for place, sizes in table.arriving.items()]
+    pairs.append(tuple(each.arriving_at(rivals.functionals) for each in (table, rough)))
+    for sizes, wider in pairs:
+        # what is zero may be no more than nearly zero in double precision
+        found.add("single precision", sizes, wider, ROUNDING * sizes.amax(1, keepdim=True))
     return found
 
 
