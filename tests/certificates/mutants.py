@@ -11,14 +11,18 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["tests/certificates/test_second.py", "tests/certificates/test_remainders.py"]
+TESTS = [f"tests/certificates/test_{name}.py" for name in ("second", "remainders", "certificates", "fuzz_certificates")]
 
 ATTENTION, NORM, MLP = (f"howsmooth/certificates/{name}_stage.py" for name in ("attention", "norm", "mlp"))
+ENTRANCE, SIZES, CURVATURE = (f"howsmooth/certificates/{name}.py" for name in ("entrance", "sizes", "curvature"))
 # Which tests are about a file.
 ABOUT = {
     ATTENTION: "attention or masked or needed or towards or meets or hidden",
     NORM: "norm",
     MLP: "mlp or gate or neurons",
+    ENTRANCE: "second or contradicts",
+    SIZES: "image or proven",
+    CURVATURE: "mlp or neurons or curvature",
 }
 MUTANTS = (
     (ATTENTION, "found = self._old(met) + bent + shift +", "found = bent + shift +"),
@@ -47,6 +51,70 @@ MUTANTS = (
     (MLP, "0.5 * c * later * (first + s) + third * s**3 / 6", "0.5 * c * later * (first + s)"),
     (MLP, "bent * self._hidden.abs() + opened * tau", "opened * tau"),
     (MLP, "bent * self._hidden.abs() + opened * tau", "bent * self._hidden.abs()"),
+    (ATTENTION, "sizes.scores + met + mean, 0.0", "sizes.scores + met, 0.0"),
+    (ATTENTION, "sizes.scores + met + mean, 0.0", "sizes.scores + mean, 0.0"),
+    (ATTENTION, "other.scores + met + mean, 0.0", "other.scores + met, 0.0"),
+    (ATTENTION, "other.scores + met + mean, 0.0", "met + mean, 0.0"),
+    (ATTENTION, "torch.minimum(sizes.s + (self._P * met.square()).sum(-1).sqrt(),", "torch.minimum(sizes.s,"),
+    (ATTENTION, "sizes.spread + (weighted * met.square()).sum(-1).sqrt(),", "sizes.spread,"),
+    (
+        ATTENTION,
+        "P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))",
+        "P * torch.maximum(each, (0.5 * kappa * s.square())[..., None])",
+    ),
+    (ATTENTION, "P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))", "P * (alpha + each)"),
+    (
+        ATTENTION,
+        "P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))",
+        "P * (alpha + (0.5 * kappa * s.square())[..., None])",
+    ),
+    (ATTENTION, "far + sizes.w[:, None, :], 0.0", "far, 0.0"),
+    (ATTENTION, "far + sizes.w[:, None, :], 0.0", "sizes.w[:, None, :] + 0 * far, 0.0"),
+    (
+        ATTENTION,
+        "beyond = self._met(other.q, whole.k) + self._met(first.q, other.k)",
+        "beyond = self._met(first.q, other.k)",
+    ),
+    (
+        ATTENTION,
+        "beyond = self._met(other.q, whole.k) + self._met(first.q, other.k)",
+        "beyond = self._met(other.q, whole.k)",
+    ),
+    (ATTENTION, "first.spread * later + 0.5 * later.square()", "0.5 * later.square()"),
+    (ATTENTION, "first.spread * later + 0.5 * later.square()", "first.spread * later"),
+    (ATTENTION, "+ 0.5 * kappa * spread.square()\n        # new", "\n        # new"),
+    (ATTENTION, "(P * (rho + bent)) @", "(P * bent) @"),
+    (ATTENTION, "(P * (rho + bent)) @", "(P * rho) @"),
+    (ATTENTION, " + (P * alpha1) @ other.w[..., None]\n", "\n"),
+    (ATTENTION, "both = self._all(whole) + known", "both = self._all(whole)"),
+    (ATTENTION, "kappa = (2 + alpha.amax(-1).clamp_max(MOST).exp()) / 3", "kappa = torch.ones_like(alpha.amax(-1))"),
+    (NORM, " + 0.375 * (w / room) ** 4", ""),
+    (NORM, "twice + 0.5 * w.square() * u * (2 - u) / room.square() +", "twice +"),
+    (NORM, "torch.maximum(u.square() / room, 0.5 * w.square() / room**3)", "(u.square() / room)"),
+    (NORM, "torch.maximum(u.square() / room, 0.5 * w.square() / room**3)", "(0.5 * w.square() / room**3)"),
+    (NORM, "turned = rest[: self._n] * w + u1 * rest[self._n :]", "turned = rest[: self._n] * w"),
+    (NORM, "turned = rest[: self._n] * w + u1 * rest[self._n :]", "turned = u1 * rest[self._n :]"),
+    (NORM, "self._all(u, w) + torch.cat((0.5 * w1.square(), u1 * w1))", "self._all(u, w)"),
+    (NORM, "if exact else sine.square() / (1 + cosine)", "if exact else 0 * sine"),
+    (NORM, "sine**4 / (2 * (1 + cosine).square()) if exact", "0 * sine if exact"),
+    (NORM, "torch.where(inside, across, 1 + w)", "torch.where(inside, across, w)"),
+    (NORM, "* w, 1 + w)", "* w, w)"),
+    (MLP, "first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)", "first.ball.vectors(moved)[0]"),
+    (MLP, "opened = self._activation.slope(self._gates).abs() * s + bent", "opened = bent + 0 * s"),
+    (
+        MLP,
+        "opened = self._activation.slope(self._gates).abs() * s + bent",
+        "opened = self._activation.slope(self._gates).abs() * s",
+    ),
+    (MLP, "self._hidden, s) + 0.5 * c * first.square()", "self._hidden, s)"),
+    (ENTRANCE, "later = later + eps**2 * self._second[place]", "pass"),
+    (ENTRANCE, "curves[-1] = curves[-1] + second", "pass"),
+    (ENTRANCE, "advance(curves, link)\n", "pass\n"),
+    (ENTRANCE, "return stage.bounds(one + rest,", "return stage.bounds(one,"),
+    (SIZES, "around = columns.shape[1] ** 0.5 *", "around ="),
+    (SIZES, "H.shape[-1] * round_, H.abs().sum", "round_, H.abs().sum"),
+    (SIZES, "H.shape[-1] * round_, H.norm", "round_, H.norm"),
+    (CURVATURE, "found = torch.where(inside, found.clamp_min(height), found)", "pass"),
 )
 
 

@@ -6,7 +6,7 @@ from certificates.fuzz import attack
 
 # the last two are wild, and trained
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 4, 2, 9])
+@pytest.mark.parametrize("seed", [0, 3, 4, 2, 9])
 def test_nothing_contradicts_what_is_proven(seed):
     found = attack(seed)
     assert found.points > 1000

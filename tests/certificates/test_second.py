@@ -100,6 +100,8 @@ def tilted(scores, values, counts):
 CASES = {
     # weights are shared by more: the sum of weights grows by tokens whose values are the mean, and takes from others
     "shared": ((0.05, -0.05, 1.0, -1.0), (1.0, -1.0, 0.0, 0.0), torch.zeros(4)),
+    # squares of scores do so too, where scores themselves cancel
+    "balanced": ((0.1, -0.1, 0.0, 0.0, 4.0, -4.0), (1.0, 1.0, -1.0, -1.0, 0.0, 0.0), torch.zeros(6)),
     # a rare token far away whose score grows: third powers of scores count
     "rare": ((0.0, 1.0), (0.0, 1.0), torch.tensor([8.0, 0.0])),
 }
@@ -161,6 +163,29 @@ def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
     assert max(float(along / bounds[0]), float(across / bounds[1])) > 0.5
 
 
+@pytest.mark.parametrize("u", [-0.9, -0.6, -0.1, 0.0, 0.1, 0.6])
+@pytest.mark.parametrize("w", [0.01, 0.3, 1.0, 3.0])
+def test_remainders_of_a_norm_are_within_their_bounds_in_every_direction(u, w):
+    f = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
+    X, columns = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[[u, w]]], dtype=torch.float64)
+    stage = NormStage(f, X)
+    sizes = stage.seen(columns[None], ROUND)[0]
+    R = f(X + columns[0]) - f(X) - f.jacobian(X).jvp(columns[0])
+    beyond = R - stage.second(columns[None])[0, 0]
+    for truth, bounds in (
+        (R, stage.bounds(sizes, First(sizes, columns[None], 1.0, ROUND))),
+        (beyond, stage.beyond(sizes, torch.zeros_like(sizes))),
+    ):
+        assert bool((truth[0].abs() / 2**0.5 <= (1 + 1e-9) * bounds + 1e-15).all())  # as in a proof
+
+
+def test_a_token_that_turns_before_a_norm_leaves_what_its_second_order_leaves():
+    f, X = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[2.0, 0.0]]).double()
+    for eps in (0.1, 1.0, 1.9):
+        found = NormStage(f, X).turned(eps, torch.tensor([0]), exact=True).tolist()
+        assert found == pytest.approx([1 - 0.5 * (eps / 2) ** 2 - math.sqrt(1 - (eps / 2) ** 2), 0.0], rel=1e-9)
+
+
 def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
     one = torch.ones(1, 1, dtype=torch.float64)
     f, X, eps = hs.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
@@ -168,6 +193,17 @@ def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
     sizes = eps * stage.seen(columns[None], ROUND)[0]
     R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second(columns[None])[0, 0]
     assert 0.9 < float(R.abs() / stage.beyond(sizes, sizes)) <= 1
+
+
+@pytest.mark.parametrize("step", [-10.0, -3.0, -0.3, 0.3, 3.0, 10.0])
+def test_neurons_that_move_far_are_not_taken_for_their_second_order(step):
+    # where tanh bends most
+    one = torch.ones(1, 1, dtype=torch.float64)
+    f, X, columns = hs.MLP(up=one, down=one, activation="tanh"), 0.6585 * one, step * one[None]
+    stage = MLPStage(f, X)
+    sizes = stage.seen(columns[None], ROUND)[0]
+    R = f(X + step) - f(X) - f.jacobian(X).jvp(step * one) - stage.second(columns[None])[0, 0]
+    assert float(R.abs()) <= float(stage.beyond(sizes, torch.zeros_like(sizes)))
 
 
 def test_a_gate_that_bends_counts_as_much_as_what_it_opens():
