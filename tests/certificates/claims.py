@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from howsmooth.certificates.entrance import Entrance, _outward
+from howsmooth.certificates.entrance import Entrance
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply
-from howsmooth.certificates.pushing import move, pushed_by
+from howsmooth.certificates.pushing import move
 from howsmooth.certificates.sizes import ROUND, Squares
 from howsmooth.certificates.table import Table
 
@@ -93,14 +93,13 @@ def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals
             continue  # turned: nothing is claimed of what enters
         (x0, y0), (x, y), (x1, y1) = (each[place] for each in (centre, truth, noise))
         delta, first = x - x0, torch.einsum("sr,rnd->snd", xi, way._bundles[place][0])
-        one, rest = _sizes(table, way, place, eps, before)
+        one, rest = way._sizes(place, eps, before)
         lost = TIMES * stage.seen((x1 - x0)[:, None], ROUND).amax(0)
         found.add(f"{stage.name} enters", stage.seen(delta[:, None], ROUND), one + rest, lost)
         found.add(f"{stage.name} first", stage.seen(first[:, None], ROUND), one, lost)
         found.add(f"{stage.name} rest", stage.seen((delta - first)[:, None], ROUND), rest, lost)
-        jacobian = table.links[place].jacobian
-        assert jacobian is not None
-        R = y - y0 - pushed_by(jacobian, delta)
+        _sizes_seen, pushed = stage.through(delta[:, None], ROUND)  # along lines that need not be tangents
+        R = y - y0 - pushed[:, 0]
         if way._pairs is not None and stage.bends:
             a, b, _times = Squares().packed(len(first))
             R = R - stage.second(first[None])[0][a == b]
@@ -115,15 +114,6 @@ def _near(X: torch.Tensor) -> torch.Tensor:
     """Return inputs that are a few floats away."""
     rng = torch.Generator().manual_seed(0)
     return X + NEAR * X.abs().max() * torch.randn(COPIES, *X.shape, generator=rng, dtype=X.dtype)
-
-
-def _sizes(table: Table, way: Entrance, place: int, eps: float, before: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a proof says that enters a stage: by first order, and else."""
-    one = eps * way._first[place]
-    rest = before @ table.arriving[place] if len(before) else torch.zeros_like(one)
-    if place in way._second:
-        rest = rest + eps**2 * way._second[place]
-    return _outward(one), _outward(rest)
 
 
 def _along(stage, R: torch.Tensor, bounds: torch.Tensor, rounding: torch.Tensor) -> Shares:

@@ -58,11 +58,15 @@ def attack(seed: int) -> Found:
     rivals, table = Rivals.of(f(X)[0]), Table(f, X)
     proof = Proof(table, rivals, tokens, Ball(drawn.p))
     certified, rng = proof.radius(), torch.Generator().manual_seed(seed)
+    # rectified units are taken in another way, for a radius that need not be the one they are looked at
+    kinks = proof.kinks(RADII[seed % len(RADII)] * certified)
+    suited = Table(f, X, kinks=kinks) if kinks else table
+    second = Proof(suited, rivals, tokens, Ball(drawn.p)) if kinks else proof
     shares, points, worst = _rough(drawn, table, rivals), 0, math.inf
     # larger models go without exact second orders
     plain = Entrance(table, tokens, Ball(drawn.p), curved=False)
     for eps in [times * certified for times in RADII if certified > 0]:
-        proven, rounding = proof.margins(eps), ROUNDING * table.output.abs().max()
+        proven, rounding = torch.maximum(proof.margins(eps), second.margins(eps)), ROUNDING * table.output.abs().max()
         E = eps * sphere((SAMPLES, len(tokens), X.shape[1]), drawn.p, rng)
         some = E[:CLAIMED]
         for step in range(STEPS + 1):
@@ -76,8 +80,8 @@ def attack(seed: int) -> Found:
                 E = E[margins.amin(1).argsort()[:ATTACKS]] if step == 0 else E
                 _margins, gradient = _descent(f, X, E, tokens, rivals.functionals)
                 E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * _unit(gradient)
-        for way in (proof._ways[0], plain):
-            shares.join(claims(table, way, eps, torch.cat((some, E[:CLAIMED])), rivals.functionals))
+        for at, way in ((table, proof._ways[0]), (table, plain), (suited, second._ways[0])):
+            shares.join(claims(at, way, eps, torch.cat((some, E[:CLAIMED])), rivals.functionals))
     return Found(points, certified, worst, shares, drawn.what)
 
 

@@ -1,0 +1,131 @@
+"""Rectified units along lines and axes of any kind: never off by more than bounded, and a table for every word."""
+
+import dataclasses
+
+import pytest
+import torch
+from certificates.scenes import draw
+from draws import gaussian, uniform
+
+import howsmooth as hs
+from howsmooth.certificates.entrance import Entrance
+from howsmooth.certificates.kinked_stage import KinkedStage, Kinks, off_the_line
+from howsmooth.certificates.radius import Proof, Rivals
+from howsmooth.certificates.scene import Scene
+from howsmooth.certificates.sizes import ROUND, Ball
+from howsmooth.certificates.stages import First
+from howsmooth.certificates.table import Table
+from howsmooth.maps.mlp import MLP
+
+
+def dense(y, slope, s):
+    t = torch.linspace(-1, 1, 4001, dtype=torch.float64)[:, None] * s
+    t = torch.cat((t, -y.clamp(-s, s)[None]))
+    return ((y + t).relu() - y.relu() - slope * t).abs().amax(0)
+
+
+def test_units_are_off_their_lines_by_what_sampling_finds(rng):
+    y, slope, s = gaussian(rng, 500), uniform(rng, 500) * 1.4 - 0.2, 2 * uniform(rng, 500)
+    found = off_the_line(y, slope, s)
+    assert bool((found >= dense(y, slope, s)).all())
+    assert bool((found <= dense(y, slope, s) * 1.001 + 1e-12).all())
+
+
+def test_straight_units_on_their_own_line_are_not_off_it(rng):
+    y = torch.tensor([2.0, -2.0, 1.0, -1.0, 0.5], dtype=torch.float64)
+    s = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.5], dtype=torch.float64)
+    assert off_the_line(y, (y > 0).double(), s).tolist() == [0.0] * 5
+    assert off_the_line(y, 0.5 * torch.ones(5).double(), s).min() > 0.2
+
+
+def stage_of(rng):
+    f = MLP(
+        up=gaussian(rng, 12, 5),
+        down=gaussian(rng, 5, 12),
+        up_bias=gaussian(rng, 12),
+        activation="relu",
+    )
+    return f, gaussian(rng, 3, 5)
+
+
+def test_chords_leave_half_of_what_tangents_leave(rng):
+    f, X = stage_of(rng)
+    stage, s = KinkedStage(f, X), 0.7 * uniform(rng, 3 * 12)
+    kinks = stage.suited(s)
+    hidden = X @ f.up.mT + f.up_bias
+    tangents = off_the_line(hidden, (hidden > 0).double(), s.view(3, 12))
+    chords = off_the_line(hidden, kinks.slopes, s.view(3, 12))
+    torch.testing.assert_close(chords, tangents / 2, rtol=1e-9, atol=1e-12)
+    assert bool((tangents > 0).any())
+
+
+@pytest.mark.parametrize("wild", [False, True])
+def test_the_remainder_lies_along_its_directions_whatever_lines_and_axes_are(rng, wild):
+    f, X = stage_of(rng)
+    plain = KinkedStage(f, X)
+    eps = 0.3
+    delta = gaussian(rng, 64, 3, 5)
+    delta = eps * delta / delta.norm(dim=(-2, -1), keepdim=True)
+    sizes = plain.through(delta.flatten(0, 0)[:, None], ROUND)[0].amax(0)
+    kinks = plain.suited(sizes)
+    if wild:
+        kinks = Kinks(slopes=uniform(rng, 3, 12), axes=uniform(rng, 3, 12) + 0.01)
+    stage = KinkedStage(f, X, kinks)
+    bounds = stage.bounds(sizes, First(sizes, delta[:1], 1.0, Ball()))
+    (columns,) = stage.directions()
+    R = f(X + delta) - f(X) - stage.through(delta[:, None], ROUND)[1][:, 0]
+    for i in range(3):
+        # |B⁺R| is the shortest vector that B takes there
+        shortest = torch.linalg.lstsq(columns[i, :, i].mT, R[:, i].mT).solution.norm(dim=0)
+        assert float(shortest.max()) <= float(bounds[i]) * (1 + 1e-9)
+    assert float(R.abs().max()) > 0
+
+
+def rectified(seed):
+    """A random network with rectified units."""
+    for tried in range(seed, seed + 200):
+        drawn = draw(tried)
+        if "relu" in drawn.what and "squared" not in drawn.what:
+            return drawn
+    raise AssertionError("no rectified network among the draws")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 300])
+def test_other_lines_prove_the_same_at_no_radius_and_more_at_theirs(seed):
+    drawn = rectified(seed)
+    f, X, tokens = drawn.f, drawn.X, drawn.tokens
+    rivals, table = Rivals.of(f(X)[0]), Table(f, X)
+    proof = Proof(table, rivals, tokens, Ball(drawn.p))
+    radius = proof.radius()
+    kinks = proof.kinks(radius)
+    assert set(kinks) == {place for place, stage in table.stages.items() if isinstance(stage, KinkedStage)}
+    again = Table(f, X, kinks=kinks)
+    way, same = (Entrance(at, tokens, Ball(drawn.p), curved=False) for at in (again, table))
+    assert float(way.remainders(radius).sum()) < float(same.remainders(radius).sum())
+
+
+@pytest.mark.slow
+def test_a_table_for_a_word_proves_no_less_than_that_of_the_sentence(monkeypatch):
+    model = hs.load("reviews")
+    f, X = model.activations(torch.arange(2, 8)[None]).at(0, "classes")
+    # the same network with rectified units
+    f = _rectified(f)
+    scene, rng = Scene(f, X[0]), torch.Generator().manual_seed(0)
+    found = scene.radius([2], p=2.0, generator=rng)
+    monkeypatch.setattr("howsmooth.certificates.scene.ROUNDS", 0)
+    before = scene.radius([2], p=2.0, generator=rng)
+    assert found.certified > 1.02 * before.certified > 0
+    assert found.linear == before.linear
+    assert found.certified <= found.attacked
+
+
+def _rectified(f):
+    """Replace every activation of MLPs."""
+    if isinstance(f, MLP):
+        return f if f.activation.name == "tanh" else dataclasses.replace(f, activation="relu")
+    if isinstance(f, hs.Residual):
+        return hs.Residual(_rectified(f.map))
+    if isinstance(f, hs.Chain):
+        return hs.Chain(*(_rectified(part) for part in f.maps))
+    return f
