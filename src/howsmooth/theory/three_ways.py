@@ -23,8 +23,6 @@ UNIT = torch.finfo(torch.float64).eps
 
 def products_norm(factors: list[tuple[Tensor, Tensor]]) -> float:
     r"""Bound :math:`\sup_{|c|=1}\|\sum_hc_hK_h^\top Q_h\|` from above, given every Q and K."""
-    if not factors:
-        return math.inf
     keys = torch.cat([K for _Q, K in factors])
     # up to an isometry, the tokens are as many numbers as there are keys
     basis = torch.linalg.qr(keys.mT).R.mT if keys.shape[0] < keys.shape[1] else keys

@@ -63,6 +63,8 @@ class Together:
 
     def _closer(self, s: Float[Tensor, " heads"]) -> float:
         r"""Return :math:`\beta\,\sup_{|c|=1}\|\sum_hc_hs_hA_h^+\|`, often below both forms of the third term."""
+        if not self.forms:
+            return math.inf
         scaled = [(t * Q, K) for t, (Q, K) in zip(s, self.forms, strict=True)]
         return self.values.norm(1 / s) * products_norm(scaled)
 
