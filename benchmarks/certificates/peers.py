@@ -31,7 +31,7 @@ SMALLEST = 1e-7
 WIDEN = 1.15
 # A peer bounds our network if its bound at a small radius is our margin less its exact first order. At the smallest
 # ones single precision fails some.
-SMALL, SAME = (1e-6, 1e-5, 1e-4), 1e-3
+SMALL, SAME = (1e-6, 1e-5, 1e-4, 1e-3), 1e-3
 
 # From a word and how far it may move to the least margin that is proven.
 Proof = Callable[[int, float], float]
@@ -220,9 +220,10 @@ def rows(peer: str, model: Model, task: dict[str, Any], checkout: Path) -> Itera
         X = torch.tensor(sentence["embeddings"], dtype=torch.float32)
         proven = PEERS[peer](model, X, sentence["label"], checkout)
         first, margin, slope = sentence["words"][0], sentence["margin"], sentence["slope"]
-        off = min((proven(first, eps) - (margin - slope * eps) for eps in SMALL), key=abs)
-        if not abs(off) < SAME:
-            raise SystemExit(f"{peer} bounds another network: its margin at the centre is off by {off}.")
+        offs = (proven(first, eps) - (margin - slope * eps) for eps in SMALL)
+        off = next((off for off in offs if abs(off) < SAME), None)
+        if off is None:
+            raise SystemExit(f"{peer} bounds another network: near the centre its margin is not {margin}.")
         for word, own in zip(sentence["words"], sentence["radii"], strict=True):
             began = time.process_time()
             low, high, count = radius(proven, word, share * own)
