@@ -43,13 +43,14 @@ def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Proof:
     sys.path.insert(0, str(checkout))
     lirpa: Any = importlib.import_module("auto_LiRPA")
     perturbations: Any = importlib.import_module("auto_LiRPA.perturbations")
+    gelu: Any = importlib.import_module("auto_LiRPA.operators.gelu").GELU()
 
     class OneWord(torch.nn.Module):
         """From the embedding of one word to the margin."""
 
         def __init__(self, word: int) -> None:
             super().__init__()
-            self.word, self.network = word, plain(model, label)
+            self.word, self.network = word, plain(model, label, gelu)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             before, behind = X[None, : self.word], X[None, self.word + 1 :]
@@ -109,8 +110,8 @@ def deept(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Proof:
     return proven
 
 
-def plain(model: Model, label: int) -> torch.nn.Module:
-    """Return the network from embeddings to the margin, in operations that every peer knows."""
+def plain(model: Model, label: int, gelu: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Module:
+    """Return the network from embeddings to the margin, in operations that auto_LiRPA knows, among them its GELU."""
     config = model.config
 
     class Norm(torch.nn.Module):
@@ -154,7 +155,7 @@ def plain(model: Model, label: int) -> torch.nn.Module:
                 mean = mean.permute(0, 2, 1, 3).reshape(x.shape[0], x.shape[1], config.hidden_size)
                 x = self.norms[2 * i](layer.attention.output.dense(mean) + x)  # type: ignore[union-attr,operator]
                 hidden = layer.intermediate.dense(x)  # type: ignore[union-attr,operator]
-                hidden = torch.relu(hidden) if config.hidden_act == "relu" else torch.nn.functional.gelu(hidden)
+                hidden = torch.relu(hidden) if config.hidden_act == "relu" else gelu(hidden)
                 x = self.norms[2 * i + 1](layer.output.dense(hidden) + x)  # type: ignore[union-attr,operator]
             return torch.tanh(self.pooler(x[:, 0])).matmul(self.weight) + self.bias
 
