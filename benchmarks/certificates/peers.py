@@ -1,67 +1,78 @@
-"""Run one peer on one network: the same sentences, positions and bisection as ours, in the peer's own environment.
+"""Run one peer on one network: the same sentences and positions as ours, in the peer's own environment.
 
     python benchmarks/certificates/peers.py crown TASK.json --checkout PATH
 
 ``compare.py`` writes the task and calls this script; nothing of howsmooth is imported here, and nothing of a peer is
-copied: what they need is read from checkouts that the reader supplies. A task names the folder of a network, the
-embeddings of sentences before the first norm, and positions. One line of JSON is printed for every position.
+copied: what they need is read from checkouts that the reader supplies. A task names the folder of a network, and for
+every sentence its label, its embeddings before the first norm, positions and our radii there, our margin and its slope
+at the first of them. Peers compute in float32. One line of JSON is printed for every position.
 """
 
 import argparse
+import gc
 import importlib
 import json
+import math
 import resource
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-# Radii are known to this share of themselves.
+# Radii are known to this share of themselves, and are called zero below the smallest.
 RTOL = 0.01
 SMALLEST = 1e-7
+# A bracket of a radius is looked for by this factor, then by its square, and so on.
+WIDEN = 1.15
+# A peer bounds our network if its bound at a small radius is our margin less its exact first order. At the smallest
+# ones single precision fails some.
+SMALL, SAME = (1e-6, 1e-5, 1e-4, 1e-3), 1e-3
 
-Holds = Callable[[int, float], bool]
+# From a word and how far it may move to the least margin that is proven.
+Proof = Callable[[int, float], float]
 Model = Any
 
 
-def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
+def crown(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Proof:
     """Bound the margin by auto_LiRPA's CROWN."""
     sys.path.insert(0, str(checkout))
     lirpa: Any = importlib.import_module("auto_LiRPA")
     perturbations: Any = importlib.import_module("auto_LiRPA.perturbations")
+    gelu: Any = importlib.import_module("auto_LiRPA.operators.gelu").GELU()
 
     class OneWord(torch.nn.Module):
         """From the embedding of one word to the margin."""
 
         def __init__(self, word: int) -> None:
             super().__init__()
-            self.word, self.network = word, plain(model, label)
+            self.word, self.network = word, plain(model, label, gelu)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             before, behind = X[None, : self.word], X[None, self.word + 1 :]
             found: torch.Tensor = self.network(torch.cat((before, x, behind), dim=1))
             return found
 
-    bounded: dict[int, Any] = {}
-
-    def holds(word: int, eps: float) -> bool:
+    def proven(word: int, eps: float) -> float:
+        gc.collect()  # graphs refer to themselves, and hold gigabytes
         x = X[None, word : word + 1]
-        if word not in bounded:
-            bounded.clear()
-            bounded[word] = lirpa.BoundedModule(OneWord(word), x, device="cpu")
+        bounded = lirpa.BoundedModule(OneWord(word), x, device="cpu")
         ball = lirpa.BoundedTensor(x, perturbations.PerturbationLpNorm(norm=2, eps=eps))
-        low, _high = bounded[word].compute_bounds(x=(ball,), method="CROWN", bound_upper=False)
-        return bool(low.min() > 0)
+        try:
+            with torch.no_grad():
+                low, _high = bounded.compute_bounds(x=(ball,), method="CROWN", bound_upper=False)
+        except AssertionError:  # an interval leaves the domain of a relaxation
+            return -math.inf
+        return float(low.min())
 
-    return holds
+    return proven
 
 
-def baf(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
+def baf(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Proof:
     """Bound the margin by the backward-and-forward relaxation of Shi et al."""
     _without_data(checkout)
     torch.Tensor.cuda = lambda self, *_args, **_others: self  # type: ignore[method-assign]
@@ -71,13 +82,16 @@ def baf(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
     verifier = home.VerifierBackward(args, types.SimpleNamespace(model=model), None)
     verifier.layer_norm, verifier.std = "standard", _Anything()
 
-    def holds(word: int, eps: float) -> bool:
-        return bool(verifier.verify_safety({"label": label}, X[None], word, eps))
+    def proven(word: int, eps: float) -> float:
+        safe = verifier.verify_safety({"label": label}, X[None], word, eps)
+        last = verifier.controller.layers[-1]
+        # it gives up where an interval leaves the domain of a relaxation
+        return -math.inf if safe is False else _least(last.l[0][0], last.u[0][0], label)
 
-    return holds
+    return proven
 
 
-def deept(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
+def deept(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Proof:
     """Bound the margin by DeepT-Fast, with the options that its authors give for a standard LayerNorm."""
     _without_data(checkout)
     home: Any = importlib.import_module("Verifiers.VerifierZonotope")
@@ -86,14 +100,18 @@ def deept(model: Model, X: torch.Tensor, label: int, checkout: Path) -> Holds:
     verifier = home.VerifierZonotope(args, types.SimpleNamespace(model=model), None)
     verifier.layer_norm = "standard"
 
-    def holds(word: int, eps: float) -> bool:
-        return bool(verifier.verify_safety({"label": label}, X[None], word, eps))
+    def proven(word: int, eps: float) -> float:
+        found = verifier.get_bounds_difference_in_scores(X[None], word, eps)
+        if found is None:
+            return -math.inf
+        low, high = found
+        return _least(low, high, label)
 
-    return holds
+    return proven
 
 
-def plain(model: Model, label: int) -> torch.nn.Module:
-    """Return the network from embeddings to the margin, in operations that every peer knows."""
+def plain(model: Model, label: int, gelu: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Module:
+    """Return the network from embeddings to the margin, in operations that auto_LiRPA knows, among them its GELU."""
     config = model.config
 
     class Norm(torch.nn.Module):
@@ -105,7 +123,8 @@ def plain(model: Model, label: int) -> torch.nn.Module:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             centred = x - x.mean(-1, keepdim=True)
-            variance = (centred * centred).mean(-1, keepdim=True)
+            # a square, not a product: CROWN's relaxation of it is tighter
+            variance = centred.pow(2).mean(-1, keepdim=True)
             return centred / torch.sqrt(variance + self.eps) * self.gain + self.bias
 
     class Margin(torch.nn.Module):
@@ -136,7 +155,7 @@ def plain(model: Model, label: int) -> torch.nn.Module:
                 mean = mean.permute(0, 2, 1, 3).reshape(x.shape[0], x.shape[1], config.hidden_size)
                 x = self.norms[2 * i](layer.attention.output.dense(mean) + x)  # type: ignore[union-attr,operator]
                 hidden = layer.intermediate.dense(x)  # type: ignore[union-attr,operator]
-                hidden = torch.relu(hidden) if config.hidden_act == "relu" else torch.nn.functional.gelu(hidden)
+                hidden = torch.relu(hidden) if config.hidden_act == "relu" else gelu(hidden)
                 x = self.norms[2 * i + 1](layer.output.dense(hidden) + x)  # type: ignore[union-attr,operator]
             return torch.tanh(self.pooler(x[:, 0])).matmul(self.weight) + self.bias
 
@@ -144,6 +163,11 @@ def plain(model: Model, label: int) -> torch.nn.Module:
 
 
 PEERS = {"crown": crown, "baf": baf, "deept": deept}
+
+
+def _least(low: torch.Tensor, high: torch.Tensor, label: int) -> float:
+    """Turn bounds of the first logit less the second into the least margin of the label."""
+    return float(-high if label else low)
 
 
 class _Anything:
@@ -178,16 +202,36 @@ def _without_data(checkout: Path) -> None:
         sys.modules[name] = stub
 
 
-def radius(holds: Holds, word: int, begin: float, deadline: float) -> tuple[float, float, int]:
-    """Return the largest radius that holds and one that does not, and how often it was asked for."""
-    low, high, count, inf = 0.0, float("inf"), 0, float("inf")
-    eps = begin
-    while time.time() < deadline and not 0 < high < SMALLEST:
-        low, high, count = (eps, high, count + 1) if holds(word, eps) else (low, eps, count + 1)
-        if low > 0 and high - low <= RTOL * high < inf:
-            break
-        eps = 2 * low if high == inf else (low + high) / 2 if low else high / 2
+def radius(proven: Proof, word: int, begin: float) -> tuple[float, float, int]:
+    """Return the largest radius that holds, zero for none, one that does not, and how many were tried."""
+    low, high, eps, factor, count = 0.0, math.inf, begin, WIDEN, 0
+    while not (high - low <= RTOL * high < math.inf or high < SMALLEST):
+        low, high, count = (eps, high, count + 1) if proven(word, eps) > 0 else (low, eps, count + 1)
+        if low > 0 and high < math.inf:
+            eps = (low * high) ** 0.5
+        else:
+            eps, factor = (eps * factor if low > 0 else eps / factor), factor**2
     return low, high, count
+
+
+def rows(peer: str, model: Model, task: dict[str, Any], checkout: Path) -> Iterator[dict[str, Any]]:
+    """Yield the radius at every position; the search begins at the last share of ours."""
+    share = task["share"]
+    for sentence in task["sentences"]:
+        X = torch.tensor(sentence["embeddings"], dtype=torch.float32)
+        proven = PEERS[peer](model, X, sentence["label"], checkout)
+        first, margin, slope = sentence["words"][0], sentence["margin"], sentence["slope"]
+        offs = (proven(first, eps) - (margin - slope * eps) for eps in SMALL)
+        off = next((off for off in offs if abs(off) < SAME), None)
+        if off is None:
+            raise SystemExit(f"{peer} bounds another network: near the centre its margin is not {margin}.")
+        for word, own in zip(sentence["words"], sentence["radii"], strict=True):
+            began = time.process_time()
+            low, high, count = radius(proven, word, share * own)
+            share = max(low, SMALLEST) / own
+            seconds, memory = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+            row = {"sentence": sentence["number"], "word": word, "radius": low, "fails": high, "tried": count}
+            yield {**row, "off": off, "seconds": seconds, "megabytes": memory}
 
 
 def main() -> None:
@@ -196,25 +240,13 @@ def main() -> None:
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("task", type=Path)
     parser.add_argument("--checkout", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=600.0, help="for every position")
     asked = parser.parse_args()
     from transformers import BertForSequenceClassification
 
     task = json.loads(asked.task.read_text())
-    dtype = torch.float32
-    model: Model = BertForSequenceClassification.from_pretrained(task["home"])
-    model = model.to(dtype).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    for sentence in task["sentences"]:
-        X = torch.tensor(sentence["embeddings"], dtype=dtype)
-        holds = PEERS[asked.peer](model, X, sentence["label"], asked.checkout)
-        for word in sentence["words"]:
-            began = time.time()
-            low, high, count = radius(holds, word, task["begin"], began + asked.seconds)
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-            row = {"sentence": sentence["number"], "word": word, "radius": low, "fails": high, "tried": count}
-            print(json.dumps({**row, "seconds": time.time() - began, "megabytes": memory}), flush=True)
+    model: Model = BertForSequenceClassification.from_pretrained(task["home"]).float().eval().requires_grad_(False)
+    for row in rows(asked.peer, model, task, asked.checkout):
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
