@@ -1,7 +1,8 @@
 """Draw what is proven of remainders and what is found: ``python docs/figures/remainders.py``.
 
-Every map at one random input; tokens move by ε along three random columns. Bounds of the whole remainder and of what
-is left beyond the exact second order, and the longest ones among steps that go up the gradient from random points.
+Every map at one random input; tokens move by ε along three random columns. Bounds of the whole remainder, of what is
+left beyond the exact second order where there is one, and along chords where there are kinks; and the longest ones
+among steps that go up the gradient from random points.
 """
 
 import sys
@@ -15,7 +16,8 @@ from torch import Tensor
 
 import howsmooth as hs
 from howsmooth.certificates.attention_stage import AttentionStage
-from howsmooth.certificates.mlp_stage import MLPStage
+from howsmooth.certificates.kinked_stage import KinkedStage
+from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Squares
 from howsmooth.certificates.stages import First, Stage
@@ -23,7 +25,11 @@ from howsmooth.maps.values import Map
 from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent
-COLOURS = {"all, bound": "#0072b2", "all, found": "#0072b2", "beyond, bound": "#d55e00", "beyond, found": "#d55e00"}
+COLOURS = {
+    f"{part}, {what}": colour
+    for part, colour in {"all": "#0072b2", "beyond": "#d55e00", "chords": "#009e73"}.items()
+    for what in ("bound", "found")
+}
 RADII = [0.01 * 300 ** (i / 9) for i in range(10)]
 STARTS, STEPS = 16, 25
 
@@ -39,36 +45,40 @@ def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
     norm = hs.LayerNorm(gain=torch.ones(d, dtype=torch.float64), eps=1e-12)
     q, k, v = (gauss(2, 4, d) / d**0.5 for _ in range(3))
     attention = hs.Attention(query=q, key=k, value=v, output=gauss(2, d, 4) / d**0.5)
-    mlp = hs.MLP(up=gauss(2 * d, d) / d**0.5, down=gauss(d, 2 * d) / d**0.5, activation="gelu")
+    up, down, gate = gauss(2 * d, d) / d**0.5, gauss(d, 2 * d) / d**0.5, gauss(2 * d, d) / d**0.5
+    mlp, kinked = (hs.MLP(up=up, down=down, activation=name) for name in ("gelu", "relu"))
+    gated = hs.GatedMLP(gate=gate, up=up, down=down, activation="silu")
     return {
         "LayerNorm": (norm, NormStage(norm, X), X),
         "attention, 2 heads": (attention, AttentionStage(attention, X), X),
         "MLP, GELU": (mlp, MLPStage(mlp, X), X),
+        "MLP, ReLU": (kinked, KinkedStage(kinked, X), X),
+        "gated MLP, SiLU": (gated, GatedStage(gated, X), X),
     }
 
 
-def lengths(f: Map, stage: Stage, X: Tensor, columns: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function from coefficients of columns to the first token's remainder: all, and beyond."""
-    second, (a, b, times) = stage.second(columns[None]), Squares().packed(len(columns))
-    assert second is not None
-    pairs = second[0]
+def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) -> Callable[[Tensor], Tensor]:
+    """Return a function from coefficients of columns to the first token's remainder, or what is beyond second order."""
+    (a, b, times), pairs = Squares().packed(len(columns)), stage.second(columns[None]) if beyond else None
+    _sizes, pushed = stage.through(columns[:, None], ROUND)
 
-    def measured(xi: Tensor) -> tuple[Tensor, Tensor]:
+    def measured(xi: Tensor) -> Tensor:
         delta = torch.einsum("sr,rnd->snd", xi, columns)
-        whole = f(X + delta) - f(X) - torch.stack([f.jacobian(X).jvp(step) for step in delta])
-        known = torch.einsum("sp,pnd->snd", times * xi[:, a] * xi[:, b], pairs)
-        return whole[:, 0].norm(dim=1), (whole - known)[:, 0].norm(dim=1)
+        left = f(X + delta) - f(X) - torch.einsum("sr,rnd->snd", xi, pushed[:, 0])
+        if pairs is not None:
+            left = left - torch.einsum("sp,pnd->snd", times * xi[:, a] * xi[:, b], pairs[0])
+        return left[:, 0].norm(dim=1)
 
     return measured
 
 
-def longest(measured: Callable[[Tensor], tuple[Tensor, Tensor]], which: int, eps: float, rng: torch.Generator) -> float:
+def longest(measured: Callable[[Tensor], Tensor], eps: float, rng: torch.Generator) -> float:
     """Climb from random points on the sphere."""
     xi = torch.randn(STARTS, 3, generator=rng, dtype=torch.float64)
     best = 0.0
     for _ in range(STEPS):
         xi = (eps * xi / xi.norm(dim=1, keepdim=True)).detach().requires_grad_()
-        found = measured(xi)[which]
+        found = measured(xi)
         best = max(best, float(found.detach().max()))
         (slope,) = torch.autograd.grad(found.sum(), xi)
         xi = xi.detach() + 0.3 * eps * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -81,18 +91,21 @@ def rows() -> list[dict[str, Any]]:
     found = []
     for name, (f, stage, X) in problems(rng).items():
         columns = torch.randn(3, *X.shape, generator=rng, dtype=torch.float64) / X.shape[1] ** 0.5
-        measured, sizes = lengths(f, stage, X, columns), stage.seen(columns[None], ROUND)[0]
-        reach = torch.cat([torch.linalg.matrix_norm(bundle[:, :, 0].mT, 2) for bundle in stage.directions()])
-        own = stage.tokens == 0
+        sizes = stage.seen(columns[None], ROUND)[0]
         for eps in RADII:
-            whole = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))
-            beyond = stage.beyond(eps * sizes, torch.zeros_like(sizes))
-            values = {
-                "all, bound": float((whole * reach)[own].sum()),
-                "all, found": longest(measured, 0, eps, rng),
-                "beyond, bound": float((beyond * reach)[own].sum()),
-                "beyond, found": longest(measured, 1, eps, rng),
-            }
+            bounds = {"all": (stage, stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))}
+            if stage.bends:
+                bounds["beyond"] = (stage, stage.beyond(eps * sizes, torch.zeros_like(sizes)))
+            if isinstance(stage, KinkedStage) and isinstance(f, hs.MLP):
+                along = KinkedStage(f, X, stage.suited(eps * sizes))
+                bounds["chords"] = (along, along.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))
+            values = {}
+            for part, (at, bound) in bounds.items():
+                reach = torch.cat([torch.linalg.matrix_norm(bundle[:, :, 0].mT, 2) for bundle in at.directions()])
+                values[f"{part}, bound"] = float((bound * reach)[at.tokens == 0].sum())
+                values[f"{part}, found"] = longest(length(f, at, X, columns, beyond=part == "beyond"), eps, rng)
+            # a kink out of reach leaves nothing, which has no place on a logarithmic axis
+            values = {kind: value for kind, value in values.items() if value > 0}
             found += [{"map": name, "eps": eps, "kind": kind, "length": value} for kind, value in values.items()]
     return found
 
@@ -110,7 +123,9 @@ def chart(data: list[dict[str, Any]]) -> alt.FacetChart:
         strokeDash=alt.StrokeDash("kind:N", scale=alt.Scale(domain=kinds, range=dash), legend=legend),
     )
     panel = drawn.properties(width=230, height=230)
-    return panel.facet(column=alt.Column("map:N", title=None, header=alt.Header(labelFontSize=13)))
+    order = list(dict.fromkeys(row["map"] for row in data))
+    facet = alt.Facet("map:N", title=None, header=alt.Header(labelFontSize=13), sort=order)
+    return panel.facet(facet=facet, columns=3)
 
 
 if __name__ == "__main__":

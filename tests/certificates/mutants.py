@@ -11,15 +11,21 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = [f"tests/certificates/test_{name}.py" for name in ("second", "remainders", "certificates", "fuzz_certificates")]
+TESTS = [
+    f"tests/certificates/test_{name}.py"
+    for name in ("second", "remainders", "certificates", "fuzz_certificates", "kinks")
+]
 
-ATTENTION, NORM, MLP = (f"howsmooth/certificates/{name}_stage.py" for name in ("attention", "norm", "mlp"))
+ATTENTION, NORM, MLP, KINKED = (
+    f"howsmooth/certificates/{name}_stage.py" for name in ("attention", "norm", "mlp", "kinked")
+)
 ENTRANCE, SIZES, CURVATURE = (f"howsmooth/certificates/{name}.py" for name in ("entrance", "sizes", "curvature"))
 # Which tests are about a file.
 ABOUT = {
     ATTENTION: "attention or masked or needed or towards or meets or hidden",
     NORM: "norm",
     MLP: "mlp or gate or neurons",
+    KINKED: "mlp or units or chords or lines",
     ENTRANCE: "second or contradicts",
     SIZES: "image or proven",
     CURVATURE: "mlp or neurons or curvature",
@@ -51,6 +57,11 @@ MUTANTS = (
     (MLP, "0.5 * c * later * (first + s) + third * s**3 / 6", "0.5 * c * later * (first + s)"),
     (MLP, "bent * self._hidden.abs() + opened * tau", "opened * tau"),
     (MLP, "bent * self._hidden.abs() + opened * tau", "bent * self._hidden.abs()"),
+    (KINKED, "for t in (-s, s)]", "for t in (s,)]"),
+    (KINKED, "for t in (-s, s)]", "for t in (-s,)]"),
+    (KINKED, "left if self._axes is None else left / self._axes", "left"),
+    (KINKED, "(y.abs() >= s) & (slope == (y > 0).to(slope.dtype))", "(y.abs() >= s)"),
+    (KINKED, "root(self._down * axes)", "root(self._down)"),
     (ATTENTION, "sizes.scores + met + mean, 0.0", "sizes.scores + met, 0.0"),
     (ATTENTION, "sizes.scores + met + mean, 0.0", "sizes.scores + mean, 0.0"),
     (ATTENTION, "other.scores + met + mean, 0.0", "other.scores + met, 0.0"),

@@ -72,8 +72,12 @@ class KinkedStage(MLPStage):
 
 
 def off_the_line(y: Tensor, slope: Tensor, s: Tensor) -> Tensor:
-    r"""Bound :math:`|\max(y+t,0)-\max(y,0)-\alpha t|` over :math:`|t|\le s`: largest at an end, or at the kink."""
-    ends = [((y + t).relu() - y.relu() - slope * t).abs() for t in (-s, s, -y.clamp(-s, s))]
+    r"""Bound :math:`|\max(y+t,0)-\max(y,0)-\alpha t|` over :math:`|t|\le s`: it is largest at an end.
+
+    Convex in t, it is least at the kink, if not at an end: :math:`-(1-\alpha)y` or :math:`-\alpha|y|` there, and at
+    an end :math:`(1-\alpha)s` or :math:`\alpha s`.
+    """
+    ends = [((y + t).relu() - y.relu() - slope * t).abs() for t in (-s, s)]
     # a line through both parts of a straight function is exact; what rounding makes of differences is given back
     straight = (y.abs() >= s) & (slope == (y > 0).to(slope.dtype))
     found = torch.stack(ends).amax(0) * (1 + 1e-12) + 1e-15 * (y.abs() + s)
