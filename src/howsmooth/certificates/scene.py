@@ -19,8 +19,9 @@ from howsmooth.maps.values import Map
 NORMS = (1.0, 2.0, math.inf)
 # Beyond so many times its own length an embedding is hardly there any more: what is added is all that is left.
 FAR = 3.0
-# So often a table is made again for one word, with rectified hidden units taken as suits its radius: a fifth is gained.
-ROUNDS = 2
+# So often at most a table is made again for one word, with rectified hidden units taken as suits the radius proven so
+# far, as long as this gains so much.
+ROUNDS, ENOUGH = 4, 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +105,13 @@ class Scene:
         proof = Proof(self.table, self.rivals, moving, ball)
         certified, linear = proof.radius(), proof.linear
         for _round in range(ROUNDS if self.table.cheap else 0):
-            kinks = proof.kinks(certified)
+            kinks, before = proof.kinks(certified), certified
             if not kinks or certified == 0:
                 break
             again = Proof(Table(self.classifier, self.embeddings, kinks=kinks), self.rivals, moving, ball)
-            larger = again.radius()
-            proof, certified = (again, larger) if larger > certified else (proof, certified)
+            proof, certified = max((proof, certified), (again, again.radius()), key=lambda found: found[1])
+            if certified < ENOUGH * before:
+                break
         far = FAR * float(torch.linalg.vector_norm(self.embeddings[moving], ball.p).clamp_min(1e-6))
         attacked, _margin = smallest_flip(
             self.classifier,
