@@ -66,7 +66,7 @@ def test_the_remainder_lies_along_its_directions_whatever_lines_and_axes_are(rng
     eps = 0.3
     delta = gaussian(rng, 64, 3, 5)
     delta = eps * delta / delta.norm(dim=(-2, -1), keepdim=True)
-    sizes = plain.through(delta.flatten(0, 0)[:, None], ROUND)[0].amax(0)
+    sizes = plain.through(delta[:, None], ROUND)[0].amax(0)
     kinks = plain.suited(sizes)
     if wild:
         kinks = Kinks(slopes=uniform(rng, 3, 12), axes=uniform(rng, 3, 12) + 0.01)

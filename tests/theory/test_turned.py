@@ -48,7 +48,6 @@ def test_forms_of_all_distances_are_those_of_the_scores(rng, rotary):
     (head,) = heads_of(f)
     X = gaussian(rng, 6, 5)
     for i, j in ((0, 5), (5, 0), (2, 2)):
-        # scores by finding how the logarithm of weights differs from the others' is no business of this test
         q, k = X[i] @ head.Q.mT, X[j] @ head.K.mT
         score = (turn(rotary, 4, i) @ q) @ (turn(rotary, 4, j) @ k)
         (A,) = forms(head, rotary, [i - j])

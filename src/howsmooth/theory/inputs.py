@@ -136,7 +136,7 @@ def tied_pairs(attention: Attention, n: int, radius: float) -> tuple[Witness, ..
     require_tied(attention)
     if attention.positions.rotary is not None:
         turned = turned_pairs(attention, n, radius)
-        return tuple(_turned(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in turned)
+        return tuple(_turned(attention, pair, "tied_pair", in_ball(n, radius)) for pair in turned)
     pairs = best_pairs(attention, n, Frame.ball(attention.d, radius, solid=True))
     return tuple(_tied(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in pairs)
 
@@ -202,11 +202,11 @@ def _best(attention: Attention, pairs: list[TiedPair], n: int, name: str, domain
     return max((_tied(attention, pair, n, name, domain) for pair in pairs), key=lambda witness: witness.value)
 
 
-def _turned(attention: Attention, pair: TurnedPair, n: int, name: str, domain: str) -> Witness:
+def _turned(attention: Attention, pair: TurnedPair, name: str, domain: str) -> Witness:
     return measured_at(attention, pair.X, name, domain, math.exp(pair.log_value))
 
 
 def _best_turned(attention: Attention, n: int, radius: float, name: str, domain: str) -> Witness:
     """Build the best pair under rotary positions: by responses, which are near the constants."""
     pairs = turned_pairs(attention, n, radius, heads=PROMISING)
-    return _turned(attention, max(pairs, key=lambda pair: pair.log_value), n, name, domain)
+    return _turned(attention, max(pairs, key=lambda pair: pair.log_value), name, domain)

@@ -36,7 +36,7 @@ class Together:
         third: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
             :math:`[A_1^+\cdots A_H^+]`. The least counts.
         forms: The factors :math:`Q_h^+` and :math:`K_h` of the same, where there are no rotary positions.
-        summed: In place of them under rotary positions, where all rows are bounded at once.
+        summed: Whether the third term has all rows at once, as under rotary positions.
         ones: The number one for every head: the norm is that of the scales.
         apart: :math:`\sum_h\|W_hV_h\|`.
     """
@@ -46,9 +46,9 @@ class Together:
     length: float
     values: Stack
     own: tuple[Stack, ...]
-    third: tuple[Stack, ...]
+    third: tuple[Stack | Worst, ...]
     forms: list[tuple[Tensor, Tensor]]
-    summed: Worst | None
+    summed: bool
     ones: Stack
     apart: float
 
@@ -56,9 +56,9 @@ class Together:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
         first, _scales = least(self.values, self.ones, start)
         second = min(least(self.values, stack, start)[0] for stack in self.own)
-        if self.summed is not None:
-            return self.all_rows(first, second, least(self.values, self.summed, start)[0])
         third, scales = min((least(self.values, stack, start) for stack in self.third), key=lambda found: found[0])
+        if self.summed:
+            return self.all_rows(first, second, third)
         return self.added(first, second, min(third, self._closer(scales)))
 
     def _closer(self, s: Float[Tensor, " heads"]) -> float:
@@ -120,11 +120,7 @@ def _extra(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: float) -
 
 
 def _third_at(s: Float[Tensor, " heads"]) -> Callable[[Together], float]:
-    def third(problem: Together) -> float:
-        stacks = problem.third if problem.summed is None else (problem.summed,)
-        return problem.length * min(stack.norm(s) for stack in stacks)
-
-    return third
+    return lambda problem: problem.length * min(stack.norm(s) for stack in problem.third)
 
 
 def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: float, extra: float) -> Together:
@@ -132,22 +128,28 @@ def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: floa
     rotary, groups = attention.positions.rotary, distances(attention, n)
     longer = [torch.cat((head.Q, head.query_bias[:, None] / extra), 1) if extra > 0 else head.Q for head in heads]
     both = list(zip(longer, heads, strict=True))
-    across = [head.norm_K * Q if rotary else head.short_K.mT @ Q for Q, head in both]
-    beside = [safe_norm(Q) * head.K if rotary else short(Q).mT @ head.K for Q, head in both]
-    lost = [_lost(Q, head.K) for Q, head in both]
-    summed = [_summed(both, rotary, reach) for reach in groups] if rotary else []
     return Together(
         n=n,
         radius=radius,
         length=math.hypot(radius, extra) * (1 + 8 * UNIT),
         values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
         own=_own(attention, heads, radius, groups),
-        third=(Stack.of(across, lost), Stack.of(beside, lost)),
+        third=_third(both, rotary, groups),
         forms=[] if rotary else [(Q, head.K) for Q, head in both],
-        summed=Worst(stacks=tuple(summed)) if summed else None,
+        summed=bool(groups),
         ones=Stack.of([torch.ones(1, 1, dtype=torch.float64) for _head in heads]),
         apart=sum(head.norm_WV for head in heads),
     )
+
+
+def _third(both: list[tuple[Tensor, Head]], rotary: Rotary | None, groups: list[range]) -> tuple[Stack | Worst, ...]:
+    """Gather what rows make of the others' movements: by forms, by norms, or for all distances that columns meet."""
+    if rotary is not None and groups:
+        return (Worst(stacks=tuple(_summed(both, rotary, reach) for reach in groups)),)
+    across = [head.norm_K * Q if rotary else head.short_K.mT @ Q for Q, head in both]
+    beside = [safe_norm(Q) * head.K if rotary else short(Q).mT @ head.K for Q, head in both]
+    lost = [_lost(Q, head.K) for Q, head in both]
+    return Stack.of(across, lost), Stack.of(beside, lost)
 
 
 def _summed(both: list[tuple[Tensor, Head]], rotary: Rotary, reach: range) -> Stack:

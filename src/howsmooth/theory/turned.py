@@ -7,6 +7,7 @@ in :math:`K^\top Q`. Here the distances that occur are looked at, one by one.
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -79,7 +80,7 @@ def steepest(head: Head, rotary: Rotary, reach: range) -> tuple[float, float]:
 
 
 def gathered(
-    queries: Float[Tensor, "k m"], keys: Float[Tensor, "k d"], rotary: Rotary, reach: range
+    queries: Float[Tensor, "k m"], keys: Float[Tensor, "k d"], rotary: Rotary, reach: Sequence[float]
 ) -> tuple[Float[Tensor, "r d"], float]:
     r"""Return F with :math:`F^\top F = \sum_\delta A_\delta A_\delta^\top`, and what rounding took from its norm.
 
@@ -99,7 +100,7 @@ def _unit(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
     return x / size if size > 0 else x
 
 
-def _turned(queries: Float[Tensor, "k r"], rotary: Rotary, reach: range) -> list[Float[Tensor, "c k r"]]:
+def _turned(queries: Float[Tensor, "k r"], rotary: Rotary, reach: Sequence[float]) -> list[Float[Tensor, "c k r"]]:
     r"""Return :math:`\Theta_\delta Q` for every distance, some at a time."""
     k = len(queries)
     found = []
@@ -109,6 +110,6 @@ def _turned(queries: Float[Tensor, "k r"], rotary: Rotary, reach: range) -> list
     return found
 
 
-def _lost(x: Float[Tensor, "k d"], reach: range) -> float:
+def _lost(x: Float[Tensor, "k d"], reach: Sequence[float]) -> float:
     """Return the rounding of angles, and of sums of so many products, in units of the norms of the factors."""
     return 4 * (len(reach) + sum(x.shape)) * torch.finfo(x.dtype).eps

@@ -14,6 +14,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary, Rotation
 from howsmooth.theory.heads import Head, heads_of, log, matrix_norm
+from howsmooth.theory.turned import gathered
 
 # By so much the scores of the pair lead the others' at first, or at these cosines between the pair and its middle.
 LEADS = (8.0, 16.0, 32.0, 64.0)
@@ -60,7 +61,13 @@ class TurnedProblem:
         # where a mask lets everybody see them; otherwise in the middle, close to all
         first = 0 if attention.positions.causal else (n - 2) // 2
         self.pair, self.others = [first, first + 1], [i for i in range(n) if i not in (first, first + 1)]
-        self.turn, self.turn_others = (_rotation(rotary, places, attention) for places in (self.pair, self.others))
+        known = torch.arange(n) if rotary.positions is None else rotary.positions.cpu()
+        self.turn, self.turn_others = (
+            _rotation(rotary, known[places], attention) for places in (self.pair, self.others)
+        )
+        distances = (known[self.others] - known[first]).tolist()
+        # factors of the sums of AAᵀ over all that see the pair's first token
+        self.pulls = {head: gathered(head.Q, head.K, rotary, distances)[0] for head in self.heads}
 
     def asked(self, keys: Float[Tensor, "m k"]) -> Float[Tensor, "m others k"]:
         r"""Return :math:`\Theta_i^\top k`, what the others' queries are multiplied with, for turned keys."""
@@ -68,8 +75,8 @@ class TurnedProblem:
 
     def starts(self, head: Head) -> list[np.ndarray]:
         """Return pairs of one head, for several leads of its scores, as points to climb from."""
-        e = self._direction(head)
-        wanted = self.asked(self._first(head.K @ e))[0] @ head.Q
+        e = torch.linalg.svd(self.pulls[head], full_matrices=False).Vh[0]
+        wanted = self.asked(self.turn((head.K @ e).expand(1, 2, -1))[:, 0])[0] @ head.Q
         steep = float(wanted.norm(dim=-1).median()) * self.radius**2
         z = torch.linalg.svd(head.mixed - (head.mixed @ e)[:, None] * e, full_matrices=False).Vh[0]
         z = z - (z @ e) * e
@@ -83,25 +90,9 @@ class TurnedProblem:
             for kept in KEPT
         ]
 
-    def _first(self, keys: Float[Tensor, "*m k"]) -> Float[Tensor, "m k"]:
-        """Turn keys as those of the pair's first token are."""
-        spread = keys.reshape(-1, 1, keys.shape[-1]).expand(-1, 2, -1)
-        return self.turn(spread)[:, 0]
-
     def promise(self, head: Head) -> float:
         r"""Return :math:`\|WV\|\,\|\sum_iA_{i-j}A_{i-j}^\top\|^{1/2}`: what this head by itself could come near."""
-        return head.norm_WV * matrix_norm(self._pulls(head))
-
-    def _direction(self, head: Head) -> Float[Tensor, " d"]:
-        r"""Return the leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`."""
-        return torch.linalg.svd(self._pulls(head), full_matrices=False).Vh[0]
-
-    def _pulls(self, head: Head) -> Float[Tensor, "k d"]:
-        """Return that sum by a factor in k dimensions."""
-        keys = self._first(torch.eye(len(head.K), dtype=torch.float64))
-        pulls = self.asked(keys) @ head.short_Q
-        values, vectors = torch.linalg.eigh(torch.einsum("anr,bnr->ab", pulls, pulls))
-        return (vectors * values.clamp_min(0).sqrt()).mT @ head.K
+        return head.norm_WV * matrix_norm(self.pulls[head])
 
     def tokens(self, point: Float[Tensor, "rows d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
         """Return the tokens and the perturbation that a point stands for."""
@@ -135,8 +126,10 @@ class TurnedProblem:
 
     def log_value(self, point: Float[Tensor, "rows d"]) -> Tensor:
         """Return the logarithm of the response of the whole layer."""
-        X, E = self.tokens(point)
-        return self.attention.jacobian(X).jvp(E).norm().log()
+        return self._response(*self.tokens(point)).log()
+
+    def _response(self, X: Float[Tensor, "n d"], E: Float[Tensor, "n d"]) -> Tensor:
+        return self.attention.jacobian(X).jvp(E).norm()
 
     def climb(self, start: np.ndarray) -> np.ndarray:
         """Improve a point by L-BFGS."""
@@ -151,10 +144,11 @@ class TurnedProblem:
         return minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(start.shape)
 
     def built(self, point: np.ndarray) -> TurnedPair:
-        """Return the pair of a point, and what it proves."""
+        """Return the pair of a point, and what it proves; what is no number proves nothing."""
         with torch.no_grad():
             X, E = self.tokens(torch.from_numpy(point))
-            return TurnedPair(X=X, E=E, log_value=log(float(self.attention.jacobian(X).jvp(E).norm())))
+            response = self._response(X, E).nan_to_num(0.0)
+        return TurnedPair(X=X, E=E, log_value=log(float(response)))
 
 
 def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[TurnedPair]:
@@ -167,20 +161,17 @@ def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | No
         raise AssumptionError(
             "a tied pair needs A ≠ 0 and V ≠ 0: here no head has both; use equal_tokens.", field="attention"
         )
-    with torch.no_grad():
-        some = sorted(some, key=problem.promise, reverse=True)[:heads]
-        points = [max(problem.starts(head), key=lambda x: _value(problem, x)) for head in some]
-    pairs = [problem.built(point) for point in points]
-    best = max(range(len(pairs)), key=lambda h: pairs[h].log_value)
-    climbed = problem.built(problem.climb(points[best]))
-    if climbed.log_value > pairs[best].log_value:
-        pairs[best] = climbed
-    return pairs
+    some = sorted(some, key=problem.promise, reverse=True)[:heads]
+    tried = [[(problem.built(point), point) for point in problem.starts(head)] for head in some]
+    found = [max(pairs, key=_proven) for pairs in tried]
+    best = max(range(len(found)), key=lambda h: _proven(found[h]))
+    climbed = problem.climb(found[best][1])
+    found[best] = max(found[best], (problem.built(climbed), climbed), key=_proven)
+    return [pair for pair, _point in found]
 
 
-def _value(problem: TurnedProblem, point: np.ndarray) -> float:
-    value = float(problem.log_value(torch.from_numpy(point)))
-    return value if value == value else -math.inf
+def _proven(found: tuple[TurnedPair, np.ndarray]) -> float:
+    return found[0].log_value
 
 
 def _mirrored(middle: Float[Tensor, " d"], side: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
@@ -189,8 +180,7 @@ def _mirrored(middle: Float[Tensor, " d"], side: Float[Tensor, " d"]) -> tuple[T
     return (middle + sine * side)[None], (middle - sine * side)[None]
 
 
-def _rotation(rotary: Rotary, places: list[int], attention: Attention) -> Rotation:
-    """Return the rotation of the tokens at some places."""
-    known = torch.arange(max(places) + 1) if rotary.positions is None else rotary.positions.cpu()
+def _rotation(rotary: Rotary, positions: Tensor, attention: Attention) -> Rotation:
+    """Return the rotation of tokens at some positions."""
     like = torch.empty(0, attention.layout.k, dtype=torch.float64)
-    return dataclasses.replace(rotary, positions=known[places]).rotation(len(places), attention.layout.k, like)
+    return dataclasses.replace(rotary, positions=positions).rotation(len(positions), attention.layout.k, like)
