@@ -20,6 +20,7 @@ from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.rows import rows_upper
 from howsmooth.theory.together import together
+from howsmooth.theory.turned import Turns
 from howsmooth.theory.views import views
 
 WIDE = np.longdouble
@@ -209,7 +210,7 @@ def upper_bounds(f: hs.Attention, X: torch.Tensor) -> Iterator[tuple[str, Callab
     yield "local_upper", lambda: b.local_upper(f, X).value
     yield "attention_map_upper", lambda: b.attention_map_upper(f, X).value
     yield "local_upper, rows alone", lambda: _rows_alone(f, X)
-    yield "sharp_upper, heads together", lambda: together(f, heads_of(f), n, radius)
+    yield "sharp_upper, heads together", lambda: together(f, heads_of(f), Turns.of(f, n), n, radius)
     yield "sharp_upper", lambda: b.sharp_upper(f, n=n, radius=radius).value
     yield "discrete_upper", lambda: b.discrete_upper(f, n=n, radius=radius).value
     yield "mean_field_upper", lambda: b.mean_field_upper(f, radius=radius).value

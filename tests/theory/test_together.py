@@ -16,6 +16,7 @@ from howsmooth.theory.heads import heads_of
 from howsmooth.theory.row_grams import row_squares
 from howsmooth.theory.rows import Rows, rows_upper, second_term
 from howsmooth.theory.together import _problem, together
+from howsmooth.theory.turned import Turns
 from howsmooth.theory.views import views
 
 SEVERAL = [
@@ -44,7 +45,7 @@ def test_two_tokens_are_all_that_a_row_can_see_with_half_its_weight(rng):
 def test_no_input_of_the_ball_exceeds_the_bound_of_heads_together(rng, kind):
     f = LAYERS[kind](rng)
     for n, radius in ((2, 1.0), (5, 3.0)):
-        upper = together(f, heads_of(f), n, radius)
+        upper = together(f, heads_of(f), Turns.of(f, n), n, radius)
         assert constants(f, inputs(rng, f, 12, n, radius)).max().item() <= upper * ROUNDING
 
 
@@ -55,24 +56,24 @@ def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng, biased):
     truth = constants(f, inputs(rng, f, 12, 5, 2.0)).max().item()
     drawn = []
     for _draw in range(20):
-        problem = _problem(f, heads_of(f), 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
+        problem = _problem(f, heads_of(f), None, 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
         s = (gaussian(rng, 4) / 2).exp()
         beta = problem.values.norm(1 / s)
         norms = [beta * stack.norm(s) for stack in (problem.ones, *problem.own, *problem.third)]
         drawn.append(problem.added(norms[0], norms[1], min(norms[2:])))
     assert truth <= min(drawn)
-    assert together(f, heads_of(f), 5, 2.0) <= min(drawn) * 1.01
+    assert together(f, heads_of(f), None, 5, 2.0) <= min(drawn) * 1.01
 
 
 def test_a_query_bias_beside_the_forms_costs_no_more_than_their_sum(rng):
     f = random_layer(rng, heads=4, d=6)
     f = dataclasses.replace(f, query_bias=3 * gaussian(rng, 4, f.layout.k))
     heads, s = heads_of(f), gaussian(rng, 4).exp()
-    plain = _problem(dataclasses.replace(f, query_bias=None), heads, 5, 2.0, 0.0)
+    plain = _problem(dataclasses.replace(f, query_bias=None), heads, None, 5, 2.0, 0.0)
     shift = torch.stack([t * (head.query_bias @ head.K) for t, head in zip(s, heads, strict=True)])
     added = 2.0 * plain.third[0].norm(s) + torch.linalg.matrix_norm(shift, 2).item()
     lengths = torch.linspace(0.05, 8, 400).tolist()
-    problems = (_problem(f, heads, 5, 2.0, extra) for extra in lengths)
+    problems = (_problem(f, heads, None, 5, 2.0, extra) for extra in lengths)
     assert min(p.length * p.third[0].norm(s) for p in problems) <= added * 1.001
 
 

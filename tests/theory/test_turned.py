@@ -12,7 +12,7 @@ from theory.forms import random_layer
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.turned import LONGEST, distances, gathered, query_pull, steepest
+from howsmooth.theory.turned import LONGEST, Turns, distances, gathered, steepest
 from howsmooth.theory.turned_pair import TurnedProblem, turned_pairs
 
 ROTARIES = {
@@ -71,7 +71,7 @@ def test_what_is_gathered_over_distances_is_the_dense_sum(rng, rotary, reach):
     bias = max(float((head.key_bias @ turn(rotary, 4, delta) @ head.Q).norm()) for delta in reach)
     assert largest <= form * head.norm_Q * head.norm_K <= largest * (1 + 1e-9)
     assert bias <= shift * head.norm_Q * float(head.key_bias.norm()) <= bias * (1 + 1e-9)
-    assert query_pull(head, rotary, [reach], 2.0) >= 2.0 * largest + bias - 1e-9
+    assert Turns(rotary=rotary, groups=[reach]).query_pull(head, 2.0) >= 2.0 * largest + bias - 1e-9
 
 
 @pytest.mark.parametrize("causal", [False, True])

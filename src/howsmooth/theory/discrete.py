@@ -21,7 +21,7 @@ from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.tied import tied_value
 from howsmooth.theory.together import together
-from howsmooth.theory.turned import distances, key_pull, query_pull
+from howsmooth.theory.turned import Turns
 
 
 def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
@@ -88,8 +88,10 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
         attention = dataclasses.replace(attention, sink=None)
     refuse_norms(attention, "sharp_upper")
     heads = heads_of(attention)
-    log_value = combined(heads, (log(math.sqrt(n) + radius * _steepness(attention, head, n, radius)) for head in heads))
-    log_value = min(log_value, log(together(attention, heads, n, radius)))
+    turns = Turns.of(attention, n)
+    steep = (_steepness(attention, head, turns, n, radius) for head in heads)
+    log_value = combined(heads, (log(math.sqrt(n) + radius * each) for each in steep))
+    log_value = min(log_value, log(together(attention, heads, turns, n, radius)))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
 
@@ -192,14 +194,13 @@ def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float
     return query_pull, head.norm_A * radius + float((head.query_bias @ head.K).norm())
 
 
-def _steepness(attention: Attention, head: Head, n: int, radius: float) -> float:
+def _steepness(attention: Attention, head: Head, turns: Turns | None, n: int, radius: float) -> float:
     r"""Bound the last two terms of one head with V = I, over R; see :func:`pulls`."""
-    rotary, groups = attention.positions.rotary, distances(attention, n)
     query, key = pulls(attention, head, radius)
-    if rotary is None or not groups:
+    if turns is None:
         return query + math.sqrt(n / 2) * key
-    all_rows = min(key_pull(head, rotary, groups, radius), math.sqrt(n) * key)
-    return min(query_pull(head, rotary, groups, radius), query) + all_rows / math.sqrt(2)
+    all_rows = min(turns.key_pull(head, radius), math.sqrt(n) * key)
+    return min(turns.query_pull(head, radius), query) + all_rows / math.sqrt(2)
 
 
 def single_plain_head(attention: Attention, theorem: str) -> Head:

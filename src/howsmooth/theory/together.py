@@ -9,12 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.rotary import Rotary
 from howsmooth.theory.heads import Head, short
 from howsmooth.theory.rounding import safe_norm
 from howsmooth.theory.stack import UNIT, Stack, Worst, least
 from howsmooth.theory.three_ways import products_norm
-from howsmooth.theory.turned import distances, gathered, query_pull
+from howsmooth.theory.turned import Turns, gathered
 
 # Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.
 LENGTHS = (0.5, 0.62)
@@ -89,7 +88,7 @@ class Together:
         return (math.sqrt(n) * min(first, self.apart) + both_terms) * (1 + 64 * UNIT)
 
 
-def together(attention: Attention, heads: tuple[Head, ...], n: int, radius: float) -> float:
+def together(attention: Attention, heads: tuple[Head, ...], turns: Turns | None, n: int, radius: float) -> float:
     r"""Bound the Lipschitz constant of a whole layer in a ball, heads side by side; see ``sharp_upper``.
 
     Every choice of scales gives a bound, so the search for good ones needs no guarantee: the best bound met is
@@ -101,8 +100,8 @@ def together(attention: Attention, heads: tuple[Head, ...], n: int, radius: floa
         return math.inf
     steep = torch.tensor([max(_pull(head, radius), 1e-9 * max(pulls)) for head in heads], dtype=torch.float64)
     s = (torch.tensor([head.norm_WV for head in heads], dtype=torch.float64) / steep).sqrt()
-    problem = min((_problem(attention, heads, n, radius, t) for t in _extra(heads, s, radius)), key=_third_at(s))
-    return problem.bound(s)
+    problems = (_problem(attention, heads, turns, n, radius, t) for t in _extra(heads, s, radius))
+    return min(problems, key=_third_at(s)).bound(s)
 
 
 def _pull(head: Head, radius: float) -> float:
@@ -123,9 +122,11 @@ def _third_at(s: Float[Tensor, " heads"]) -> Callable[[Together], float]:
     return lambda problem: problem.length * min(stack.norm(s) for stack in problem.third)
 
 
-def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: float, extra: float) -> Together:
+def _problem(
+    attention: Attention, heads: tuple[Head, ...], turns: Turns | None, n: int, radius: float, extra: float
+) -> Together:
     """Gather the blocks; rotary positions and soft caps have norms of queries or keys in place of some forms."""
-    rotary, groups = attention.positions.rotary, distances(attention, n)
+    rotary = attention.positions.rotary is not None
     longer = [torch.cat((head.Q, head.query_bias[:, None] / extra), 1) if extra > 0 else head.Q for head in heads]
     both = list(zip(longer, heads, strict=True))
     return Together(
@@ -133,42 +134,41 @@ def _problem(attention: Attention, heads: tuple[Head, ...], n: int, radius: floa
         radius=radius,
         length=math.hypot(radius, extra) * (1 + 8 * UNIT),
         values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
-        own=_own(attention, heads, radius, groups),
-        third=_third(both, rotary, groups),
+        own=_own(attention, heads, turns, radius),
+        third=_third(both, turns, by_norms=rotary),
         forms=[] if rotary else [(Q, head.K) for Q, head in both],
-        summed=bool(groups),
+        summed=turns is not None,
         ones=Stack.of([torch.ones(1, 1, dtype=torch.float64) for _head in heads]),
         apart=sum(head.norm_WV for head in heads),
     )
 
 
-def _third(both: list[tuple[Tensor, Head]], rotary: Rotary | None, groups: list[range]) -> tuple[Stack | Worst, ...]:
+def _third(both: list[tuple[Tensor, Head]], turns: Turns | None, *, by_norms: bool) -> tuple[Stack | Worst, ...]:
     """Gather what rows make of the others' movements: by forms, by norms, or for all distances that columns meet."""
-    if rotary is not None and groups:
-        return (Worst(stacks=tuple(_summed(both, rotary, reach) for reach in groups)),)
-    across = [head.norm_K * Q if rotary else head.short_K.mT @ Q for Q, head in both]
-    beside = [safe_norm(Q) * head.K if rotary else short(Q).mT @ head.K for Q, head in both]
+    if turns is not None:
+        return (Worst(stacks=tuple(_summed(both, turns, reach) for reach in turns.groups)),)
+    across = [head.norm_K * Q if by_norms else head.short_K.mT @ Q for Q, head in both]
+    beside = [safe_norm(Q) * head.K if by_norms else short(Q).mT @ head.K for Q, head in both]
     lost = [_lost(Q, head.K) for Q, head in both]
     return Stack.of(across, lost), Stack.of(beside, lost)
 
 
-def _summed(both: list[tuple[Tensor, Head]], rotary: Rotary, reach: range) -> Stack:
+def _summed(both: list[tuple[Tensor, Head]], turns: Turns, reach: range) -> Stack:
     """Gather what columns that meet these distances are to all rows."""
-    blocks = [gathered(Q, head.K, rotary, reach) for Q, head in both]
+    blocks = [gathered(Q, head.K, turns.rotary, reach) for Q, head in both]
     return Stack.of([factor for factor, _lost in blocks], [lost for _factor, lost in blocks])
 
 
-def _own(attention: Attention, heads: tuple[Head, ...], radius: float, groups: list[range]) -> tuple[Stack, ...]:
+def _own(attention: Attention, heads: tuple[Head, ...], turns: Turns | None, radius: float) -> tuple[Stack, ...]:
     """Gather what a token's own movement does: by forms, by norms of keys, or by the steepest of all distances."""
     lost = [radius * _lost(head.Q, head.K) for head in heads]
-    rotary = attention.positions.rotary
-    if rotary is None and attention.softcap is None:
+    if attention.positions.rotary is None and attention.softcap is None:
         return (Stack.of([radius * (head.short_K.mT @ head.Q) for head in heads], lost),)
     reach = [head.norm_K * radius + float(head.key_bias.norm()) for head in heads]
     by_norms = Stack.of([r * head.Q for r, head in zip(reach, heads, strict=True)], lost)
-    if rotary is None or not groups:
+    if turns is None:
         return (by_norms,)
-    most = [query_pull(head, rotary, groups, radius) for head in heads]
+    most = [turns.query_pull(head, radius) for head in heads]
     return by_norms, Stack.of([torch.full((1, 1), pull, dtype=torch.float64) for pull in most])
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -42,27 +43,49 @@ def distances(attention: Attention, n: int) -> list[range]:
     return [range(max(1 - last, 1 - far), min(n - first, far)) for first, last in groups]
 
 
-def query_pull(head: Head, rotary: Rotary, groups: list[range], radius: float) -> float:
-    r"""Bound :math:`|\partial S_{ij}/\partial x_i|` in a ball.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Turns:
+    """Rotary positions, and the distances that occur among so many tokens.
 
-    .. math:: \max_\delta\|A_\delta\|R + \max_\delta|Q^\top\Theta_\delta^\top b_k|
+    Attributes:
+        rotary: The positions.
+        groups: Ranges of distances, see :func:`distances`; never none.
+        known: What :func:`steepest` found for every head that was asked for: bounds of one head and of all need it.
     """
-    form, shift = map(max, zip(*(steepest(head, rotary, reach) for reach in groups), strict=True))
-    return head.norm_Q * (form * head.norm_K * radius + shift * float(head.key_bias.norm()))
 
+    rotary: Rotary
+    groups: list[range]
+    known: dict[Head, tuple[float, float]] = field(default_factory=dict)
 
-def key_pull(head: Head, rotary: Rotary, groups: list[range], radius: float) -> float:
-    r"""Bound :math:`\bigl(\sum_i|\partial S_{ij}/\partial x_j|^2\bigr)^{1/2}` in a ball, along any one direction.
+    @classmethod
+    def of(cls, attention: Attention, n: int) -> "Turns | None":
+        """Return what turns scores; nothing where distances are not looked at."""
+        rotary, groups = attention.positions.rotary, distances(attention, n)
+        return cls(rotary=rotary, groups=groups) if rotary is not None and groups else None
 
-    .. math:: R\,\Bigl\|\sum_\delta A_\delta A_\delta^\top\Bigr\|^{1/2}
-              + \Bigl(\sum_\delta|K^\top\Theta_\delta b_q|^2\Bigr)^{1/2}
-    """
-    keys, found = _unit(head.K), 0.0
-    for reach in groups:
-        parts = (gathered(x, keys, rotary, reach) for x in (_unit(head.Q), _unit(head.query_bias[:, None])))
-        form, shift = (matrix_norm(factor) + lost for factor, lost in parts)
-        found = max(found, head.norm_Q * form * radius + shift * float(head.query_bias.norm()))
-    return head.norm_K * found
+    def query_pull(self, head: Head, radius: float) -> float:
+        r"""Bound :math:`|\partial S_{ij}/\partial x_i|` in a ball.
+
+        .. math:: \max_\delta\|A_\delta\|R + \max_\delta|Q^\top\Theta_\delta^\top b_k|
+        """
+        if head not in self.known:
+            steep = [steepest(head, self.rotary, reach) for reach in self.groups]
+            self.known[head] = max(form for form, _shift in steep), max(shift for _form, shift in steep)
+        form, shift = self.known[head]
+        return head.norm_Q * (form * head.norm_K * radius + shift * float(head.key_bias.norm()))
+
+    def key_pull(self, head: Head, radius: float) -> float:
+        r"""Bound :math:`\bigl(\sum_i|\partial S_{ij}/\partial x_j|^2\bigr)^{1/2}` in a ball, along any one direction.
+
+        .. math:: R\,\Bigl\|\sum_\delta A_\delta A_\delta^\top\Bigr\|^{1/2}
+                  + \Bigl(\sum_\delta|K^\top\Theta_\delta b_q|^2\Bigr)^{1/2}
+        """
+        keys, found = _unit(head.K), 0.0
+        for reach in self.groups:
+            parts = (gathered(x, keys, self.rotary, reach) for x in (_unit(head.Q), _unit(head.query_bias[:, None])))
+            form, shift = (matrix_norm(factor) + lost for factor, lost in parts)
+            found = max(found, head.norm_Q * form * radius + shift * float(head.query_bias.norm()))
+        return head.norm_K * found
 
 
 def steepest(head: Head, rotary: Rotary, reach: range) -> tuple[float, float]:
