@@ -19,7 +19,7 @@ from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum, matri
 from howsmooth.theory.mechanisms.index import mechanism_upper
 from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
-from howsmooth.theory.tied import tied_value
+from howsmooth.theory.ties import tied_value
 from howsmooth.theory.together import together
 from howsmooth.theory.turned import Turns
 

@@ -25,14 +25,11 @@ from howsmooth.theory.discrete import quiet_value, single_plain_head
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
 from howsmooth.theory.heads import heads_of, matrix_norm, total_value
 from howsmooth.theory.results import LARGEST, Witness
-from howsmooth.theory.tied import TiedPair, best_pairs, require_tied, tied_in_all
-from howsmooth.theory.tied import proven as proven_by
-from howsmooth.theory.turned_pair import TurnedPair, turned_pairs
+from howsmooth.theory.tied_layer import PROMISING, LayerPair, pairs_in
+from howsmooth.theory.ties import require_tied, ties
 
 # The measured constant of a witness: a bracket of this relative width.
 RTOL = 1e-3
-# So many heads of a layer are looked at for its best tied pair: those with the largest product of norms.
-PROMISING = 4
 
 
 def equal_tokens(attention: Attention, n: int, radius: float) -> Witness:
@@ -121,34 +118,22 @@ def tied_pair(attention: Attention, n: int, radius: float) -> Witness:
             bias, turned or not.
     """
     require_size(n, radius, least=3)
-    require_tied(attention)
-    if attention.positions.rotary is not None:
-        return _best_turned(attention, n, radius, "tied_pair", in_ball(n, radius))
-    frame = Frame.ball(attention.d, radius, solid=True)
-    pairs = best_pairs(attention, n, frame, heads=PROMISING)
-    pairs = [*pairs, *tied_in_all(attention, pairs, n, frame)]
-    return _best(attention, pairs, n, "tied_pair", in_ball(n, radius))
+    pairs = ties(attention, n, radius).in_ball(PROMISING)
+    return _best(attention, pairs, "tied_pair", in_ball(n, radius))
 
 
 def tied_pairs(attention: Attention, n: int, radius: float) -> tuple[Witness, ...]:
     """Return the tied pair of every head that has one, each measured on the whole layer."""
     require_size(n, radius, least=3)
-    require_tied(attention)
-    if attention.positions.rotary is not None:
-        turned = turned_pairs(attention, n, radius)
-        return tuple(_turned(attention, pair, "tied_pair", in_ball(n, radius)) for pair in turned)
-    pairs = best_pairs(attention, n, Frame.ball(attention.d, radius, solid=True))
-    return tuple(_tied(attention, pair, n, "tied_pair", in_ball(n, radius)) for pair in pairs)
+    pairs = ties(attention, n, radius).of_heads()
+    return tuple(_tied(attention, pair, "tied_pair", in_ball(n, radius)) for pair in pairs)
 
 
 def tied_pair_on_sphere(attention: Attention, n: int, radius: float) -> Witness:
     r"""Return the best tied pair whose tokens all have :math:`|x_i| = R`, as after RMSNorm without gain."""
     require_size(n, radius, least=3)
-    require_tied(attention)
-    if attention.positions.rotary is not None:  # these pairs are on the sphere
-        return _best_turned(attention, n, radius, "tied_pair_on_sphere", Sphere(radius).describe(n))
-    pairs = best_pairs(attention, n, Frame.ball(attention.d, radius, solid=False))
-    return _best(attention, pairs, n, "tied_pair_on_sphere", Sphere(radius).describe(n))
+    pairs = ties(attention, n, radius).on_sphere()
+    return _best(attention, pairs, "tied_pair_on_sphere", Sphere(radius).describe(n))
 
 
 def tied_pair_on_image(attention: Attention, n: int, norm: HasImage) -> Witness:
@@ -162,8 +147,8 @@ def tied_pair_on_image(attention: Attention, n: int, norm: HasImage) -> Witness:
     image, d = LayerNormImage(norm), norm.image.gain.numel()
     if d != attention.d:
         raise AssumptionError(f"the norm must have dimension {attention.d} as attention has, got {d}.", field="norm")
-    pairs = best_pairs(attention, n, Frame.image(norm.image))
-    return _best(attention, pairs, n, "tied_pair_on_image", image.describe(n))
+    pairs = pairs_in(attention, n, Frame.image(norm.image))
+    return _best(attention, pairs, "tied_pair_on_image", image.describe(n))
 
 
 def candidates(attention: Attention, n: int, radius: float) -> tuple[Witness, ...]:
@@ -194,19 +179,9 @@ def measured_at(attention: Attention, tokens: Tensor, name: str, domain: str, fo
     return Witness(tokens=tokens.to(attention.query.device), measured=found, name=name, domain=domain, formula=proven)
 
 
-def _tied(attention: Attention, pair: TiedPair, n: int, name: str, domain: str) -> Witness:
-    return measured_at(attention, pair.tokens(n), name, domain, math.exp(proven_by(attention, pair, n)))
-
-
-def _best(attention: Attention, pairs: list[TiedPair], n: int, name: str, domain: str) -> Witness:
-    return max((_tied(attention, pair, n, name, domain) for pair in pairs), key=lambda witness: witness.value)
-
-
-def _turned(attention: Attention, pair: TurnedPair, name: str, domain: str) -> Witness:
+def _tied(attention: Attention, pair: LayerPair, name: str, domain: str) -> Witness:
     return measured_at(attention, pair.X, name, domain, math.exp(pair.log_value))
 
 
-def _best_turned(attention: Attention, n: int, radius: float, name: str, domain: str) -> Witness:
-    """Build the best pair under rotary positions: by responses, which are near the constants."""
-    pairs = turned_pairs(attention, n, radius, heads=PROMISING)
-    return _turned(attention, max(pairs, key=lambda pair: pair.log_value), name, domain)
+def _best(attention: Attention, pairs: list[LayerPair], name: str, domain: str) -> Witness:
+    return max((_tied(attention, pair, name, domain) for pair in pairs), key=lambda witness: witness.value)

@@ -1,4 +1,4 @@
-"""Two tokens that tie for the attention of all others: which two, and where the others are, to make it worst."""
+"""Two tokens that tie for the attention of all others in one head: which two, and where the others are, at worst."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,7 @@ from torch import Tensor
 
 from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
-from howsmooth.theory.heads import Head, heads_of, log
-from howsmooth.theory.turned_pair import turned_pairs
+from howsmooth.theory.heads import Head, log
 
 # How many singular vectors of V enter the choice of z; the others can only help.
 VALUE_DIRECTIONS = 16
@@ -183,86 +180,3 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
         starts = problem.screened(problem.starts())
     _value, x = max((problem.climb(start) for start in starts), key=lambda found: found[0])
     return problem.pair(x)
-
-
-def best_pairs(attention: Attention, n: int, frame: Frame, *, heads: int | None = None) -> list[TiedPair]:
-    """Find the best tied pair of every head that has one; heads without scores or values have none.
-
-    With ``heads``, only so many are looked at: those that promise most, by the product of their two norms.
-    """
-    pairs, refusal = [], None
-    promising = heads_of(attention)
-    if heads is not None:
-        promising = tuple(sorted(promising, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads])
-    for head in promising:
-        try:
-            pairs.append(best_pair(head, frame, n))
-        except AssumptionError as error:
-            refusal = error
-    if refusal is not None and not pairs:
-        raise refusal
-    return pairs
-
-
-def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: Frame) -> list[TiedPair]:
-    r"""Turn the best of some pairs so that it ties in all heads at once; nothing where that is not possible.
-
-    The pair is :math:`c\pm z`. With z beside c and every :math:`g_h = A_hy + K_h^\top b_h`, y the copies' place, all
-    heads answer together to the best direction:
-
-    .. math:: \sqrt{2(n-2)}\,\Bigl\|\sum_hp_h\,(W_hV_hz)\,g_h^\top\Bigr\|,\qquad
-              p_h = \frac1{2+(n-2)e^{-\langle g_h,\,c-y\rangle}}.
-
-    In a ball or on a sphere only: there z may turn without leaving the domain.
-    """
-    heads = heads_of(attention)
-    round_ball = not frame.centred and not bool(frame.centre.any()) and bool((frame.stretch == frame.stretch[0]).all())
-    if len(heads) < 2 or len(heads) + 2 > attention.d or not round_ball:
-        return []
-    pair = max(pairs, key=lambda found: found.log_value)
-    middle, half = (pair.first + pair.second) / 2, (pair.first - pair.second) / 2
-    g = torch.stack([(head.Q @ pair.copies + head.query_bias) @ head.K for head in heads])
-    known = torch.cat((g, middle[None]))
-    known = known / known.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    basis, values, _right = torch.linalg.svd(known.mT, full_matrices=False)
-    basis = basis[:, values > 1e-12]
-    z = half
-    for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
-        z = z - basis @ (basis.mT @ z)
-    if not float(z.norm()) > 1e-6 * float(half.norm()):
-        return []
-    z = z * (half.norm() / z.norm())
-    share = 1 / (2 + (n - 2) * torch.exp(-(g @ (middle - pair.copies)).clamp_min(-700.0)))
-    parts = [p * torch.outer(_moved(head, z), pull) for p, head, pull in zip(share, heads, g, strict=True)]
-    response = torch.cat(parts) if attention.output is None else torch.stack(parts).sum(0)
-    _left, sizes, right = torch.linalg.svd(response, full_matrices=False)
-    log_value = 0.5 * math.log(2 * (n - 2)) + log(float(sizes[0]))
-    return [TiedPair(first=middle + z, second=middle - z, copies=pair.copies, direction=right[0], log_value=log_value)]
-
-
-def _moved(head: Head, z: Float[Tensor, " d"]) -> Float[Tensor, " out"]:
-    return head.V @ z if head.W is None else head.W @ (head.V @ z)
-
-
-def tied_value(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> float:
-    """Return the logarithm of what tied pairs prove about a layer in a ball."""
-    require_tied(attention)
-    if attention.positions.rotary is not None:
-        return max(pair.log_value for pair in turned_pairs(attention, n, radius, heads=heads))
-    frame = Frame.ball(attention.d, radius, solid=True)
-    pairs = best_pairs(attention, n, frame, heads=heads)
-    return max(proven(attention, pair, n) for pair in (*pairs, *tied_in_all(attention, pairs, n, frame)))
-
-
-def proven(attention: Attention, pair: TiedPair, n: int) -> float:
-    """Return the logarithm of the bound: the formula for one head, the response to the same direction for several."""
-    if attention.layout.heads == 1:
-        return pair.log_value
-    wide = attention.to(torch.float64, "cpu")
-    return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
-
-
-def require_tied(attention: Attention, *, turned: bool = True) -> None:
-    """Refuse maps whose scores or masks break the tie; under rotary positions pairs are ``turned``."""
-    require_scores_alone(attention, "a tied pair", "hs.maximise", turned=turned)
-    require_causal_or_none(attention, "a tied pair", "hs.maximise")

@@ -14,6 +14,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary, Rotation
 from howsmooth.theory.heads import Head, heads_of, log, matrix_norm
+from howsmooth.theory.tied_layer import PROMISING, LayerPair
 from howsmooth.theory.turned import gathered
 
 # By so much the scores of the pair lead the others' at first, or at these cosines between the pair and its middle.
@@ -23,21 +24,6 @@ COSINES = (0.3, 0.5)
 KEPT = (1.0, 0.5, 0.0)
 # The best pair is improved by so many steps; more of them, or a second pair, gain a few parts in a hundred.
 ITERATIONS = 10
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TurnedPair:
-    r"""The tokens, the perturbation that moves their outputs, and the logarithm of how far.
-
-    Attributes:
-        X: The tokens.
-        E: The unit perturbation, of the pair alone.
-        log_value: The logarithm of the response of the whole layer, a lower bound.
-    """
-
-    X: Float[Tensor, "n d"]
-    E: Float[Tensor, "n d"]
-    log_value: float
 
 
 class TurnedProblem:
@@ -143,15 +129,37 @@ class TurnedProblem:
         options = {"maxiter": ITERATIONS}
         return minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(start.shape)
 
-    def built(self, point: np.ndarray) -> TurnedPair:
+    def built(self, point: np.ndarray) -> LayerPair:
         """Return the pair of a point, and what it proves; what is no number proves nothing."""
         with torch.no_grad():
             X, E = self.tokens(torch.from_numpy(point))
             response = self._response(X, E).nan_to_num(0.0)
-        return TurnedPair(X=X, E=E, log_value=log(float(response)))
+        return LayerPair(X=X, E=E, log_value=log(float(response)))
 
 
-def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[TurnedPair]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TurnedTies:
+    """Pairs of a layer under rotary positions."""
+
+    attention: Attention
+    n: int
+    radius: float
+
+    def of_heads(self) -> list[LayerPair]:
+        """Return the best pair of every head that has one."""
+        return turned_pairs(self.attention, self.n, self.radius)
+
+    def in_ball(self, heads: int | None) -> list[LayerPair]:
+        """Return the best pair of so many heads: by responses, which are near the constants."""
+        pairs = turned_pairs(self.attention, self.n, self.radius, heads=heads)
+        return [max(pairs, key=lambda pair: pair.log_value)]
+
+    def on_sphere(self) -> list[LayerPair]:
+        """Return the same: these pairs are on the sphere."""
+        return self.in_ball(PROMISING)
+
+
+def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[LayerPair]:
     """Return the best pair of every head, or of so many that promise most; the best one climbs on the whole layer."""
     if attention.d < 2:
         raise AssumptionError("a tied pair needs two dimensions, got one; use hs.maximise.", field="attention")
@@ -170,7 +178,7 @@ def turned_pairs(attention: Attention, n: int, radius: float, *, heads: int | No
     return [pair for pair, _point in found]
 
 
-def _proven(found: tuple[TurnedPair, np.ndarray]) -> float:
+def _proven(found: tuple[LayerPair, np.ndarray]) -> float:
     return found[0].log_value
 
 

@@ -1,0 +1,40 @@
+"""Pairs that tie in a layer, of one kind whether positions turn its scores or not."""
+
+from typing import Protocol, runtime_checkable
+
+from howsmooth.maps.attention import Attention
+from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
+from howsmooth.theory.tied_layer import LayerPair, PlainTies
+from howsmooth.theory.turned_pair import TurnedTies
+
+
+@runtime_checkable
+class Ties(Protocol):
+    """The tied pairs of one layer, on sequences of n tokens in a ball."""
+
+    def of_heads(self) -> list[LayerPair]:
+        """Return the best pair of every head that has one."""
+
+    def in_ball(self, heads: int | None) -> list[LayerPair]:
+        """Return the pairs among which the best is, from so many heads that promise most."""
+
+    def on_sphere(self) -> list[LayerPair]:
+        """Return the pairs among which the best is whose tokens are all as long as the ball allows."""
+
+
+def ties(attention: Attention, n: int, radius: float) -> Ties:
+    """Choose by the positions."""
+    require_tied(attention)
+    kind = PlainTies if attention.positions.rotary is None else TurnedTies
+    return kind(attention=attention, n=n, radius=radius)
+
+
+def tied_value(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> float:
+    """Return the logarithm of what tied pairs prove about a layer in a ball."""
+    return max(pair.log_value for pair in ties(attention, n, radius).in_ball(heads))
+
+
+def require_tied(attention: Attention, *, turned: bool = True) -> None:
+    """Refuse maps whose scores or masks break the tie; under rotary positions pairs are ``turned``."""
+    require_scores_alone(attention, "a tied pair", "hs.maximise", turned=turned)
+    require_causal_or_none(attention, "a tied pair", "hs.maximise")
