@@ -17,10 +17,10 @@ from torch import Tensor
 import howsmooth as hs
 from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.kinked_stage import KinkedStage
-from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.mlp_stage import GatedStage, SmoothStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Squares
-from howsmooth.certificates.stages import First, Stage
+from howsmooth.certificates.stages import Bent, First, Stage
 from howsmooth.maps.values import Map
 from howsmooth.report.saving import save_chart
 
@@ -51,7 +51,7 @@ def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
     return {
         "LayerNorm": (norm, NormStage(norm, X), X),
         "attention, 2 heads": (attention, AttentionStage(attention, X), X),
-        "MLP, GELU": (mlp, MLPStage(mlp, X), X),
+        "MLP, GELU": (mlp, SmoothStage(mlp, X), X),
         "MLP, ReLU": (kinked, KinkedStage(kinked, X), X),
         "gated MLP, SiLU": (gated, GatedStage(gated, X), X),
     }
@@ -59,7 +59,8 @@ def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
 
 def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) -> Callable[[Tensor], Tensor]:
     """Return a function from coefficients of columns to the first token's remainder, or what is beyond second order."""
-    (a, b, times), pairs = Squares().packed(len(columns)), stage.second(columns[None]) if beyond else None
+    a, b, times = Squares().packed(len(columns))
+    pairs = stage.second(columns[None]) if beyond and isinstance(stage, Bent) else None
     _sizes, pushed = stage.through(columns[:, None], ROUND)
 
     def measured(xi: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def rows() -> list[dict[str, Any]]:
         sizes = stage.seen(columns[None], ROUND)[0]
         for eps in RADII:
             bounds = {"all": (stage, stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))}
-            if stage.bends:
+            if isinstance(stage, Bent):
                 bounds["beyond"] = (stage, stage.beyond(eps * sizes, torch.zeros_like(sizes)))
             if isinstance(stage, KinkedStage) and isinstance(f, hs.MLP):
                 along = KinkedStage(f, X, stage.suited(eps * sizes))

@@ -16,6 +16,7 @@ from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply
 from howsmooth.certificates.pushing import move
 from howsmooth.certificates.sizes import ROUND, Squares
+from howsmooth.certificates.stages import Bent
 from howsmooth.certificates.table import Table
 
 # What differences of floats may lose: so many times what they lose where the input is a few floats away.
@@ -100,7 +101,7 @@ def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals
         found.add(f"{stage.name} rest", stage.seen((delta - first)[:, None], ROUND), rest, lost)
         _sizes_seen, pushed = stage.through(delta[:, None], ROUND)  # along lines that need not be tangents
         R = y - y0 - pushed[:, 0]
-        if way._pairs is not None and stage.bends:
+        if way._pairs is not None and isinstance(stage, Bent):
             a, b, _times = Squares().packed(len(first))
             R = R - stage.second(first[None])[0][a == b]
         lost = TIMES * (y1 - y0).flatten(1).norm(dim=1).max() + ROUNDING * (y - y0).flatten(1).norm(dim=1).max()

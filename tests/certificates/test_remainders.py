@@ -7,7 +7,7 @@ from draws import gaussian
 import howsmooth as hs
 from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.curvature import curvature, largest_curvature
-from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.mlp_stage import GatedStage, mlp_stage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Ball
 from howsmooth.certificates.stages import First
@@ -37,7 +37,7 @@ def share(f, stage, X, columns, eps, rng, ball=ROUND):
 
 def test_what_comes_from_earlier_remainders_bends_neurons_too(rng):
     f, X = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation="tanh"), gaussian(rng, 1, 2)
-    stage, little, much = MLPStage(f, X), 1e-9 * gaussian(rng, 1, 1, 2), gaussian(rng, 1, 1, 2)
+    stage, little, much = mlp_stage(f, X), 1e-9 * gaussian(rng, 1, 1, 2), gaussian(rng, 1, 1, 2)
     direct, later = (stage.seen(columns[None], ROUND)[0] for columns in (little, much))
     for eps in (0.1, 1.0):
         bounds = stage.bounds(eps * (direct + later), First(direct, little[None], eps, ROUND))
@@ -129,7 +129,7 @@ def test_the_remainder_of_an_mlp_stays_within_its_bound(activation, rng):
     for eps in EPS:
         f = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), up_bias=gaussian(rng, 3), activation=activation)
         X = gaussian(rng, 2, 2)
-        shares.append(share(f, MLPStage(f, X), X, gaussian(rng, 2, 2, 2), eps, rng))
+        shares.append(share(f, mlp_stage(f, X), X, gaussian(rng, 2, 2, 2), eps, rng))
     assert 0.1 < max(shares) <= 1
 
 
@@ -163,7 +163,7 @@ def test_the_remainder_of_attention_stays_within_its_bound_and_comes_near_it(nam
 def test_every_ball_keeps_within_the_bounds(p, rng):
     f, X = attention(rng, 2, 2, 2, 4), gaussian(rng, 3, 4)
     norm, mlp = NORMS["layer norm"](rng), hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
-    for g, stage in ((f, AttentionStage(f, X)), (norm, NormStage(norm, X)), (mlp, MLPStage(mlp, X))):
+    for g, stage in ((f, AttentionStage(f, X)), (norm, NormStage(norm, X)), (mlp, mlp_stage(mlp, X))):
         for eps in EPS:
             assert share(g, stage, X, gaussian(rng, 4, 3, 4), eps, rng, Ball(p)) <= 1
 

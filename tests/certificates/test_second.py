@@ -14,7 +14,7 @@ from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.certificate import certify_map
 from howsmooth.certificates.curvature import require_known
 from howsmooth.certificates.entrance import Entrance
-from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.mlp_stage import GatedStage, SmoothStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Ball, Squares
 from howsmooth.certificates.stages import First
@@ -33,7 +33,7 @@ STAGES = {
     "masked": lambda rng: (attention(rng, positions=hs.Positions(causal=True)), AttentionStage),
     "layer norm": lambda rng: (hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.1), NormStage),
     "rms norm": lambda rng: (hs.RMSNorm(gain=gaussian(rng, 4), eps=1e-6), NormStage),
-    "mlp": lambda rng: (hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"), MLPStage),
+    "mlp": lambda rng: (hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"), SmoothStage),
 }
 
 
@@ -189,7 +189,7 @@ def test_a_token_that_turns_before_a_norm_leaves_what_its_second_order_leaves():
 def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
     one = torch.ones(1, 1, dtype=torch.float64)
     f, X, eps = hs.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
-    stage, columns = MLPStage(f, X), one[None]
+    stage, columns = SmoothStage(f, X), one[None]
     sizes = eps * stage.seen(columns[None], ROUND)[0]
     R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second(columns[None])[0, 0]
     assert 0.9 < float(R.abs() / stage.beyond(sizes, sizes)) <= 1
@@ -200,7 +200,7 @@ def test_neurons_that_move_far_are_not_taken_for_their_second_order(step):
     # where tanh bends most
     one = torch.ones(1, 1, dtype=torch.float64)
     f, X, columns = hs.MLP(up=one, down=one, activation="tanh"), 0.6585 * one, step * one[None]
-    stage = MLPStage(f, X)
+    stage = SmoothStage(f, X)
     sizes = stage.seen(columns[None], ROUND)[0]
     R = f(X + step) - f(X) - f.jacobian(X).jvp(step * one) - stage.second(columns[None])[0, 0]
     assert float(R.abs()) <= float(stage.beyond(sizes, torch.zeros_like(sizes)))

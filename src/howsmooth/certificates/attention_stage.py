@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import First, Stage, at_every_token, root
+from howsmooth.certificates.stages import Bent, First, at_every_token, root
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.pattern import unstack
@@ -19,7 +19,7 @@ MOST = 60.0
 PAIRS = 2**10
 
 
-class AttentionStage(Stage):
+class AttentionStage(Bent):
     r"""Attention at tokens x; every row is a group of its own, along :math:`B = (W_OW_O^\top)^{1/2}`.
 
     Heads side by side are no longer than the root of the sum of their squares.
@@ -42,7 +42,6 @@ class AttentionStage(Stage):
     """
 
     name = "attention"
-    bends = True
 
     def __init__(self, f: Attention, X: Float[Tensor, "n d"]) -> None:
         """Look at attention at ``X``.

@@ -16,7 +16,7 @@ from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.pushing import advance
 from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import First, Stage
+from howsmooth.certificates.stages import Bent, First, Stage
 from howsmooth.certificates.table import Table
 
 # What sums of products may lose: a share of themselves, and of the largest number among them.
@@ -72,7 +72,7 @@ class Entrance:
             assert isinstance(stage, NormStage)
             return stage.turned(eps, self._tokens, exact=self._pairs is not None)
         one, rest = self._sizes(place, eps, before)
-        if self._pairs is not None and stage.bends:
+        if self._pairs is not None and isinstance(stage, Bent):
             return stage.beyond(one, rest)
         return stage.bounds(one + rest, First(self._first[place], self._bundles[place], eps, self._ball))
 
@@ -91,7 +91,9 @@ class Entrance:
         for place in range(start, len(self._table.links)):
             stage, second = self._table.links[place].stage, None
             if stage is not None:
-                self._bundles[place], second = stack[-1], stage.second(stack[-1]) if curved else None
+                self._bundles[place] = stack[-1]
+            if curved and isinstance(stage, Bent):
+                second = stage.second(stack[-1])
             self._push(place, stack, self._ball, self._first)
             if curves is not None:
                 self._push(place, curves, self._squares, self._second)

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from howsmooth.certificates.curvature import SMOOTH, derivative, largest_curvature, require_known
 from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import First, Stage, at_every_token, root
+from howsmooth.certificates.stages import Bent, First, Stage, at_every_token, root
 from howsmooth.maps.activations import Activation
 from howsmooth.maps.mlp import MLP, GatedMLP
 
@@ -49,11 +49,7 @@ class FeedForwardStage(Stage):
 
 
 class MLPStage(FeedForwardStage):
-    r"""An MLP at tokens x: neuron i moves by at most :math:`s_i`, and bends by at most :math:`r_i`.
-
-    For smooth activations :math:`r_i\le\tfrac12c_it_i^2`, so that also
-    :math:`|r|\le\tfrac12\max_i(\sqrt{c_i}s_i)\,|\sqrt c\circ t|`.
-    """
+    r"""An MLP at tokens x: neuron i moves by at most :math:`s_i`, and bends by at most :math:`r_i`."""
 
     def __init__(self, f: MLP, X: Float[Tensor, "n d"]) -> None:
         """Look at the MLP at ``X``."""
@@ -62,8 +58,6 @@ class MLPStage(FeedForwardStage):
         self._activation = require_known(f.activation)
         self._hidden = functional.linear(X, f.up, f.up_bias)
         self._slope = self._activation.slope(self._hidden)
-        self._bend = derivative(self._activation, self._hidden)
-        self.bends = self._activation.name in SMOOTH
 
     def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
         """Return how far every neuron moves, and what leaves."""
@@ -72,20 +66,31 @@ class MLPStage(FeedForwardStage):
 
     def bounds(self, sizes: Tensor, first: First) -> Tensor:
         """Bound the length of what all neurons of a token bend by."""
+        return bending(self._activation, self._hidden, sizes.view_as(self._hidden)).norm(dim=-1)
+
+
+class SmoothStage(MLPStage, Bent):
+    r"""An MLP with a smooth activation: :math:`r_i\le\tfrac12c_it_i^2`.
+
+    So that also :math:`|r|\le\tfrac12\max_i(\sqrt{c_i}s_i)\,|\sqrt c\circ t|`.
+    """
+
+    def __init__(self, f: MLP, X: Float[Tensor, "n d"]) -> None:
+        """Look at the MLP at ``X``."""
+        super().__init__(f, X)
+        self._bend = derivative(self._activation, self._hidden)
+
+    def bounds(self, sizes: Tensor, first: First) -> Tensor:
+        """Bound the length of what all neurons of a token bend by, each for itself or by what moves them all."""
         s = sizes.view_as(self._hidden)
-        alone = bending(self._activation, self._hidden, s).norm(dim=-1)
-        if not self.bends:
-            return alone
         root = largest_curvature(self._activation, self._hidden - s, self._hidden + s).sqrt()
         later = (s - first.eps * first.sizes.view_as(s)).clamp_min(0)
         moved = (first.bundle @ self._up.mT) * root
         together = first.eps * first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)
-        return torch.minimum(alone, 0.5 * (root * s).amax(-1) * together)
+        return torch.minimum(super().bounds(sizes, first), 0.5 * (root * s).amax(-1) * together)
 
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`W_2\tfrac12\varphi''t^2`."""
-        if not self.bends:
-            return None
         moved = bundle[0] @ self._up.mT
         a, b, times = Squares().packed(len(moved))
         parts = zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True)
@@ -101,6 +106,11 @@ class MLPStage(FeedForwardStage):
         beyond = 0.5 * c * later * (first + s) + third * s**3 / 6
         whole = bending(self._activation, self._hidden, s) + 0.5 * c * first.square()
         return torch.minimum(beyond, whole).norm(dim=-1)
+
+
+def mlp_stage(f: MLP, X: Float[Tensor, "n d"]) -> MLPStage:
+    """Look at an MLP at ``X``, by its second order where it has one."""
+    return SmoothStage(f, X) if require_known(f.activation).name in SMOOTH else MLPStage(f, X)
 
 
 class GatedStage(FeedForwardStage):

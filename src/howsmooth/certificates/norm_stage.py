@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import First, Stage
+from howsmooth.certificates.stages import Bent, First
 from howsmooth.maps.norms import Norm
 
 
-class NormStage(Stage):
+class NormStage(Bent):
     r"""A norm at tokens x.
 
     With c the token (centred for LayerNorm) and the constant coordinate :math:`\sqrt{d\epsilon}` beside it,
@@ -22,7 +22,6 @@ class NormStage(Stage):
     """
 
     name = "norm"
-    bends = True
 
     def __init__(self, norm: Norm, X: Float[Tensor, "n d"]) -> None:
         """Look at the norm at ``X``."""

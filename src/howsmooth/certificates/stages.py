@@ -3,7 +3,7 @@ r"""What a map adds to its first order: remainders, each along directions that a
 A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta` at token j is
 :math:`\sum_cB_{jc}\xi_{jc}` with :math:`|\xi_{jc}|\le b_{jc}`; the bounds follow from sizes of linear images of what
 enters, ``Stage.seen``. Stages that know their second derivative give that of what the word itself does exactly, and
-bound the rest (``Stage.second``, ``Stage.beyond``).
+bound the rest (``Bent``).
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,6 @@ class Stage(ABC):
     """One map at the centre."""
 
     name: str
-    bends = False  # whether the second order is known
 
     @property
     @abstractmethod
@@ -46,13 +45,17 @@ class Stage(ABC):
     def bounds(self, sizes: Float[Tensor, " sizes"], first: "First") -> Float[Tensor, " groups"]:
         """Bound the remainder along every group of directions, from sizes of all that enters."""
 
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"] | None:
-        r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``; nothing if it is not known."""
-        return None
 
+class Bent(Stage):
+    """One map at the centre whose second order is known there."""
+
+    @abstractmethod
+    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
+        r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``."""
+
+    @abstractmethod
     def beyond(self, one: Float[Tensor, " sizes"], rest: Float[Tensor, " sizes"]) -> Float[Tensor, " groups"]:
         r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts."""
-        raise NotImplementedError
 
 
 class First:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
-from howsmooth.certificates.mlp_stage import GatedStage, MLPStage
+from howsmooth.certificates.mlp_stage import GatedStage, mlp_stage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply, program
 from howsmooth.certificates.pushing import Link, move, spread
@@ -142,4 +142,4 @@ def _stage(f: Map, X: Tensor, kinks: Kinks | None) -> Stage | None:
 
 
 def _feed_forward(f: MLP, X: Tensor, kinks: Kinks | None) -> Stage:
-    return KinkedStage(f, X, kinks) if known_activation(f.activation).name == "relu" else MLPStage(f, X)
+    return KinkedStage(f, X, kinks) if known_activation(f.activation).name == "relu" else mlp_stage(f, X)
