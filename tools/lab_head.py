@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import howsmooth as hs
-from howsmooth.models.base import Activations
+from howsmooth.models.activations import Activations
 from howsmooth.models.text import read_text
 
 TARGET = Path(__file__).parents[1] / "src" / "howsmooth" / "lab" / "assets" / "minilm.json"

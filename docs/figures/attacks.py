@@ -13,7 +13,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.attacks.attack import prepared
-from howsmooth.models.base import Activations
+from howsmooth.models.activations import Activations
 from howsmooth.models.text import read_text
 
 HERE, KEPT = Path(__file__).parent, Path("runs") / "attacks"

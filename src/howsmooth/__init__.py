@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from howsmooth.maps.positions import Positions
     from howsmooth.maps.rotary import Rotary
     from howsmooth.maps.weighted import mean_field
-    from howsmooth.models.base import Transformer, load
+    from howsmooth.models.base import load
+    from howsmooth.models.transformer import Transformer
     from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
     from howsmooth.search.audit import Audit, audit
@@ -199,7 +200,7 @@ _HOMES = {
     "Sum": "maps.composition",
     "Synonyms": "certificates.synonyms",
     "TensorBoard": "training.sinks",
-    "Transformer": "models.base",
+    "Transformer": "models.transformer",
     "TypicalGain": "spectral.gains",
     "WarmStart": "training.warm_starts",
     "Witness": "theory.results",

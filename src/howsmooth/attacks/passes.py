@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.maps.attention import GIBIBYTE
 from howsmooth.maps.composition import linearised
+from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.values import Map
 from howsmooth.spectral.abilities import Constrained, Differentiable
 from howsmooth.spectral.autograd import evaluate

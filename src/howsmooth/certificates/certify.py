@@ -11,7 +11,8 @@ from howsmooth.certificates.reading import class_head, classified, label_number,
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.values import Map
-from howsmooth.models.base import Transformer, load
+from howsmooth.models.base import load
+from howsmooth.models.transformer import Transformer
 
 
 def certify(

@@ -6,9 +6,9 @@ from torch import Tensor
 from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
 from howsmooth.maps.composition import Chain
-from howsmooth.models.base import Transformer
 from howsmooth.models.class_head import ClassHead
 from howsmooth.models.text import OTHER_WAYS, Tokenizer, tokens_of
+from howsmooth.models.transformer import Transformer
 
 
 def class_head(model: Transformer) -> ClassHead:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from howsmooth.certificates.reading import tokenizer_of
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import Transformer
 from howsmooth.models.text import HubTokenizer, Tokenizer
+from howsmooth.models.transformer import Transformer
 
 
 def inner_places(model: Transformer, tokens: Sequence[int]) -> list[int]:

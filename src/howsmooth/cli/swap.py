@@ -16,7 +16,7 @@ from howsmooth.wording import count, number, percent
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.models.base import Transformer
+    from howsmooth.models.transformer import Transformer
     from howsmooth.tokens.swaps import Swap
 
 # How many tokens of a text are taken unless told otherwise; how many passes a pair takes.

@@ -14,7 +14,7 @@ from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:
     from howsmooth.certificates.synonyms import Synonyms
-    from howsmooth.models.base import Transformer
+    from howsmooth.models.transformer import Transformer
 
 FOUND = 1
 # What does not go with words that are replaced.

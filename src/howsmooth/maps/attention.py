@@ -10,8 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.heads import GIBIBYTE as GIBIBYTE
-from howsmooth.maps.heads import require_memory as require_memory
 from howsmooth.maps.lifts import Lifts
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions

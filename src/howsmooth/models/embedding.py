@@ -16,7 +16,7 @@ from howsmooth.models.ends import End
 from howsmooth.models.reading import token_table
 
 if TYPE_CHECKING:  # a transformer embeds its tokens
-    from howsmooth.models.base import Transformer
+    from howsmooth.models.transformer import Transformer
 
 
 class _Enough(Exception):  # noqa: N818 — no error: what enters was heard, and the rest need not run

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
-from howsmooth.models.base import Transformer
 from howsmooth.models.loading import image_processor
 from howsmooth.models.pictures import NOTE, Pictures, pixels
 from howsmooth.models.reading import token_table
@@ -17,6 +16,7 @@ from howsmooth.models.sentences import Sentences
 from howsmooth.models.sources import Source
 from howsmooth.models.text import OTHER_WAYS, Text, Tokenizer, tokens_of
 from howsmooth.models.token_ids import TokenIds
+from howsmooth.models.transformer import Transformer
 from howsmooth.models.windows import cut
 
 

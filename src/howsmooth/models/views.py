@@ -9,8 +9,9 @@ from howsmooth.markup import paragraph, table
 from howsmooth.models.names import MAPS
 
 if TYPE_CHECKING:
-    from howsmooth.models.base import Activations, Transformer
+    from howsmooth.models.activations import Activations
     from howsmooth.models.sites import Site
+    from howsmooth.models.transformer import Transformer
 
 HEAD = ("layer", "attention", "maps", "block")
 

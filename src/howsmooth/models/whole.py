@@ -20,7 +20,7 @@ from howsmooth.models.rest import Rest
 from howsmooth.models.sites import Measurable, Site
 
 if TYPE_CHECKING:  # activations ask for their maps
-    from howsmooth.models.base import Activations
+    from howsmooth.models.activations import Activations
 
 
 def check_whole(sites: tuple[Site, ...], frame: Frame, name: str) -> Span:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.base import Activations, Transformer, load
+from howsmooth.models.activations import Activations
+from howsmooth.models.base import load
 from howsmooth.models.inputs import Inputs, inputs
 from howsmooth.models.loading import tokenizer_named
 from howsmooth.models.sites import Measurable
 from howsmooth.models.sources import Source, read_source
+from howsmooth.models.transformer import Transformer
 from howsmooth.spectral.abilities import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.settings import Reading, Where, Window

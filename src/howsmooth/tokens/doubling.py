@@ -14,8 +14,8 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum
 from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.positions import Positions
-from howsmooth.models.base import Transformer
 from howsmooth.models.embedding import Lexicon, entrance
+from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.transport.measures import DiscreteMeasure

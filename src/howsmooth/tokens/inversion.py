@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.models.base import Transformer
 from howsmooth.models.embedding import STAGES, Lexicon, entrance, lexicon
+from howsmooth.models.transformer import Transformer
 from howsmooth.validation import require_finite, require_floating
 
 # Squares of distances that differ by less, relative to the squares that they are made of, differ by rounding alone.

@@ -10,10 +10,11 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.values import Map
 from howsmooth.models import blocks
-from howsmooth.models.base import Activations, Transformer
+from howsmooth.models.activations import Activations
 from howsmooth.models.embedding import Lexicon, entrance, lexicon
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.sites import reads_the_block
+from howsmooth.models.transformer import Transformer
 
 # So many tokens go through the model together.
 TOKENS = 2048

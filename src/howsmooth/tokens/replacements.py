@@ -8,9 +8,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
-from howsmooth.models.base import Transformer
 from howsmooth.models.reading import token_table
 from howsmooth.models.text import HubTokenizer
+from howsmooth.models.transformer import Transformer
 
 Words = Mapping[str, Sequence[str]] | Mapping[int, Sequence[int]] | Sequence[str] | Sequence[int]
 # Where configurations name tokens that stand for no word.

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.models.base import Transformer
+from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.enumeration import enumerated
 from howsmooth.tokens.methods import METHODS
 from howsmooth.tokens.outputs import Outputs

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import Transformer, load
+from howsmooth.models.base import load
 from howsmooth.models.calls import Call
 from howsmooth.models.part_calls import PartCall
 from howsmooth.models.sites import Site
 from howsmooth.models.tracing import Place
+from howsmooth.models.transformer import Transformer
 from howsmooth.training.batches import NAMES, real_tokens
 
 

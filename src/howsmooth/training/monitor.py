@@ -16,7 +16,8 @@ from howsmooth.errors import AssumptionError, NonFiniteError, SmoothnessWarning
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.entropy import attention_entropy
 from howsmooth.maps.real_tokens import RealTokens
-from howsmooth.models.base import Activations, read_anew
+from howsmooth.models.activations import Activations
+from howsmooth.models.base import read_anew
 from howsmooth.models.names import check_map_name
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate

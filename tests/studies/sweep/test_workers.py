@@ -19,7 +19,7 @@ from asked import TWO, answered, radii, untimed, windows
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ClusterError
-from howsmooth.models.base import Transformer
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds import extremal
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store

@@ -15,7 +15,7 @@ from howsmooth.studies.settings import Reading
 
 if TYPE_CHECKING:
     from howsmooth.certificates.scene import Scene
-    from howsmooth.models.base import Transformer
+    from howsmooth.models.transformer import Transformer
     from howsmooth.studies.resources import Resources
 
 Places = tuple[int, ...]

@@ -8,12 +8,12 @@ import torch
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import Transformer
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.inputs import Inputs
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.names import check_family_name, check_map_name
 from howsmooth.models.sources import Source, read_source
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Reading, Where, Window, Windows

@@ -8,7 +8,7 @@ import torch
 from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
 from howsmooth.certificates.sentence import inner_places, word_places
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import Transformer
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds.certificate import Ask
 from howsmooth.studies.plans.certifying import Certifying
 from howsmooth.studies.resources import Resources

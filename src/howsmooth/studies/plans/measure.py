@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from howsmooth.errors import StudyError
-from howsmooth.models.base import Transformer, load
+from howsmooth.models.base import load
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds import whole
 from howsmooth.studies.kinds.text import Ask
 from howsmooth.studies.plans.at_text import Ground, ground

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.base import Transformer
 from howsmooth.models.inputs import Inputs
 from howsmooth.models.map_names import is_whole
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.store import Store

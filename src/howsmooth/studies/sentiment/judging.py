@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from howsmooth.attacks.attack import attack
-from howsmooth.models.base import Activations, load
+from howsmooth.models.activations import Activations
+from howsmooth.models.base import load
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.studies.sentiment.learning import LAYERS, Task
 from howsmooth.studies.sentiment.reviews import SPECIAL
