@@ -4,11 +4,16 @@ import argparse
 import sys
 
 
-def quick(description: str | None) -> bool:
-    """Parse the one option that every benchmark has."""
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the one option that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="the smallest size, to see that the script runs")
-    return bool(parser.parse_args().quick)
+    return parser
+
+
+def quick(description: str | None) -> bool:
+    """Parse the one option that every benchmark has."""
+    return bool(options(description).parse_args().quick)
 
 
 def verdict(claims: dict[str, bool], *, quick: bool) -> None:
