@@ -51,6 +51,15 @@ def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> N
         )
 
 
+def require_sequences(X: object) -> None:
+    """Refuse anything but finite, non-empty tokens ``(*batch, n, d)``, whatever acts on them."""
+    require_floating(X, "tokens")
+    assert isinstance(X, Tensor)  # for mypy
+    if X.ndim < 2 or not X.numel():
+        raise ShapeError(f"tokens must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
+    require_finite(X.detach(), "tokens")
+
+
 def require_tokens(X: Tensor, weights: Tensor) -> None:
     """Refuse anything but finite, non-empty tokens ``(*batch, n, d)`` on which ``weights`` with ``d`` columns act."""
     require_floating(X, "tokens")

@@ -16,12 +16,12 @@ from howsmooth.attacks.objective import Objective, Target
 from howsmooth.attacks.passes import check_value, run
 from howsmooth.attacks.result import Attack
 from howsmooth.attacks.settings import BUDGET, check_attack
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.abilities import HALF, Differentiable, measurable
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.spectral.abilities import HALF, measurable, require_map
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import norms
-from howsmooth.validation import require_finite, require_floating
+from howsmooth.validation import require_sequences
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
 ROUNDINGS = 64
@@ -163,13 +163,8 @@ def prepared(
 
 
 def _check(f: object, X: object, target: object) -> None:
-    if not (callable(f) or isinstance(f, Differentiable)):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
-    require_floating(X, "tokens")
-    assert isinstance(X, Tensor)  # for mypy
-    if X.ndim < 2 or not X.numel():
-        raise ShapeError(f"tokens must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
-    require_finite(X, "tokens")
+    require_map(f)
+    require_sequences(X)
     if not (target is None or callable(target)):
         raise DtypeError(
             f"target must be callable on the output, or None for the displacement, got {type(target).__name__}.",

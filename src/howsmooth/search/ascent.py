@@ -14,7 +14,7 @@ from howsmooth.search.masses import OnMeasures, over_masses
 from howsmooth.search.skipping import measurable_inputs, slope_or_skip
 from howsmooth.search.slopes import PRODUCTS
 from howsmooth.search.starts import Starts, checked, empty_token, gather
-from howsmooth.spectral.abilities import Differentiable, measurable
+from howsmooth.spectral.abilities import Differentiable, measurable, require_map
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
@@ -173,8 +173,7 @@ def _climbed(
 
 def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:
     """Refuse what no search can work with, before anything is computed."""
-    if not (callable(f) or isinstance(f, Differentiable)):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
+    require_map(f)
     if not (isinstance(n, int) and n >= 1):
         raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
     if not (isinstance(steps, int) and steps >= 0):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError
-from howsmooth.spectral.abilities import Differentiable
+from howsmooth.spectral.abilities import Differentiable, require_map
 from howsmooth.spectral.autograd import evaluate
 
 
@@ -50,8 +50,7 @@ def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
     """
     if isinstance(f, Differentiable):
         return f
-    if not callable(f):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
+    require_map(f)
     said = []
     for together in (True, False):
         wrapped = OnBatches(f, together=together)

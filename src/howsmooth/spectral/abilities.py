@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from howsmooth.errors import DtypeError
+
 # Too coarse to measure in: computed in float32 instead.
 HALF = (torch.float16, torch.bfloat16)
 
@@ -89,6 +91,12 @@ class Atoms(Protocol):
     @property
     def points(self) -> Tensor:
         """Where the atoms are."""
+
+
+def require_map(f: object) -> None:
+    """Refuse what is neither a map nor anything that can be called."""
+    if not (callable(f) or isinstance(f, Differentiable)):
+        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
 
 
 def measurable(f: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.abilities import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable
+from howsmooth.spectral.abilities import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import beside
 from howsmooth.validation import require_finite, require_floating, require_like
@@ -40,8 +40,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
     if isinstance(f, Differentiable):
         with torch.no_grad():
             return measurable(f).jacobian(X)
-    if not callable(f):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
+    require_map(f)
     return JacobianOperator.or_operator(f, X)
 
 

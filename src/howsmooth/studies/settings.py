@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.models.hub import check_tokenizer
+from howsmooth.models.names import check_family_name
 from howsmooth.spectral.settings import check_solver
 from howsmooth.studies.values import ASIDE, Value, default_of, leaves
 
@@ -103,6 +105,17 @@ class Reading(Value, frozen=True, kw_only=True):
             description="A folder or hub id with the tokenizer; the model's own by default.", extra={"metavar": "DIR"}
         ),
     ] = ""
+
+    def check(self) -> None:
+        """Refuse a family that is not known, and a tokenizer that there is not.
+
+        Raises:
+            HowsmoothError: If there is none of this name.
+        """
+        if self.family:
+            check_family_name(self.family)
+        if self.tokenizer:
+            check_tokenizer(self.tokenizer)
 
 
 class Windows(Value, frozen=True, kw_only=True):

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
-from howsmooth.spectral.abilities import Differentiable, measurable
+from howsmooth.errors import AssumptionError, NonFiniteError
+from howsmooth.spectral.abilities import Differentiable, measurable, require_map
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import flat, informed_start, random_start
 from howsmooth.training.recorded import Recorded
 from howsmooth.training.warm_starts import WarmStart
-from howsmooth.validation import require_finite, require_floating
+from howsmooth.validation import require_sequences
 
 # Krylov steps from a warm start, and the most from a cold one.
 STEPS, COLD_STEPS = 3, 30
@@ -193,12 +193,7 @@ def _sizes(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
 
 
 def _check(f: object, X: object, steps: object) -> None:
-    if not (callable(f) or isinstance(f, Differentiable)):
-        raise DtypeError(f"f must be a map, a module or a callable on tensors, got {type(f).__name__}.", field="f")
-    require_floating(X, "tokens")
-    assert isinstance(X, Tensor)  # for mypy
-    if X.ndim < 2 or not X.numel():
-        raise ShapeError(f"tokens must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
-    require_finite(X.detach(), "tokens")
+    require_map(f)
+    require_sequences(X)
     if isinstance(steps, bool) or not (isinstance(steps, int) and steps >= 1):
         raise AssumptionError(f"steps must be a whole number, at least 1, got {steps!r}.", field="steps")

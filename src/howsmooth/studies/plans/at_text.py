@@ -8,10 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.inputs import Inputs
 from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import Source, read_source
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
@@ -88,10 +87,7 @@ def ground(
     for part in parts:
         check_map_name(part)
     where.check()
-    if reading.family:
-        check_family_name(reading.family)
-    if reading.tokenizer:
-        check_tokenizer(reading.tokenizer)
+    reading.check()
     source = read_source(windows.source, windows.place)
     check_device(where.device)
     transformer = resources.transformer(model, where, reading)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from howsmooth.attacks.settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model, check_tokenizer
-from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.models.hub import check_model
+from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
 from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, options_of
 from howsmooth.studies.values import Value, fingerprint
@@ -79,10 +79,7 @@ class Attacking(Value, frozen=True, kw_only=True):
         check_model(self.model)
         check_map_name(self.map)
         self.where.check()
-        if self.reading.family:
-            check_family_name(self.reading.family)
-        if self.reading.tokenizer:
-            check_tokenizer(self.reading.tokenizer)
+        self.reading.check()
         read_source(self.windows.source, self.windows.place)
 
     @property

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model, check_tokenizer
-from howsmooth.models.names import check_family_name
+from howsmooth.models.hub import check_model
 from howsmooth.models.sentences import read_sentences
 from howsmooth.models.text import read_text
 from howsmooth.studies.settings import Reading, Solver, Where, command, options_of
@@ -80,10 +79,7 @@ class Certifying(Value, frozen=True, kw_only=True):
         self.where.check()
         self.sentences  # noqa: B018 - refuses a file that there is not
         check_model(self.model)
-        if self.reading.family:
-            check_family_name(self.reading.family)
-        if self.reading.tokenizer:
-            check_tokenizer(self.reading.tokenizer)
+        self.reading.check()
 
     @property
     def where(self) -> Where:

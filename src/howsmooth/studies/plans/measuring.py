@@ -7,9 +7,9 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model, check_tokenizer
+from howsmooth.models.hub import check_model
 from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
 from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, options_of
 from howsmooth.studies.values import Value, fingerprint
@@ -67,10 +67,7 @@ class Measuring(Value, frozen=True, kw_only=True):
         check_model(self.model)
         self.check_map()
         self.where.check()
-        if self.reading.family:
-            check_family_name(self.reading.family)
-        if self.reading.tokenizer:
-            check_tokenizer(self.reading.tokenizer)
+        self.reading.check()
         read_source(self.windows.source, self.windows.place)
 
     def check_map(self) -> None:
