@@ -45,6 +45,32 @@ def test_the_bound_lies_between_what_search_finds_and_both_norms(rng, shape, sca
     assert bound <= 1.35 * found
 
 
+def mean_of_both(A):
+    """The root of the largest eigenvalue of the mean of both unfoldings, dense; the smaller one of both sides."""
+    grams = (torch.einsum("hac,gbc->hagb", B, B) for B in (A, A.mT))
+    means = (((gram + gram.transpose(0, 2)) / 2).flatten(2).flatten(0, 1) for gram in grams)
+    return min(torch.linalg.eigvalsh(S)[-1].item() ** 0.5 for S in means)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 2.0, 40.0])
+@pytest.mark.parametrize("whole", [1, 8, 20, 30, 1000])
+def test_weak_rows_enter_by_their_norms_and_cost_little(rng, whole, decay, monkeypatch):
+    heads, d = 4, 12
+    turn, back = (torch.linalg.qr(gaussian(rng, d, d)).Q for _side in range(2))
+    A = turn @ (gaussian(rng, heads, d, d) * torch.arange(1, d + 1).double()[:, None] ** -decay) @ back
+    A = A * torch.tensor([1.0, 1e-3, 0.5, 2.0]).double()[:, None, None]
+    exact = mean_of_both(A)
+    monkeypatch.setattr("howsmooth.theory.three_ways.WHOLE", whole)
+    bound = combined_norm(A)
+    assert exact <= bound
+    if whole == 1000:
+        assert bound <= exact * (1 + 2e-4)
+    elif decay and whole >= 20:
+        assert bound <= 1.02 * exact
+    else:  # never worse than what both norms say of all rows
+        assert bound <= math.hypot(*flattened(A)) / math.sqrt(2) * 1.1
+
+
 def test_matrices_that_do_not_meet_cost_no_more_than_the_largest():
     A = torch.zeros(4, 4, 4, dtype=torch.float64)
     for h in range(4):

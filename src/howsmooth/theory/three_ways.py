@@ -15,7 +15,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 # Larger problems would take longer than all the rest.
-LARGEST = 6144
+LARGEST = 9216
+# So many rows of all matrices are looked at as they are, the strongest; of others, norms and what ties them to these.
+WHOLE = 1152
 # The bound is so far above the eigenvalue that iteration found.
 SLACK = 2e-4
 UNIT = torch.finfo(torch.float64).eps
@@ -39,29 +41,70 @@ def combined_norm(A: Float[Tensor, "h a b"]) -> float:
 
     The square is the largest value of :math:`\sum_{hg}c_hc_g\langle e, A_hA_g^\top e\rangle` over unit c and e. The
     matrix of the blocks :math:`A_hA_g^\top` has this form, at :math:`c\otimes e`; so has that of the blocks
-    :math:`A_gA_h^\top`, and so has half of their sum S, whose largest eigenvalue is a bound. Lanczos' iteration finds
-    it, and a Cholesky factor of :math:`\lambda I - S` proves it.
+    :math:`A_gA_h^\top`, and so has half of their sum S, whose largest eigenvalue is a bound. The transposes have the
+    same norm and another bound; the smaller one is returned.
     """
-    A = A if A.shape[1] <= A.shape[2] else A.mT
-    heads, rows, columns = A.shape
     size = float(A.abs().max())
     if not 0 < size < math.inf:
         return 0.0 if size == 0 else math.inf
-    if heads * rows > LARGEST:
+    sides = [B / size for B in (A, A.mT) if len(B) * B.shape[1] <= LARGEST]
+    return size * min((_on_one_side(B) for B in sides), default=math.inf)
+
+
+def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
+    r"""Bound the square root of the largest eigenvalue of S.
+
+    Rows are turned so that the strongest come first. With :math:`S_{22}\preceq\beta I` for the weak ones, S is at most
+    :math:`\lambda > \beta` if :math:`S_{11} + S_{12}S_{12}^\top/(\lambda-\beta)\preceq\lambda I`: completing the
+    square. Lanczos' iteration finds such a number, and a Cholesky factor of the difference proves it.
+    """
+    heads, rows, columns = A.shape
+    strong = min(rows, max(1, WHOLE // heads))
+    _sizes, basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A))
+    near, far = (basis.flip(-1).mT @ A).split([strong, rows - strong], dim=1)
+    beta, S, tie = _by_norms(far), _tied(near, near), _tied(near, far)
+    tied = tie @ tie.mT
+    largest = _root(S, tied, beta) * (1 + SLACK)
+    if not largest > beta:
         return math.inf
-    flat = (A / size).flatten(0, 1)
-    gram = (flat @ flat.mT).view(heads, rows, heads, rows)
-    S = ((gram + gram.transpose(0, 2)) / 2).reshape(heads * rows, -1)
-    largest = _largest(S) * (1 + SLACK)
-    if not largest > 0:
-        return math.inf
-    S.neg_().diagonal().add_(largest)
+    S.add_(tied, alpha=1 / (largest - beta)).neg_().diagonal().add_(largest)
     _factor, failed = torch.linalg.cholesky_ex(S)
     if failed:
         return math.inf
-    # sums of so many products in S, and what a factor of a nearly singular matrix may hide
-    lost = (columns + 2) * float(flat.square().sum()) + 2 * (len(S) + 2) * largest * len(S)
-    return size * math.sqrt(largest + UNIT * lost) * (1 + 8 * UNIT)
+    whole, ties = float(A.square().sum()), float(tie.norm())
+    # sums of so many products in S and in its square, and what a factor of a nearly singular matrix may hide
+    lost = (columns + 2) * whole * (1 + 2 * ties / (largest - beta))
+    lost += (tie.shape[1] + 4) * ties**2 / (largest - beta) + 2 * (len(S) + 2) * largest * len(S)
+    # rows are turned by what is orthogonal but for rounding
+    return math.sqrt(largest + UNIT * lost) * (1 + 16 * rows * UNIT) + 16 * rows * UNIT * math.sqrt(whole)
+
+
+def _tied(near: Float[Tensor, "h a c"], far: Float[Tensor, "h b c"]) -> Float[Tensor, "ha hb"]:
+    """Return the blocks of S between some rows and others."""
+    heads, a, b = len(near), near.shape[1], far.shape[1]
+    gram = (near.flatten(0, 1) @ far.flatten(0, 1).mT).view(heads, a, heads, b)
+    return ((gram + gram.transpose(0, 2)) / 2).reshape(heads * a, heads * b)
+
+
+def _by_norms(A: Float[Tensor, "h a b"]) -> float:
+    """Bound the largest eigenvalue of S by the two norms that are well known."""
+    if not A.numel():
+        return 0.0
+    grams = (A.flatten(0, 1), A.transpose(0, 1).flatten(1).mT)
+    squares = [float(torch.linalg.eigvalsh(x.mT @ x)[-1]) for x in grams]
+    lost = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())
+    return sum(squares) / 2 + lost
+
+
+def _root(S: Float[Tensor, "m m"], tied: Float[Tensor, "m m"], beta: float) -> float:
+    r"""Find :math:`\lambda`, nearly, that is the largest eigenvalue of :math:`S + T/(\lambda-\beta)`, T the ties."""
+    alone = _largest(S)
+    if not tied.any():
+        return alone
+    # above, by norms alone; from there once below and once above
+    high = (alone + beta) / 2 + math.hypot((alone - beta) / 2, math.sqrt(_largest(tied)))
+    low = _largest(S + tied / (high - beta))
+    return min(high, _largest(S + tied / (low - beta))) if low > beta else high
 
 
 def _largest(S: Float[Tensor, "m m"]) -> float:
