@@ -11,7 +11,7 @@ from collections import Counter
 
 from beartype import BeartypeConf, beartype
 
-CALLS, SEARCHED = 12, 240
+CALLS, SEARCHED = 6, 240
 _strict = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _limit = CALLS
 _seen: Counter[str] = Counter()
