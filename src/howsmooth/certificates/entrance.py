@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
+from howsmooth.certificates.kinked_stage import KinkedStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.pushing import advance
 from howsmooth.certificates.sizes import Ball, Squares
@@ -57,13 +57,13 @@ class Entrance:
             found = torch.cat((found, SAFETY * self._bounds(place, stage, eps, found)))
         return found
 
-    def kinks(self, eps: float) -> dict[int, Kinks]:
-        """Return how rectified hidden units are best taken at a radius, by the places of their stages."""
+    def reach(self, eps: float) -> dict[int, Tensor]:
+        """Return how far rectified hidden units may move at a radius, by the places of their stages."""
         bounds, begun, found = self.remainders(eps), 0, {}
         for place, stage in self._table.stages.items():
             if isinstance(stage, KinkedStage):
                 one, rest = self._sizes(place, eps, bounds[:begun])
-                found[place] = stage.suited(one + rest)
+                found[place] = stage.reach(one + rest)
             begun += len(stage.tokens)
         return found
 

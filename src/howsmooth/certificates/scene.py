@@ -105,10 +105,10 @@ class Scene:
         proof = Proof(self.table, self.rivals, moving, ball)
         certified, linear = proof.radius(), proof.linear
         for _round in range(ROUNDS if self.table.cheap else 0):
-            kinks, before = proof.kinks(certified), certified
-            if not kinks or certified == 0:
+            reach, before = proof.reach(certified), certified
+            if not reach or certified == 0:
                 break
-            again = Proof(Table(self.classifier, self.embeddings, kinks=kinks), self.rivals, moving, ball)
+            again = Proof(Table(self.classifier, self.embeddings, reach=reach), self.rivals, moving, ball)
             proof, certified = max((proof, certified), (again, again.radius()), key=lambda found: found[1])
             if certified < ENOUGH * before:
                 break

@@ -1,6 +1,7 @@
 r"""What a map adds to its first order: remainders, each along directions that are known and no longer than bounded.
 
-A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta` at token j is
+A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta`, less a shift of the
+centre behind it where that is known to be better, at token j is
 :math:`\sum_cB_{jc}\xi_{jc}` with :math:`|\xi_{jc}|\le b_{jc}`; the bounds follow from sizes of linear images of what
 enters, ``Stage.seen``. Stages that know their second derivative give that of what the word itself does exactly, and
 bound the rest (``Stage.second``, ``Stage.beyond``).
@@ -20,6 +21,7 @@ class Stage(ABC):
 
     name: str
     bends = False  # whether the second order is known
+    shift: Float[Tensor, "m out"] | None = None  # what the centre is moved by behind it, to the middle of remainders
 
     @property
     @abstractmethod
