@@ -39,6 +39,7 @@ class Entrance:
         self._squares = Squares(ball.p)
         self._first: dict[int, Tensor] = {}
         self._second: dict[int, Tensor] = {}
+        self._inside: dict[int, Tensor] = {}
         self._bundles: dict[int, Tensor] = {}
         self._turns = ball.p == 2.0 and isinstance(table.links[0].stage, NormStage)
         self._walk(curved)
@@ -73,7 +74,8 @@ class Entrance:
             return stage.turned(eps, self._tokens, exact=self._pairs is not None)
         one, rest = self._sizes(place, eps, before)
         if self._pairs is not None and stage.bends:
-            return stage.beyond(one, rest)
+            inside = self._inside.get(place)
+            return stage.beyond(one, rest, None if inside is None else _outward(eps**2 * inside))
         return stage.bounds(one + rest, First(self._first[place], self._bundles[place], eps, self._ball))
 
     def _sizes(self, place: int, eps: float, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +94,9 @@ class Entrance:
             stage, second = self._table.links[place].stage, None
             if stage is not None:
                 self._bundles[place], second = stack[-1], stage.second(stack[-1]) if curved else None
+                inside = stage.inside(stack[-1], self._squares) if curved else None
+                if inside is not None:
+                    self._inside[place] = inside
             self._push(place, stack, self._ball, self._first)
             if curves is not None:
                 self._push(place, curves, self._squares, self._second)

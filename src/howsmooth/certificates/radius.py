@@ -18,8 +18,8 @@ RTOL = 1e-3
 STEPS = 200
 # No radius is looked for beyond so many times the length of the embeddings.
 FAR = 1e6
-# Second orders are exact up to so many numbers, d = 64 and 31 tokens: they gain a tenth, and cost the cube of d.
-CURVED = 2**22
+# Second orders are exact up to so many numbers, d = 128 and 7 tokens: they gain a quarter, and cost the cube of d.
+CURVED = 2**23
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,15 +61,31 @@ def _lowered(functionals: Float[Tensor, "rivals classes"], logits: Float[Tensor,
     return functionals @ logits - ROUNDING * logits.abs().max()
 
 
-class Proof:
-    """What a table proves about perturbations of some tokens."""
+def affordable(table: Table, tokens: Tensor) -> bool:
+    """Whether second orders of some tokens that move may be exact."""
+    r, (n, d) = len(tokens) * table.X.shape[1], table.X.shape
+    return r * (r + 1) // 2 * n * d <= CURVED
 
-    def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball) -> None:
+
+class Proof:
+    """What a table proves about perturbations of some tokens.
+
+    Attributes:
+        table: The network.
+
+    Args:
+        table: The network.
+        rivals: The margins.
+        tokens: Which tokens move.
+        ball: How far.
+        curved: Whether second orders are exact, where they are affordable.
+    """
+
+    def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball, *, curved: bool = True) -> None:
         # a table that shifts its centre has margins of its own there
-        self._table, self._margins = table, rivals.margins_at(table.output[0])
+        self.table, self._margins = table, rivals.margins_at(table.output[0])
         with torch.no_grad():
-            r, (n, d) = len(tokens) * table.X.shape[1], table.X.shape
-            self._ways = [Entrance(table, tokens, ball, curved=r * (r + 1) // 2 * n * d <= CURVED)]
+            self._ways = [Entrance(table, tokens, ball, curved=curved and affordable(table, tokens))]
             self._ends = [way.at_output(rivals.functionals) for way in self._ways]
             self._arriving = table.arriving_at(rivals.functionals)
 
@@ -98,7 +114,7 @@ class Proof:
             return ""
         with torch.no_grad():
             taken = (self._ways[0].remainders(eps)[:, None] * self._arriving).amax(1)
-        return self._table.names[int(taken.argmax())]
+        return self.table.names[int(taken.argmax())]
 
     def reach(self, eps: float) -> dict[int, Tensor]:
         """Return how far rectified hidden units may move at a radius: a table that suits it may prove a larger one."""
@@ -108,7 +124,7 @@ class Proof:
     def radius(self) -> float:
         """Return the largest radius that is proven, to a share of itself; zero if none is."""
         # a word that no margin depends on may go far, but a proof needs a number
-        high = min(self.linear, FAR * float(self._table.X.norm()))
+        high = min(self.linear, FAR * float(self.table.X.norm()))
         if not 0 < high < math.inf:
             return 0.0
         low = high

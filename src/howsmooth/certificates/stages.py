@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.sizes import Ball, Squares
 
 
 class Stage(ABC):
@@ -52,8 +52,20 @@ class Stage(ABC):
         r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``; nothing if it is not known."""
         return None
 
-    def beyond(self, one: Float[Tensor, " sizes"], rest: Float[Tensor, " sizes"]) -> Float[Tensor, " groups"]:
-        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts."""
+    def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "..."] | None:
+        """Return sizes of what is of second order inside the map; nothing if what is left does not depend on any."""
+        return None
+
+    def beyond(
+        self,
+        one: Float[Tensor, " sizes"],
+        rest: Float[Tensor, " sizes"],
+        inside: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, " groups"]:
+        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts.
+
+        What is of second order inside may be given too; by default it follows from the sizes of the first part.
+        """
         raise NotImplementedError
 
 

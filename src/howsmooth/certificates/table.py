@@ -60,12 +60,12 @@ class Table:
             reach: How far rectified hidden units are expected to move, by the places of their stages: they are taken
                 as suits that, and the centre is shifted; along their derivatives by default.
         """
-        self.X, self._reach = X, reach or {}
+        self.X, self._map, self._reach = X, f, reach or {}
         with torch.no_grad():
             self.output, self.links = _run(f, X, self._reach)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
             single = not self.cheap if single is None else single
-            rough = self._single(f) if single else None
+            rough = self._single() if single else None
             sources = [
                 spread(self.links, place) if rough is None else spread_roughly(rough, place, exact=self.links)
                 for place in self.stages
@@ -86,6 +86,10 @@ class Table:
             found = [outward(sizes, wrong) for sizes, wrong in zip(found, seen, strict=True)]
         return torch.cat(found) if found else functionals.new_zeros(0, len(functionals))
 
+    def remade(self, reach: Mapping[int, Tensor]) -> "Table":
+        """Return a table that takes rectified hidden units as suits how far they are expected to move."""
+        return Table(self._map, self.X, reach=reach)
+
     @property
     def names(self) -> list[str]:
         """The names of all groups of remainders, each by its stage, counted by kind, and its token."""
@@ -98,14 +102,19 @@ class Table:
         return found
 
     @property
+    def kinked(self) -> bool:
+        """Whether there are rectified hidden units."""
+        return any(isinstance(stage, KinkedStage) for stage in self.stages.values())
+
+    @property
     def cheap(self) -> bool:
         """Whether there are so few columns that double precision is no burden, nor a table for every word."""
         n, d = self.X.shape
         return len(self.stages) * len(self.links) * (n * d) ** 2 <= MANY
 
-    def _single(self, f: Map) -> list[Link] | None:
+    def _single(self) -> list[Link] | None:
         """Return the steps in single precision, if that tells the output as it is."""
-        output, links = _run(f.to(torch.float32, "cpu"), self.X.float(), self._reach)
+        output, links = _run(self._map.to(torch.float32, "cpu"), self.X.float(), self._reach)
         far = (output.double() - self.output).abs().max() / self.output.abs().max()
         return links if bool(far < WIDE) else None
 
