@@ -14,17 +14,17 @@ ROUNDS, CURVED_ROUNDS, ENOUGH = 4, 1, 1.02
 def farthest(table: Table, rivals: Rivals, tokens: Tensor, ball: Ball) -> tuple[Proof, float, float]:
     """Return the proof that reaches farthest, how far it does, and where the first order alone ends.
 
-    Only rectified hidden units can be taken in another way: everything else is proven at once.
+    Only rectified hidden units can be taken in another way, so that only tables with such are made again.
     """
-    rounds, curved = (ROUNDS, CURVED_ROUNDS) if table.kinked and table.cheap else (0, 0), affordable(table, tokens)
-    proof = Proof(table, rivals, tokens, ball, curved=curved and not any(rounds))
-    linear = proof.linear
-    proof, radius = _refined(proof, rivals, tokens, ball, rounds=rounds[0], curved=False)
-    if curved and any(rounds):
-        again = Proof(proof.table, rivals, tokens, ball)
-        again, further = _refined(again, rivals, tokens, ball, rounds=rounds[1], curved=True)
-        proof, radius = max((proof, radius), (again, further), key=_reached)
-    return proof, radius, linear
+    again = table.kinked and table.cheap
+    plain = Proof(table, rivals, tokens, ball, curved=False)
+    linear = plain.linear
+    found = [_refined(plain, rivals, tokens, ball, rounds=ROUNDS if again else 0, curved=False)]
+    if affordable(table, tokens):
+        (best, _radius), rounds = found[0], CURVED_ROUNDS if again else 0
+        curved = Proof(best.table, rivals, tokens, ball)
+        found.append(_refined(curved, rivals, tokens, ball, rounds=rounds, curved=True))
+    return *max(found, key=_reached), linear
 
 
 def _refined(
@@ -32,9 +32,7 @@ def _refined(
 ) -> tuple[Proof, float]:
     """Make tables again while that gains; return the best proof and its radius."""
     radius = proof.radius()
-    for _round in range(rounds):
-        if radius == 0:
-            break
+    for _round in range(rounds if radius > 0 else 0):
         again = Proof(proof.table.remade(proof.reach(radius)), rivals, tokens, ball, curved=curved)
         before = radius
         proof, radius = max((proof, radius), (again, again.radius()), key=_reached)
