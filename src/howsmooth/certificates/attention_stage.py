@@ -129,9 +129,13 @@ class AttentionStage(Stage):
     def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "heads n n"]:
         r"""Return how far queries that meet keys move centred scores: c is a quadratic form of the word itself."""
         dq, dk, _dv = self._projections.jvp(bundle)
-        meeting = self._meeting(dq[0], self._by_head(dk)[0])
-        forms = [many * (met - (self._P * met).sum(-1, keepdim=True)) for _left, _right, many, met in meeting]
-        return squares.numbers(torch.cat(forms)[None])[0]
+        dq, dk, found = dq[0], self._by_head(dk)[0], []
+        # head by head: there are as many forms as pairs of tokens
+        for head, P in enumerate(self._P):
+            meeting = self._meeting(dq[:, head, None], dk[:, head, None])
+            forms = [many * (met - (P * met).sum(-1, keepdim=True)) for _left, _right, many, met in meeting]
+            found.append(squares.numbers(torch.cat(forms)[None])[0])
+        return torch.cat(found)
 
     def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
         """Bound what is of third order, or all of it."""
