@@ -260,7 +260,7 @@ def test_second_orders_of_whole_networks_are_those_of_autograd(rng):
     hessian = 0.5 * torch.autograd.functional.hessian(margin, torch.zeros(8, dtype=torch.float64))
     _first, second = entrance.at_output(functional[None])
     assert float(torch.linalg.matrix_norm(hessian, 2)) <= float(second[0])
-    assert float(second[0]) == pytest.approx(float((hessian @ hessian).norm().sqrt()), rel=1e-6)
+    assert float(second[0]) == pytest.approx(float(torch.linalg.matrix_norm(hessian, 2)), rel=1e-3)
 
 
 def test_a_word_before_a_norm_may_as_well_turn(rng):
