@@ -48,5 +48,5 @@ def test_no_norm_of_a_form_is_below_its_largest_eigenvalue_or_far_above(r, rng):
     H = torch.cat((H, some @ some.mT, alike, torch.zeros(1, r, r).double()))
     found, truth = form_norms(H), torch.linalg.eigvalsh(H).abs().amax(-1)
     assert (found >= truth * (1 - 1e-14)).all()
-    assert (found <= 1.03 * truth).all()
+    assert (found <= 1.05 * truth).all()
     assert form_norms(torch.full((1, r, r), torch.nan, dtype=torch.float64)).isnan().all()
