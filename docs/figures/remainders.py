@@ -62,10 +62,11 @@ def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) ->
     a, b, times = Squares().packed(len(columns))
     pairs = stage.second(columns[None]) if beyond and isinstance(stage, Bent) else None
     _sizes, pushed = stage.through(columns[:, None], ROUND)
+    centre = f(X) if stage.shift is None else f(X) + stage.shift
 
     def measured(xi: Tensor) -> Tensor:
         delta = torch.einsum("sr,rnd->snd", xi, columns)
-        left = f(X + delta) - f(X) - torch.einsum("sr,rnd->snd", xi, pushed[:, 0])
+        left = f(X + delta) - centre - torch.einsum("sr,rnd->snd", xi, pushed[:, 0])
         if pairs is not None:
             left = left - torch.einsum("sp,pnd->snd", times * xi[:, a] * xi[:, b], pairs[0])
         return left[:, 0].norm(dim=1)
@@ -96,9 +97,10 @@ def rows() -> list[dict[str, Any]]:
         for eps in RADII:
             bounds = {"all": (stage, stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))}
             if isinstance(stage, Bent):
-                bounds["beyond"] = (stage, stage.beyond(eps * sizes, torch.zeros_like(sizes)))
+                inside = stage.inside(eps * columns[None], Squares())
+                bounds["beyond"] = (stage, stage.beyond(eps * sizes, torch.zeros_like(sizes), inside))
             if isinstance(stage, KinkedStage) and isinstance(f, hs.MLP):
-                along = KinkedStage(f, X, stage.suited(eps * sizes))
+                along = KinkedStage(f, X, stage.reach(eps * sizes))
                 bounds["chords"] = (along, along.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))
             values = {}
             for part, (at, bound) in bounds.items():

@@ -51,13 +51,18 @@ class Shares:
         return max(self.largest.values(), default=0.0)
 
 
-def signals(table: Table, Z: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield what enters every stage and what leaves it, by the place of the stage; at last the output."""
+def signals(table: Table, Z: torch.Tensor, *, centre: bool) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield what enters every stage and what leaves it, by the place of the stage; at last the output.
+
+    Where the table shifts its centre, centres are shifted too; what truly happens is not.
+    """
     stack = [Z]
     for place, link in enumerate(table.links):
         if isinstance(link.step, Apply):
             entered, stack[-1] = stack[-1], link.step.map(stack[-1])
             if link.stage is not None:
+                if centre and link.stage.shift is not None:
+                    stack[-1] = stack[-1] + link.stage.shift
                 yield place, entered, stack[-1]
         else:
             move(stack, link.step)
@@ -84,7 +89,8 @@ def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals
     # what is left of the perturbation in floats
     found, xi = Shares(), turned(table, way, (Z - table.X)[:, way._tokens])
     bounds, begun = way.remainders(eps), 0
-    centre, truth, noise = ({i: (x, y) for i, x, y in signals(table, at)} for at in (table.X, Z, _near(table.X)))
+    truth = {i: (x, y) for i, x, y in signals(table, Z, centre=False)}
+    centre, noise = ({i: (x, y) for i, x, y in signals(table, at, centre=True)} for at in (table.X, _near(table.X)))
     sizes = torch.linalg.vector_norm(xi, way._ball.p, dim=1)
     found.add("turn", sizes, torch.tensor(eps, dtype=E.dtype), ROUNDING * eps + NEAR * table.X.norm())
     for place, stage in table.stages.items():
@@ -105,6 +111,7 @@ def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals
             a, b, _times = Squares().packed(len(first))
             R = R - stage.second(first[None])[0][a == b]
         lost = TIMES * (y1 - y0).flatten(1).norm(dim=1).max() + ROUNDING * (y - y0).flatten(1).norm(dim=1).max()
+        lost = lost + NEAR * y0.norm()  # where every unit is straight nothing at all is allowed
         found.join(_along(stage, R, own, lost))
     lost = TIMES * (noise[-1][1] - centre[-1][1]).abs().max()
     found.join(_ends(table, way, eps, xi, bounds, functionals, truth[-1][1] - centre[-1][1], lost))

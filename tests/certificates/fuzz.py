@@ -59,9 +59,9 @@ def attack(seed: int) -> Found:
     proof = Proof(table, rivals, tokens, Ball(drawn.p))
     certified, rng = proof.radius(), torch.Generator().manual_seed(seed)
     # rectified units are taken in another way, for a radius that need not be the one they are looked at
-    kinks = proof.kinks(RADII[seed % len(RADII)] * certified)
-    suited = Table(f, X, kinks=kinks) if kinks else table
-    second = Proof(suited, rivals, tokens, Ball(drawn.p)) if kinks else proof
+    reach = proof.reach(RADII[seed % len(RADII)] * certified)
+    suited = Table(f, X, reach=reach) if reach else table
+    second = Proof(suited, rivals, tokens, Ball(drawn.p)) if reach else proof
     shares, points, worst = _rough(drawn, table, rivals), 0, math.inf
     # larger models go without exact second orders
     plain = Entrance(table, tokens, Ball(drawn.p), curved=False)

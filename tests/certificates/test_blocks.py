@@ -1,9 +1,9 @@
-"""Spectral norms of many blocks, against singular values."""
+"""Spectral norms of many blocks and forms, against singular values."""
 
 import pytest
 import torch
 
-from howsmooth.certificates.blocks import block_norms
+from howsmooth.certificates.blocks import block_norms, form_norms
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 7), (2, 9, 2, 3, 4), (2, 6, 6), (1, 2, 3, 1)])
@@ -37,3 +37,16 @@ def test_a_number_that_is_none_stays_none():
     columns = torch.ones(1, 2, 1, 2, dtype=torch.float64)
     columns[0, 0, 0, 0] = torch.nan
     assert not bool(block_norms(columns) < torch.inf)
+
+
+@pytest.mark.parametrize("r", [1, 2, 7, 64])
+def test_no_norm_of_a_form_is_below_its_largest_eigenvalue_or_far_above(r, rng):
+    H = torch.randn(50, r, r, generator=rng, dtype=torch.float64)
+    H, some = H + H.mT, torch.randn(50, r, 1, generator=rng, dtype=torch.float64)
+    Q, _R = torch.linalg.qr(H)
+    alike = Q @ torch.diag(torch.ones(r).double() - 2 * (torch.arange(r) % 2)) @ Q.mT
+    H = torch.cat((H, some @ some.mT, alike, torch.zeros(1, r, r).double()))
+    found, truth = form_norms(H), torch.linalg.eigvalsh(H).abs().amax(-1)
+    assert (found >= truth * (1 - 1e-14)).all()
+    assert (found <= 1.05 * truth).all()
+    assert form_norms(torch.full((1, r, r), torch.nan, dtype=torch.float64)).isnan().all()

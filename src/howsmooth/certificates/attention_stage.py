@@ -1,5 +1,6 @@
 """The remainder of attention."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -114,57 +115,69 @@ class AttentionStage(Bent):
     def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         """Return the second order of every pair of columns."""
         dq, dk, dv, scores = (part[0] for part in self._moved(bundle))
-        a, b, times = Squares().packed(len(dq))
         found = []
-        for left, right, many in zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True):
-            met = 0.5 * self._scale * (dq[left] @ dk[right].mT + dq[right] @ dk[left].mT)
-            met = met + 0.5 * scores[left] * scores[right]
-            turned = self._P * (met - (self._P * met).sum(-1, keepdim=True))
+        for left, right, many, met in self._meeting(dq, dk):
+            bent = met + 0.5 * scores[left] * scores[right]
+            turned = self._P * (bent - (self._P * bent).sum(-1, keepdim=True))
             both = 0.5 * (self._P * scores[left]) @ dv[right] + 0.5 * (self._P * scores[right]) @ dv[left]
-            heads = many[:, None, None, None] * (turned @ self._v + both)
+            heads = many * (turned @ self._v + both)
             found.append(heads.transpose(1, 2).flatten(2))
         columns = torch.cat(found)
         return (columns if self._output is None else columns @ self._output.mT)[None]
 
-    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+    def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "heads n n"]:
+        r"""Return how far queries that meet keys move centred scores: c is a quadratic form of the word itself."""
+        dq, dk, _dv = self._projections.jvp(bundle)
+        dq, dk, found = dq[0], self._by_head(dk)[0], []
+        # head by head: there are as many forms as pairs of tokens
+        for head, P in enumerate(self._P):
+            meeting = self._meeting(dq[:, head, None], dk[:, head, None])
+            forms = [many * (met - (P * met).sum(-1, keepdim=True)) for _left, _right, many, met in meeting]
+            found.append(squares.numbers(torch.cat(forms)[None])[0])
+        return torch.cat(found)
+
+    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
         """Bound what is of third order, or all of it."""
         first, other, whole = self._cut(one), self._cut(rest), self._cut(one + rest)
         P = self._P
-        met = self._met(whole.q, whole.k)
-        mean = (P * met).sum(-1, keepdim=True)
+        # how scores meet by first order of the word, and beyond; a common shift counts in neither
+        known, later = self._met(first.q, first.k), self._met(other.q, whole.k) + self._met(first.q, other.k)
+        met = (self._centred(known) if inside is None else inside) + self._centred(later)
         # by how much scores differ from what the word itself does to them by first order
-        rho = torch.where(self._seen, other.scores + met + mean, 0.0)
+        rho = torch.where(self._seen, other.scores + met, 0.0)
         alpha1, alpha = first.scores, first.scores + rho
-        s, spread = self._sums(whole, met + mean, alpha)
-        _s, later = self._sums(other, met + mean, rho)
-        top = alpha.amax(-1).clamp_max(MOST)
-        kappa, each = (2 + top.exp()) / 3, (2 + alpha.clamp_max(MOST).exp()) / 3
-        weight = 0.5 * kappa * s.square()  # Z − 1
-        # what scores meet beyond the first order of the word, old values
-        beyond = self._met(other.q, whole.k) + self._met(first.q, other.k)
-        squares = torch.minimum(self._old(rho * (alpha1 + 0.5 * rho)), first.spread * later + 0.5 * later.square())
-        cubes = (3 + alpha.clamp_max(MOST).exp()) / 24 * alpha**3
-        cubes = torch.minimum(self._old(cubes), (3 + top.exp()) / 24 * top * spread.square())
-        total = self._mean(whole, s, met, alpha) + 0.5 * kappa * spread.square()
-        # new values
-        bent, shared = 0.5 * each * alpha.square(), weight[..., None] * (1 + alpha)
-        bent = torch.where(alpha < 1, torch.maximum(bent, shared), bent + shared)
-        values = (P * (rho + bent)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
-        found = self._old(beyond) + squares + cubes + weight / (1 + weight) * total + values[..., 0]
-        known = self._met(first.q, first.k)
-        known = (
-            (P * self._far * known).sum(-1) + 0.5 * first.spread.square() + ((P * alpha1) @ first.w[..., None])[..., 0]
-        )
-        both = self._all(whole) + known
+        s, spread = self._sums(whole, met, alpha)
+        _s, apart = self._sums(other, met, rho)
+        top, grown = alpha.amax(-1).clamp_max(MOST), alpha.clamp_max(MOST).exp()
+        kappa, bent = (2 + top.exp()) / 3, (2 + grown) / 6 * alpha.square()  # r
+        weight = torch.minimum(0.5 * kappa * s.square(), (P * bent).sum(-1))  # Z − 1
+        share = weight / (1 + weight)  # 1 − 1/Z
+        # old values
+        squares = torch.minimum(self._old(rho * (alpha1 + 0.5 * rho)), first.spread * apart + 0.5 * apart.square())
+        total = self._mean(whole, s, met, alpha) + torch.minimum(0.5 * kappa * spread.square(), self._old(bent))
+        cubes = (3 + grown) / 24 * alpha**3
+        thirds = torch.minimum(self._old(cubes), (3 + top.exp()) / 24 * top * spread.square()) + share * total
+        # what an exponential is beyond its second order, and what the sum of all takes off it, have the sign of a
+        one_of_them = torch.maximum(cubes, share[..., None] * (alpha + bent))
+        thirds = torch.minimum(thirds, self._old(one_of_them))
+        # new values: r and what the sum of all takes are positive
+        shared = weight[..., None] * (1 + alpha)
+        lost = torch.where(alpha < 1, torch.maximum(bent, shared), bent + shared)
+        lost = torch.minimum(lost, torch.maximum(bent, share[..., None] * grown))
+        values = (P * (rho + lost)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
+        found = self._old(later) + squares + thirds + values[..., 0]
+        second = (P * self._far * known).sum(-1) + 0.5 * first.spread.square()
+        second = second + ((P * alpha1) @ first.w[..., None])[..., 0]
+        both = self._all(whole) + second
         return self._together(torch.where(alpha.amax(-1) < MOST, torch.minimum(found, both), both))
 
     def _all(self, sizes: "Sizes") -> Float[Tensor, "heads n"]:
         P, far = self._P, self._far
         met = self._met(sizes.q, sizes.k)
-        mean = (P * met).sum(-1, keepdim=True)
-        alpha = torch.where(self._seen, sizes.scores + met + mean, 0.0)
+        centred = self._centred(met)
+        alpha = torch.where(self._seen, sizes.scores + centred, 0.0)
         kappa = (2 + alpha.amax(-1).clamp_max(MOST).exp()) / 3
-        s, spread = self._sums(sizes, met + mean, alpha)
+        s, spread = self._sums(sizes, centred, alpha)
         each = 0.5 * (2 + alpha.clamp_max(MOST).exp()) / 3 * alpha.square()
         bent = torch.minimum(0.5 * kappa * spread.square(), self._old(each))
         shift = 0.5 * kappa * s.square() * self._mean(sizes, s, met, alpha)
@@ -176,6 +189,19 @@ class AttentionStage(Bent):
     def _met(self, q: Float[Tensor, "heads n"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n n"]:
         """Bound how much scores change where queries meet keys that move as well."""
         return abs(self._scale) * q[:, :, None] * k[:, None, :]
+
+    def _meeting(
+        self, dq: Float[Tensor, "r heads n k"], dk: Float[Tensor, "r heads n k"]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield pairs of columns, what their forms are multiplied by, and how much scores change where they meet."""
+        a, b, times = Squares().packed(len(dq))
+        for left, right, many in zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True):
+            met = 0.5 * self._scale * (dq[left] @ dk[right].mT + dq[right] @ dk[left].mT)
+            yield left, right, many[:, None, None, None], met
+
+    def _centred(self, met: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n n"]:
+        """Bound what is left of changes of scores without their mean."""
+        return met + (self._P * met).sum(-1, keepdim=True)
 
     def _old(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
         r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by covariances."""

@@ -50,6 +50,19 @@ def block_norms(columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "gr
     return norms
 
 
+def form_norms(H: Float[Tensor, "forms r r"]) -> Float[Tensor, " forms"]:
+    """Bound the largest absolute eigenvalue of every symmetric matrix, whose numbers are about one in size, or zero.
+
+    Example:
+        >>> forms = torch.diag_embed(torch.tensor([[0.5, -1.0], [0.0, 0.0]], dtype=torch.float64))
+        >>> print(form_norms(forms).mul(1000).round().tolist())
+        [1000.0, 0.0]
+    """
+    at_once = max(1, NUMBERS // H.shape[-1] ** 2)
+    found = torch.cat([_largest(some @ some) for some in H.split(at_once)]).sqrt()
+    return torch.where(H.flatten(1).any(1), found, 0.0)
+
+
 def _largest(G: Float[Tensor, "blocks v v"]) -> Float[Tensor, " blocks"]:
     """Bound the largest eigenvalue of every Gram matrix; G is written over."""
     v, eps = G.shape[-1], torch.finfo(G.dtype).eps

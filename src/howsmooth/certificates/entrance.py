@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
+from howsmooth.certificates.kinked_stage import KinkedStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.pushing import advance
 from howsmooth.certificates.sizes import Ball, Squares
@@ -39,6 +39,7 @@ class Entrance:
         self._squares = Squares(ball.p)
         self._first: dict[int, Tensor] = {}
         self._second: dict[int, Tensor] = {}
+        self._inside: dict[int, Tensor] = {}
         self._bundles: dict[int, Tensor] = {}
         self._turns = ball.p == 2.0 and isinstance(table.links[0].stage, NormStage)
         self._walk(curved)
@@ -57,13 +58,13 @@ class Entrance:
             found = torch.cat((found, SAFETY * self._bounds(place, stage, eps, found)))
         return found
 
-    def kinks(self, eps: float) -> dict[int, Kinks]:
-        """Return how rectified hidden units are best taken at a radius, by the places of their stages."""
+    def reach(self, eps: float) -> dict[int, Tensor]:
+        """Return how far rectified hidden units may move at a radius, by the places of their stages."""
         bounds, begun, found = self.remainders(eps), 0, {}
         for place, stage in self._table.stages.items():
             if isinstance(stage, KinkedStage):
                 one, rest = self._sizes(place, eps, bounds[:begun])
-                found[place] = stage.suited(one + rest)
+                found[place] = stage.reach(one + rest)
             begun += len(stage.tokens)
         return found
 
@@ -73,7 +74,8 @@ class Entrance:
             return stage.turned(eps, self._tokens, exact=self._pairs is not None)
         one, rest = self._sizes(place, eps, before)
         if self._pairs is not None and isinstance(stage, Bent):
-            return stage.beyond(one, rest)
+            inside = self._inside.get(place)
+            return stage.beyond(one, rest, None if inside is None else _outward(eps**2 * inside))
         return stage.bounds(one + rest, First(self._first[place], self._bundles[place], eps, self._ball))
 
     def _sizes(self, place: int, eps: float, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +95,9 @@ class Entrance:
             if stage is not None:
                 self._bundles[place] = stack[-1]
             if curved and isinstance(stage, Bent):
-                second = stage.second(stack[-1])
+                second, inside = stage.second(stack[-1]), stage.inside(stack[-1], self._squares)
+                if inside is not None:
+                    self._inside[place] = inside
             self._push(place, stack, self._ball, self._first)
             if curves is not None:
                 self._push(place, curves, self._squares, self._second)

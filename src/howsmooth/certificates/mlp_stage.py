@@ -98,7 +98,7 @@ class SmoothStage(MLPStage, Bent):
         columns = [(many[:, None, None] * half * moved[i] * moved[j]) @ self._down.mT for i, j, many in parts]
         return torch.cat(columns)[None]
 
-    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
         r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
         first, later = one.view_as(self._hidden), rest.view_as(self._hidden)
         s, c = first + later, self._bend.abs()

@@ -75,7 +75,7 @@ class NormStage(Bent):
         found = times[:, None, None] * (lengths[..., None] * self._unit - turned)
         return (self._gain * found)[None]
 
-    def beyond(self, one: Tensor, rest: Tensor) -> Tensor:
+    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
         """Bound what is of third order, or all of it."""
         u1, w1, u, w = one[: self._n], one[self._n :], (one + rest)[: self._n], (one + rest)[self._n :]
         inside = u < 1

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.entrance import ROUNDING, Entrance
-from howsmooth.certificates.kinked_stage import Kinks
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError
@@ -19,8 +18,8 @@ RTOL = 1e-3
 STEPS = 200
 # No radius is looked for beyond so many times the length of the embeddings.
 FAR = 1e6
-# Second orders are exact up to so many numbers, d = 64 and 31 tokens: they gain a tenth, and cost the cube of d.
-CURVED = 2**22
+# Second orders are exact up to so many numbers, d = 128 and 7 tokens: they gain a quarter, and cost the cube of d.
+CURVED = 2**23
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,18 +48,44 @@ class Rivals:
                 f"give classes from 0 to {count - 1}, one of them not the predicted one, {best}; got {among}.",
                 field="classes",
             )
-        eye, lost = torch.eye(count, dtype=logits.dtype), ROUNDING * logits.abs().max()
-        return cls(functionals=eye[best] - eye[others], margins=logits[best] - logits[others] - lost)
+        eye = torch.eye(count, dtype=logits.dtype)
+        functionals = eye[best] - eye[others]
+        return cls(functionals=functionals, margins=_lowered(functionals, logits))
+
+    def margins_at(self, logits: Float[Tensor, " classes"]) -> Float[Tensor, " rivals"]:
+        """Return the margins at other logits, lowered likewise."""
+        return _lowered(self.functionals, logits)
+
+
+def _lowered(functionals: Float[Tensor, "rivals classes"], logits: Float[Tensor, " classes"]) -> Tensor:
+    return functionals @ logits - ROUNDING * logits.abs().max()
+
+
+def affordable(table: Table, tokens: Tensor) -> bool:
+    """Whether second orders of some tokens that move may be exact."""
+    r, (n, d) = len(tokens) * table.X.shape[1], table.X.shape
+    return r * (r + 1) // 2 * n * d <= CURVED
 
 
 class Proof:
-    """What a table proves about perturbations of some tokens."""
+    """What a table proves about perturbations of some tokens.
 
-    def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball) -> None:
-        self._table, self._rivals = table, rivals
+    Attributes:
+        table: The network.
+
+    Args:
+        table: The network.
+        rivals: The margins.
+        tokens: Which tokens move.
+        ball: How far.
+        curved: Whether second orders are exact, where they are affordable.
+    """
+
+    def __init__(self, table: Table, rivals: Rivals, tokens: Tensor, ball: Ball, *, curved: bool = True) -> None:
+        # a table that shifts its centre has margins of its own there
+        self.table, self._margins = table, rivals.margins_at(table.output[0])
         with torch.no_grad():
-            r, (n, d) = len(tokens) * table.X.shape[1], table.X.shape
-            self._ways = [Entrance(table, tokens, ball, curved=r * (r + 1) // 2 * n * d <= CURVED)]
+            self._ways = [Entrance(table, tokens, ball, curved=curved and affordable(table, tokens))]
             self._ends = [way.at_output(rivals.functionals) for way in self._ways]
             self._arriving = table.arriving_at(rivals.functionals)
 
@@ -68,15 +93,15 @@ class Proof:
     def linear(self) -> float:
         """The radius at which the first order alone uses a margin up."""
         first, _second = self._ends[0]
-        return float((self._rivals.margins / first).min())
+        return float((self._margins / first).min())
 
     def margins(self, eps: float) -> Float[Tensor, " rivals"]:
         """Bound the margins from below while tokens move by at most ``eps``."""
-        found = [self._margins(eps, way, *end) for way, end in zip(self._ways, self._ends, strict=True)]
+        found = [self._left(eps, way, *end) for way, end in zip(self._ways, self._ends, strict=True)]
         return torch.stack(found).nan_to_num(-math.inf).amax(0)
 
-    def _margins(self, eps: float, way: Entrance, first: Tensor, second: Tensor) -> Float[Tensor, " rivals"]:
-        return self._rivals.margins - eps * first - eps**2 * second - way.remainders(eps) @ self._arriving
+    def _left(self, eps: float, way: Entrance, first: Tensor, second: Tensor) -> Float[Tensor, " rivals"]:
+        return self._margins - eps * first - eps**2 * second - way.remainders(eps) @ self._arriving
 
     def holds(self, eps: float) -> bool:
         """Whether no class can overtake; what is not a number proves nothing."""
@@ -89,17 +114,17 @@ class Proof:
             return ""
         with torch.no_grad():
             taken = (self._ways[0].remainders(eps)[:, None] * self._arriving).amax(1)
-        return self._table.names[int(taken.argmax())]
+        return self.table.names[int(taken.argmax())]
 
-    def kinks(self, eps: float) -> dict[int, Kinks]:
-        """Return how rectified hidden units are best taken at a radius: a table that does so may prove a larger one."""
+    def reach(self, eps: float) -> dict[int, Tensor]:
+        """Return how far rectified hidden units may move at a radius: a table that suits it may prove a larger one."""
         with torch.no_grad():
-            return self._ways[0].kinks(eps)
+            return self._ways[0].reach(eps)
 
     def radius(self) -> float:
         """Return the largest radius that is proven, to a share of itself; zero if none is."""
         # a word that no margin depends on may go far, but a proof needs a number
-        high = min(self.linear, FAR * float(self._table.X.norm()))
+        high = min(self.linear, FAR * float(self.table.X.norm()))
         if not 0 < high < math.inf:
             return 0.0
         low = high

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.flips import smallest_flip
-from howsmooth.certificates.radius import Proof, Rivals
+from howsmooth.certificates.radius import Rivals
+from howsmooth.certificates.refining import farthest
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError, ShapeError
@@ -19,9 +20,6 @@ from howsmooth.maps.values import Map
 NORMS = (1.0, 2.0, math.inf)
 # Beyond so many times its own length an embedding is hardly there any more: what is added is all that is left.
 FAR = 3.0
-# So often at most a table is made again for one word, with rectified hidden units taken as suits the radius proven so
-# far, as long as this gains so much.
-ROUNDS, ENOUGH = 4, 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +100,7 @@ class Scene:
         """
         check_tokens([tokens], len(self.embeddings))
         began, ball, moving = time.perf_counter(), Ball(checked_norm(p)), torch.tensor(list(tokens))
-        proof = Proof(self.table, self.rivals, moving, ball)
-        certified, linear = proof.radius(), proof.linear
-        for _round in range(ROUNDS if self.table.cheap else 0):
-            kinks, before = proof.kinks(certified), certified
-            if not kinks or certified == 0:
-                break
-            again = Proof(Table(self.classifier, self.embeddings, kinks=kinks), self.rivals, moving, ball)
-            proof, certified = max((proof, certified), (again, again.radius()), key=lambda found: found[1])
-            if certified < ENOUGH * before:
-                break
+        proof, certified, linear = farthest(self.table, self.rivals, moving, ball)
         far = FAR * float(torch.linalg.vector_norm(self.embeddings[moving], ball.p).clamp_min(1e-6))
         attacked, _margin = smallest_flip(
             self.classifier,

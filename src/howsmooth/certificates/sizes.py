@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.blocks import block_norms
+from howsmooth.certificates.blocks import block_norms, form_norms
 from howsmooth.theory.traces import largest_norms
 
 # So many numbers are unpacked at once.
@@ -50,7 +50,7 @@ class Squares(Ball):
         return a, b, torch.where(a == b, 1.0, 2**0.5).to(torch.float64)
 
     def numbers(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:
-        r"""Bound :math:`\sup|\xi^\top H\xi|`: by :math:`\|H^2\|_F^{1/2}` in a round ball."""
+        r"""Bound :math:`\sup|\xi^\top H\xi|`: by the largest absolute eigenvalue in a round ball."""
         forms = [self._number(self._forms(part)) for part in columns.flatten(2).split(_at_once(columns), dim=2)]
         return torch.cat(forms, dim=1).unflatten(1, columns.shape[2:])
 
@@ -69,7 +69,7 @@ class Squares(Ball):
             return H.abs().amax((-2, -1))
         scale = H.abs().amax((-2, -1), keepdim=True)
         scaled = (H / torch.where(scale > 0, scale, 1.0)).contiguous()
-        round_ = (scaled @ scaled).norm(dim=(-2, -1)).sqrt() * scale[..., 0, 0]
+        round_ = form_norms(scaled.flatten(0, 1)).view(H.shape[:2]) * scale[..., 0, 0]
         return round_ if self.p == 2.0 else torch.minimum(H.shape[-1] * round_, H.abs().sum((-2, -1)))
 
     def _vector(self, columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:

@@ -1,6 +1,7 @@
 r"""What a map adds to its first order: remainders, each along directions that are known and no longer than bounded.
 
-A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta` at token j is
+A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta`, less a shift of the
+centre behind it where that is known to be better, at token j is
 :math:`\sum_cB_{jc}\xi_{jc}` with :math:`|\xi_{jc}|\le b_{jc}`; the bounds follow from sizes of linear images of what
 enters, ``Stage.seen``. Stages that know their second derivative give that of what the word itself does exactly, and
 bound the rest (``Bent``).
@@ -12,13 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball
+from howsmooth.certificates.sizes import Ball, Squares
 
 
 class Stage(ABC):
     """One map at the centre."""
 
     name: str
+    shift: Float[Tensor, "m out"] | None = None  # what the centre is moved by behind it, to the middle of remainders
 
     @property
     @abstractmethod
@@ -53,9 +55,21 @@ class Bent(Stage):
     def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``."""
 
+    def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "..."] | None:
+        """Return sizes of what is of second order inside the map; nothing if what is left does not depend on any."""
+        return None
+
     @abstractmethod
-    def beyond(self, one: Float[Tensor, " sizes"], rest: Float[Tensor, " sizes"]) -> Float[Tensor, " groups"]:
-        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts."""
+    def beyond(
+        self,
+        one: Float[Tensor, " sizes"],
+        rest: Float[Tensor, " sizes"],
+        inside: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, " groups"]:
+        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts.
+
+        What is of second order inside may be given too; by default it follows from the sizes of the first part.
+        """
 
 
 class First:

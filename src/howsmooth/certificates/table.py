@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.attention_stage import AttentionStage
-from howsmooth.certificates.kinked_stage import KinkedStage, Kinks
+from howsmooth.certificates.kinked_stage import KinkedStage
 from howsmooth.certificates.mlp_stage import GatedStage, mlp_stage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.program import Apply, program
@@ -41,14 +41,14 @@ class Table:
 
     Attributes:
         X: The input.
-        output: What the network says there.
+        output: What the network says there; where centres are shifted, at the last of them.
         links: Its steps.
         stages: Those that are not linear, by their places.
         arriving: The sizes of all remainders before a stage, as it sees them, by its place.
     """
 
     def __init__(
-        self, f: Map, X: Float[Tensor, "n d"], *, single: bool | None = None, kinks: Mapping[int, Kinks] | None = None
+        self, f: Map, X: Float[Tensor, "n d"], *, single: bool | None = None, reach: Mapping[int, Tensor] | None = None
     ) -> None:
         """Run the network once, and push every source of remainders to the end.
 
@@ -57,14 +57,15 @@ class Table:
             X: The input.
             single: Whether columns are pushed in single precision, and their sizes widened by what that may have
                 taken. By default where there are many.
-            kinks: How rectified hidden units are taken, by the places of their stages; as at the centre by default.
+            reach: How far rectified hidden units are expected to move, by the places of their stages: they are taken
+                as suits that, and the centre is shifted; along their derivatives by default.
         """
-        self.X, self._kinks = X, kinks or {}
+        self.X, self._map, self._reach = X, f, reach or {}
         with torch.no_grad():
-            self.output, self.links = _run(f, X, self._kinks)
+            self.output, self.links = _run(f, X, self._reach)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
             single = not self.cheap if single is None else single
-            rough = self._single(f) if single else None
+            rough = self._single() if single else None
             sources = [
                 spread(self.links, place) if rough is None else spread_roughly(rough, place, exact=self.links)
                 for place in self.stages
@@ -85,6 +86,10 @@ class Table:
             found = [outward(sizes, wrong) for sizes, wrong in zip(found, seen, strict=True)]
         return torch.cat(found) if found else functionals.new_zeros(0, len(functionals))
 
+    def remade(self, reach: Mapping[int, Tensor]) -> "Table":
+        """Return a table that takes rectified hidden units as suits how far they are expected to move."""
+        return Table(self._map, self.X, reach=reach)
+
     @property
     def names(self) -> list[str]:
         """The names of all groups of remainders, each by its stage, counted by kind, and its token."""
@@ -97,27 +102,33 @@ class Table:
         return found
 
     @property
+    def kinked(self) -> bool:
+        """Whether there are rectified hidden units."""
+        return any(isinstance(stage, KinkedStage) for stage in self.stages.values())
+
+    @property
     def cheap(self) -> bool:
         """Whether there are so few columns that double precision is no burden, nor a table for every word."""
         n, d = self.X.shape
         return len(self.stages) * len(self.links) * (n * d) ** 2 <= MANY
 
-    def _single(self, f: Map) -> list[Link] | None:
+    def _single(self) -> list[Link] | None:
         """Return the steps in single precision, if that tells the output as it is."""
-        output, links = _run(f.to(torch.float32, "cpu"), self.X.float(), self._kinks)
+        output, links = _run(self._map.to(torch.float32, "cpu"), self.X.float(), self._reach)
         far = (output.double() - self.output).abs().max() / self.output.abs().max()
         return links if bool(far < WIDE) else None
 
 
-def _run(f: Map, X: Float[Tensor, "n d"], kinks: Mapping[int, Kinks]) -> tuple[Tensor, list[Link]]:
-    """Run a network at ``X`` and look at every step there."""
+def _run(f: Map, X: Float[Tensor, "n d"], reach: Mapping[int, Tensor]) -> tuple[Tensor, list[Link]]:
+    """Run a network at ``X`` and look at every step there; shifts of the centre are what later steps are at."""
     stack, links = [X], list[Link]()
     for step in program(f):
         if isinstance(step, Apply):
-            stage = _stage(step.map, stack[-1], kinks.get(len(links)))
+            stage = _stage(step.map, stack[-1], reach.get(len(links)))
             # a batch of one, which is repeated for as many columns as there are
             value, jacobian = linearised(step.map, stack[-1][None], MEMORY)
-            stack[-1] = value[0]
+            shift = None if stage is None else stage.shift
+            stack[-1] = value[0] if shift is None else value[0] + shift
             links.append(Link(step, jacobian, stage))
         else:
             move(stack, step)
@@ -125,21 +136,21 @@ def _run(f: Map, X: Float[Tensor, "n d"], kinks: Mapping[int, Kinks]) -> tuple[T
     return stack[0], links
 
 
-def _stage(f: Map, X: Tensor, kinks: Kinks | None) -> Stage | None:
+def _stage(f: Map, X: Tensor, reach: Tensor | None) -> Stage | None:
     """Return the remainder of a map; those that have none are linear, since a program holds no others."""
     if isinstance(f, Norm):
         return NormStage(f, X)
     if isinstance(f, Attention):
         return AttentionStage(f, X)
     if isinstance(f, MLP):
-        return _feed_forward(f, X, kinks)
+        return _feed_forward(f, X, reach)
     if isinstance(f, GatedMLP):
         return GatedStage(f, X)
     if isinstance(f, Pointwise):
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
-        return _feed_forward(MLP(up=eye, down=eye, activation=f.activation), X, kinks)
+        return _feed_forward(MLP(up=eye, down=eye, activation=f.activation), X, reach)
     return None
 
 
-def _feed_forward(f: MLP, X: Tensor, kinks: Kinks | None) -> Stage:
-    return KinkedStage(f, X, kinks) if known_activation(f.activation).name == "relu" else mlp_stage(f, X)
+def _feed_forward(f: MLP, X: Tensor, reach: Tensor | None) -> Stage:
+    return KinkedStage(f, X, reach) if known_activation(f.activation).name == "relu" else mlp_stage(f, X)
