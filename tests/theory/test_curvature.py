@@ -48,7 +48,7 @@ def test_the_second_derivative_is_below_its_bound_at_an_input_and_around_it(rng,
 
 
 def key_moments(f, Z, E, F):
-    """The third moments of values and of two movements of scores by keys, from their definition: the norm of all rows."""
+    """The third moments of values and of two movements of scores by keys, from their definition: all rows."""
     seen, total = views(f, Z), 0.0
     for view, W in zip(seen, outputs(seen), strict=True):
         y, g = view.y @ W.mT, view.q @ view.head.K

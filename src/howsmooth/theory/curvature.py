@@ -140,18 +140,22 @@ class Curvature:
         return mean * (self.answer + float((gained + steeper).max()))
 
     def _moments(self, m: Moved) -> float:
-        r"""Bound the first two terms together, whatever the weights are: they are one third moment.
+        r"""Bound the first two terms together, wherever vectors and weights are: they are one third moment.
 
-        :math:`|\sum_{hj}P_{ij}B(x_j-m_i)\langle g_i,e_j-\bar e_i\rangle\langle g_i,f_j-\bar f_i\rangle| \le
-        \sum_h\rho_{hi}u_{hi}(E)u_{hi}(F)` with :math:`\rho_{hi} \ge |B(x_j-m_i)|` and
-        :math:`u_{hi}(E)^2 = g_i^\top E^\top SEg_i`, S the derivative of the softmax. By Cauchy and Schwarz the sum of
-        squares over i is at most that of :math:`\rho u(E)^2` over h and i, times the largest, over i, of that of
-        :math:`\rho u(F)^2` over h.
+        :math:`|\sum_{hj}\alpha_{ij}\langle g_i,e_j-\bar e_i\rangle\langle g_i,f_j-\bar f_i\rangle| \le
+        \sum_hu_{hi}(E)u_{hi}(F)` with :math:`u_{hi}(E)^2 = \sum_j|\alpha_{ij}|\langle g_i,e_j-\bar e_i\rangle^2`. It is
+        at most :math:`\sum_jw_{hij}\langle g_i,e_j\rangle^2`: for the largest :math:`|B(x_j-m_i)|` times a diagonal
+        matrix above the derivative of the softmax, or for :math:`|\alpha_{ij}|` and what :meth:`_apart` adds. By Cauchy
+        and Schwarz the squares of all rows add up to at most the sum of :math:`u(E)^2` over h and i, times the largest
+        sum of :math:`u(F)^2` over h.
         """
-        weights = m.far[..., None] * m.spread
+        c = self.centre
+        weights, lengths = m.far[..., None] * m.spread, c.P * c.far + m.alpha
+        own = lengths + (lengths.sum(-1) * self._apart(lengths, m.change.norm(dim=-1)).square())[..., None]
+        weights = torch.where((own.amax(-1) < weights.amax(-1))[..., None], own, weights)
         steeper = weights * m.pull[..., None].square()
         whole = weighted_norm(self.gram, weights) + float(steeper.sum((0, 1)).max().sqrt())
-        pulls = torch.einsum("hid,kid->ihk", self.centre.pull, self.centre.pull)
+        pulls = torch.einsum("hid,kid->ihk", c.pull, c.pull)
         roots = weights.permute(1, 2, 0).sqrt()  # i, j, h
         rows = largest_eigenvalues(roots[..., None] * pulls[:, None] * roots[..., None, :]).sqrt()
         return whole * float((rows + steeper.sum(0).sqrt()).max())
@@ -218,14 +222,18 @@ class Curvature:
         return collatz(lambda z: root * (self.row_pulls @ (root * z)), torch.ones_like(root)).sqrt()[:, 0]
 
     def _about_means(self, a: Tensor, most: Tensor, change: Tensor) -> Float[Tensor, " n"]:
-        r"""Bound :math:`(\sum_{hj}a_{hij}\langle g_{hi},f_j-\sum_kp_{hik}f_k\rangle^2)^{1/2}` for all weights p there.
-
-        By their sum, or about the mean under a itself, about which squares add up to the least: with s the sum of a
-        they are at most :math:`\sum_ja_j\langle g,f_j\rangle^2 + s\langle g,\sum_k(a_k/s-p_k)f_k\rangle^2`.
-        """
-        apart = (a / a.sum(-1, keepdim=True).clamp_min(1e-300) - self.centre.P).norm(dim=-1) + change
+        r"""Bound :math:`(\sum_{hj}a_{hij}\langle g_{hi},f_j-\sum_kp_{hik}f_k\rangle^2)^{1/2}` for weights p there."""
         pulls = self._by_pulls(a)
-        return torch.minimum(pulls + self._by_means(a, most), torch.hypot(pulls, self._by_means(a, apart)))
+        about_own = torch.hypot(pulls, self._by_means(a, self._apart(a, change)))
+        return torch.minimum(pulls + self._by_means(a, most), about_own)
+
+    def _apart(self, a: Float[Tensor, "heads n n"], change: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|a/s - p|` for weights p of the ball, s the sum of a.
+
+        Squares add up to the least about the mean under a itself:
+        :math:`\sum_ja_j(b_j-\sum_kp_kb_k)^2 \le \sum_ja_jb_j^2 + s\bigl(\sum_k(a_k/s-p_k)b_k\bigr)^2`.
+        """
+        return (a / a.sum(-1, keepdim=True).clamp_min(1e-300) - self.centre.P).norm(dim=-1) + change
 
     def _joined(self, mixed: Float[Tensor, "heads n"], alone: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
         """Add heads up, or put them beside each other, whichever is less."""
