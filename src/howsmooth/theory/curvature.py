@@ -12,6 +12,7 @@ from howsmooth.theory.positive import collatz
 from howsmooth.theory.region import Region, softened
 from howsmooth.theory.scales import Scales
 from howsmooth.theory.terms import even_scales, keys_at, mean_at, row_at, tokens_at, weighted_norm
+from howsmooth.theory.traces import largest_eigenvalues
 from howsmooth.theory.views import View
 
 # What sums of so many products may lose; the matrices have at most a few thousand rows.
@@ -36,7 +37,8 @@ class Curvature:
 
     Attributes:
         centre: The vectors.
-        squares: The squared Gram matrix of all pulls, and the absolute one.
+        gram: The Gram matrix of all pulls.
+        squares: The squared one, and the absolute one.
         absolute: See ``squares``.
         row_keys: The absolute Gram matrix of :math:`\kappa_{ij}` for every row i.
         row_pulls: The absolute Gram matrix of :math:`g^h_i` for every row i.
@@ -54,6 +56,7 @@ class Curvature:
     """
 
     centre: Centre
+    gram: Float[Tensor, "m m"]
     squares: Float[Tensor, "m m"]
     absolute: Float[Tensor, "m m"]
     row_keys: Float[Tensor, "n m m"]
@@ -84,6 +87,7 @@ class Curvature:
         own, mixed, key, cross, answers = (numbers(x) for x in zip(*rows, strict=True))
         return cls(
             centre=c,
+            gram=gram,
             squares=gram.square(),
             absolute=gram.abs(),
             row_keys=torch.stack([keys_at(c, i) for i in range(c.P.shape[1])]),
@@ -104,7 +108,7 @@ class Curvature:
     def within(self, regions: list[Region], t: float, per_token: bool = False) -> float:
         """Bound the second derivative on the ball of radius t: every term at X, and what its factors may add."""
         m = Moved.of(self.centre, regions, t, per_token)
-        among = self._tokens(m) + 2 * self._means(m) + 2 * self._seen(m)
+        among = min(self._tokens(m) + 2 * self._means(m), self._moments(m)) + 2 * self._seen(m)
         own, mixed, key, cross = self._rows(m)
         row = (self.mixed + mixed) + self.scales.key_factor * (self.key + key)
         row = row + self.scales.cross_factor * (self.cross + cross)
@@ -134,6 +138,27 @@ class Curvature:
         gained = collatz(lambda z: blocks @ z, torch.ones_like(blocks[..., :1])).sqrt()[:, 0]
         steeper = (even * (c.P * c.far + m.alpha) * m.pull[..., None]).square().sum((0, 2)).sqrt()
         return mean * (self.answer + float((gained + steeper).max()))
+
+    def _moments(self, m: Moved) -> float:
+        r"""Bound the first two terms together, wherever vectors and weights are: they are one third moment.
+
+        :math:`|\sum_{hj}\alpha_{ij}\langle g_i,e_j-\bar e_i\rangle\langle g_i,f_j-\bar f_i\rangle| \le
+        \sum_hu_{hi}(E)u_{hi}(F)` with :math:`u_{hi}(E)^2 = \sum_j|\alpha_{ij}|\langle g_i,e_j-\bar e_i\rangle^2`. It is
+        at most :math:`\sum_jw_{hij}\langle g_i,e_j\rangle^2`: for the largest :math:`|B(x_j-m_i)|` times a diagonal
+        matrix above the derivative of the softmax, or for :math:`|\alpha_{ij}|` and what :meth:`_apart` adds. By Cauchy
+        and Schwarz the squares of all rows add up to at most the sum of :math:`u(E)^2` over h and i, times the largest
+        sum of :math:`u(F)^2` over h.
+        """
+        c = self.centre
+        weights, lengths = m.far[..., None] * m.spread, c.P * c.far + m.alpha
+        own = lengths + (lengths.sum(-1) * self._apart(lengths, m.change.norm(dim=-1)).square())[..., None]
+        weights = torch.where((own.amax(-1) < weights.amax(-1))[..., None], own, weights)
+        steeper = weights * m.pull[..., None].square()
+        whole = weighted_norm(self.gram, weights) + float(steeper.sum((0, 1)).max().sqrt())
+        pulls = torch.einsum("hid,kid->ihk", c.pull, c.pull)
+        roots = weights.permute(1, 2, 0).sqrt()  # i, j, h
+        rows = largest_eigenvalues(roots[..., None] * pulls[:, None] * roots[..., None, :]).sqrt()
+        return whole * float((rows + steeper.sum(0).sqrt()).max())
 
     def _seen(self, m: Moved) -> float:
         """Bound the sixth term."""
@@ -174,8 +199,8 @@ class Curvature:
         b = (after * longer.square()).sum((0, 2)).sqrt()
         own = gained.square() + 2 * all_of_it * b + b.square()
         most, change = m.P.square().sum(-1).sqrt(), m.change.square().sum(-1).sqrt()
-        seen = gained * (self._by_pulls(more) + self._by_means(more, most)) + at_first * self._by_means(before, change)
-        seen = seen + b * (self._by_pulls(after) + self._by_means(after, most))
+        seen = gained * self._about_means(more, most, change) + at_first * self._by_means(before, change)
+        seen = seen + b * self._about_means(after, most, change)
         steeper = (after * m.pull[..., None].square()).sum(0).amax(-1).sqrt()
         steeper = steeper + (after.sum(-1) * (m.pull * most).square()).sum(0).sqrt()
         return own, seen + (all_of_it + b) * steeper
@@ -195,6 +220,20 @@ class Curvature:
         r"""Bound :math:`(\sum_{hj}a_{hij}\langle g_{hi},\sum_kp_{hik}f_k\rangle^2)^{1/2}`, the lengths of p given."""
         root = (a.sum(-1).sqrt() * size).mT[..., None]
         return collatz(lambda z: root * (self.row_pulls @ (root * z)), torch.ones_like(root)).sqrt()[:, 0]
+
+    def _about_means(self, a: Tensor, most: Tensor, change: Tensor) -> Float[Tensor, " n"]:
+        r"""Bound :math:`(\sum_{hj}a_{hij}\langle g_{hi},f_j-\sum_kp_{hik}f_k\rangle^2)^{1/2}` for weights p there."""
+        pulls = self._by_pulls(a)
+        about_own = torch.hypot(pulls, self._by_means(a, self._apart(a, change)))
+        return torch.minimum(pulls + self._by_means(a, most), about_own)
+
+    def _apart(self, a: Float[Tensor, "heads n n"], change: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|a/s - p|` for weights p of the ball, s the sum of a.
+
+        Squares add up to the least about the mean under a itself:
+        :math:`\sum_ja_j(b_j-\sum_kp_kb_k)^2 \le \sum_ja_jb_j^2 + s\bigl(\sum_k(a_k/s-p_k)b_k\bigr)^2`.
+        """
+        return (a / a.sum(-1, keepdim=True).clamp_min(1e-300) - self.centre.P).norm(dim=-1) + change
 
     def _joined(self, mixed: Float[Tensor, "heads n"], alone: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
         """Add heads up, or put them beside each other, whichever is less."""

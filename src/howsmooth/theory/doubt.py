@@ -54,7 +54,8 @@ class Doubt:
             pull.append((1 + 64 * UNIT) * (view.q @ head.K).norm(dim=-1) + off)
             wrong_pull.append(off)
             reach, keys = stretch * (view.reach + 2 * r.value), Q * (view.key_reach + 2 * r.key)
-            others.append((reach, wrong, keys, Q * r.key, lost, view.norm_P(), safe_norm(W @ head.V) + lost))
+            values = (1 + 8 * sum(head.V.shape) * UNIT) * head.norm_WV + lost
+            others.append((reach, wrong, keys, Q * r.key, lost, view.norm_P(), values))
         numbers = torch.tensor(others, dtype=torch.float64).mT
         names = ("reach", "wrong", "keys", "wrong_keys", "lost", "norms", "values")
         return cls(

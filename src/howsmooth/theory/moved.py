@@ -107,6 +107,7 @@ class Moved:
         alpha: By how much :math:`\alpha` changes; ``alone`` the same before the output projection.
         alone: See ``alpha``.
         keys: The largest :math:`|A^\top(x_j-m_i)|`.
+        far: The largest :math:`|WV(x_j-m_i)|` of all tokens that a row sees.
         pull: By how much pulls change.
         slope: Bounds on the norm of the derivative of the softmax.
         spread: Diagonal matrices that the derivative of the softmax is below.
@@ -117,6 +118,7 @@ class Moved:
     alpha: Float[Tensor, "heads n n"]
     alone: Float[Tensor, "heads n n"]
     keys: Float[Tensor, "heads n n"]
+    far: Float[Tensor, "heads n"]
     pull: Float[Tensor, "heads n"]
     slope: Float[Tensor, "heads n"]
     spread: Float[Tensor, "heads n n"]
@@ -143,12 +145,14 @@ class Moved:
             return torch.minimum(by_mean, by_pairs) + wrong
 
         slope, spread = softened(up, down)
+        farther = moved(c.far, c.near[0], c.deviations[0], B, value)
         return cls(
             P=up,
             change=change,
-            alpha=change * c.far + up * moved(c.far, c.near[0], c.deviations[0], B, value),
+            alpha=change * c.far + up * farther,
             alone=change * c.far_alone + up * moved(c.far_alone, c.near[1], c.deviations[1], V, alone),
             keys=c.key_far + moved(c.key_far, c.near[2], c.deviations[2], A, key),
+            far=torch.where(up > 0, c.far + farther, 0.0).amax(-1),
             pull=c.norms[2][:, None] * t + c.wrong[3],
             slope=slope,
             spread=spread,

@@ -1,5 +1,6 @@
 """Rows of the first and the third term of the derivative, all heads together: Gram matrices, and their eigenvalues."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.theory.doubt import UNIT, outputs
-from howsmooth.theory.traces import largest_eigenvalues
+from howsmooth.theory.proven import Metric
 from howsmooth.theory.views import View
 
-# So many products of numbers are affordable for all rows; up to the second number the eigenvalues are bounded closely.
-AFFORDABLE, CLOSELY = 5e10, 5e9
+# So many products of numbers are affordable for all rows.
+AFFORDABLE = 2e10
 # So many numbers of a batch of rows are held at once.
 NUMBERS = 2**23
 
@@ -32,7 +33,7 @@ class RowGrams:
         o: Their means under the weights.
         g: Pulls.
         V: Value projections.
-        W: Output projections, beside each other.
+        W: Output projections, beside each other; columns have lengths between 1/2 and 1, and values the rest.
     """
 
     P: Float[Tensor, "heads n n"]
@@ -45,45 +46,47 @@ class RowGrams:
     @classmethod
     def of(cls, views: list[View]) -> "RowGrams":
         """Gather the heads."""
-        P, v = torch.stack([view.P for view in views]), torch.stack([view.y - view.y.mean(0) for view in views])
+        W = torch.cat(outputs(views), dim=1)
+        sizes = _lengths(W)
+        width = sizes.view(len(views), 1, -1)
+        P, v = torch.stack([view.P for view in views]), torch.stack([view.y - view.y.mean(0) for view in views]) * width
         return cls(
             P=P,
             v=v,
             o=P @ v,
             g=torch.stack([view.q @ view.head.K for view in views]),
-            V=torch.stack([view.head.V for view in views]),
-            W=torch.cat(outputs(views), dim=1),
+            V=torch.stack([view.head.V for view in views]) * width.mT,
+            W=W / sizes,
         )
 
     @property
     def cost(self) -> float:
-        """How many products of numbers all rows take."""
+        """How many products of numbers all rows take: half a product of matrices, and a Cholesky factor."""
         n, m = self.P.shape[1], self.W.shape[1]
-        return float(n) * m**2 * (n + m)
+        return n * m**2 * (n / 2 + m / 3)
 
-    def blocks(self, rows: Tensor) -> Float[Tensor, "rows m m"]:
-        r"""Return :math:`R_i` for some rows."""
+    def blocks(self, rows: Tensor, into: Float[Tensor, "most m m"]) -> Float[Tensor, "rows m m"]:
+        r"""Return :math:`R_i` for some rows, written over ``into``: new pages of memory take longer than numbers."""
         heads, width = len(self.v), self.v.shape[2]
         P, o, g = self.P[:, rows], self.o[:, rows], self.g[:, rows]
         shared = torch.einsum("hij,kij->hki", P, P)[..., None]
         pulls = torch.einsum("hid,kid->hki", g, g)[..., None]
         stretched = torch.einsum("hvd,kid->hkiv", self.V, g)
-        R = P.new_empty(len(rows), heads, width, heads, width)
+        R = into[: len(rows)].view(len(rows), heads, width, heads, width)
         for h in range(heads):
             for k in range(h, heads):
-                w = P[h] * P[k]
+                w, pull, both = P[h] * P[k], pulls[h, k], shared[h, k]
                 pairs = (self.v[h][:, :, None] * self.v[k][:, None, :]).flatten(1)
-                left, right = w @ self.v[h] - shared[h, k] * o[h], w @ self.v[k]
-                answers = right - shared[h, k] * o[k]
+                first = both * (self.V[h] @ self.V[k].mT).flatten()
+                block = first.addmm_(w * pull, pairs).unflatten(1, (width, width))
                 # Σ_j a_j a_jᵀ by its parts; the rank-one ones are gathered before they meet the large sum
-                block = (w @ pairs).unflatten(1, (width, width))
-                block -= left[:, :, None] * o[k][:, None] + o[h][:, :, None] * right[:, None]
-                block *= pulls[h, k, :, None]
-                block += shared[h, k, :, None] * (self.V[h] @ self.V[k].mT)
-                block += stretched[h, k][:, :, None] * answers[:, None] + left[:, :, None] * stretched[k, h][:, None]
+                seen = w @ self.v[k]
+                left = w @ self.v[h] - both * o[h]
+                columns = torch.stack([left, stretched[h, k], -pull * o[h]], -1)
+                block.baddbmm_(columns, torch.stack([stretched[k, h] - pull * o[k], seen - both * o[k], seen], -2))
                 R[:, h, :, k] = block
                 R[:, k, :, h] = block.mT
-        return R.flatten(3).flatten(1, 2)
+        return into[: len(rows)]
 
     def sizes(self) -> Float[Tensor, " n"]:
         r"""Bound the sum of the absolute values of everything that :math:`WR_iW^\top` is added up from."""
@@ -92,31 +95,30 @@ class RowGrams:
         return (length * (values[:, None] + 2 * far[:, None] * pull)).sum(0).square() * self.W.square().sum()
 
 
-def row_squares(views: list[View]) -> Float[Tensor, " n"]:
-    """Bound the squared norm of every row of the first and the third term together; infinite if that takes too long.
+def row_squares(views: list[View], *, beaten: float = math.inf) -> Float[Tensor, " n"]:
+    """Bound the squared norm of every row of the first and the third term together.
 
-    Few rows: the largest eigenvalue, closely. Many: the Frobenius norm of the Gram matrix, from one product.
+    All are infinite where that takes too long, or where their sum exceeds the square of ``beaten``.
     """
     grams = RowGrams.of(views)
     n, m = grams.P.shape[1], grams.W.shape[1]
     if grams.cost > AFFORDABLE:
         return torch.full((n,), torch.inf, dtype=torch.float64)
-    batches = torch.arange(n).split(max(1, NUMBERS // m**2))
-    whole, lost = grams.sizes(), 32 * (n + grams.V.shape[2] + 2 * m) * UNIT
-    metric = grams.W.mT @ grams.W
-    if grams.cost > CLOSELY:
-        return torch.cat([_frobenius(grams.blocks(rows) @ metric, lost * whole[rows]) for rows in batches])
-    values, vectors = torch.linalg.eigh(metric)
-    root = vectors * values.clamp_min(0).sqrt()
-    found = torch.cat([largest_eigenvalues(root.mT @ grams.blocks(rows) @ root, squarings=1) for rows in batches])
-    return found + lost * whole
+    lost = 32 * (n + grams.V.shape[2] + 2 * m) * UNIT * grams.sizes()
+    metric, batches = Metric.of(grams.W), torch.arange(n).split(max(1, NUMBERS // m**2))
+    into, found = grams.W.new_empty(len(batches[0]), m, m), torch.zeros_like(lost)
+    for rows in batches:
+        found[rows] = metric.eigenvalues(grams.blocks(rows, into), lost[rows])
+        if float(found.sum()) > beaten**2:
+            return torch.full_like(found, torch.inf)
+    return found
 
 
-def _frobenius(T: Float[Tensor, "rows m m"], lost: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    r"""Bound the Frobenius norm of :math:`WRW^\top` by :math:`(\mathrm{tr}\,T^2)^{1/2}`, :math:`T = RW^\top W`.
+def _lengths(W: Float[Tensor, "out m"]) -> Float[Tensor, " m"]:
+    """Return the lengths of the columns as powers of two, so that dividing by them rounds nothing."""
 
-    ``lost`` bounds the error of T.
-    """
-    size, unit = T.flatten(1).norm(dim=-1), T.shape[-1] * UNIT
-    squares = (T * T.mT).sum((1, 2)).clamp_min(0)
-    return (squares + (2 * lost + unit * size) * size + (lost + unit * size).square()).sqrt()
+    def power(x: Tensor) -> Tensor:
+        return torch.ldexp(torch.ones_like(x), torch.where(x > 0, torch.frexp(x).exponent, 0))
+
+    largest = power(W.abs().amax(0))
+    return largest * power((W / largest).norm(dim=0))
