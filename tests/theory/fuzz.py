@@ -124,22 +124,33 @@ def jacobian(f: hs.Attention, X: np.ndarray) -> np.ndarray:
         blocks.append(J)
     if f.output is None:
         return np.concatenate(blocks, axis=1).reshape(-1, n * d)
-    return sum(np.einsum("ov,nvmd->nomd", _wide(W), J) for W, J in zip(f.output, blocks, strict=True)).reshape(
-        -1, n * d
-    )
+    parts = [np.einsum("ov,nvmd->nomd", _wide(W), J) for W, J in zip(f.output, blocks, strict=True)]
+    return _told(sum(parts), sum(map(np.abs, parts))).reshape(-1, n * d)
 
 
-def forward(f: hs.Attention, X: np.ndarray) -> np.ndarray:
-    """The map from its definition, biases of values and outputs left out."""
+def displacement(f: hs.Attention, X: np.ndarray, Z: np.ndarray) -> float:
+    """How far apart two outputs are."""
+    here, there = _outputs_of_heads(f, X), _outputs_of_heads(f, Z)
+    if f.output is None:
+        here, there = ([np.concatenate(parts, axis=1)] for parts in (here, there))
+    apart = _told(sum(there) - sum(here), sum(map(np.abs, (*here, *there))))
+    return float(np.linalg.norm(apart.astype(float)))
+
+
+def _told(total: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """What is left where large parts cancel, and nothing where that may be the rounding of extended precision alone."""
+    return np.where(np.abs(total) > 64 * np.finfo(WIDE).eps * size, total, 0)
+
+
+def _outputs_of_heads(f: hs.Attention, X: np.ndarray) -> list[np.ndarray]:
+    """The map from its definition, head by head, biases of values and outputs left out."""
     found = []
     for h in range(f.layout.heads):
         (q, _Dq), (k, _Dk), V = _parts(f, X, h)
         value = X @ V.T
         weights = [_row(f, value, q[i], k, i)[0] for i in range(len(X))]
         found.append(np.stack([P @ value[: len(P)] for P in weights]))
-    if f.output is None:
-        return np.concatenate(found, axis=1)
-    return sum(y @ _wide(W).T for W, y in zip(f.output, found, strict=True))
+    return found if f.output is None else [y @ _wide(W).T for W, y in zip(f.output, found, strict=True)]
 
 
 def _parts(f, X, h) -> tuple:
@@ -254,7 +265,7 @@ def _around(f, X, eps, rng, *, per_token: bool) -> list[tuple[str, Callable[[], 
     Z = X.double() + (1 - 1e-9) * eps * torch.as_tensor(E)
     wide, near = f.to(torch.float64), f", eps = {eps:.3g}" + (" for each token" if per_token else "")
     ball = {"eps": eps, "per_token": per_token}
-    moved = float(np.linalg.norm((forward(wide, _wide(Z)) - forward(f, _wide(X))).astype(float)))
+    moved = displacement(wide, _wide(X), _wide(Z))
     b = hs.bounds
     return [
         ("neighbourhood_upper" + near, lambda: b.neighbourhood_upper(f, X, **ball).value, truth(wide, Z)),
