@@ -115,7 +115,8 @@ def table(homes: list[Path], kept: Path) -> str:
     for home in homes:
         own = _done(kept / f"{home.name}-ours.jsonl")
         for by in ("ours", *PEERS):
-            rows = _done(kept / f"{home.name}-{by}.jsonl")
+            # a peer may have been asked for more positions than we were this time
+            rows = {at: row for at, row in _done(kept / f"{home.name}-{by}.jsonl").items() if at in own}
             if not rows:
                 continue
             radii = [max(row["radius"], SMALLEST) for row in rows.values()]
