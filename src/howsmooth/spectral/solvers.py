@@ -28,6 +28,8 @@ WIDER = 4.0
 VISIBLE = 0.1
 # Parts that are so many times longer than their sum are ordinary; where they are more, the rounding of each counts.
 ORDINARY = 16.0
+# So many units in the last place sums of products may lose of what they add up.
+PRODUCTS = 32.0
 # Operators leave a batch when so many of them are done: copying the rest costs about one product.
 LEAVING_SHARE = 0.2
 
@@ -79,13 +81,13 @@ def local_lipschitz(
             return bracket_norm(op, inner, confidence, certify, max_steps, generator)
 
     found = None if narrow is not None and lost > VISIBLE * rtol else measured()
-    if narrow is not None and (found is None or lost * _cancelled(op, found) > VISIBLE * rtol):
+    if narrow is not None and (found is None or _lost(op, found, lost) > VISIBLE * rtol):
         # Why not always in float64: twice the time and the memory, for digits that nobody asked for.
         op, asked = linearise(narrow.to(torch.float64), X.to(torch.float64)), op.dtype
         lost = widening(op)
         found = None
     found = measured() if found is None else found
-    lost = lost * _cancelled(op, found)
+    lost = _lost(op, found, lost)
     return found if lost == 0 else widened(found, lost, asked)
 
 
@@ -94,20 +96,28 @@ def widening(op: LinearOperator) -> float:
     return WIDER * op.forward_rounding if isinstance(op, Rounded) else 0.0
 
 
-def _cancelled(op: LinearOperator, found: NormEstimate) -> float:
-    """Return by how much more rounding counts than in ordinary maps: where heads cancel, each is rounded by itself."""
+def _lost(op: LinearOperator, found: NormEstimate, lost: float) -> float:
+    """Return the share that rounding takes: where heads cancel, of what each of them says, and that of products too.
+
+    It is infinite where what is left of them may be rounding alone.
+    """
     if not isinstance(op, Rounded):
-        return 1.0
+        return lost
     with torch.no_grad():
         times = op.cancelled(found.direction)
-    return times if times > ORDINARY else 1.0
+    if times <= ORDINARY:
+        return lost
+    share = times * max(lost, PRODUCTS * torch.finfo(op.dtype).eps)
+    return share if share < 1 else math.inf
 
 
 def widened(found: NormEstimate, share: float, dtype: torch.dtype | None) -> NormEstimate:
     """Let both ends of a bracket give way by a share, and return it in the numbers that were given."""
-    # where rounding may be as large as the value, nothing is known of it
-    lower, upper = found.lower * max(1 - share, 0.0), found.upper * (1 + share)
-    upper = upper if share < 1 else torch.where(found.upper > 0, math.inf, found.upper)
+    if share < 1:
+        lower, upper = found.lower * (1 - share), found.upper * (1 + share)
+    else:  # rounding may be as large as the value: nothing is known of it, unless all it was made of is zero
+        lower = torch.zeros_like(found.lower)
+        upper = torch.where((found.upper > 0) | (share == math.inf), math.inf, 0.0).to(found.upper)
     if dtype is None:
         return dataclasses.replace(found, lower=lower, upper=upper)
     unit = torch.finfo(dtype).eps
