@@ -13,12 +13,14 @@ from howsmooth.certificates.radius import Rivals
 from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_norm
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.values import Map
+from howsmooth.markup import table
+from howsmooth.wording import at_least, at_most, number
 
 # So many samples go through the classifier at once.
 TOGETHER = 256
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Certificate:
     r"""What is proven of a classifier at one sentence.
 
@@ -41,6 +43,22 @@ class Certificate:
     classifier: Map
     embeddings: Float[Tensor, "n d"]
     labels: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Say what wins, and how far every word may move: proven, and found to be too far."""
+        lines = [f"token {_named(radius)}: {radius}" for radius in self.radii]
+        return "\n".join([f"Certificate: {self.summary}", *lines])
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        name = repr(self.labels[self.predicted]) if self.labels else f"class {self.predicted}"
+        margin = at_least(float(self.rivals.margins.min()), 3)
+        return f"{name} wins by {margin}; how far embeddings may move, in the {number(self.p)}-norm:"
+
+    def _repr_html_(self) -> str:
+        rows = [(_named(at), at_least(at.certified, 3), at_most(at.attacked, 3)) for at in self.radii]
+        return table(["token", "proven", "too far"], rows, caption=self.summary)
 
     def verify(self, *, samples: int = 100, seed: int = 1) -> float:
         """Attack inside every certified ball, and return the smallest margin that was seen.
@@ -83,6 +101,10 @@ class Certificate:
             Z[:, tokens] += radius.certified * sphere(shape, self.p, generator)
             found.append(float((self.classifier(Z)[:, 0] @ self.rivals.functionals.mT).min()))
         return found
+
+
+def _named(radius: Radius) -> str:
+    return ", ".join(map(str, radius.tokens))
 
 
 def certify_map(

@@ -16,6 +16,7 @@ from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.values import Map
+from howsmooth.wording import at_least, at_most
 
 NORMS = (1.0, 2.0, math.inf)
 # Beyond so many times its own length an embedding is hardly there any more: what is added is all that is left.
@@ -43,8 +44,8 @@ class Radius:
     seconds: float
 
     def __str__(self) -> str:
-        """Say both ends."""
-        return f"{self.certified:.3g} ≤ radius ≤ {self.attacked:.3g}"
+        """Say both ends, rounded outwards."""
+        return f"{at_least(self.certified, 3)} ≤ radius ≤ {at_most(self.attacked, 3)}"
 
 
 class Scene:

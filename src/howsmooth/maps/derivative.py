@@ -58,12 +58,27 @@ class AttentionJacobian(HeadsJacobian):
         r"""The share of a weight that rounding may have changed: :math:`\epsilon(\max_i|q_i|\max_j|k_j| + 8)`.
 
         A softmax weight is the exponential of a score, so it is wrong by the *absolute* error of the score; others are
-        so many times that. The weight of a token that is alone is one.
+        so many times that. The weight of a token that is alone is one. Norms of queries and keys stretch what
+        projections were rounded by.
         """
         if self.domain[0] == 1:
             return 0.0
-        q, k = (torch.linalg.vector_norm(x.detach(), dim=-1).max() for x in (self.pattern.q, self.pattern.k))
-        return torch.finfo(self.dtype).eps * (float(q) * float(k) + 8) * self.pattern.weighting.rounding(self.domain[0])
+        q, k, scaled_k = (_longest(x) for x in (self.pattern.q, self.pattern.k, self.scaled_k))
+        (_sq, query), (_sk, key) = self.projections.normed_rounding()
+        units = q * k + 8 + q * key + scaled_k * query
+        return torch.finfo(self.dtype).eps * units * self.pattern.weighting.rounding(self.domain[0])
+
+    @property
+    def derivative_rounding(self) -> float:
+        """How far the derivatives of norms of queries and keys, which hardly let some directions pass, may be off."""
+        (stretch_q, query), (stretch_k, key) = self.projections.normed_rounding()
+        if query == key == 0:
+            return 0.0
+        q, scaled_k, v = (_longest(x) for x in (self.pattern.q, self.scaled_k, self.pattern.v))
+        size = float(self.projections.weight.detach().norm()) * (
+            1.0 if self.output is None else float(self.output.detach().norm())
+        )
+        return 4 * torch.finfo(self.dtype).eps * v * size * (q * key * stretch_k + scaled_k * query * stretch_q)
 
     @property
     def query_rounding(self) -> float:
@@ -180,3 +195,7 @@ class Columns:
 def stitch(tiles: list[Tensor]) -> Float[Tensor, "stack shared n v"]:
     """Put the rows of all tiles together."""
     return torch.cat(tiles, dim=-2) if len(tiles) > 1 else tiles[0]
+
+
+def _longest(x: Float[Tensor, "*stack n k"]) -> float:
+    return float(torch.linalg.vector_norm(x.detach(), dim=-1).max())

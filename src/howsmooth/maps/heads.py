@@ -16,7 +16,7 @@ from howsmooth.maps.joint_norm import JointNorm, JointNormJacobian
 from howsmooth.maps.lifts import Lifts
 from howsmooth.maps.norms import Norm, NormJacobian, RMSNorm
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Layout, Projections
+from howsmooth.maps.projections import Layout, Projections, sizes_of
 from howsmooth.maps.query_side import QuerySide
 from howsmooth.maps.rotary import Rotary
 from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
@@ -269,8 +269,17 @@ class Heads(Value, ABC):
         if rotation is not None:
             q, k = rotation(q), rotation(k)
         (q, k, v), lifted = lifts.apply(q, k, v)
+        sizes = None
+        if query_norm is not None or key_norm is not None:
+            sizes = sizes_of(X, self.query, self.query_bias), sizes_of(X, self.key, self.key_bias)
         projections = Projections(
-            weight=weight, layout=layout, query_norm=query_norm, key_norm=key_norm, rotation=rotation, lifts=lifted
+            weight=weight,
+            layout=layout,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            rotation=rotation,
+            lifts=lifted,
+            sizes=sizes,
         )
         return q, k, v, projections
 

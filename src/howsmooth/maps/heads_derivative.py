@@ -74,6 +74,11 @@ class HeadsJacobian(ABC):
         """The share of a weight that rounding may have changed."""
 
     @property
+    def derivative_rounding(self) -> float:
+        """How far the product with a unit vector may be off beyond that share: nothing, where there are no norms."""
+        return 0.0
+
+    @property
     def codomain(self) -> tuple[int, ...]:
         """The shape ``(n, out)`` of one response."""
         layout = self.projections.layout

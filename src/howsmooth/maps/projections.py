@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projections:
-    """The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
+    r"""The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
 
     It is linear but for the query and key norms and the lifts.
 
@@ -64,6 +64,7 @@ class Projections:
         key_norm: The derivative of the key norm, if there is one.
         rotation: The rotary embedding, if there is one.
         lifts: What some mechanisms do to queries, keys and values at last.
+        sizes: Where there are norms, what the queries and keys before them are added up from: :math:`|w\circ x|`.
     """
 
     weight: Float[Tensor, "*batch p d"]
@@ -72,6 +73,7 @@ class Projections:
     key_norm: NormJacobian | JointNormJacobian | None
     rotation: Rotation | None
     lifts: Lifted = NO_LIFTS
+    sizes: tuple[Float[Tensor, "... heads n 1"], Float[Tensor, "... groups n 1"]] | None = None
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Push a perturbation of the tokens to queries, keys and values."""
@@ -100,6 +102,16 @@ class Projections:
             E = E if past is None else E + past
         return E
 
+    def normed_rounding(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        r"""Return, for queries and for keys, how far norms stretch, and to how many units what they divide is rounded.
+
+        Sums of products are rounded by units of :math:`|w\circ x|`, which may be far more than what is left of them.
+        """
+        if self.sizes is None:
+            return (0.0, 0.0), (0.0, 0.0)
+        query, key = (_stretched(norm, x) for norm, x in zip((self.query_norm, self.key_norm), self.sizes, strict=True))
+        return query, key
+
     @property
     def joint(self) -> bool:
         """Whether a norm acts on the queries or keys of all heads together."""
@@ -122,7 +134,31 @@ class Projections:
             key_norm=_taken(self.key_norm, batch, index),
             rotation=None if self.rotation is None else self.rotation.take(batch, index),
             lifts=self.lifts.take(batch, index),
+            sizes=None if self.sizes is None else _both_taken(self.sizes, batch, index),
         )
+
+
+def sizes_of(
+    X: Float[Tensor, "... n d"], weight: Float[Tensor, "... heads k d"], bias: Float[Tensor, "... heads k"] | None
+) -> Float[Tensor, "... heads n 1"]:
+    r"""Return :math:`|w\circ x|`, all rows of a head together: what its queries or keys are added up from."""
+    with torch.no_grad():
+        squares = (X.square() @ weight.square().sum(-2).mT).mT
+        squares = squares if bias is None else squares + bias.square().sum(-1, keepdim=True)
+        return squares.sqrt().unsqueeze(-1)
+
+
+def _stretched(norm: NormJacobian | JointNormJacobian | None, size: Tensor) -> tuple[float, float]:
+    if norm is None:
+        return 0.0, 0.0
+    stretch = (norm.gain / norm.scale if isinstance(norm, JointNormJacobian) else norm.stretch).detach().abs()
+    stretch = stretch.amax(-1, keepdim=True)
+    return float(stretch.max()), float((stretch * size).max())
+
+
+def _both_taken(sizes: tuple[Tensor, Tensor], batch: tuple[int, ...], index: Tensor) -> tuple[Tensor, Tensor]:
+    query, key = (take(x, batch, index, event=3) for x in sizes)
+    return query, key
 
 
 def _pushed(norm: NormJacobian | JointNormJacobian | None, x: Tensor, E: Tensor) -> Tensor:

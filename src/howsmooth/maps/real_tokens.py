@@ -96,6 +96,20 @@ class RealAttentionJacobian(RealTokensJacobian):
 
     inner: AttentionJacobian
 
+    @property
+    def forward_rounding(self) -> float:
+        """What rounding may have done to the weights."""
+        return self.inner.forward_rounding
+
+    @property
+    def derivative_rounding(self) -> float:
+        """What it may have done beyond that."""
+        return self.inner.derivative_rounding
+
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
+        """Return how much longer the answers of heads are than their sum."""
+        return self.inner.cancelled(only(E, self.real))
+
     def guess(self) -> Float[Tensor, "*batch n d"]:
         """Return a direction that is likely to be stretched."""
         return only(self.inner.guess(), self.real)

@@ -109,6 +109,11 @@ class WeightedJacobian:
         """What rounding may have done to the weights; the masses do not mind."""
         return self.plain.forward_rounding
 
+    @property
+    def derivative_rounding(self) -> float:
+        """What rounding may have done beyond that; roots of masses stretch it."""
+        return self.plain.derivative_rounding * float(self.roots.max() / self.roots.min())
+
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
         """Return how much longer the answers of heads are than their sum."""
         return self.plain.cancelled(E / self.roots)

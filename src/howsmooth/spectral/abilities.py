@@ -52,6 +52,10 @@ class Rounded(Protocol):
     def forward_rounding(self) -> float:
         """The relative error, to first order: the rounding unit times the largest exponent in the forward pass."""
 
+    @property
+    def derivative_rounding(self) -> float:
+        """The absolute error beyond that, of the product with a unit vector."""
+
     def cancelled(self, E: Tensor) -> float:
         """Return how many times longer than the answer to ``E`` the parts are that it is added up from."""
 

@@ -52,7 +52,8 @@ def local_lipschitz(
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
     rounded forward pass: for attention, both ends give way by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a bound to first
-    order on what the rounding of scores does; where that would be seen, float32 is measured in float64. Compositions
+    order on what the rounding of scores does, and by what norms of queries and keys make of the rounding before them;
+    where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by itself. Compositions
     and callables are measured as they compute.
 
     Args:
@@ -105,6 +106,8 @@ def _lost(op: LinearOperator, found: NormEstimate, lost: float) -> float:
         return lost
     with torch.no_grad():
         times = op.cancelled(found.direction)
+    if (wrong := op.derivative_rounding) > 0:
+        lost += wrong / max(float(found.lower.min()), torch.finfo(op.dtype).tiny)
     if times <= ORDINARY:
         return lost
     share = times * max(lost, PRODUCTS * torch.finfo(op.dtype).eps)
