@@ -53,8 +53,8 @@ def local_lipschitz(
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
     rounded forward pass: for attention, both ends give way by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a bound to first
     order on what the rounding of scores does, and by what norms of queries and keys make of the rounding before them;
-    where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by itself. Compositions
-    and callables are measured as they compute.
+    where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by itself.
+    Compositions and callables are measured as they compute.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
