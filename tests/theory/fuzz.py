@@ -17,6 +17,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
+from howsmooth.theory.assumptions import refuse_norms
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.rows import rows_upper
 from howsmooth.theory.together import together
@@ -221,7 +222,7 @@ def upper_bounds(f: hs.Attention, X: torch.Tensor) -> Iterator[tuple[str, Callab
     yield "local_upper", lambda: b.local_upper(f, X).value
     yield "attention_map_upper", lambda: b.attention_map_upper(f, X).value
     yield "local_upper, rows alone", lambda: _rows_alone(f, X)
-    yield "sharp_upper, heads together", lambda: together(f, heads_of(f), Turns.of(f, n), n, radius)
+    yield "sharp_upper, heads together", lambda: _heads_together(f, n, radius)
     yield "sharp_upper", lambda: b.sharp_upper(f, n=n, radius=radius).value
     yield "discrete_upper", lambda: b.discrete_upper(f, n=n, radius=radius).value
     yield "mean_field_upper", lambda: b.mean_field_upper(f, radius=radius).value
@@ -233,6 +234,11 @@ def _rows_alone(f: hs.Attention, X: torch.Tensor) -> float:
     if f.positions.rotary is not None or f.softcap is not None or f.query_norm is not None:
         raise AssumptionError("rows are about plain scores")
     return rows_upper(views(f, X))
+
+
+def _heads_together(f: hs.Attention, n: int, radius: float) -> float:
+    refuse_norms(f, "heads together")
+    return together(f, heads_of(f), Turns.of(f, n), n, radius)
 
 
 def attack(seed: int, counts: Counter | None = None, radii: tuple[float, ...] = ()) -> Iterator[Violation]:
