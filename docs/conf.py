@@ -30,6 +30,7 @@ extensions = [
     "lab",
     "names",
     "notebooks",
+    "prose_numbers",
 ]
 # examples/ holds files that pages offer for download; gallery/ is read by sphinx-gallery, which writes pictures/.
 exclude_patterns = ["_build", "_ext", "examples", "figures", "gallery", "**.ipynb", "pictures/*.py"]

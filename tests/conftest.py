@@ -42,3 +42,12 @@ def _reproducible(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", request.node.get_closest_marker("untyped") is not None)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def small_memory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let the machine say that it has 4 GiB."""
+    limit = tmp_path_factory.mktemp("limits") / "memory.max"
+    limit.write_text(str(2**32), encoding="ascii")
+    monkeypatch.setattr("howsmooth.memory.LIMITS", (limit,))
+    return 2**32

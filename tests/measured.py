@@ -42,6 +42,10 @@ def record(
         "mean_radius": 5.0 + layer + 0.1 * window,
         "reach": 9.0,
         "typical": TYPICAL * value,
+        "typical_low": 0.9 * TYPICAL * value,
+        "typical_high": 1.1 * TYPICAL * value,
+        "probes": 8,
+        "dimensions": 1000 * length,
         "sensitivity": shares,
         "response": shares,
     }

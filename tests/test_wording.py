@@ -4,9 +4,10 @@ import math
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from howsmooth.spectral.estimates import bracket_digits
 from howsmooth.wording import at_least, at_most, count, exponent, interval, number, percent
 
 RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
@@ -20,11 +21,27 @@ def read(text):
     return Decimal(power)
 
 
-@given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 9))
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 9))
+@example(0.19599999999999998, 3)
+@example(2.0000000000000004, 5)
+@example(0.3, 5)
 def test_a_bound_is_rounded_to_the_side_where_it_stays_true(value, digits):
-    slack = Decimal(value) * Decimal("1e-6")
-    assert read(at_least(value, digits)) <= Decimal(value) + slack
-    assert read(at_most(value, digits)) >= Decimal(value) - slack
+    # what is stored is the float, which its shortest decimal names
+    assert read(at_least(value, digits)) <= Decimal(repr(value)) <= read(at_most(value, digits))
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300), st.integers(1, 9))
+def test_a_bound_gives_way_by_less_than_one_unit_of_its_last_digit(value, digits):
+    unit = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1)
+    assert read(at_most(value, digits)) - read(at_least(value, digits)) <= unit
+
+
+@given(st.floats(0, 1e300), st.floats(0, 1e300))
+def test_the_ends_of_a_bracket_are_rounded_outwards(one, other):
+    lower, upper = sorted((one, other))
+    low, high = bracket_digits(lower, upper)
+    assert read(low) <= Decimal(repr(lower))
+    assert Decimal(repr(upper)) <= read(high)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -55,7 +72,8 @@ def test_a_share_above_zero_is_never_written_as_none(share):
         (number(10**400), "10⁴⁰⁰"),
         (number(1024), "1,024"),
         (at_least(0.1 + 0.2), "0.3"),
-        (at_most(0.1 + 0.2), "0.3"),
+        (at_most(0.1 + 0.2), "0.30001"),
+        (at_most(0.3), "0.3"),
         (interval(2.0, math.inf), "≥ 2"),
         (exponent(-0.0), "0.00"),
         (count(0, "token"), "0 tokens"),

@@ -2,7 +2,11 @@
 
 import importlib
 
+from howsmooth.threads import wait_passively
+
 __version__ = "0.1.0"
+
+wait_passively()
 
 # Why not typing's: its import is half of what comes before a Ctrl-C can be heeded, and type checkers go by the name.
 TYPE_CHECKING = False

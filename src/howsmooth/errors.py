@@ -61,6 +61,19 @@ class ClusterError(HowsmoothError, RuntimeError):
     """A cluster cannot be reached, or is lost."""
 
 
+class ContradictionError(HowsmoothError, RuntimeError):
+    """A lower bound exceeds an upper bound of the same number: a bug of howsmooth, whatever the call was."""
+
+    @classmethod
+    def between(cls, lower: float, upper: float, what: str) -> "ContradictionError":
+        """Return the error that says which two ends contradict each other, and how to report it."""
+        return cls(
+            f"{what} contradicts itself: at least {lower!r} and at most {upper!r}. This is a bug of howsmooth: please "
+            "report it as CONTRIBUTING.md says, with this message, the versions of howsmooth and torch (pip show), the "
+            "map and its input or the seeds that draw them, and the arguments of the call."
+        )
+
+
 class ConvergenceWarning(UserWarning):
     """A solver stopped before it reached the accuracy that was asked for."""
 

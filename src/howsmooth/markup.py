@@ -1,10 +1,10 @@
 """Results as HTML, for notebooks: every string is escaped."""
 
+import html
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
-from howsmooth.wording import percent
+from howsmooth.wording import percent, visible
 
 # Seen on white and on black paper alike, with the text of either over it.
 SHADE = "245, 166, 35"
@@ -17,14 +17,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str
         >>> table(["n"], [[8]])
         '<table><tr><th>n</th></tr><tr><td>8</td></tr></table>'
     """
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
     body = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in rows)
     return f"<table>{title}<tr>{_cells(head, 'th')}</tr>{body}</table>"
 
 
 def paragraph(text: str) -> str:
     """Return an HTML paragraph."""
-    return f"<p>{escape(text)}</p>"
+    return f"<p>{_escaped(text)}</p>"
 
 
 def progress(share: float, text: str) -> str:
@@ -34,7 +34,7 @@ def progress(share: float, text: str) -> str:
         >>> progress(0.5, "half")
         '<p><progress max="1" value="0.5000"></progress> half</p>'
     """
-    return f'<p><progress max="1" value="{share:.4f}"></progress> {escape(text)}</p>'
+    return f'<p><progress max="1" value="{share:.4f}"></progress> {_escaped(text)}</p>'
 
 
 def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
@@ -49,11 +49,15 @@ def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
     most = max(shares, default=0.0) or 1.0
     spans = (
         f'<span title="{percent(share)}" style="background: rgba({SHADE}, {math.sqrt(share / most):.2f})">'
-        f"{escape(word)}</span>"
+        f"{_escaped(word)}</span>"
         for word, share in zip(words, shares, strict=True)
     )
     return f"<p>{' '.join(spans)}</p>"
 
 
+def _escaped(text: str) -> str:
+    return html.escape(visible(text))
+
+
 def _cells(values: Iterable[object], tag: str) -> str:
-    return "".join(f"<{tag}>{escape(str(value))}</{tag}>" for value in values)
+    return "".join(f"<{tag}>{_escaped(str(value))}</{tag}>" for value in values)

@@ -1,12 +1,32 @@
 """How numbers are written wherever a person reads them: terminal, report, charts."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 # From here on digits are hard to count, and a power of ten says it better.
 SMALL, LARGE = Decimal("0.001"), 10**7
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# What ends a line, and what joins letters or keeps them apart: it has no shape, but gives one.
+_KEPT = "\n\u200c\u200d"
+
+
+def visible(text: str) -> str:
+    r"""Write by its number what has no shape of its own: control characters, and marks that turn the direction.
+
+    Names of models, files and tokens come from others, who could hide or forge what stands in a terminal with them.
+
+    Example:
+        >>> visible("a\x1b[2Jb\u202e"), visible("naïve 模型")
+        ('a⟨U+001B⟩[2Jb⟨U+202E⟩', 'naïve 模型')
+    """
+    return text if text.isprintable() else "".join(map(_shape, text))
+
+
+def _shape(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return f"⟨U+{ord(character):04X}⟩" if hidden and character not in _KEPT else character
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -41,6 +61,16 @@ def at_most(value: float, digits: int = 5) -> str:
     return _rounded(value, digits, ROUND_CEILING)
 
 
+def rounded(value: float, places: int, rounding: str) -> Decimal:
+    """Round to so many places behind the point, exactly: a bound moves to the side that is asked for, or not at all.
+
+    Example:
+        >>> rounded(2.0000000000000004, 2, ROUND_CEILING), rounded(0.3, 1, ROUND_FLOOR)
+        (Decimal('2.01'), Decimal('0.3'))
+    """
+    return _decimal(value).scaleb(places).to_integral_value(rounding).scaleb(-places)
+
+
 def interval(low: float, high: float | None, digits: int = 4) -> str:
     """Write both ends of a bracket, rounded outwards; one without an upper end says so.
 
@@ -52,6 +82,24 @@ def interval(low: float, high: float | None, digits: int = 4) -> str:
         return f"≥ {at_least(low, digits)}"
     ends = at_least(low, digits), at_most(high, digits)
     return ends[0] if ends[0] == ends[1] else " – ".join(ends)
+
+
+def estimated(value: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """Write an estimate and its interval down to the first digit of half its width; without one, a single digit.
+
+    Example:
+        >>> estimated(0.20514, 0.1921, 0.2263), estimated(2.0, 2.0, 2.0), estimated(0.20514, None, None)
+        (('0.21', '[0.19, 0.23]'), ('2', '[2, 2]'), ('≈ 0.2', ''))
+    """
+    if low is None or high is None:
+        return f"≈ {number(value, 1)}", ""
+    # of the value alone, four digits are enough
+    last = math.floor(math.log10(max((high - low) / 2, 1e-4 * value))) if high > 0 else 0
+
+    def digits(end: float) -> int:
+        return max(1, math.floor(math.log10(end)) - last + 1) if end > 0 else 1
+
+    return number(value, digits(value)), f"[{at_least(low, digits(low))}, {at_most(high, digits(high))}]"
 
 
 def exponent(value: float) -> str:
@@ -125,14 +173,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _rounded(value: float, digits: int, rounding: str) -> str:
     if not isinstance(value, int) and not math.isfinite(value):
         return "—" if math.isnan(value) else _true_minus("∞" if value > 0 else "-∞")
-    exact = Decimal(value)
-    if not exact:
+    if not value:
         return "0"
-    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    # A hair of slack: a computed 2.0000000000000004 is 2, and must not move by a whole unit.
-    slack = {ROUND_FLOOR: unit, ROUND_CEILING: -unit}.get(rounding, Decimal(0)) / 10**6
-    shown = ((exact + slack) / unit).to_integral_value(rounding) * unit
-    return _true_minus(_digits(shown.normalize()))
+    places = digits - 1 - _decimal(value).adjusted()
+    return _true_minus(_digits(rounded(value, places, rounding).normalize()))
+
+
+def _decimal(value: float) -> Decimal:
+    """Return the decimal that a float is written as, and read from: 0.3, and not 0.299999999999999988897…."""
+    return Decimal(value if isinstance(value, int) else repr(float(value)))
 
 
 def _digits(shown: Decimal) -> str:

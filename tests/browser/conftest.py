@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("browser"))
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.clock("a browser draws in its own time"))
 
 
 def _missing(what: str, remedy: str) -> None:

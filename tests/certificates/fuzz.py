@@ -80,7 +80,7 @@ def attack(seed: int) -> Found:
                 E = E[margins.amin(1).argsort()[:ATTACKS]] if step == 0 else E
                 _margins, gradient = _descent(f, X, E, tokens, rivals.functionals)
                 E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * _unit(gradient)
-        for at, way in ((table, proof._ways[0]), (table, plain), (suited, second._ways[0])):
+        for at, way in ((table, proof._way), (table, plain), (suited, second._way)):
             shares.join(claims(at, way, eps, torch.cat((some, E[:CLAIMED])), rivals.functionals))
     return Found(points, certified, worst, shares, drawn.what)
 

@@ -101,6 +101,6 @@ def test_a_certificate_says_both_ends_rounded_outwards_and_no_weights():
     f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(2, dtype=torch.float64)))
     found = hs.certify(f, X, word=0)
     head, line = repr(found).splitlines()
-    assert head == "Certificate: class 0 wins by 2; how far embeddings may move, in the 2-norm:"
+    assert head == "Certificate: class 0 wins by 1.99; how far embeddings may move, in the 2-norm:"
     assert line == "token 0: 1.41 ≤ radius ≤ 1.42"
     assert "<td>1.41</td><td>1.42</td>" in found._repr_html_()

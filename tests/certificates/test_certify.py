@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+import transformers
+from models.families import CONFIGS, randomised
 from sentences import save_classifier, small_classifier
 
 import howsmooth as hs
@@ -57,6 +59,37 @@ def test_a_certificate_that_is_wrong_does_not_verify(model):
     wrong = dataclasses.replace(radius, certified=1.5 * radius.attacked)
     with pytest.raises(AssumptionError, match="changes the prediction"):
         dataclasses.replace(found, radii=(wrong,)).verify(samples=1)
+
+
+def test_a_classifier_that_was_changed_after_loading_is_not_certified(small_classifier):
+    model = hs.load(small_classifier, dtype=torch.float64)
+    hook = model.with_head.classifier.register_forward_hook(lambda _module, _given, output: -output)
+    with pytest.raises(hs.errors.HowsmoothError, match="has a hook"):
+        hs.certify(model, TEXT, word=2)
+    hook.remove()
+    hs.certify(model, TEXT, word=2)
+    model.with_head.classifier.register_forward_hook(lambda _module, _given, output: -output)
+    with pytest.raises(AssumptionError, match=r"the module has the logits .* and its weights say .* has a hook"):
+        hs.certify(model, TEXT, word=2)
+
+
+def test_what_is_verified_is_the_module(small_classifier):
+    model = hs.load(small_classifier, dtype=torch.float64)
+    found = hs.certify(model, TEXT, word=2)
+    assert found.verify(samples=1) > 0
+    model.with_head.classifier.register_forward_hook(lambda _module, _given, output: -output)
+    with pytest.raises(AssumptionError, match="changes the prediction"):
+        found.verify(samples=1)
+
+
+def test_a_decoder_that_knows_no_padding_is_verified_one_sequence_at_a_time(rng):
+    config = CONFIGS["gpt2"]()
+    config.pad_token_id = None
+    module = randomised(config, rng, build=transformers.AutoModelForSequenceClassification.from_config)
+    found = hs.certify(module, torch.tensor([5, 9, 12]), word=1)
+    with torch.no_grad():
+        assert found.predicted == int(module(torch.tensor([[5, 9, 12]])).logits.argmax())
+    assert found.verify(samples=2) > 0
 
 
 def test_far_balls_where_nothing_slopes_can_be_verified():

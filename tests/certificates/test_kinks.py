@@ -118,7 +118,7 @@ def test_margins_are_those_of_the_shifted_centre(seed):
     proof, lost = Proof(shifted, rivals, drawn.tokens, ROUND), 1e-12 * shifted.output.abs().max()
     left = shifted.output @ rivals.functionals.mT - lost - proof.margins(0.0)
     # nothing moves, but lines are off by what they are off at the centre
-    own = proof._ways[0].remainders(0.0) @ shifted.arriving_at(rivals.functionals)
+    own = proof._way.remainders(0.0) @ shifted.arriving_at(rivals.functionals)
     torch.testing.assert_close(left[0], own)
     assert bool((proof.margins(0.0) <= rivals.margins + 2 * lost).all())
 

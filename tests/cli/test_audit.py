@@ -46,7 +46,7 @@ QUICK = ("-n", "2", "--radius", "1", "--steps", "2", "--starts", "1")
 def test_a_claim_that_fails_is_a_finding_and_its_input_is_kept(howsmooth, layers, tmp_path):
     done = howsmooth("audit", f"{layers}:module", "--claimed", "1.5", *QUICK)
     assert done.code == 1, done.err
-    assert done.out.startswith("refuted: 1.99")
+    assert done.out.startswith("refuted: 1.9999 at")
     assert (tmp_path / "module-refuted.safetensors").is_file()
 
 
@@ -117,6 +117,15 @@ def test_bounds_of_another_kind_are_printed(howsmooth, head):
     assert done.code == 0, done.err
     assert "Kim's bound" in done.out
     assert "≤ Lip ≤" in done.out
+
+
+def test_a_value_bias_widens_the_bound_of_the_softmax_that_is_off_by_one(howsmooth, tmp_path):
+    one, path = np.ones((1, 1, 1)), str(tmp_path / "biased.npz")
+    np.savez(path, query=one, key=one, value=one, value_bias=np.full((1, 1), 10.0))
+    layer = [option for name in ("query", "key", "value") for option in (f"--{name}", path)]
+    done = howsmooth("bounds", "--kind", "off-by-one", *layer, "-n", "1", "-r", "1")
+    assert done.code == 0, done.err
+    assert done.out.startswith("5.0565 ≤ Lip ≤ 10.39 on 1 token")  # attained at x = 1; without the bias it was 2.7072
 
 
 @pytest.mark.parametrize("command", ["split", "bounds", "worst-case", "regimes"])

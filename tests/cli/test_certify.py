@@ -127,7 +127,49 @@ def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, pre
     check_refusal(done, f"is told to be {winner!r}, not {other!r}: misclassified", tmp_path)
     (tmp_path / "synonyms.json").write_text('["movie"]', encoding="utf-8")
     done = certify("--text", TEXT, "--label", other, "--synonyms", "synonyms.json")
-    check_refusal(done, "nothing to certify", tmp_path)
+    check_refusal(done, f"is told to be {winner!r}, not {other!r}: misclassified", tmp_path)
+
+
+def labelled(folder, *rows):
+    (folder / "sentences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return "--file", "sentences.jsonl"
+
+
+@pytest.mark.slow
+def test_a_label_in_a_file_is_the_class_that_should_win(certify, tmp_path):
+    rows = [{"text": "not bad at all", "label": "good"}, {"text": "gripping film", "label": 1}, "dull film"]
+    done = certify(*labelled(tmp_path, *rows), "--word", "1", model="reviews")
+    assert done.code == 0
+    assert done.err == "'not bad at all' is told to be 'bad', not 'good': misclassified, so not certified.\n"
+    found = {(r.ask.sentence, r.answer.predicted) for r in read_run(tmp_path / "run").records}
+    assert found == {("gripping film", "good"), ("dull film", "bad")}
+
+
+def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
+    winner, other = predicted
+    (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
+    file = labelled(tmp_path, {"text": TEXT, "label": winner}, {"text": TEXT, "label": other})
+    done = certify(*file, "--synonyms", "synonyms.json", "--json")
+    assert done.err == f"{TEXT!r} is told to be {winner!r}, not {other!r}: misclassified, so not certified.\n"
+    assert [found["text"] for found in json.loads(done.out)["sentences"]] == [TEXT]
+
+
+@pytest.mark.parametrize("options", [(), ("--synonyms", "synonyms.json")], ids=["words", "synonyms"])
+def test_labels_that_no_class_has_are_refused_before_any_work(certify, tmp_path, options):
+    (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
+    for label, said in (("LABEL_7", "no class 'LABEL_7'; did you mean"), (2, "no class 2"), (-1, "no class -1")):
+        file = labelled(tmp_path, {"text": TEXT}, {"text": TEXT, "label": label})
+        check_refusal(certify(*file, *options), said, tmp_path)
+
+
+def test_a_label_for_all_beside_labels_of_their_own_is_refused(certify, tmp_path):
+    file = labelled(tmp_path, {"text": TEXT, "label": 1})
+    check_refusal(certify(*file, "--label", "0"), "leave out one", tmp_path)
+
+
+def test_what_a_line_holds_besides_is_refused_and_not_ignored(certify, tmp_path):
+    file = labelled(tmp_path, {"text": TEXT, "lable": "bad"})
+    check_refusal(certify(*file), "line 1: an object holds a sentence as 'text' or 'sentence'", tmp_path)
 
 
 def test_a_model_without_a_classifier_is_refused(certify, folder_model, tmp_path):

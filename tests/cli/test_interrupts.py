@@ -7,9 +7,11 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from small import beginning, folder_model, module, save_model, tokenizer
 
@@ -17,6 +19,7 @@ __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
 
 import howsmooth as howsmooth_package
 
+pytestmark = pytest.mark.clock("Ctrl-C comes while a process works")
 PATIENCE = 120.0
 # Many small pieces of work: when the first is stored, the last is far away.
 PIECES, ALL = "4,6,8,10,12,14,16,18", 32
@@ -27,7 +30,7 @@ def asked(folder_model, beginning):
     return ("measure", folder_model, "--text", beginning, "--lengths", PIECES, "--sequences", "2")
 
 
-def begin(*arguments):
+def begin(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "howsmooth", *arguments],
         stdout=subprocess.PIPE,
@@ -37,6 +40,7 @@ def begin(*arguments):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         # whoever runs the tests in the background ignores what Ctrl-C sends, and so would what they start
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        **options,
     )
 
 
@@ -50,13 +54,15 @@ def wait_for_imports(process: subprocess.Popen) -> None:
 
 
 def wait_for_records(path: Path, process: subprocess.Popen) -> None:
+    wait_for(lambda: path.is_file() and count(path) > 0, process)
+
+
+def wait_for(come: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        assert process.poll() is None, process.communicate()
-        if path.is_file() and count(path):
-            return
+    while not come():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it did not come within two minutes"
         time.sleep(0.02)
-    pytest.fail("no record within two minutes")
 
 
 def count(path: Path) -> int:
@@ -129,12 +135,42 @@ def test_a_second_one_ends_at_once_and_what_is_done_is_kept(howsmooth, asked, tm
     assert process.returncode == 130
     (line,) = (line for line in said.splitlines() if " so far" not in line)  # it may say how far it is
     assert line.startswith("Stopped")
-    assert {path.name for path in out.iterdir()} - {"records.sqlite-shm", "records.sqlite-wal"} <= {
-        "records.sqlite",
-        "report.html",
-    }
+    beside = {f"records.sqlite-{name}" for name in ("shm", "wal", "number")}
+    assert {path.name for path in out.iterdir()} - beside <= {"records.sqlite", "report.html"}
     kept = count(out / "records.sqlite")
     assert 0 < kept < ALL
     again = howsmooth(*asked, "--out", str(out))
     assert again.code == 0, again.err
     assert f"{ALL} records ({ALL - kept} of them new)" in " ".join(again.out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["while they start", "while they work"])
+def test_processes_that_share_the_work_say_nothing_of_it(moment, folder_model, beginning, tmp_path):
+    lengths = ", ".join(map(str, range(4, 40, 2)))
+    (tmp_path / "study.toml").write_text(
+        f'models = ["{folder_model}"]\ntext = "{beginning}"\nlengths = [{lengths}]\nsequences = 6\n', encoding="utf-8"
+    )
+    out = tmp_path / "run"
+    # a group of its own: a terminal sends Ctrl-C to every process of the command
+    with begin(
+        "sweep", str(tmp_path / "study.toml"), "--workers", "2", "--out", str(out), start_new_session=True
+    ) as process:
+        if moment == "while they start":
+            wait_for(lambda: len(psutil.Process(process.pid).children()) >= 3, process)
+            time.sleep(1.0)
+        else:
+            wait_for_records(out / "records.sqlite", process)
+        os.killpg(process.pid, signal.SIGINT)
+        _printed, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
+    (line,) = (line for line in said.splitlines() if " so far" not in line)  # it may say how far it is
+    assert line.startswith("Stopped")
+    wait_for(lambda: not [p for p in psutil.process_iter() if _group(p) == process.pid])
+
+
+def _group(process: psutil.Process) -> int | None:
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else os.getpgid(process.pid)
+    except (psutil.Error, ProcessLookupError):
+        return None

@@ -45,7 +45,7 @@ TOO_LARGE = {
     "split --A line.npz --measure deep.json": "'deep.json' is nested too deeply",
     "split --A line.npz --measure digits.json": "a measure in JSON is",
     "split --A line.npz --measure number.json": "too large for a float",
-    "bounds --A unpacks.npz -n 3 -r 1": "'unpacks.npz' does not fit into memory: it needs 65,536 GiB",
+    "bounds --A unpacks.npz -n 3 -r 1": "'A.npy' in 'unpacks.npz', unpacked, takes at least 65,536 GiB",
     "bounds --A lies.npz -n 3 -r 1": "its header speaks of the shape (1000000, 1000000), and there is less",
     "bounds --A lies.npy -n 3 -r 1": "its header speaks of the shape (1000000, 1000000), and there is less",
 }

@@ -11,6 +11,7 @@ import transformers
 
 from howsmooth.models.builtin import built_in_path
 from howsmooth.models.text import read_text
+from howsmooth.wording import at_most
 
 ASKED = ("layer", "length", "window", "lower", "upper", "confidence", "steps", "radius", "typical", "local_upper")
 PATIENCE = 120.0
@@ -67,16 +68,22 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
     lines = done.out.splitlines()
     assert lines[0].startswith("At 16 tokens the worst small perturbation of what enters layer 5 grows")
     assert "minilm on alice: 'attention' at 2 windows of n = 16 tokens" in lines[:5]
-    columns = ["layer", "typical", "worst", "range", "exponent", "95", "R", "any"]
+    columns = ["layer", "typical", "typical 95 %", "worst", "range", "exponent", "95 %", "R", "longest", "any input"]
     for number, row in zip((0, 5), table_of(lines, columns), strict=True):
-        layer, typical, worst, spread, exponent, interval, radius, bound = row
+        layer, typical, around, worst, spread, exponent, interval, radius, longest, bound = row
         assert int(layer) == number
         least, most = (float(end) for end in spread.split("–"))
         assert least * 0.995 <= float(worst) <= most * 1.005
         low, high = (float(end.replace("−", "-")) for end in interval.strip("[]").split(","))
         assert low <= float(exponent.rstrip("?").replace("−", "-")) <= high
-        assert 5 < float(radius) < 20
-        assert 0.1 < float(typical) < float(worst) < float(bound.replace(",", ""))
+        assert 5 < float(radius) < float(longest) < 20
+        least, most = (float(end) for end in around.strip("[]").split(","))
+        assert 0.1 < least < float(typical) < most < float(worst) < float(bound.replace(",", ""))
+    # what `bounds` prints for the same tokens
+    layer = ("--model", "minilm", "--layer", "5")
+    proven = json.loads(howsmooth("bounds", *layer, "--n", "16", "--radius", longest, "--json").out)
+    assert bound == at_most(min(b["value"] for b in proven["bounds"] if b["side"] == "upper"), 3)
+    assert f"for any 16 tokens no longer than {longest}, the longest here, at most {bound}-fold" in " ".join(lines[:5])
     assert "Worst by number of tokens (mean of 2)" in lines
     (folder,) = (tmp_path / "runs").iterdir()
     place = folder.relative_to(tmp_path)
@@ -123,7 +130,7 @@ def test_json_is_one_object_and_all_there_is(measure, tmp_path):
     assert [row["layer"] for row in found["layers"]] == [0, 1]
     for row in found["layers"]:
         assert row["exponent_low"] <= row["exponent"] <= row["exponent_high"]
-        assert 0 < row["constant"] < row["sharp_upper"]
+        assert 0 < row["constant"] < row["any_input_upper"]
     assert done.err.startswith("The report is ")
     assert len(done.err.splitlines()) == 1
 
@@ -385,13 +392,13 @@ def test_a_run_in_which_everything_failed_does_not_look_done(measure, things, tm
     damage.commit()
     damage.close()
     from howsmooth.studies.records import Failure
-    from howsmooth.studies.runs.reading import open_run
+    from howsmooth.studies.runs.store import Store
 
-    with open_run(out) as store:
+    with Store(out) as store:
         keys = store.plans()[0].keys
     done = measure(*asked, "--json")
     assert done.code == 0
-    with open_run(out) as store:
+    with Store(out) as store:
         record = store.records()[0]
         assert record.ask.key in keys
         store._database.execute("DELETE FROM records")

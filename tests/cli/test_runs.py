@@ -3,17 +3,24 @@
 import contextlib
 import importlib
 import json
+import re
 import sqlite3
 import sys
 
 import pytest
 from asked import answered, bounded, filler, radii
+from drawn import certificates
 from measured import record
+from msgspec.structs import replace
+from rich.console import Console
 from small import beginning, module, tokenizer
 
 import howsmooth as hs
 from howsmooth.studies import kinds
-from howsmooth.studies.records import Failure
+from howsmooth.studies.kinds import attack, bounds
+from howsmooth.studies.machines import here
+from howsmooth.studies.records import Failure, Record
+from howsmooth.studies.runs.certificates import certified
 from howsmooth.studies.runs.folders import FILE
 from howsmooth.studies.runs.plans import Plan
 from howsmooth.studies.runs.store import VERSION, Store
@@ -80,6 +87,40 @@ def test_a_run_is_shown_with_the_numbers_of_its_records(filled, howsmooth):
 
 
 @pytest.mark.slow
+def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_command(howsmooth, tmp_path):
+    (word,) = certificates(words=("film",), together=False)
+    proven = {"certified": 0.26799999, "attacked": 0.34700001, "margin": 4.8699999}
+    attacked = attack.Ask(model="m", layer=0, window=record(0, 4, 0).ask.window, eps=0.5)
+    attained = attack.Answer(attained=7.7299999, predicted=7.5, ceiling=8.8100001)
+    with Store(tmp_path / "run") as store:
+        store.add(
+            [
+                Record(ask=word.ask, answer=replace(word.answer, **proven), machine=here()),
+                Record(ask=attacked, answer=attained, machine=here()),
+                replace(bounded(), answer=bounds.Answer(sharp_upper=1.4300001, tied_pair=1.2899999)),
+                record(0, 4, 0, lower=2.1, upper=2.3700001, local_upper=5.5900001),
+            ]
+        )
+    assert howsmooth("report", "run").code == 0
+    run, console = hs.read_run(tmp_path / "run"), Console(width=200)
+    with console.capture() as words:
+        for found in (*certified(r for r in run.records if r.ask.kind == "certificate"), run):
+            console.print(found)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    texts = (
+        howsmooth("show", "run").out,
+        re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL),
+        " ".join(re.findall(r'"[^"]*"', page)),  # what is told to a pointer
+        repr(run) + run._repr_html_() + words.get(),
+    )
+    # to three digits and more, each of these is what the nearest number would be
+    nearest = {"0.268", "0.347", "4.87", "7.73", "8.81", "1.43", "1.29", "2.37", "5.59"}
+    for text in texts:
+        assert not nearest & set(re.findall(r"\d+\.\d+", text))
+    for said in ("0.267", "0.348", "4.86", "7.72", "8.82", "1.44", "1.28"):
+        assert said in texts[0]
+
+
 def test_show_says_the_same_as_measure_did_with_heads_beside_the_layer(
     howsmooth, tmp_path, module, tokenizer, beginning
 ):

@@ -188,6 +188,7 @@ def test_a_disk_without_any_room_is_one_line_and_exit_code_two(study, small_disk
 
 
 @pytest.mark.slow
+@pytest.mark.clock("a process is killed while it works")
 def test_killed_and_called_again_it_ends_as_one_that_was_not(study, howsmooth, tmp_path):
     study(lengths="[4, 6, 8, 10, 12, 14, 16, 18]", sequences="2")
     command = [

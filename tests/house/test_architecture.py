@@ -27,7 +27,7 @@ ALLOWED = {
     "errors": set(),
     "torch_internals": set(),
     "validation": {"errors", "torch_internals"},
-    "files": set(),
+    "files": {"errors", "memory"},
     "markup": {"wording"},
     "strict": set(),
     "values": set(),
@@ -49,7 +49,8 @@ ALLOWED = {
     "lab": GROUND,
     "__main__": {"cli"},
     "cli": {*GROUND, *INSTRUMENTS, "studies", "report", "lab", ""},
-    "": set(),
+    "threads": set(),
+    "": {"threads"},
 }
 
 

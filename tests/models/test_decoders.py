@@ -67,6 +67,17 @@ def test_alibi_counts_real_tokens_only(family, hidden, rng):
         assert_close(f(X)[padding], written[padding], **tolerance(family))
 
 
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_falcon_adds_alibi_as_often_as_its_kernel_does(kernel, rng):
+    config = transformers.FalconConfig(**FALCON, alibi=True)
+    config._attn_implementation = kernel
+    transformer = hs.load(randomised(config, rng))
+    found, heard = run(transformer, inputs("falcon", rng), [site.block for site in transformer.sites])
+    for layer, (_read, written) in enumerate(heard):
+        f, X = found.at(layer, "block")
+        assert_close(f(X), written)
+
+
 def test_far_away_alibi_of_falcon_is_rounded_as_the_module_rounds_it(rng):
     config = transformers.FalconConfig(**FALCON | {"max_position_embeddings": 600}, alibi=True)
     transformer = hs.load(randomised(config, rng))

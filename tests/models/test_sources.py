@@ -72,6 +72,7 @@ def test_a_line_is_a_sentence_or_an_object_with_one(tmp_path):
     (tmp_path / "said.jsonl").write_text("\n".join(lines), encoding="utf-8")
     found = read_sentences(tmp_path / "said.jsonl")
     assert found.lines == ("Down, down.", "Would the fall", "never come?")
+    assert found.labels == (None, 1, None)
     assert "fall" not in repr(found)
 
 
@@ -80,7 +81,12 @@ def test_a_line_is_a_sentence_or_an_object_with_one(tmp_path):
     [
         ("3", "a string that is not empty"),
         ('" "', "a string that is not empty"),
-        ('{"words": "x"}', "an object with 'text' or 'sentence'"),
+        ('{"words": "x"}', "got 'words' besides; remove what is not used"),
+        ('{"text": "x", "lable": 1}', "got 'lable' besides"),
+        ('{"text": "x", "sentence": "y"}', "got 'sentence' besides"),
+        ('{"label": 1}', "an object with 'text' or 'sentence'"),
+        ('{"text": "x", "label": [1]}', "'label' must be the name or the number of a class, got [1]"),
+        ('{"text": "x", "label": true}', "'label' must be the name or the number of a class, got true"),
         ("Down, down.", "JSON by itself"),
     ],
 )

@@ -18,8 +18,9 @@ def bent(layer, lengths=(4, 8, 16)):
 
 def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_smoothest():
     assert sentence(measurement(grid(layers=3))) == (
-        "At 16 tokens the worst small perturbation of what enters layer 2 grows 7.23-fold, a random one 0.362-fold, "
-        "and no tokens of this radius can exceed 1,240; the smoothest is layer 0, with 2.41."
+        "At 16 tokens the worst small perturbation of what enters layer 2 grows 7.23-fold, a random one 0.36-fold "
+        "[0.34, 0.38]; for any 16 tokens no longer than 9, the longest here, at most 1,240-fold; the smoothest is "
+        "layer 0, with 2.41."
     )
 
 
@@ -28,7 +29,7 @@ def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_s
     [
         (measurement(grid(layers=1)), "layer 0 grows 2.41-fold", "smoothest"),
         (measurement(grid(lower=0.0)), "grows 0-fold", "∞"),
-        (measurement(grid(typical=None)), "grows 4.82-fold, and no tokens", "random"),
+        (measurement(grid(typical=None)), "grows 4.82-fold; for any 16 tokens", "random"),
         (measurement(grid(), planned=99), "So far, at 16 tokens", "At "),
         (measurement([record(0, 4, 0), record(1, 8, 0)]), "no length in common", "grows"),
         (measurement(grid(), layers=()), "Nothing is measured yet.", "layer"),

@@ -63,6 +63,52 @@ def test_what_float32_inside_adds_refutes_nothing():
     assert not found.refuted
 
 
+def biased(bias: float) -> nn.Linear:
+    layer = linear(3.6).double()
+    with torch.no_grad():
+        layer.bias.fill_(bias)
+    return layer
+
+
+@pytest.mark.parametrize("bias", [1e5, -1e9, 1e13])
+@pytest.mark.parametrize("domain", [None, hs.Ball(1.0)])
+def test_a_large_bias_hides_no_slope_in_float64(bias, domain):
+    found = hs.audit(biased(bias), claimed=1.8, input_shape=(4, 3), domain=domain, **QUICK)
+    assert found.refuted
+    assert found.consistent
+    assert 3.2 < found.largest <= 3.6 * (1 + 1e-9)
+    assert not hs.audit(biased(bias), claimed=3.6001, input_shape=(4, 3), domain=domain, **QUICK).refuted
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_what_rounding_adds_where_an_offset_cancels_refutes_nothing(factor):
+    def cancelling(X):
+        return factor * ((X + 1e8) - 1e8)
+
+    found = hs.audit(cancelling, claimed=1.0001 * factor, input_shape=(2, 2), domain=hs.Ball(1.0), **QUICK)
+    assert not found.refuted
+    assert found.largest == pytest.approx(factor, rel=1e-3)
+
+
+def test_inputs_far_apart_refute_what_float32_beside_a_bias_hides_from_near_ones():
+    layer = biased(1e5)
+
+    def single(X):
+        return (X.float() @ layer.weight.T.float() + layer.bias.float()).double()
+
+    found = hs.audit(single, claimed=1.8, input_shape=(4, 3), **QUICK)
+    assert found.refuted
+    assert float((found.pair.first - found.pair.second).norm()) > 1
+
+
+def test_what_rounding_hides_is_told_and_no_contradiction():
+    found = hs.audit(biased(1e17), claimed=1.8, input_shape=(4, 3), domain=hs.Ball(1.0), **QUICK)
+    assert not found.refuted
+    assert found.consistent  # with the derivative, since rounding could have taken all of it
+    assert "rounding hides" in found.summary
+    assert "not what the outputs do" not in found.summary
+
+
 def test_a_kernel_without_second_derivative_is_refused_in_a_sentence():
     def distances(X):
         return torch.cdist(X, X)

@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 import torch
 from oracles import Diagonal, worst_case_ratio
+from scipy.optimize import brentq
 from scipy.stats import binom
 from spectral.spectra import SPECTRA as SIXTY
 from spectral.spectra import Counting
 
 import howsmooth as hs
 from howsmooth.errors import ConvergenceWarning
+from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import exceeds, least_overlap, upper_bound
+from howsmooth.spectral.vectors import random_start
 
 N = 60
 
@@ -52,9 +55,31 @@ def test_the_upper_bound_fails_no_more_often_than_it_says_and_the_lower_one_neve
 
 def test_the_confidence_is_not_wasted():
     """With one product the start alone decides: a bound at 90 % must fail nearly one time in ten."""
-    estimate = uppers("one outlier far above a crowd", 1, torch.float64, confidence=0.9, starts=4000)
-    rate = float((estimate.upper < 1).double().mean())
-    assert 0.07 < rate < 0.117
+    op = Diagonal(SPECTRA["one outlier far above a crowd"], count=4000)
+    generator = torch.Generator().manual_seed(1)
+    space = Bidiagonalisation(op, random_start(op, generator), generator)
+    space.advance()
+    upper = upper_bound(space.ritz(), space.alphas, space.betas, least_overlap(N, 0.9))
+    assert 0.07 < (upper < 1).mean() < 0.117
+
+
+@pytest.mark.parametrize("batch", [True, False], ids=["some of a batch", "alone"])
+@pytest.mark.parametrize("separable", [True, False])
+@pytest.mark.parametrize("confidence", [0.9, 0.5])
+def test_a_start_that_missed_the_top_is_found_out_by_what_is_attained_and_drawn_again(confidence, separable, batch):
+    """Nearly all brackets that would not hold the norm contradict themselves: they must not be shown."""
+    entries, starts = SPECTRA["hidden top"], 400
+
+    def operator(count):
+        return hs.Dense(torch.diag(entries).expand(count, N, N)) if separable else Diagonal(entries, count=count)
+
+    generator = torch.Generator().manual_seed(0)
+    calls = [operator(starts)] if batch else [operator(1) for _start in range(starts // 4)]
+    found = [hs.spectral_norm(op, confidence=confidence, generator=generator) for op in calls]
+    upper, lower = (torch.cat([getattr(estimate, end) for estimate in found]) for end in ("upper", "lower"))
+    assert float((upper < 1).double().mean()) <= (1 - confidence) / 10
+    assert bool((lower < upper).all())
+    assert all(status is hs.Status.CONVERGED for estimate in found for status in estimate.statuses)
 
 
 @pytest.mark.slow
@@ -175,3 +200,60 @@ def test_a_higher_confidence_asks_for_a_larger_upper_bound(rng):
             )
     assert uppers == sorted(uppers)
     assert uppers[0] < uppers[-1]
+
+
+def components(sigma, alphas, betas):
+    """The sum of squares of the components of a singular vector, from the tridiagonal matrix BᵀB, densely."""
+    k = len(alphas)
+    B = np.zeros((k, k + 1))
+    B[np.arange(k), np.arange(k)], B[np.arange(k), np.arange(1, k + 1)] = alphas, betas
+    T = B.T @ B
+    p = np.ones(k + 1)
+    for j in range(k):  # row j of T p = σ² p
+        p[j + 1] = (sigma**2 * p[j] - T[j, : j + 1] @ p[: j + 1]) / T[j, j + 1]
+    return float(p @ p)
+
+
+def bidiagonal(seed, k):
+    rng = np.random.default_rng(seed)
+    alphas, betas = 0.5 + rng.random(k), 0.1 + 0.5 * rng.random(k)
+    B = np.zeros((k, k))
+    B[np.arange(k), np.arange(k)], B[np.arange(k - 1), np.arange(1, k)] = alphas, betas[:-1]
+    return alphas, betas, np.linalg.norm(B, 2)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("k", [1, 2, 5, 12])
+def test_the_sum_that_is_compared_is_that_of_the_components(k, size):
+    alphas, betas, ritz = bidiagonal(k, k)
+    for stretch in (1.001, 1.2, 3.0):
+        total = components(stretch * ritz, alphas, betas)
+        for share in (1 - 1e-9, 1 + 1e-9):
+            found = exceeds(np.array([size * stretch * ritz]), size * alphas[None], size * betas[None], total * share)
+            assert bool(found[0]) == (share < 1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("delta", [0.9, 1e-2, 1e-8])
+def test_the_upper_bound_is_where_the_sum_reaches_its_threshold(delta, size):
+    many = [bidiagonal(seed, 6) for seed in range(5)]
+    alphas, betas, ritz = (np.stack([size * x[i] for x in many]) for i in range(3))
+    found = upper_bound(ritz, alphas, betas, delta)
+    for (a, b, low), value in zip(many, found / size, strict=True):
+        high = 2 * low
+        while components(high, a, b) < delta**-2:
+            high = low + 2 * (high - low)
+        root = low
+        if components(low, a, b) < delta**-2:
+            root = brentq(lambda x, a=a, b=b: math.log(components(x, a, b) * delta**2), low, high, xtol=1e-13)
+        assert root * (1 - 1e-12) <= value <= root + 2e-4 * (root - low) + 1e-12
+
+
+def test_the_least_overlap_is_that_of_a_random_direction():
+    rng = np.random.default_rng(0)
+    for dimension, confidence in ((2, 0.5), (5, 0.9), (40, 0.99)):
+        v = rng.standard_normal((200000, dimension))
+        overlap = np.abs(v[:, 0]) / np.linalg.norm(v, axis=1)
+        rate = np.mean(overlap >= least_overlap(dimension, confidence))
+        assert abs(rate - confidence) < 4 * math.sqrt(confidence * (1 - confidence) / 200000)
+    assert least_overlap(1, 0.999) == 1.0

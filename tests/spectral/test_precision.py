@@ -1,5 +1,6 @@
 """Half and single precision, and numbers at the ends of their range."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -64,3 +65,63 @@ def test_half_precision_operators_are_measured_in_float32(rng):
     matrix = gaussian(rng, 20, 30).half()
     estimate = hs.spectral_norm(hs.Dense(matrix), generator=rng)
     assert_close(estimate.lower.double(), top(matrix), rtol=1e-3, atol=0)
+
+
+def biased(kind, rng, bias, *, size=0.01, **more):
+    """One head in float32 whose bias of values is far larger than what tokens add to it."""
+    query, key, value = (torch.randn(1, 2, 2, generator=rng) for _part in range(3))
+    shift = bias * torch.randn(1, 2, generator=rng)
+    return kind(query=query, key=key, value=size * value, value_bias=shift, **more)
+
+
+BIASED = {
+    "softmax": lambda rng, bias: biased(hs.Attention, rng, bias),
+    "sink": lambda rng, bias: biased(hs.Attention, rng, bias, sink=torch.randn(1, generator=rng)),
+    "sink that nobody looks at": lambda rng, bias: biased(hs.Attention, rng, bias, sink=torch.full((1,), -30.0)),
+    "sigmoid": lambda rng, bias: biased(hs.SigmoidAttention, rng, bias),
+    "differential": lambda rng, bias: biased(hs.DifferentialAttention, rng, bias, subtracted=torch.full((1,), 0.5)),
+    "linear": lambda rng, bias: biased(hs.LinearAttention, rng, bias),
+    "entmax": lambda rng, bias: biased(hs.EntmaxAttention, rng, bias),
+}
+
+
+@pytest.mark.parametrize("bias", [10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("kind", BIASED)
+def test_a_large_bias_of_values_does_not_move_the_bracket_off_the_truth(kind, n, bias):
+    rng = torch.Generator().manual_seed(int(bias) + n)
+    f = BIASED[kind](rng, bias)
+    X = torch.randn(40, n, 2, generator=rng)
+    exact = [top(dense_jacobian(f.to(torch.float64), x.double())) for x in X]
+    together = hs.local_lipschitz(f, X, confidence=1 - 1e-9, generator=rng)
+    alone = [hs.local_lipschitz(f, x, confidence=1 - 1e-9, generator=rng) for x in X[:10]]
+    for estimate, truth in zip([*together, *alone], [*exact, *exact[:10]], strict=True):
+        assert estimate.lower.double() <= truth <= estimate.upper.double()
+        assert estimate.upper <= estimate.lower * (1 + 1e-3 + 1e-6)  # as narrow as it was asked for
+
+
+def test_tokens_far_from_the_origin_are_rounded_as_a_bias_is():
+    """A coordinate that only values see: it adds the same to all of them."""
+    rng = torch.Generator().manual_seed(0)
+    f = hs.Attention(
+        query=torch.randn(1, 2, 3, generator=rng) * torch.tensor([1.0, 1.0, 0.0]),
+        key=torch.randn(1, 2, 3, generator=rng) * torch.tensor([1.0, 1.0, 0.0]),
+        value=0.01 * torch.randn(1, 2, 3, generator=rng),
+    )
+    for _input in range(40):
+        X = torch.randn(4, 3, generator=rng) + torch.tensor([0.0, 0.0, 1e5])
+        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-9, generator=rng)
+        truth = top(dense_jacobian(f.to(torch.float64), X.double()))
+        assert estimate.lower.double() <= truth <= estimate.upper.double()
+
+
+@pytest.mark.parametrize("kind", [hs.Attention, hs.LinearAttention, hs.EntmaxAttention, hs.SinkhornAttention])
+def test_a_bias_of_values_is_added_to_what_comes_out_and_does_not_enter_the_derivative(rng, kind):
+    shapes = {"query": (4, 3, 5), "key": (2, 3, 5), "value": (2, 2, 5)}
+    f = kind(**{name: gaussian(rng, *shape) for name, shape in shapes.items()})
+    X, bias = 0.3 * gaussian(rng, 2, 6, 5), gaussian(rng, 2, 2)
+    shifted = dataclasses.replace(f, value_bias=1e8 * bias)
+    assert torch.equal(shifted.jacobian(X).jvp(X), f.jacobian(X).jvp(X))
+    value, _jacobian = dataclasses.replace(f, value_bias=bias).value_and_jacobian(X)
+    assert_close(value, f(X) + bias.repeat_interleave(2, 0).flatten())
+    assert_close(dataclasses.replace(f, value_bias=bias)(X), value)

@@ -206,11 +206,10 @@ def test_one_token_gives_the_value_matrix(rng):
     assert_close(estimate.upper, estimate.lower)
 
 
-def test_a_scalar_map_is_measured_exactly():
+def test_a_scalar_map_is_measured_to_the_rounding_of_its_products():
     f = hs.Attention.single_head(A=torch.ones(1, 1), V=torch.full((1, 1), -3.0))
     estimate = hs.local_lipschitz(f, torch.ones(1, 1))
-    assert float(estimate.lower) == 3.0
-    assert float(estimate.upper) == pytest.approx(3.0)
+    assert 3.0 * (1 - 1e-5) <= float(estimate.lower) <= 3.0 <= float(estimate.upper) <= 3.0 * (1 + 1e-5)
 
 
 def test_zero_weights_give_norm_zero():

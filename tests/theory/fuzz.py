@@ -66,6 +66,7 @@ def draw(seed: int) -> tuple[hs.Attention, torch.Tensor]:
         norm = hs.RMSNorm if rng.random() < 0.5 else hs.LayerNorm
         options |= {name: norm(gain=gauss(k), bias=gauss(k), eps=1e-3) for name in ("query_norm", "key_norm")}
     rotary = hs.Rotary() if k % 2 == 0 and rng.random() < 0.25 else None
+    options |= _sink(seed, heads, groups, (k, v), dtype)
     f = hs.Attention(
         query=gauss(heads, k, d, size=scale["query"]),
         key=gauss(groups, k, d),
@@ -76,6 +77,19 @@ def draw(seed: int) -> tuple[hs.Attention, torch.Tensor]:
     )
     shift = float(rng.choice([0.0, 0.0, 0.0, 1.0, 1e3, 1e6])) * rng.standard_normal(d)
     return f, (scale["tokens"] * torch.as_tensor(rng.standard_normal((n, d)) + shift)).to(dtype)
+
+
+def _sink(seed: int, heads: int, groups: int, widths: tuple[int, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A sink for some seeds, with biases of keys and values, which count beside it."""
+    rng = np.random.default_rng((seed, 2))
+    if rng.random() >= 0.2:
+        return {}
+
+    def gauss(*shape: int) -> torch.Tensor:
+        return torch.as_tensor(float(rng.choice([0.0, 0.1, 1.0, 10.0, 1000.0])) * rng.standard_normal(shape)).to(dtype)
+
+    sink = torch.as_tensor(rng.uniform(-1, 1, heads) * float(rng.choice([0.0, 1.0, 10.0, 100.0]))).to(dtype)
+    return {"sink": sink, "key_bias": gauss(groups, widths[0]), "value_bias": gauss(groups, widths[1])}
 
 
 def _outputs(seed: int, output: torch.Tensor) -> torch.Tensor:
@@ -114,10 +128,10 @@ def jacobian(f: hs.Attention, X: np.ndarray) -> np.ndarray:
     n, d = X.shape
     blocks = []
     for h in range(f.layout.heads):
-        (q, Dq), (k, Dk), V = _parts(f, X, h)
+        (q, Dq), (k, Dk), V, value = _parts(f, X, h)
         J = np.zeros((n, V.shape[0], n, d), WIDE)
         for i in range(n):
-            P, slope, apart = _row(f, X @ V.T, q[i], k, i)
+            P, slope, apart = _row(f, value, q[i], k, (h, i))
             for j in range(len(P)):
                 moved = WIDE(f.score_scale) * slope[j]
                 J[i, :, j] += P[j] * (V + np.outer(apart[j], moved * (Dk[j].T @ q[i])))
@@ -144,30 +158,33 @@ def _told(total: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def _outputs_of_heads(f: hs.Attention, X: np.ndarray) -> list[np.ndarray]:
-    """The map from its definition, head by head, biases of values and outputs left out."""
+    """The map from its definition, head by head, without what a bias of values or outputs adds to all inputs alike."""
     found = []
     for h in range(f.layout.heads):
-        (q, _Dq), (k, _Dk), V = _parts(f, X, h)
-        value = X @ V.T
-        weights = [_row(f, value, q[i], k, i)[0] for i in range(len(X))]
+        (q, _Dq), (k, _Dk), _V, value = _parts(f, X, h)
+        weights = [_row(f, value, q[i], k, (h, i))[0] for i in range(len(X))]
         found.append(np.stack([P @ value[: len(P)] for P in weights]))
     return found if f.output is None else [y @ _wide(W).T for W, y in zip(f.output, found, strict=True)]
 
 
 def _parts(f, X, h) -> tuple:
-    """Queries and keys with their derivatives, and V; a value bias moves nothing."""
+    """Queries and keys with their derivatives, V, and values; a value bias moves nothing where weights sum to one."""
     g = h // f.layout.shared
     queries = _seen(f, X, f.query[h], f.query_bias, h, f.query_norm)
-    return queries, _seen(f, X, f.key[g], f.key_bias, g, f.key_norm), _wide(f.value[g])
+    V = _wide(f.value[g])
+    shift = _wide(f.value_bias[g]) if f.sink is not None and f.value_bias is not None else 0
+    return queries, _seen(f, X, f.key[g], f.key_bias, g, f.key_norm), V, X @ V.T + shift
 
 
-def _row(f, value, q, k, i) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights of row i, slopes of the soft cap, and values from their mean: for the tokens that it sees."""
+def _row(f, value, q, k, place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights of head h in row i, slopes of the soft cap, and values from their mean: for the tokens that it sees."""
+    h, i = place
     sees = range(i + 1) if f.positions.causal else range(len(k))
     S, slope = _capped(f, WIDE(f.score_scale) * np.stack([k[j] @ q for j in sees]))
-    P = np.exp(S - S.max())
-    P = P / P.sum()
-    apart = np.stack([value[j] - value[0] for j in sees])
+    sink = -np.inf if f.sink is None else _wide(f.sink[h])
+    P, beside = np.exp(S - max(S.max(), sink)), np.exp(sink - max(S.max(), sink))
+    P = P / (P.sum() + beside)
+    apart = np.stack([value[j] - (value[0] if f.sink is None else 0) for j in sees])
     return P, slope, apart - P @ apart
 
 
@@ -237,8 +254,9 @@ def _rows_alone(f: hs.Attention, X: torch.Tensor) -> float:
 
 
 def _heads_together(f: hs.Attention, n: int, radius: float) -> float:
-    refuse_norms(f, "heads together")
-    return together(f, heads_of(f), Turns.of(f, n), n, radius)
+    plain = dataclasses.replace(f, sink=None)
+    refuse_norms(plain, "heads together")
+    return together(f, heads_of(plain), Turns.of(f, n), n, radius)
 
 
 def attack(seed: int, counts: Counter | None = None, radii: tuple[float, ...] = ()) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-import howsmooth.theory.neighbourhood
+import howsmooth.theory.around_input.neighbourhood
 import howsmooth.theory.tied
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -15,9 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from elsewhere import second_device
 
 N, RADIUS = 5, 1.5
-# the same on both devices: here optima are compared, not judged, and a device in Python takes its time
-howsmooth.theory.tied.ITERATIONS = 2
-howsmooth.theory.neighbourhood.INTERVALS = 4
 
 
 def layer(**options):
@@ -49,7 +46,10 @@ def answers(f, g, X, norm):
     yield from (row.found for row in hs.regimes(g, RADIUS, [3]).rows)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # not where tests are collected: it would change the library for all of them
+    # the same on both devices: here optima are compared, not judged, and a device in Python takes its time
+    howsmooth.theory.tied.ITERATIONS = 2
+    howsmooth.theory.around_input.neighbourhood.INTERVALS = 4
     here = list(answers(layer(), form(), X, NORM))
     device, mode = second_device()
     with mode:

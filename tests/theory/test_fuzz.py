@@ -20,6 +20,24 @@ def test_no_random_map_violates_a_bound(first):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [802179, 803309, 810623])  # a sink takes all but 10⁻⁸⁵, and more, in float32
+def test_what_is_too_small_for_float32_is_not_called_zero(seed):
+    assert not list(attack(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [800476])  # the transpose is rounded by more than the product with the direction
+def test_a_bias_beside_a_sink_is_rounded_in_every_direction(seed):
+    assert not list(attack(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [700017])  # scores of 10⁵ beside a sink, which takes nothing
+def test_weights_and_the_share_of_a_sink_sum_to_one(seed):
+    assert not list(attack(seed))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [5115, 5131])  # weights of one came out smaller, by 10⁻¹²
 def test_a_weight_of_one_stays_one_around_an_input(seed):
     assert not list(attack(seed, radii=(1e-6, 1e-3, 0.3)))

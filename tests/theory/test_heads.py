@@ -8,7 +8,17 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import combined, heads_of, log_sum, output_norm, product_norm, total_value
+from howsmooth.theory.heads import (
+    combined,
+    heads_of,
+    log,
+    log_sum,
+    matrix_norm,
+    output_norm,
+    product_norm,
+    short,
+    total_value,
+)
 
 
 def gauss_from(rng):
@@ -86,3 +96,52 @@ def test_equal_tokens_have_the_constant_of_the_summed_values(rng):
         g = layer(gauss_from(rng), positions=hs.Positions(causal=causal))
         witness = hs.extremal.equal_tokens(g, 6, 1.0)
         assert_close(witness.formula, float(constant(g, witness.tokens)))
+
+
+def test_products_that_cancel_have_the_rounding_of_their_factors():
+    half, other = torch.eye(4).double()[None] * 3, torch.eye(4).double()[None] * 5
+    half[:, 2:], other[:, :2] = 0, 0
+    f = hs.Attention(query=half, key=other, value=half, output=other.mT, scale=-2.0)
+    (head,) = heads_of(f)
+    eps = torch.finfo(torch.float64).eps
+    assert head.norm_A == pytest.approx(8 * eps * 30.0, rel=1e-9, abs=0)
+    assert head.norm_WV == pytest.approx(8 * eps * 15.0, rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_norms_of_matrices_of_any_size_and_sign_are_dense_norms(rng, size):
+    for shape in ((3, 7), (7, 3), (1, 1), (4, 4)):
+        x = -torch.rand(*shape, dtype=torch.float64, generator=rng)
+        x[0, 0] = -1e-3
+        exact = float(torch.linalg.matrix_norm(x, 2)) * size
+        assert matrix_norm(x * size) == pytest.approx(exact, rel=1e-12, abs=0)
+        r = short(x)
+        assert r.shape[1] == min(shape)
+        assert_close(r @ r.mT, x @ x.mT)
+    assert matrix_norm(torch.zeros(2, 3).double()) == 0.0
+    assert matrix_norm(torch.full((2, 2), math.inf)) == math.inf
+
+
+def test_logarithms_of_sums_hold_where_terms_leave_the_range_of_floats():
+    assert log_sum((1000.0, 1000.0)) == pytest.approx(1000 + math.log(2))
+    assert log_sum((-2000.0, -2001.0, -2003.0)) == pytest.approx(-2000 + math.log(1 + math.exp(-1) + math.exp(-3)))
+    assert log_sum(()) == -math.inf
+    assert log_sum((math.inf, 3.0)) == math.inf
+    assert log(0.0) == -math.inf
+    assert log(math.e) == pytest.approx(1.0)
+    assert math.isnan(log(math.nan))
+
+
+def test_concatenated_heads_combine_by_the_root_of_squares(rng):
+    f = layer(gauss_from(rng))
+    heads = heads_of(hs.Attention(query=f.query, key=f.key, value=f.value))
+    factors = (2.0, 0.5, 1.0)
+    exact = math.hypot(*(head.norm_V * g for head, g in zip(heads, factors, strict=True)))
+    assert_close(math.exp(combined(heads, map(math.log, factors))), exact)
+    assert output_norm(heads) == 1.0
+
+
+def test_heads_that_write_to_axes_of_their_own_combine_by_the_root_of_squares():
+    part = torch.eye(6).double().reshape(3, 2, 6)
+    heads = heads_of(hs.Attention(query=part, key=part, value=part, output=part.mT))
+    assert_close(math.exp(combined(heads, [math.log(2.0)] * 3)), 2 * math.sqrt(3))

@@ -132,3 +132,16 @@ def test_one_token_looks_at_itself(rng):
     limit = hs.bounds.large_radius_limit(f, X)
     assert_close(number(limit.value), norms(f.value[0]))
     assert limit.error(2.0) >= 0
+
+
+def test_the_error_of_the_limit_is_its_formula(rng):
+    for n in (2, 5):
+        f, X = form(gaussian(rng, 3, 3), gaussian(rng, 4, 3)), gaussian(rng, n, 3)
+        A, V, _P = weights_of(f, X)
+        limit = hs.bounds.large_radius_limit(f, X)
+        D = max((x - y).norm().item() for x in X for y in X)
+        steep = (X @ A.mT).norm(dim=-1).max().item()
+        for R in (0.1, 2.0):
+            strays = (n - 1) * math.exp(-limit.gap * R**2)
+            size = math.sqrt(2 * n) + norms(A).item() * D**2 * R**2 + math.sqrt(2 * n) * steep * D * R**2
+            assert limit.error(R) == pytest.approx(norms(V).item() * strays * size, rel=1e-9)

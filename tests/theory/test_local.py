@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.local import local_uppers, softmax_slope
+from howsmooth.theory.local import _query_and_key, _three_terms, local_uppers, softmax_slope
 from howsmooth.theory.views import views
 
 
@@ -244,3 +244,31 @@ def test_the_local_bound_is_far_below_the_bound_of_the_ball_at_typical_inputs(rn
     X = gaussian(rng, 64, 16)
     ball = hs.bounds.sharp_upper(f, n=64, radius=X.norm(dim=-1).max().item()).value
     assert hs.bounds.local_upper(f, X).value < ball / 3
+
+
+def test_the_smaller_one_of_two_certificates_is_returned(rng, monkeypatch):
+    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng))
+    # entries of at most one: the units in which certificates are computed are those of the map
+    f = dataclasses.replace(f, value=f.value / f.value.abs().max(), output=f.output / f.output.abs().max())
+    X = gaussian(rng, 5, 6)
+    apart = hs.bounds.local_upper(f, X, rows=False).value
+    for share in (1e-3, 0.5, 0.9, 1.1, 1e3):
+        monkeypatch.setattr("howsmooth.theory.local.rows_upper", lambda _views, share=share: share * apart)
+        assert hs.bounds.local_upper(f, X).value == pytest.approx(min(share, 1) * apart)
+
+
+def test_scores_whose_slopes_depend_on_the_key_count_by_the_steepest(rng):
+    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), softcap=1.5).head(0)
+    X = gaussian(rng, 5, 6)
+    (view,) = views(f, X)
+    alone, _mixed = _three_terms(view)
+    pull = view.key_pull().max(-1).values
+    first = view.value_norm * view.norm_P()
+    assert alone == pytest.approx(
+        first + _query_and_key(view, view.query_side(), *view.key_side(), pull, view.rounding.value), rel=1e-12
+    )
+    rough = dataclasses.replace(view.rounding, scores=view.rounding.scores + 0.3)
+    rough = dataclasses.replace(view, rounding=rough)
+    alone, _mixed = _three_terms(rough)
+    stated = _query_and_key(rough, view.query_side(), *view.key_side(), pull, rough.rounding.value)
+    assert alone == pytest.approx(view.value_norm * rough.norm_P() + stated, rel=1e-12)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from draws import gaussian, number
 from theory.ball import constants, jacobians
-from theory.forms import HEADS, ROUNDING, form, matrix_norm, scaled_to, with_mask
+from theory.forms import HEADS, ROUNDING, form, matrix_norm, random_layer, scaled_to, with_mask
 from theory.theorems import LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, accepted, bound
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory import extremal
+from howsmooth.theory.heads import heads_of
+from howsmooth.theory.mean_field import _tied_diracs, _two_diracs
 
 
 @pytest.mark.parametrize(
@@ -123,3 +125,66 @@ def test_the_logarithm_is_finite_where_the_bound_overflows():
         assert math.isfinite(lower.log_value)
         assert 900.0 < lower.log_value <= sharp.log_value
         assert json.loads(lower.to_json())["log_value"] == lower.log_value
+
+
+def diagonal(a, v):
+    return form(torch.diag(torch.tensor(a).double()), torch.diag(torch.tensor(v).double()))
+
+
+@pytest.mark.parametrize(
+    ("a", "v", "gamma", "size"), [((-2.0, 1.0), (3.0, 7.0), 2.0, 3.0), ((8.0, -0.5), (3.0, 7.0), 1.0, 3.0)]
+)
+def test_mean_field_lower_bounds_are_their_formulas(a, v, gamma, size):
+    for R in (0.7, 1.5):
+        f, c = diagonal(a, v), gamma * R**2
+        exact = c / 2 * math.exp(c) * size
+        assert hs.bounds.mean_field_lower(f, radius=R).value == pytest.approx(exact)
+        t = torch.logspace(-2, 2, 100001).double()
+        diracs = (t.sqrt() / (1 + t) * (1 + 2 * c * t / (1 + t))).max().item() * math.exp(c) * size
+        (head,) = heads_of(f)
+        assert _two_diracs(head, R) == pytest.approx(math.log(diracs), abs=1e-6)
+        tied = _tied_diracs(head, R)
+        largest = max(diracs, math.exp(tied), max(v))
+        assert hs.bounds.sharp_mean_field_lower(f, radius=R).value == pytest.approx(largest, rel=1e-6)
+
+
+def test_pairs_that_tie_need_two_dimensions_scores_and_values():
+    for a, v in (((-2.0,), (3.0,)), ((0.0, 0.0), (1.0, 1.0)), ((1.0, 1.0), (0.0, 0.0))):
+        (head,) = heads_of(diagonal(a, v))
+        assert _tied_diracs(head, 1.0) == -math.inf
+    (head,) = heads_of(diagonal((-2.0, 1.0), (3.0, 7.0)))
+    assert _tied_diracs(head, 1.0) > -math.inf
+    assert hs.bounds.sharp_mean_field_lower(diagonal((1e-9, 1e-9), (3.0, 7.0)), radius=1.0).value == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 4.0, math.inf])
+def test_heads_add_up_below_two_and_combine_above(rng, p):
+    for mixed in (True, False):
+        f, R = random_layer(rng, mixed=mixed), 0.4
+        heads = heads_of(f)
+        for masked in (False, True):
+            if masked and p == 1:
+                continue
+            g = with_mask(f, True) if masked else f
+            c = [head.norm_A * R**2 for head in heads]
+            hardy = 1.0 if p == math.inf else p / (p - 1) if masked else 0.0
+            each = [
+                hardy * (1 + 2 * x) * math.exp(2 * x) + x if masked else (1 + 2 * x) * math.exp(2 * x / p) + x
+                for x in c
+            ]
+            apart = sum(head.norm_WV * e for head, e in zip(heads, each, strict=True))
+            stacked = math.hypot(*(head.norm_V * e for head, e in zip(heads, each, strict=True)))
+            whole = min(apart, stacked * matrix_norm(torch.cat(list(f.output), -1))) if mixed else stacked
+            name = "masked_mean_field_upper" if masked else "sharp_mean_field_upper"
+            found = getattr(hs.bounds, name)(g, radius=R, p=p).value
+            assert found == pytest.approx(whole if p >= 2 else apart)
+
+
+def test_tied_diracs_of_a_quarter_turn_prove_their_formula():
+    f = form(torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double())
+    (head,) = heads_of(f)
+    for R in (1.0, 2.0, 4.0):
+        theta = torch.linspace(1e-4, math.pi / 2, 200001).double()
+        exact = (0.5 * (R**2 * theta.cos() / 2).exp() * R**2 * theta.sin()).max().item()
+        assert _tied_diracs(head, R) <= math.log(exact) + 1e-9
+        assert _tied_diracs(head, R) == pytest.approx(math.log(exact), abs=1e-5)

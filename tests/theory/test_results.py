@@ -10,8 +10,10 @@ from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, 
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory.results import Ladder, Side, lower_bound, safe_digits, upper_bound
+from howsmooth.errors import ContradictionError
+from howsmooth.theory.results import Bound, Bracket, Ladder, Side, lower_bound, safe_digits, upper_bound
 
+EPS = torch.finfo(torch.float64).eps
 EYE = torch.eye(2, dtype=torch.float64)
 
 
@@ -164,3 +166,45 @@ def test_results_are_written_down(rng, tmp_path):
     assert_close(loaded["tokens"], bracket.lower.tokens)
     attained = f.jacobian(loaded["tokens"]).jvp(loaded["direction"]).norm()
     assert_close(attained, bracket.lower.measured.lower)
+
+
+def witness_of(value: float, dtype: torch.dtype = torch.float64) -> hs.Witness:
+    """A stored input whose constant is ``value``."""
+    measured = hs.spectral_norm(hs.Dense(torch.full((1, 1), value, dtype=dtype)))
+    return hs.Witness(tokens=torch.zeros(1, 1, dtype=dtype), measured=measured, name="ascent", domain="a ball")
+
+
+def test_a_bracket_whose_input_exceeds_its_theorem_is_a_bug_to_report():
+    upper = upper_bound(math.log(2.7071), "sharp_upper", "a ball", "a theorem")
+    with pytest.raises(ContradictionError, match=r"the bracket on a ball .* at least 5\.0565.*bug of howsmooth"):
+        Bracket(lower=witness_of(5.0565), upper=upper)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ends_that_are_equal_but_for_rounding_become_equal(dtype):
+    lower = witness_of(3.0, dtype)
+    below = upper_bound(math.log(3.0 * (1 - 4 * torch.finfo(dtype).eps)), "sharp_upper", "a ball", "a theorem")
+    assert below.value < lower.value
+    bracket = Bracket(lower=lower, upper=below)
+    assert bracket.upper.value == lower.value
+    assert bracket.ratio >= 1 - 1e-15
+
+
+def test_upper_bounds_are_widened_by_the_rounding_of_their_logarithm_and_lower_ones_are_not():
+    for log_value in (-50.0, 3.0, 600.0):
+        upper, lower = upper_bound(log_value, "x", "", ""), lower_bound(log_value, "x", "", "")
+        assert lower.value == math.exp(log_value)
+        assert upper.value == pytest.approx(math.exp(log_value) * (1 + 2 * EPS * abs(log_value)), rel=1e-16)
+        assert upper.value >= math.exp(log_value) * (1 + 1.5 * EPS * abs(log_value))
+    for log_value, value in ((-math.inf, 0.0), (math.inf, math.inf), (2000.0, math.inf)):
+        again = Bound.from_dict(json.loads(upper_bound(log_value, "x", "", "").to_json()))
+        assert (again.value, again.log_value) == (value, log_value)
+
+
+def test_the_ratio_of_a_bracket_is_upper_over_lower_and_infinite_where_nothing_is_attained():
+    f = form(-EYE)
+    for n, radius in ((3, 0.5), (40, 2.0)):
+        found = hs.bracket(f, n=n, radius=radius)
+        assert found.ratio == pytest.approx(found.upper.value / found.lower.value)
+    still = hs.bracket(form(EYE, 0 * EYE), n=3, radius=1.0)
+    assert still.ratio == math.inf

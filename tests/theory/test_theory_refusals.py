@@ -12,6 +12,7 @@ from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.theory import extremal
+from howsmooth.theory.assumptions import has_key_bias
 
 pytestmark = pytest.mark.untyped
 
@@ -123,3 +124,11 @@ def test_maps_that_are_not_attention_and_batches_are_refused(rng, name):
             getattr(hs.bounds, name)(f, gaussian(rng, 4, 3), **options)
     with pytest.raises(HowsmoothError):
         getattr(hs.bounds, name)(small_layer(rng), gaussian(rng, 2, 4, 3), **options)
+
+
+def test_a_key_bias_matters_where_it_is_not_zero_and_does_not_cancel(rng):
+    bias = torch.randn(3, 4, dtype=torch.float64, generator=rng)
+    turned = {"k": 4, "positions": hs.Positions(rotary=hs.Rotary())}
+    assert has_key_bias(random_layer(rng, key_bias=bias, **turned))
+    assert not has_key_bias(random_layer(rng, key_bias=0 * bias, **turned))
+    assert not has_key_bias(random_layer(rng, k=4, key_bias=bias))

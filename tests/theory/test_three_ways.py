@@ -10,6 +10,7 @@ from theory.ball import ascended, constants, inputs
 from theory.forms import random_layer
 
 import howsmooth as hs
+from howsmooth.theory import three_ways
 from howsmooth.theory import together as heads_together
 from howsmooth.theory.three_ways import LARGEST, combined_norm, products_norm
 
@@ -117,3 +118,56 @@ def test_layers_are_below_the_closer_bound_which_is_smaller(rng, biased, monkeyp
     assert found.max().item() <= upper
     monkeypatch.setattr(heads_together, "products_norm", lambda _factors: math.inf)
     assert upper < hs.bounds.sharp_upper(f, n=n, radius=radius).value
+
+
+@pytest.mark.parametrize("whole", [4, 8, 20])
+def test_weak_rows_are_completed_by_the_square_of_what_ties_them(rng, whole, monkeypatch):
+    heads, d = 4, 8
+    A = gaussian(rng, heads, d, 6) * torch.linspace(1, 0.3, d).double()[:, None]
+    monkeypatch.setattr(three_ways, "WHOLE", whole)
+    strong = max(1, whole // heads)
+    basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A)).eigenvectors.flip(-1)
+    gram = torch.einsum("hac,gbc->hagb", basis.mT @ A, basis.mT @ A)
+    S = (gram + gram.transpose(0, 2)) / 2
+    beta = three_ways._by_norms((basis.mT @ A)[:, strong:])
+    inside, outside = (S[:, rows][:, :, :, rows] for rows in (slice(strong), slice(strong, None)))
+    tie = S[:, :strong][:, :, :, strong:].flatten(2).flatten(0, 1)
+    weak = outside.flatten(2).flatten(0, 1)
+    assert torch.linalg.eigvalsh(weak)[-1].item() <= beta * (1 + 1e-12)
+    near, eye = inside.flatten(2).flatten(0, 1), torch.eye(len(weak)).double()
+    exact = torch.linalg.eigvalsh(torch.cat((torch.cat((near, tie), 1), torch.cat((tie.mT, beta * eye), 1))))[-1].item()
+    assert math.sqrt(exact) <= three_ways._on_one_side(A) <= math.sqrt(exact) * 1.01
+
+
+def test_weak_rows_are_bounded_by_the_mean_of_two_squares(rng):
+    A = gaussian(rng, 3, 4, 5)
+    under, beside = flattened(A)
+    exact = (under**2 + beside**2) / 2
+    found = three_ways._by_norms(A)
+    assert exact + 40 * three_ways.UNIT * A.square().sum().item() <= found <= exact * (1 + 1e-9)
+    assert three_ways._by_norms(A[:, :0]) == 0.0
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e150])
+def test_matrices_whose_largest_entry_is_negative_have_the_same_bound(rng, size):
+    A = gaussian(rng, 3, 4, 5).abs()
+    A[0, 0, 0] = 0
+    assert combined_norm(-size * A) == pytest.approx(size * combined_norm(A), rel=1e-3, abs=0)
+
+
+def test_products_that_cancel_keep_the_root_of_the_squares_of_what_they_lost():
+    eye = torch.eye(4).double()
+    one, other = eye[:2] * 3, eye[2:] * 5
+    factors = [(torch.cat((one, 0 * one)), torch.cat((0 * other, other)))] * 2
+    lost = 8 * 4 * three_ways.UNIT * 3 * math.sqrt(2) * 5 * math.sqrt(2)
+    assert products_norm(factors) == pytest.approx(math.sqrt(2) * lost, rel=1e-9, abs=0)
+
+
+def test_what_takes_too_long_is_left_out_by_the_number_of_rows_and_heads(rng, monkeypatch):
+    factors = [(gaussian(rng, 2, 7), gaussian(rng, 2, 11)) for _head in range(3)]
+    for largest, finite in ((9, False), (17, False), (18, True), (21, True)):
+        monkeypatch.setattr(three_ways, "LARGEST", largest)
+        assert math.isfinite(products_norm(factors)) == finite
+    narrow = [(gaussian(rng, 2, 3), gaussian(rng, 2, 11)) for _head in range(3)]
+    monkeypatch.setattr(three_ways, "LARGEST", 9)
+    assert math.isfinite(products_norm(narrow))

@@ -13,10 +13,13 @@ from theory.forms import LAYERS, ROUNDING, random_layer
 import howsmooth as hs
 from howsmooth.theory.doubt import outputs
 from howsmooth.theory.heads import heads_of
+from howsmooth.theory.rounding import UNIT
 from howsmooth.theory.row_grams import row_squares
 from howsmooth.theory.rows import Rows, rows_upper
 from howsmooth.theory.second import second_term
-from howsmooth.theory.together import _problem, together
+from howsmooth.theory.stack import Stack
+from howsmooth.theory.three_ways import combined_norm
+from howsmooth.theory.together import Together, _problem, together
 from howsmooth.theory.turned import Turns
 from howsmooth.theory.views import views
 
@@ -96,8 +99,9 @@ def test_the_certificate_by_rows_holds_and_its_parts_are_those_of_the_statement(
         rows = Rows.of(seen)
         W = outputs(seen)
         first = sum(torch.kron(view.P, w @ view.head.V) for w, view in zip(W, seen, strict=True))
-        alpha = rows.P[..., None] * (rows.y[:, None] - (rows.P @ rows.y)[:, :, None])
-        third = torch.einsum("hija,hid->iajd", alpha, rows.g).flatten(2)
+        y = torch.stack([view.y @ w.mT for w, view in zip(W, seen, strict=True)])
+        alpha = rows.P[..., None] * (y[:, None] - (rows.P @ y)[:, :, None])
+        third = torch.einsum("hija,hid->iajd", alpha, torch.stack([view.q @ view.head.K for view in seen])).flatten(2)
         eigenvalues = torch.linalg.svdvals(first.reshape(third.shape) + third).square()
         squares = row_squares(seen)
         assert bool((eigenvalues[:, 0] <= squares * ROUNDING).all())
@@ -149,3 +153,202 @@ def test_numbers_at_the_ends_of_their_range_make_no_bound_too_small(rng, size):
     truth = constant(f, X).item()
     assert truth <= hs.bounds.local_upper(f, X).value * ROUNDING
     assert truth <= hs.bounds.sharp_upper(f, n=4, radius=X.norm(dim=-1).max().item()).value * ROUNDING
+
+
+def terms(n=5, heads=1, radius=2.0, length=2.5, apart=math.inf):
+    """The three terms of a layer whose norms are given by hand."""
+    ones = Stack.of([torch.ones(1, 1).double()] * heads)
+    return Together(
+        n=n,
+        radius=radius,
+        length=length,
+        values=ones,
+        spreads=ones,
+        own=(),
+        third=(),
+        forms=[],
+        summed=False,
+        ones=ones,
+        apart=apart,
+    )
+
+
+def worst_movement(n, few, second, row):
+    """The largest length of all rows, ``second`` times their own movement plus ``row`` times that of a few tokens."""
+    t = torch.linspace(0, math.pi / 2, 200001).double() if few < n else torch.zeros(1).double()
+    inside = few * (second * t.cos() / math.sqrt(few) + row * t.cos()).square()
+    outside = (n - few) * (second * t.sin() / math.sqrt(max(n - few, 1)) + row * t.cos()).square()
+    return float((inside + outside).max().sqrt())
+
+
+@pytest.mark.parametrize(("n", "heads"), [(2, 1), (3, 1), (9, 1), (9, 3), (9, 5), (100, 2)])
+@pytest.mark.parametrize(("second", "third"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.1, 3.0), (7.0, 0.2)])
+def test_terms_are_added_as_the_worst_movement_of_tokens_adds_them(n, heads, second, third):
+    for size in (1e-170, 1.0, 1e170):
+        problem = terms(n, heads)
+        row = third * 2.0 * 2.5 / math.sqrt(2)
+        exact = math.sqrt(n) * 0.5 + worst_movement(n, min(2 * heads, n), 2.0 * second, row)
+        found = problem.added(0.5 * size, second * size, third * size)
+        assert exact * size <= found * (1 + 1e-9)
+        assert found <= exact * size * (1 + 1e-8)
+
+
+def test_the_first_term_is_the_smaller_one_of_two_and_sums_are_widened_by_their_rounding():
+    for combine in (Together.added, Together.all_rows):
+        assert combine(terms(n=4), 3.0, 0.0, 0.0) == pytest.approx(6.0, rel=1e-12)
+        assert combine(terms(n=4, apart=1.5), 3.0, 0.0, 0.0) == pytest.approx(3.0, rel=1e-12)
+        assert combine(terms(n=4, apart=1.5), 3.0, 1.0, 0.0) == pytest.approx(5.0, rel=1e-12)
+        assert combine(terms(n=4), 3.0, 1.0, 0.0) >= 8 * (1 + 32 * UNIT)
+        assert combine(terms(), 0.0, math.inf, 1.0) == math.inf
+
+
+def test_with_all_rows_at_once_the_third_term_is_added_as_it_stands():
+    found = terms(n=9).all_rows(0.5, 3.0, 4.0)
+    assert found == pytest.approx(3 * 0.5 + 2.0 * (3.0 + 4.0 * 2.5 / math.sqrt(2)), rel=1e-12)
+
+
+def stacked(parts, t, dim):
+    return torch.linalg.matrix_norm(torch.cat([s * part for s, part in zip(t, parts, strict=True)], dim), 2).item()
+
+
+@pytest.mark.parametrize("kind", ["mixed heads", "concatenated heads", "grouped queries", "query bias", "all biases"])
+@pytest.mark.parametrize("extra", [0.0, 0.7, 4.0])
+def test_the_parts_of_a_layer_are_the_matrices_of_the_statement(rng, kind, extra):
+    f, R = LAYERS[kind](rng), 3.0
+    heads, t = heads_of(f), gaussian(rng, f.layout.heads).exp()
+    problem = _problem(f, heads, None, 5, R, extra)
+    forms = [head.K.mT @ head.Q for head in heads]
+    longer = [
+        torch.cat((A, (head.query_bias @ head.K)[:, None] / extra), 1) if extra else A
+        for A, head in zip(forms, heads, strict=True)
+    ]
+    values = [head.V if head.W is None else head.W @ head.V for head in heads]
+    alone = [torch.linalg.matrix_norm(B, 2).item() for B in values]
+    beside = max(s * a for s, a in zip(t, alone, strict=True)) if f.output is None else stacked(values, t, 1)
+    assert problem.length == pytest.approx(math.hypot(R, extra), rel=1e-12)
+    assert problem.length >= math.hypot(R, extra) * (1 + 4 * UNIT)
+    assert problem.apart == pytest.approx(sum(alone), rel=1e-12)
+    for found, exact in (
+        (problem.values.norm(t), float(beside)),
+        (problem.own[0].norm(t), R * stacked(forms, t, 0)),
+        (problem.third[0].norm(t), stacked(longer, t, 0)),
+        (problem.third[1].norm(t), stacked(longer, t, 1)),
+        (problem.ones.norm(t), t.norm().item()),
+    ):
+        assert exact <= found <= exact * (1 + 1e-11)
+    s = t / t.norm()
+    closer = problem.values.norm(1 / s) * combined_norm(torch.stack([c * A for c, A in zip(s, longer, strict=True)]))
+    assert problem._closer(s) == pytest.approx(closer, rel=0.05)
+
+
+def test_products_that_cancel_keep_what_rounding_may_have_hidden():
+    # Q and K, W and V meet in nothing: whatever is left of their products is rounding
+    half = torch.eye(4).double()[:2].expand(2, -1, -1)
+    other = torch.eye(4).double()[2:].expand(2, -1, -1)
+    f = hs.Attention(
+        query=torch.cat((half, 0 * half), 1),
+        key=torch.cat((0 * half, other), 1),
+        value=torch.cat((half, 0 * half), 1),
+        output=torch.cat((0 * half, other), 1).mT,
+    )
+    heads, t = heads_of(f), torch.ones(2).double()
+    problem = _problem(f, heads, None, 5, 8.0, 0.0)
+    least = UNIT * float(heads[0].Q.norm() * heads[0].K.norm())
+    assert problem.values.norm(t) >= UNIT * float(heads[0].V.norm() * heads[0].W.norm())
+    assert problem.own[0].norm(t) >= 8.0 * least
+    assert min(stack.norm(t) for stack in problem.third) >= least
+    assert problem._closer(t) >= 0
+
+
+@pytest.mark.parametrize("kind", ["rotary", "causal rotary", "soft cap"])
+def test_rotary_positions_and_soft_caps_take_norms_of_keys_for_a_tokens_own_movement(rng, kind):
+    f, R = LAYERS[kind](rng), 3.0
+    f = dataclasses.replace(f, key_bias=gaussian(rng, 3, f.layout.k))
+    heads, t = heads_of(f), gaussian(rng, 3).exp()
+    reach = [R * torch.linalg.matrix_norm(head.K, 2) + head.key_bias.norm() for head in heads]
+    exact = stacked([r * head.Q for r, head in zip(reach, heads, strict=True)], t, 0)
+    turns = Turns.of(f, 5)
+    problem = _problem(f, heads, turns, 5, R, 0.0)
+    assert exact <= problem.own[0].norm(t) <= exact * (1 + 1e-11)
+    if turns is not None:
+        pulls = torch.tensor([turns.query_pull(head, R) for head in heads], dtype=torch.float64)
+        assert problem.own[1].norm(t) == pytest.approx((t * pulls).norm().item(), rel=1e-11)
+    long = _problem(f, heads, None, 5, R, 0.0)
+    if f.positions.rotary is not None:
+        by_keys = [torch.linalg.matrix_norm(head.K, 2) * head.Q for head in heads]
+        by_queries = [torch.linalg.matrix_norm(head.Q, 2) * head.K for head in heads]
+        for found, exact in zip(long.third, (stacked(by_keys, t, 0), stacked(by_queries, t, 0)), strict=True):
+            assert exact * (1 + 8 * UNIT) <= found.norm(t) <= exact * (1 + 1e-11)
+        assert long._closer(t) == math.inf
+
+
+def blocks_on_axes_of_their_own(heads=3, width=2, **options):
+    part = torch.eye(heads * width).double().reshape(heads, width, -1)
+    return hs.Attention(query=part, key=part, value=part, output=part.mT, scale=1.0, **options)
+
+
+@pytest.mark.parametrize(("n", "R"), [(3, 0.1), (16, 1.0), (64, 5.0)])
+def test_heads_on_axes_of_their_own_have_the_bound_in_closed_form(n, R):
+    f = blocks_on_axes_of_their_own()
+    exact = math.sqrt(3 * n) + worst_movement(n, min(6, n), R**2, R**2 / math.sqrt(2))
+    assert together(f, heads_of(f), None, n, R) == pytest.approx(exact, rel=2e-3)
+    assert together(f, heads_of(f), None, n, R) >= exact
+
+
+@pytest.mark.parametrize(("n", "R"), [(3, 0.1), (16, 1.0), (64, 5.0)])
+def test_rotary_heads_that_hardly_turn_have_the_bound_in_closed_form(n, R):
+    f = blocks_on_axes_of_their_own(
+        positions=hs.Positions(rotary=hs.Rotary(frequencies=torch.tensor([1e-12])), causal=True)
+    )
+    exact = math.sqrt(3 * n) + R**2 * (1 + math.sqrt(n / 2))
+    found = together(f, heads_of(f), Turns.of(f, n), n, R)
+    assert exact <= found <= exact * (1 + 2e-3)
+
+
+def test_heads_whose_values_vanish_do_not_count_and_one_head_is_left_to_its_own_bound(rng):
+    f = blocks_on_axes_of_their_own()
+    with_nothing = dataclasses.replace(f, value=f.value * torch.tensor([1.0, 0.0, 1.0])[:, None, None])
+    two = dataclasses.replace(
+        f, query=f.query[[0, 2]], key=f.key[[0, 2]], value=f.value[[0, 2]], output=f.output[[0, 2]]
+    )
+    exact = together(two, heads_of(two), None, 4, 1.0)
+    assert math.isfinite(exact)
+    assert together(with_nothing, heads_of(with_nothing), None, 4, 1.0) == pytest.approx(exact, rel=1e-9)
+    assert together(f.head(0), heads_of(f.head(0)), None, 4, 1.0) == math.inf
+    still = dataclasses.replace(f, query=0 * f.query)
+    assert together(still, heads_of(still), None, 4, 1.0) == math.inf
+
+
+@pytest.mark.parametrize("R", [1.0, 30.0])
+@pytest.mark.parametrize("n", [2, 6])
+def test_two_tokens_that_tie_under_a_query_bias_attain_the_third_term(n, R):
+    # no form at all: every row has the same weights, one half on each of two opposite tokens across the bias
+    bias = 40 / R
+    axes = torch.eye(3).double()
+    f = hs.Attention(
+        query=torch.zeros(2, 1, 3).double(),
+        key=axes[:1].expand(2, 1, 3),
+        value=torch.eye(3).double().expand(2, 3, 3),
+        query_bias=torch.tensor([[bias], [bias]]).double(),
+        scale=1.0,
+    )
+    X = torch.zeros(n, 3).double()
+    X[0, 1], X[1, 1] = R, -R
+    X[2:, 0] = -R  # nobody looks at the others
+    truth = constant(f, X).item()
+    for upper in (together(f, heads_of(f), None, n, R), hs.bounds.sharp_upper(f, n=n, radius=R).value):
+        assert truth <= upper <= 1.06 * truth
+
+
+def test_a_query_bias_alone_is_a_third_term_alone(rng):
+    f = dataclasses.replace(blocks_on_axes_of_their_own(), query_bias=torch.ones(3, 2).double())
+    f = dataclasses.replace(f, query=1e-200 * f.query)
+    exact = math.sqrt(3 * 7) + 2.0 * math.sqrt(7 / 2) * math.sqrt(2)
+    assert exact <= together(f, heads_of(f), None, 7, 2.0) <= 1.01 * exact
+
+
+def test_the_third_term_is_the_smallest_of_three_ways(rng, monkeypatch):
+    f = random_layer(rng, heads=4, d=6)
+    closer = together(f, heads_of(f), None, 5, 4.0)
+    monkeypatch.setattr("howsmooth.theory.together.products_norm", lambda _factors: math.inf)
+    assert closer < 0.99 * together(f, heads_of(f), None, 5, 4.0) < math.inf

@@ -229,3 +229,74 @@ def test_one_dimension_has_no_pair(rng):
     f = random_layer(rng, heads=1, d=1, k=2, positions=POSITIONS["causal"])
     with pytest.raises(AssumptionError, match="two dimensions"):
         hs.extremal.tied_pair(f, 5, 2.0)
+
+
+@pytest.mark.parametrize("reach", [[range(7)], [range(-4, 3), range(-1, 9)], [range(-1, 9), range(-4, 3)]], ids=str)
+def test_slopes_of_scores_over_distances_are_those_of_the_statement(rng, reach):
+    rotary = ROTARIES["halves"]
+    biases = {"query_bias": 2 * gaussian(rng, 1, 4), "key_bias": 3 * gaussian(rng, 1, 4)}
+    f = random_layer(rng, heads=1, d=5, k=4, **biases, positions=hs.Positions(rotary=rotary))
+    (head,) = heads_of(f)
+    turns, R = Turns(rotary=rotary, groups=reach), 1.7
+    key, form, shift = [], [], []
+    for group in reach:
+        dense = forms(head, rotary, group)
+        whole = sum(A @ A.mT for A in dense)
+        tilted = [head.query_bias @ turn(rotary, 4, delta).mT @ head.K for delta in group]
+        root = math.sqrt(torch.linalg.matrix_norm(whole, 2).item())
+        key.append(R * root + torch.linalg.matrix_norm(torch.stack(tilted), 2).item())
+        form += [torch.linalg.matrix_norm(A, 2).item() for A in dense]
+        shift += [(head.key_bias @ turn(rotary, 4, delta) @ head.Q).norm().item() for delta in group]
+    assert max(key) <= turns.key_pull(head, R) <= max(key) * (1 + 1e-9)
+    assert R * max(form) + max(shift) <= turns.query_pull(head, R) <= (R * max(form) + max(shift)) * (1 + 1e-9)
+    assert turns.query_pull(head, 2 * R) == pytest.approx(
+        2 * R * max(form) + max(shift)
+    )  # once more, from what is known
+
+
+def test_forms_that_vanish_keep_what_rounding_may_have_hidden():
+    eye, zero = torch.eye(4).double(), torch.zeros(4).double()
+    for query, key in ((0 * eye, eye), (eye, 0 * eye)):
+        head = heads_of(hs.Attention(query=query[None], key=key[None], value=eye[None]))[0]
+        form, shift = steepest(head, ROTARIES["partial"], range(5))
+        assert 1e-15 <= form <= 1e-12
+        assert 1e-15 <= shift <= 1e-12
+        assert zero.norm() == 0
+    _factor, lost = gathered(eye, eye, ROTARIES["halves"], range(9))
+    eps = torch.finfo(torch.float64).eps
+    assert lost == pytest.approx(4 * (9 + 8) * eps * 3.0 * 2.0 * 2.0, rel=1e-9, abs=0)
+
+
+def test_distances_of_unmasked_layers_are_those_of_four_groups_of_columns(rng):
+    f = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary()))
+    assert distances(f, 8) == [range(-1, 8), range(-3, 6), range(-5, 4), range(-7, 2)]
+    window = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary(), window=3))
+    assert distances(window, 8) == [range(-1, 3), range(-2, 3), range(-2, 3), range(-2, 2)]
+    causal = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary(), window=3, causal=True))
+    assert distances(causal, 8) == [range(3)]
+    assert distances(causal, 2) == [range(2)]
+    assert distances(f, LONGEST) != []
+
+
+def test_distances_in_chunks_count_by_the_largest_of_all():
+    line = torch.tensor([[1.0], [0.0]]).double()[None]
+    f = hs.Attention(query=line, key=line, value=line, key_bias=line[:, :, 0], scale=1.0)
+    (head,) = heads_of(f)
+    slow = hs.Rotary(frequencies=torch.tensor([4e-3], dtype=torch.float64))
+    for reach in (range(300), range(-299, 1), range(100, 400)):
+        form, shift = steepest(head, slow, reach)
+        exact = max(abs(math.cos(4e-3 * delta)) for delta in reach)
+        assert exact <= form <= exact * (1 + 1e-5)
+        assert exact <= shift <= exact * (1 + 1e-5)
+        assert form <= 1.0
+        assert shift <= 1.0
+
+
+def test_slopes_of_keys_that_queries_never_meet_keep_their_rounding():
+    # coordinates that no rotation touches: queries have one, keys another
+    query, key = torch.zeros(2, 1, 4, 4).double()
+    query[0, 2, 0], key[0, 3, 1] = 3.0, 5.0
+    f = hs.Attention(query=query, key=key, value=key, scale=1.0)
+    turns = Turns(rotary=hs.Rotary(base=5.0, dim=2), groups=[range(9)])
+    lost = 4 * (9 + 8) * torch.finfo(torch.float64).eps * 3.0
+    assert turns.key_pull(heads_of(f)[0], 2.0) == pytest.approx(2.0 * 15.0 * lost, rel=1e-9, abs=0)

@@ -35,7 +35,8 @@ def batch(count=6):
 def reading(step, lower, *, upper=None, layer=0):
     return Reading(
         step=step, layer=layer, map="attention", lower=lower, upper=1.05 * lower if upper is None else upper,
-        typical=1.0, radius=1.0, entropy=1.0, sequences=1, length=8, tokens=(7, 5), seconds=0.1,
+        typical=1.0, typical_low=0.9, typical_high=1.1, radius=1.0, entropy=1.0, sequences=1, length=8, tokens=(7, 5),
+        seconds=0.1,
     )  # fmt: skip
 
 
@@ -61,7 +62,8 @@ def test_readings_bracket_what_is_measured_afterwards_and_leave_the_model_as_it_
         assert found.lower <= exact * (1 + 1e-4)
         assert exact <= found.upper * (1 + 1e-4)
         assert found.upper <= 1.06 * found.lower
-        assert 0 < found.typical < found.upper
+        assert 0 < found.typical_low < found.typical < found.typical_high
+        assert found.typical < found.upper
         assert 0 < found.entropy <= math.log(8)
         real = data["attention_mask"][:3].bool()
         assert_close(found.radius, float(X[real].square().sum(-1).mean().sqrt()), rtol=1e-5, atol=0)

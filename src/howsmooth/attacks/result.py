@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.markup import paragraph
 from howsmooth.strict import strict_json
-from howsmooth.wording import number
+from howsmooth.wording import at_least, at_most, number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -81,10 +81,10 @@ class Attack:
     def _summary(self) -> str:
         where = f"ε = {self.eps:g} ({self.norm}), {self.method}, {self.products} passes"
         if self.rise.ndim:
-            low, high = (number(float(x) / self.eps) for x in (self.displacement.min(), self.displacement.max()))
+            low, high = (at_least(float(x) / self.eps, 3) for x in (self.displacement.min(), self.displacement.max()))
             return f"{self.rise.numel()} sequences, from {low} to {high} per unit of ε; {where}"
-        allowed = "" if self.ceiling is None else f", at most {number(float(self.ceiling) / self.eps)}"
-        return f"{number(float(self.gain))} per unit of ε, predicted {self._predicted()}{allowed}; {where}"
+        allowed = "" if self.ceiling is None else f", at most {at_most(float(self.ceiling) / self.eps, 3)}"
+        return f"{at_least(float(self.gain), 3)} per unit of ε, predicted {self._predicted()}{allowed}; {where}"
 
     def _predicted(self) -> str:
         return number(float(self.predicted) / self.eps)

@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.flips import smallest_flip, sphere
+from howsmooth.certificates.flips import Classifier, smallest_flip, sphere
 from howsmooth.certificates.radius import Rivals
 from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_norm
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.values import Map
 from howsmooth.markup import table
+from howsmooth.models.comparison import rounding
+from howsmooth.models.module_classifier import ModuleClassifier
 from howsmooth.wording import at_least, at_most, number
 
 # So many samples go through the classifier at once.
@@ -33,6 +35,7 @@ class Certificate:
         classifier: From embeddings to logits, in float64.
         embeddings: Where the certificate stands.
         labels: What the classes are called, where the model says.
+        module: The same classifier as the user's own module runs it; none for a chain of maps.
     """
 
     radii: tuple[Radius, ...]
@@ -43,6 +46,7 @@ class Certificate:
     classifier: Map
     embeddings: Float[Tensor, "n d"]
     labels: tuple[str, ...] = ()
+    module: ModuleClassifier | None = None
 
     def __repr__(self) -> str:
         """Say what wins, and how far every word may move: proven, and found to be too far."""
@@ -63,7 +67,9 @@ class Certificate:
     def verify(self, *, samples: int = 100, seed: int = 1) -> float:
         """Attack inside every certified ball, and return the smallest margin that was seen.
 
-        Every ball is searched along gradients from several starts, and sampled at random on its surface.
+        Every ball is searched along gradients from several starts, and sampled at random on its surface. It is the
+        module that is attacked, where there is one, and not the maps that were read from its weights; margins that its
+        rounding alone could lose are not held against it.
 
         Args:
             samples: How many points to sample in every ball.
@@ -72,12 +78,12 @@ class Certificate:
         Raises:
             AssumptionError: If a prediction changes inside: the certificate would be wrong.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator, rounding_error = torch.Generator().manual_seed(seed), self._rounding_error()
         least = float(self.rivals.margins.min())
         for radius in (found for found in self.radii if found.certified > 0):
             tokens = torch.tensor(radius.tokens)
             _flip, margin = smallest_flip(
-                self.classifier,
+                self._attacked,
                 self.embeddings,
                 self.rivals.functionals,
                 tokens,
@@ -88,9 +94,21 @@ class Certificate:
             )
             margin = min([margin, *self._sampled(radius, samples, generator)])
             least = min(least, margin)
-            if not margin > 0:
+            if not margin > -rounding_error:
                 raise AssumptionError(f"a perturbation inside the ball changes the prediction: {radius}.")
         return least
+
+    @property
+    def _attacked(self) -> Classifier:
+        return self.classifier if self.module is None else self.module
+
+    def _rounding_error(self) -> float:
+        """Return by how much rounding in the module may change a margin: the difference of two logits."""
+        if self.module is None:
+            return 0.0
+        with torch.no_grad():
+            _off, allowed = rounding(self.classifier, self.embeddings, self.module(self.embeddings))
+        return 2**0.5 * float(allowed)
 
     def _sampled(self, radius: Radius, samples: int, generator: torch.Generator) -> list[float]:
         """Return the smallest margin of every batch of samples on the surface of a ball."""
@@ -99,7 +117,8 @@ class Certificate:
             shape = (min(TOGETHER, samples - start), len(tokens), self.embeddings.shape[-1])
             Z = self.embeddings.repeat(shape[0], 1, 1)
             Z[:, tokens] += radius.certified * sphere(shape, self.p, generator)
-            found.append(float((self.classifier(Z)[:, 0] @ self.rivals.functionals.mT).min()))
+            with torch.no_grad():
+                found.append(float((self._attacked(Z)[:, 0] @ self.rivals.functionals.mT).min()))
         return found
 
 
@@ -117,6 +136,7 @@ def certify_map(
     label: int | None = None,
     labels: tuple[str, ...] = (),
     seed: int = 0,
+    module: ModuleClassifier | None = None,
 ) -> Certificate:
     r"""Prove how far words may move before the prediction could change.
 
@@ -136,6 +156,7 @@ def certify_map(
         label: The class that should win; whichever does by default.
         labels: What the classes are called.
         seed: Where attacks start.
+        module: The classifier as its module runs, for :meth:`Certificate.verify`.
 
     Raises:
         AssumptionError: If the classifier holds a map without a known remainder, has one class only, or predicts
@@ -157,4 +178,5 @@ def certify_map(
         classifier=scene.classifier,
         embeddings=scene.embeddings,
         labels=labels,
+        module=module,
     )

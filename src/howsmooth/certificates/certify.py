@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.certificates.certificate import Certificate, certify_map
-from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
+from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence, running
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.values import Map
@@ -45,8 +45,8 @@ def certify(
         seed: Where attacks start.
 
     Raises:
-        AssumptionError: If the model has no classifier, or holds a map without a known remainder; or if another class
-            than the label wins.
+        AssumptionError: If the model has no classifier, or holds a map without a known remainder; if another class
+            than the label wins; or if the module has other logits than its weights say, as one with hooks has.
         ShapeError: If there is not one sentence, or a word is not there.
 
     Example:
@@ -67,4 +67,5 @@ def certify(
     labels, number = class_head(model).labels, None if label is None else label_number(model, label)
     numbers = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
     f, X = classified(model, numbers, at=at, layer=layer)
-    return certify_map(f, X, groups=groups, p=p, rivals=classes, label=number, labels=labels, seed=seed)
+    module = running(model, numbers, at=at, layer=layer)
+    return certify_map(f, X, groups=groups, p=p, rivals=classes, label=number, labels=labels, seed=seed, module=module)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.values import Map
+from howsmooth.models.module_classifier import ModuleClassifier
 
+Classifier = Map | ModuleClassifier
 STARTS, STEPS = 8, 60
 # How many shorter perturbations on the ray of the best one are tried.
 SHARES = 50
@@ -16,7 +18,7 @@ MEMORY = 2**30
 
 
 def smallest_flip(
-    f: Map,
+    f: Classifier,
     X: Float[Tensor, "n d"],
     functionals: Float[Tensor, "rivals classes"],
     tokens: Tensor,
@@ -64,7 +66,7 @@ def smallest_flip(
     return min([best, *_nearer(f, X, found, tokens, functionals, p)]) if best < math.inf else best, least
 
 
-def _nearer(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor, p: float) -> list[float]:
+def _nearer(f: Classifier, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor, p: float) -> list[float]:
     """Return the sizes of shorter perturbations that change the prediction too.
 
     A norm sees the direction of :math:`x+e` alone, so that :math:`s(x+e)-x` does behind it what e does.
@@ -85,11 +87,11 @@ def sphere(shape: tuple[int, int, int], p: float, generator: torch.Generator) ->
     return E / _size(E, p)[:, None, None]
 
 
-def _descent(f: Map, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
+def _descent(f: Classifier, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest margin at every start, and its gradient."""
     Z = X.repeat(len(E), 1, 1)
     Z[:, tokens] += E
-    logits, jacobian = linearised(f, Z, MEMORY)
+    logits, jacobian = f.value_and_jacobian(Z) if isinstance(f, ModuleClassifier) else linearised(f, Z, MEMORY)
     margins, rival = (logits[:, 0] @ functionals.mT).min(-1)
     # where slopes are beyond floats there is no way down to follow
     return margins, jacobian.vjp(functionals[rival][:, None])[:, tokens].nan_to_num(0.0, 0.0, 0.0)

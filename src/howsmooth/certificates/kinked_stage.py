@@ -36,7 +36,6 @@ class KinkedStage(MLPStage):
         """
         super().__init__(f, X)
         self._offset, self._axes = torch.zeros_like(self._hidden), torch.ones_like(self._hidden)
-        self._shaped = reach is not None
         if reach is not None:
             # what is not known to stay anywhere is taken as by default
             s = torch.where(reach.isfinite(), reach, 0.0).to(X.dtype)
@@ -46,7 +45,7 @@ class KinkedStage(MLPStage):
 
     def directions(self) -> list[Tensor]:
         """Return the columns of the root at every token; where hidden units have axes, every token has its own."""
-        if not self._shaped:
+        if self.shift is None:
             return super().directions()
         out = len(self._down)
         found = self._down.new_zeros(self._n, out, self._n, out)

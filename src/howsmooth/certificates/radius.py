@@ -85,23 +85,19 @@ class Proof:
         # a table that shifts its centre has margins of its own there
         self.table, self._margins = table, rivals.margins_at(table.output[0])
         with torch.no_grad():
-            self._ways = [Entrance(table, tokens, ball, curved=curved and affordable(table, tokens))]
-            self._ends = [way.at_output(rivals.functionals) for way in self._ways]
+            self._way = Entrance(table, tokens, ball, curved=curved and affordable(table, tokens))
+            self._first, self._second = self._way.at_output(rivals.functionals)
             self._arriving = table.arriving_at(rivals.functionals)
 
     @property
     def linear(self) -> float:
         """The radius at which the first order alone uses a margin up."""
-        first, _second = self._ends[0]
-        return float((self._margins / first).min())
+        return float((self._margins / self._first).min())
 
     def margins(self, eps: float) -> Float[Tensor, " rivals"]:
         """Bound the margins from below while tokens move by at most ``eps``."""
-        found = [self._left(eps, way, *end) for way, end in zip(self._ways, self._ends, strict=True)]
-        return torch.stack(found).nan_to_num(-math.inf).amax(0)
-
-    def _left(self, eps: float, way: Entrance, first: Tensor, second: Tensor) -> Float[Tensor, " rivals"]:
-        return self._margins - eps * first - eps**2 * second - way.remainders(eps) @ self._arriving
+        left = self._margins - eps * self._first - eps**2 * self._second - self._way.remainders(eps) @ self._arriving
+        return left.nan_to_num(-math.inf)
 
     def holds(self, eps: float) -> bool:
         """Whether no class can overtake; what is not a number proves nothing."""
@@ -113,13 +109,13 @@ class Proof:
         if not len(self._arriving):
             return ""
         with torch.no_grad():
-            taken = (self._ways[0].remainders(eps)[:, None] * self._arriving).amax(1)
+            taken = (self._way.remainders(eps)[:, None] * self._arriving).amax(1)
         return self.table.names[int(taken.argmax())]
 
     def reach(self, eps: float) -> dict[int, Tensor]:
         """Return how far rectified hidden units may move at a radius: a table that suits it may prove a larger one."""
         with torch.no_grad():
-            return self._ways[0].reach(eps)
+            return self._way.reach(eps)
 
     def radius(self) -> float:
         """Return the largest radius that is proven, to a share of itself; zero if none is."""

@@ -1,5 +1,6 @@
 """A model and a sentence as a chain of maps and what enters it."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -7,8 +8,11 @@ from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
 from howsmooth.maps.composition import Chain
 from howsmooth.models.class_head import ClassHead
+from howsmooth.models.comparison import reason, rounding
+from howsmooth.models.module_classifier import ModuleClassifier, module_classifier
 from howsmooth.models.text import OTHER_WAYS, Tokenizer, tokens_of
 from howsmooth.models.transformer import Transformer
+from howsmooth.wording import number
 
 
 def class_head(model: Transformer) -> ClassHead:
@@ -100,7 +104,7 @@ def classified(
 
     Raises:
         AssumptionError: If the model has no classifier or no such layer, or it cannot be had in closed form; or there
-            are more tokens than positions.
+            are more tokens than positions; or its module has other logits at the sentence.
         DtypeError: If the tokens are no whole numbers.
         ShapeError: If there is not one sentence.
     """
@@ -119,4 +123,34 @@ def classified(
             "autograd; `howsmooth models` lists the families that are read.",
             field="model",
         )
-    return (f if at == PLACES[0] else Chain(*f.maps, *head.maps(X, None))), X[0]
+    f = f if at == PLACES[0] else Chain(*f.maps, *head.maps(X, tokens.reshape(1, -1), None))
+    _require_logits(model, f, X[0], running(model, tokens, at=at, layer=layer))
+    return f, X[0]
+
+
+def running(model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0) -> ModuleClassifier:
+    """Return the classifier that a chain of maps stands for, as its module runs; the arguments are the same."""
+    return module_classifier(model, tokens.reshape(-1), None if at == PLACES[0] else layer)
+
+
+def _require_logits(model: Transformer, f: Chain, X: Tensor, module: ModuleClassifier) -> None:
+    """Refuse maps that have other logits at a sentence than the module, or another class that wins."""
+    with torch.no_grad():
+        exact, theirs = f.to(torch.float64, "cpu"), module(X).cpu()
+        ours = exact(X.to("cpu", torch.float64))
+        off, allowed = rounding(exact, X.to("cpu", torch.float64), theirs)
+    said = f"the module has the logits {_listed(theirs)} at this sentence, and its weights say {_listed(ours)}"
+    if not bool((off <= allowed).all()):
+        raise AssumptionError(
+            f"{said}: {reason(module.module)}; a certificate needs a classifier that is all in its weights.",
+            field="model",
+        )
+    if int(ours.argmax()) != int(theirs.argmax()):
+        raise AssumptionError(
+            f"{said}: the two best classes of {model.name!r} are nearer than rounding, so that none of them wins.",
+            field="tokens",
+        )
+
+
+def _listed(logits: Tensor) -> str:
+    return "(" + ", ".join(number(float(x), 4) for x in logits.flatten()) + ")"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import typer
+from howsmooth.cli.printing import say, visible_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +19,9 @@ MANY, ROWS = 5, 40
 
 def print_answer(found: "Measurement") -> None:
     """Print what the report says first, the answer for each layer, every length, and every head if they were asked."""
-    from rich.console import Console
-
     from howsmooth.report.answer import sentence
 
-    console = Console(highlight=False, markup=False)
+    console = visible_console()
     console.print(sentence(found))
     console.print(found)
     whole = found.records[0].ask.window.whole
@@ -41,10 +39,8 @@ def print_answer(found: "Measurement") -> None:
 
 def print_compositions(found: "Sequence[Composition]") -> None:
     """Print what the blocks of a model do alone and together, at the longest windows."""
-    from rich.console import Console
-
     if found:
-        console = Console(highlight=False, markup=False)
+        console = visible_console()
         longest = max(found, key=lambda composition: composition.length)
         console.print(longest.sentence)
         console.print(longest)
@@ -75,7 +71,6 @@ def _print_each(found: "Measurement", console: "Console") -> None:
 
 
 def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from howsmooth.studies.runs.measurement import fitted
@@ -98,7 +93,7 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
             names[place]: mean if alike or not mean else f"{mean} ({len(here[place])})" for place, mean in means.items()
         }
         rows.append({"layer": str(layer)} | cells)
-    console = Console(highlight=False, markup=False)
+    console = visible_console()
     console.print(Text(f"{title} ({said})", style="italic"))
     # the middle leaves first: the ends say how it grows
     inner = [names[place] for place in columns[1:-1]]
@@ -107,20 +102,20 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
 
 def print_records(kind: str, records: "Sequence[Record]") -> None:
     """Print the records of a kind as a table: what tells the asks apart, then the answers."""
-    from rich.console import Console
     from rich.text import Text
 
     from howsmooth.studies.kinds import kind_named
     from howsmooth.studies.runs.measurement import fitted
-    from howsmooth.studies.values import columns
+    from howsmooth.studies.values import columns, leaves
 
     asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]
+    rules = {name: leaf.declared.get("rounded", "") for name, leaf in leaves(type(records[0].answer)).items()}
     apart = [name for name in asked[0] if len({row.get(name) for row in asked}) > 1]
     rows = [
-        {name: _cell(row[name]) for name in apart} | {name: _cell(value) for name, value in answer.items()}
+        {name: _cell(row[name]) for name in apart} | {name: _cell(value, rules[name]) for name, value in answer.items()}
         for row, answer in zip(asked, found, strict=True)
     ]
-    console = Console(highlight=False, markup=False)
+    console = visible_console()
     console.print(Text(f"{kind}: {kind_named(kind).about}", style="bold"))
     names = list(dict.fromkeys(name for row in rows for name in row))
     shown = [{name: row.get(name, "") for name in names} for row in rows[:ROWS]]
@@ -129,17 +124,19 @@ def print_records(kind: str, records: "Sequence[Record]") -> None:
         console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
 
 
-def _cell(value: object) -> str:
-    from howsmooth.wording import number
+def _cell(value: object, rounded: str = "") -> str:
+    """Write a value; a number that is proven to the side on which it stays true."""
+    from howsmooth.wording import at_least, at_most, number
 
     if value is None:
         return "—"
-    return number(value) if isinstance(value, float) else str(value)
+    written = {"": number, "down": at_least, "up": at_most}[rounded]
+    return written(value, 3) if isinstance(value, float) else str(value)
 
 
 def say_failures(failures: "Sequence[Failure]") -> None:
     """Say what failed and why, the first few in full."""
     for failure in failures[:MANY]:
-        typer.echo(f"Failed: {failure.ask.label}: {failure.error}", err=True)
+        say(f"Failed: {failure.ask.label}: {failure.error}", err=True)
     if len(failures) > MANY:
-        typer.echo(f"… and {len(failures) - MANY} more; --retry-failed tries them again.", err=True)
+        say(f"… and {len(failures) - MANY} more; --retry-failed tries them again.", err=True)

@@ -3,7 +3,15 @@
 from typing import TYPE_CHECKING
 
 from howsmooth.cli.declared import takes
-from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.options import (
+    ArgumentModel,
+    OptionJson,
+    OptionOut,
+    OptionRetry,
+    OptionScheduler,
+    OptionTls,
+    OptionWorkers,
+)
 from howsmooth.cli.runs_here import fill, hands, run_folder, tell_results
 from howsmooth.studies.plans.attacking import Attacking
 
@@ -18,6 +26,7 @@ def attack(
     attacking: Attacking,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
+    tls: OptionTls = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: OptionOut = None,
@@ -41,5 +50,5 @@ def attack(
 
         tell_results(attacked(records), folder, records=len(records), name="attacks", as_json=as_json)
 
-    who = hands(attacking, workers, scheduler)
+    who = hands(attacking, workers, scheduler, tls)
     fill(plan, folder, who, retry_failed=retry_failed, tell=tell, done="attacked")

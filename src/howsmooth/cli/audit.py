@@ -11,7 +11,7 @@ import typer
 from howsmooth.cli.ascent_bar import ascent_bar
 from howsmooth.cli.named_code import check_code, run_code
 from howsmooth.cli.options import OptionJson, OptionN, OptionSave, OptionSeed
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.reach import require_room, too_large
 from howsmooth.cli.witnesses import require_writable
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError
@@ -103,7 +103,7 @@ def audit(
     if as_json:
         print_json(found.as_dict() | {"code": code, "n": n, "radius": radius, "saved": str(target) if kept else None})
     else:
-        typer.echo(found.summary + (f" (saved to {target})" if kept else ""))
+        say(found.summary + (f" (saved to {target})" if kept else ""))
     if found.refuted:
         raise typer.Exit(FINDING)
 

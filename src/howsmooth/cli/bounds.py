@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from howsmooth.cli.ascent_bar import ascent_bar
 from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.options import OptionJson, OptionN, OptionRadius, OptionSave, OptionSearch
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, visible_console
 from howsmooth.cli.reach import require_range, require_room, within_reach
 from howsmooth.cli.witnesses import require_writable, save_witness
 from howsmooth.wording import at_least, number, percent
@@ -62,9 +62,8 @@ def bounds(
 
 
 def _print_ladder(attention: str, ladder: "Ladder", bracket: "Bracket", domain: str) -> None:
-    from rich.console import Console
 
-    console = Console(highlight=False, markup=False)
+    console = visible_console()
     ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
     answer = f"{at_least(bracket.lower.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}"
     console.print(answer, style="bold", soft_wrap=True)

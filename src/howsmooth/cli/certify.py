@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from howsmooth.cli.declared import takes
-from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.options import (
+    ArgumentModel,
+    OptionJson,
+    OptionOut,
+    OptionRetry,
+    OptionScheduler,
+    OptionTls,
+    OptionWorkers,
+)
+from howsmooth.cli.printing import say
 from howsmooth.cli.runs_here import fill, hands, run_folder, tell_results
 from howsmooth.studies.plans.certifying import Certifying
 
@@ -31,6 +40,7 @@ def certify(
     synonyms: OptionSynonyms = None,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
+    tls: OptionTls = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: OptionOut = None,
@@ -53,7 +63,7 @@ def certify(
 
         made = planned_certificates(certifying, resources)
         for said in made.wrong:
-            typer.echo(said, err=True)
+            say(said, err=True)
         return made
 
     def tell(records: "list[Record]") -> None:
@@ -61,5 +71,5 @@ def certify(
 
         tell_results(certified(records), folder, records=len(records), name="certificates", as_json=as_json)
 
-    who = hands(certifying, workers, scheduler)
+    who = hands(certifying, workers, scheduler, tls)
     fill(plan, folder, who, retry_failed=retry_failed, tell=tell, done="certified")

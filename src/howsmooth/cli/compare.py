@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from howsmooth.cli.options import OptionJson
+from howsmooth.cli.printing import say, visible_console
 from howsmooth.errors import AssumptionError
 
 
@@ -53,8 +54,6 @@ def compare(
     if as_json:
         typer.echo(found.to_json())
     else:
-        from rich.console import Console
-
-        Console(highlight=False, markup=False).print(found)
+        visible_console().print(found)
     if target is not None:
-        typer.echo(f"Drawn in {target}.", err=as_json)
+        say(f"Drawn in {target}.", err=as_json)

@@ -44,6 +44,8 @@ def _parameter(leaf: Leaf, argument: tuple[str, Any]) -> inspect.Parameter:
     name, how = argument
     annotation = how if leaf.name == name else Annotated[_plain(leaf), _option(leaf)]
     default = ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
+    if default == "":
+        default = None  # so that nothing at all and an empty word can be told apart
     return inspect.Parameter(
         leaf.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -55,7 +57,7 @@ def _parameter(leaf: Leaf, argument: tuple[str, Any]) -> inspect.Parameter:
 def _plain(leaf: Leaf) -> Any:
     """Return the type that typer reads: lists of numbers come as one word."""
     if "tuple" not in str(leaf.type):
-        return leaf.type
+        return str | None if leaf.default == "" else leaf.type
     return str | None if leaf.default is None else str
 
 

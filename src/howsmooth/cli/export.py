@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from howsmooth.cli.printing import say
+
 
 class Format(enum.StrEnum):
     """What other tools read."""
@@ -31,4 +33,4 @@ def export(
 
     target = Path(run) / f"records.{to}" if out is None else Path(out)
     records = write_table(run, target, to)
-    typer.echo(f"{count(records, 'record')} in {target}.")
+    say(f"{count(records, 'record')} in {target}.")

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from howsmooth.cli.printing import say
+
 
 def figure(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
@@ -31,4 +33,4 @@ def figure(
 
     chart = draw(read_run(run), name, layer=layer)
     save_chart(straightened(chart) if linear else chart, target)
-    typer.echo(f"{name} is in {target}.")
+    say(f"{name} is in {target}.")

@@ -148,6 +148,11 @@ class LayerSource:
     def _require_files(self) -> None:
         if self.family is not None:
             raise AssumptionError("--family is that of a model; give --model and --layer too.", field="family")
+        if self.map != "attention":
+            raise AssumptionError(
+                f"--map {self.map} is a part of a model's layer; weights in files are one whole. Leave it out.",
+                field="map",
+            )
         given, single = set(self.sources), set(SINGLE)
         if given & single and given - single:
             raise AssumptionError(

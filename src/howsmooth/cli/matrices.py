@@ -1,7 +1,6 @@
 """Arrays in files: .npz, .npy and .safetensors, read with care; what is damaged or too large ends in one sentence."""
 
 import difflib
-import io
 import math
 import os
 import warnings
@@ -11,20 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from howsmooth.cli.printing import say
 from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
-from howsmooth.memory import available_memory, gigabytes
+from howsmooth.files import HEADER, require_array, require_room
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 ENDINGS = (".npz", ".npy", ".safetensors")
-# The reader takes no header that is longer.
-HEADER = 2**16
 # How an archive begins, with arrays in it and without.
 ZIPPED = (b"PK\x03\x04", b"PK\x05\x06")
-# Whatever is stored, it may end as float64.
-FLOAT = 8
+# Bytes of memory for each entry: as it is stored, as float64, and what a norm takes of such a matrix.
+EACH = 4 * 8
 
 
 def read_matrix(source: str, name: str) -> "Tensor":
@@ -132,7 +130,7 @@ def _read_numpy(path: Path, key: str | None, name: str) -> "Tensor":
         if file.read(4) in ZIPPED:
             return _read_archive(path, key, name)
         file.seek(0)
-        _check_header(file.read(HEADER), path.stat().st_size, path)
+        require_array(file.read(HEADER), path.stat().st_size, str(path), each=EACH, field=name)
         file.seek(0)
         loaded = np.load(file, allow_pickle=False)
     if key is not None:
@@ -147,34 +145,11 @@ def _read_archive(path: Path, key: str | None, name: str) -> "Tensor":
     with zipfile.ZipFile(path) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         member = members[_choose(list(members), path, key, name)]
-        _require_fits(member.file_size, path)
+        require_room(member.file_size, f"{member.filename!r} in {str(path)!r}, unpacked,", field=name)
         with archive.open(member) as file:
-            _check_header(file.read(HEADER), member.file_size, path)
+            require_array(file.read(HEADER), member.file_size, str(path), each=EACH, field=name)
         with archive.open(member) as file:
             return _from_numpy(np.lib.format.read_array(file, allow_pickle=False), path, name)
-
-
-def _check_header(start: bytes, stored: int, path: Path) -> None:
-    """Refuse a header that promises more numbers than are stored: memory would be taken for all of them."""
-    from numpy.lib import format as npy
-
-    file = io.BytesIO(start)
-    known = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    version = npy.read_magic(file)
-    if version not in known:
-        return  # for names of fields beyond Latin-1: no array of numbers has any
-    shape, _order, dtype = known[version](file)
-    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > stored:
-        raise FileError(f"{str(path)!r} cannot be read: its header speaks of the shape {shape}, and there is less.")
-    _require_fits(math.prod(shape) * FLOAT, path)
-
-
-def _require_fits(number: int, path: Path) -> None:
-    there = available_memory()
-    if there is not None and number > there:
-        raise FileError(
-            f"{str(path)!r} does not fit into memory: it needs {gigabytes(number)}, and {gigabytes(there)} are free."
-        )
 
 
 def _from_numpy(array: "np.ndarray", path: Path, name: str) -> "Tensor":
@@ -183,6 +158,8 @@ def _from_numpy(array: "np.ndarray", path: Path, name: str) -> "Tensor":
 
     if array.dtype.kind not in "fiu":
         raise DtypeError(f"{name} must hold real numbers, but is {array.dtype} in {str(path)!r}.", field=name)
+    if array.dtype.kind != "f":
+        _say_whole_numbers(name, str(array.dtype), path)
     single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
     with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinite, and is refused as such
         native = np.ascontiguousarray(array, dtype=np.float32 if single else np.float64)
@@ -195,12 +172,20 @@ def _read_safetensors(path: Path, key: str | None, name: str) -> "Tensor":
 
     with safe_open(path, framework="pt") as file:
         chosen = _choose(list(file.keys()), path, key, name)
-        _require_fits(math.prod(file.get_slice(chosen).get_shape()) * FLOAT, path)
+        shape = file.get_slice(chosen).get_shape()
+        require_room(EACH * math.prod(shape), f"{chosen!r} in {str(path)!r}, of shape {tuple(shape)},", field=name)
         x: Tensor = file.get_tensor(chosen)
     if x.is_complex() or x.dtype == torch.bool:
         raise DtypeError(f"{name} must hold real numbers, but is {x.dtype} in {str(path)!r}.", field=name)
+    if not x.is_floating_point():
+        _say_whole_numbers(name, str(x.dtype).removeprefix("torch."), path)
     single = x.is_floating_point() and x.dtype != torch.float64
     return x.to(torch.float32 if single else torch.float64, copy=True)
+
+
+def _say_whole_numbers(name: str, dtype: str, path: Path) -> None:
+    """Say that whole numbers are taken as they are: quantised weights would need the scale that belongs to them."""
+    say(f"howsmooth: {name} in {str(path)!r} holds {dtype}, which is taken as real numbers, unscaled.", err=True)
 
 
 def _choose(names: list[str], path: Path, key: str | None, name: str) -> str:

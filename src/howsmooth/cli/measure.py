@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from howsmooth.cli.declared import takes
-from howsmooth.cli.options import ArgumentModel, OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
+from howsmooth.cli.options import (
+    ArgumentModel,
+    OptionJson,
+    OptionOut,
+    OptionRetry,
+    OptionScheduler,
+    OptionTls,
+    OptionWorkers,
+)
+from howsmooth.cli.printing import say
 from howsmooth.cli.runs_here import hands, leave, page, run_folder, stopped
 from howsmooth.studies.plans.measuring import Measuring
 
@@ -21,6 +30,7 @@ def measure(
     measuring: Measuring,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
+    tls: OptionTls = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: OptionOut = None,
@@ -33,7 +43,7 @@ def measure(
     """
     folder = run_folder(measuring, out)
     measuring.check()
-    _run(measuring, folder, hands(measuring, workers, scheduler), retry_failed, as_json)
+    _run(measuring, folder, hands(measuring, workers, scheduler, tls), retry_failed, as_json)
 
 
 def _run(measuring: Measuring, folder: Path, who: dict, retry_failed: bool, as_json: bool) -> None:
@@ -80,8 +90,6 @@ def _tell(
         print_compositions(composed)
     done, new, others = counts
     report = page(folder, new=bool(new))
-    typer.echo(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    say(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
     if others:
-        typer.echo(
-            f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True
-        )
+        say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)

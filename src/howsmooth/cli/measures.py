@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from howsmooth.cli.matrices import read_matrix, split_source
 from howsmooth.errors import AssumptionError, FileError, ShapeError
+from howsmooth.files import read_bytes, require_size
 
 if TYPE_CHECKING:
     from howsmooth.transport.measures import DiscreteMeasure
@@ -62,10 +63,11 @@ def _load(path: Path) -> "DiscreteMeasure":
     from howsmooth.transport.measures import DiscreteMeasure
 
     if path.suffix == ".safetensors":
+        require_size(path, "a measure", field="measure")
         return DiscreteMeasure.load(path)
     try:
-        return DiscreteMeasure.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        return DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
+    except UnicodeDecodeError as error:
         raise FileError(f"{str(path)!r} cannot be read: {error}.", field="measure") from error
     except RecursionError as error:
         raise FileError(f"{str(path)!r} is nested too deeply for a measure.", field="measure") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from howsmooth.errors import AssumptionError, FileError, nearest
+from howsmooth.files import read_bytes
 
 
 def check_code(source: str) -> tuple[Path, str]:
@@ -27,7 +28,7 @@ def check_code(source: str) -> tuple[Path, str]:
     if not os.access(path, os.R_OK):
         raise FileError(f"{file!r} may not be read; see its permissions.", field="code")
     try:
-        tree = ast.parse(path.read_bytes(), file)
+        tree = ast.parse(read_bytes(path, "code", field="code"), file)
     except (SyntaxError, ValueError) as error:
         raise FileError(f"{file!r} is no Python: {error}.", field="code") from error
     known = sorted(_defined(tree))

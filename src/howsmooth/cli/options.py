@@ -88,4 +88,8 @@ OptionWorkers = Annotated[
 OptionScheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://…", help="The address of a Dask scheduler to use.")
 ]
+OptionTls = Annotated[
+    str | None,
+    typer.Option("--tls", metavar="DIR", help="Speak TLS to it: a folder with ca.pem, cert.pem and key.pem."),
+]
 OptionRetry = Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")]

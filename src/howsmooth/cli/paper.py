@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionTls, OptionWorkers
+from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.runs_here import leave, stopped
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def paper(
     ] = "",
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
+    tls: OptionTls = None,
     retry_failed: OptionRetry = False,
     as_json: OptionJson = False,
     out: OptionOut = None,
@@ -67,7 +68,7 @@ def paper(
     resources = Resources()
     _check_models(asks, resources)
     words = ["paper", *(figures or ()), *_options(quick, model), *(["--reviews", reviews] if reviews else [])]
-    who = {"workers": workers, "scheduler": scheduler, "resources": resources}
+    who = {"workers": workers, "scheduler": scheduler, "tls": tls, "resources": resources}
     interrupted = _run(asks, folder, who, words, retry_failed)
     leave(_tell(folder, as_json), interrupted=interrupted)
 
@@ -134,7 +135,7 @@ def _tell(folder: Path, as_json: bool) -> "Sequence[Failure]":
     else:
         for section in drawn:
             told = count(len(section.records), "record")
-            typer.echo(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
-        typer.echo(f"Records and figures are in {folder}.")
-        typer.echo(f"The report is {report}.")
+            say(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
+        say(f"Records and figures are in {folder}.")
+        say(f"The report is {report}.")
     return run.failures

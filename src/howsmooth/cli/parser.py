@@ -1,7 +1,6 @@
 """The command line: parse, call, print. Nothing heavy is imported before a command runs."""
 
 import io
-import os
 import sys
 import warnings
 from typing import Annotated
@@ -10,7 +9,7 @@ import typer
 
 from howsmooth import __version__
 from howsmooth.cli.commands import COMMANDS, Commands, listed
-from howsmooth.cli.printing import one_line
+from howsmooth.cli.printing import one_line, say
 from howsmooth.cli.reach import too_large
 from howsmooth.errors import HowsmoothError
 
@@ -45,7 +44,7 @@ def options(
 
 def _show_warning(message: Warning | str, *_where: object, **_place: object) -> None:
     """Say what a warning says, not where in the code it was raised."""
-    typer.echo(f"howsmooth: {message}", err=True)
+    say(f"howsmooth: {message}", err=True)
 
 
 def run() -> None:
@@ -53,13 +52,15 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
-    # threads that spin while they wait take the cores from those that work, as soon as a machine has other jobs
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _show_warning
     try:
         app(prog_name="howsmooth")
     except HowsmoothError as error:
         _refuse(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise  # of a stream and not of a file, as when nobody reads what is printed
+        _refuse(f"{error.filename!r} cannot be used: {error.strerror}.")
     except (MemoryError, OverflowError, RuntimeError) as error:  # RecursionError is a RuntimeError
         sentence = too_large(error)
         if sentence is None:
@@ -68,5 +69,5 @@ def run() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    typer.echo(f"howsmooth: {one_line(sentence)}", err=True)
+    say(f"howsmooth: {one_line(sentence)}", err=True)
     sys.exit(MISUSE)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from howsmooth.cli.printing import say
+
 
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
@@ -18,4 +20,4 @@ def report(
     """
     from howsmooth.report.page import write_report
 
-    typer.echo(f"The report is {write_report(run, output)}.")
+    say(f"The report is {write_report(run, output)}.")

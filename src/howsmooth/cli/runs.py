@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from howsmooth.cli.options import OptionJson
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import FileError
 from howsmooth.studies.runs.folders import FILE
 from howsmooth.wording import count
@@ -29,9 +29,9 @@ def runs(
         print_json(rows)
         return
     for row in rows:
-        typer.echo(_line(row))
+        say(_line(row))
     if not rows:
-        typer.echo(f"No runs in {folder}.")
+        say(f"No runs in {folder}.")
 
 
 def _row(folder: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _row(folder: Path) -> dict[str, Any]:
     from howsmooth.studies.values import columns
 
     try:
-        with Store(folder) as store:
+        with Store(folder, writable=False) as store:
             asks, failed, plans = [record.ask for record in store.records()], len(store.failures()), store.plans()
     except FileError as error:  # one damaged run does not hide the others
         return {"run": str(folder), "error": str(error)}

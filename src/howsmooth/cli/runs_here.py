@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import typer
-
 from howsmooth.cli.interrupts import INTERRUPTED, heard
+from howsmooth.cli.printing import say, visible_console
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
@@ -42,10 +41,13 @@ def run_folder(asked: "Measuring | Attacking | Certifying", out: str | None) -> 
     return asked.folder if out is None else Path(out)
 
 
-def hands(asked: "Measuring | Attacking | Certifying", workers: int, scheduler: str | None) -> dict[str, Any]:
+def hands(
+    asked: "Measuring | Attacking | Certifying", workers: int, scheduler: str | None, tls: str | None
+) -> dict[str, Any]:
     """Return who does the work, as an executor takes it; other processes have one thread each unless told."""
     alone = scheduler is None and not workers
-    return {"workers": workers, "scheduler": scheduler, "threads": asked.where.threads or (None if alone else 1)}
+    threads = asked.where.threads or (None if alone else 1)
+    return {"workers": workers, "scheduler": scheduler, "tls": tls, "threads": threads}
 
 
 def stopped(work: "Callable[[Progress], object]") -> bool:
@@ -67,7 +69,7 @@ def leave(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what
 
     say_failures(failures)
     if interrupted:
-        typer.echo(f"Stopped: {kept}; the same command goes on from there.", err=True)
+        say(f"Stopped: {kept}; the same command goes on from there.", err=True)
         sys.exit(INTERRUPTED)
     if failures:
         sys.exit(FAILED)
@@ -105,18 +107,16 @@ def fill(
 
 def tell_results(results: Sequence[Any], folder: Path, *, records: int, name: str, as_json: bool) -> None:
     """Print results that show themselves, and where they are kept; or all of them as one JSON object."""
-    from rich.console import Console
-
     from howsmooth.cli.printing import print_json
     from howsmooth.report.page import FILE
 
     if as_json:
         print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in results]})
         return
-    console = Console(highlight=False, markup=False)
+    console = visible_console()
     for each in results:
         console.print(each)
-    typer.echo(f"The report is {folder / FILE}. {records} records are in {folder}.")
+    say(f"The report is {folder / FILE}. {records} records are in {folder}.")
 
 
 def page(folder: Path, *, new: bool) -> Path:

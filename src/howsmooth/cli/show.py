@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from howsmooth.cli.options import OptionJson
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 
 
 def show(
@@ -32,5 +32,5 @@ def show(
     for kind in sorted({record.ask.kind for record in others}):
         print_records(kind, [record for record in others if record.ask.kind == kind])
     if not found.records:
-        typer.echo(f"Nothing in {run} is answered yet; of {found.planned} planned.")
+        say(f"Nothing in {run} is answered yet; of {found.planned} planned.")
     say_failures(found.failures)

@@ -9,10 +9,10 @@ import typer
 from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.measures import check_measure, read_measure
 from howsmooth.cli.options import OptionFigure, OptionJson
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
 from howsmooth.memory import require_memory
-from howsmooth.wording import number, percent
+from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
     from howsmooth.maps.heads import Heads
@@ -122,9 +122,9 @@ def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool,
     else:
         low, high = (number(float(end)) for end in (found.grid[0], found.grid[-1]))
         form = f"A = {number(A)}, V = {number(V)}" + ("" if kind == "softmax" else f", {kind}")
-        typer.echo(f"{percent(found.share)} of the pairs in [{low}, {high}]² split ({form})")
+        say(f"{percent(found.share)} of the pairs in [{low}, {high}]² split ({form})")
     if figure is not None:
-        typer.echo(f"Drawn in {figure}.", err=True)
+        say(f"Drawn in {figure}.", err=True)
 
 
 def _attack(attention: "Heads", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
@@ -139,10 +139,10 @@ def _attack(attention: "Heads", measure: "DiscreteMeasure", eps: float, as_json:
         return
     found = attack.splitting
     verdict = f"splits at atom {found.atom}" if found.splits else "does not split"
-    constants = f"split {number(found.split, 5)}, move {number(found.move, 5)}, constant {number(found.value, 5)}"
-    typer.echo(f"The measure {verdict}: {constants}.")
-    ratios = f"{number(attack.split_ratio, 5)} (split), {number(attack.move_ratio, 5)} (move)"
-    typer.echo(f"True ratios of distances at eps = {number(eps)}: {ratios}.")
+    constants = f"split {at_least(found.split)}, move {at_least(found.move)}, constant {at_least(found.value)}"
+    say(f"The measure {verdict}: {constants}.")
+    ratios = f"{at_least(attack.split_ratio)} (split), {at_least(attack.move_ratio)} (move)"
+    say(f"True ratios of distances at eps = {number(eps)}: {ratios}.")
     if not found.decided:
-        typer.echo("The two constants agree within their error bars.")
-    typer.echo(f"{attention}, {measure}.")
+        say("The two constants agree within their error bars.")
+    say(f"{attention}, {measure}.")

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from howsmooth.cli.options import ArgumentModel, OptionJson, OptionSeed
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.names import RANDOM, check_map_name
 from howsmooth.models.text import read_text
 from howsmooth.tokens.candidates_file import read_candidates
 from howsmooth.tokens.settings import BUDGET, ENUMERATION, METHODS, check_search
-from howsmooth.wording import count, number, percent
+from howsmooth.wording import at_least, count, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,12 +174,12 @@ def _print(transformer: "Transformer", found: "Swap", as_json: bool) -> None:
     angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
     worst = "the worst of all" if found.proven else "the best of"
     of = f"{worst} {count(found.tried, 'sequence')}"
-    typer.echo(f"The output moves by {number(found.displacement, 4)}{angle}: {of} ({found.method}).")
-    typer.echo(f"  {before}")
-    typer.echo(f"  {after}")
+    say(f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method}).")
+    say(f"  {before}")
+    say(f"  {after}")
     where = f"{found.map} of layer {found.layer}" if found.cosine is None else found.map
     cost = count(found.passes, "pass", "passes")
-    typer.echo(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
+    say(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
 
 
 def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:
@@ -207,9 +207,9 @@ def _duplicate(
     if as_json:
         print_json(found.as_dict() | {"model": transformer.name})
         return
-    typer.echo(f"Changing a copy beats changing the token in {percent(found.share)} of {count(pairs, 'pair')}.")
+    say(f"Changing a copy beats changing the token in {percent(found.share)} of {count(pairs, 'pair')}.")
     if found.shifted_share is not None:
-        typer.echo(f"With positions shifted, as in a text: in {percent(found.shifted_share)}.")
+        say(f"With positions shifted, as in a text: in {percent(found.shifted_share)}.")
     for way, said in (("moved", "token changed"), ("doubled", "copy changed"), ("shifted", "copy, positions shifted")):
         best = found.best(way)
         ratio = getattr(best, way)
@@ -217,11 +217,11 @@ def _duplicate(
             changed = tokens.clone()
             changed[best.position] = best.token
             shown = marked(transformer, changed, (best.position,))
-            far = number(getattr(best, f"{way}_by"), 4)
-            typer.echo(f"  {said}: ratio of distances up to {number(ratio, 4)}, outputs {far} apart  {shown}")
-    typer.echo(
+            far = at_least(getattr(best, f"{way}_by"), 4)
+            say(f"  {said}: ratio of distances up to {at_least(ratio, 4)}, outputs {far} apart  {shown}")
+    say(
         f"Each is {count(TOKEN_EDITS, 'token edit')} from the text; for an edit the copy moves the output further in "
         f"{percent(found.edit_share)}."
     )
     distance = "conditional distances" if found.masked else "Wasserstein distances"
-    typer.echo(f"{name} of {transformer.name}, {count(len(tokens), 'token')}, {distance}, pairs at random.")
+    say(f"{name} of {transformer.name}, {count(len(tokens), 'token')}, {distance}, pairs at random.")

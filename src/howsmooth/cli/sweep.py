@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionWorkers
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionTls, OptionWorkers
+from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.runs_here import leave, stopped
 from howsmooth.wording import duration
 
@@ -20,6 +20,7 @@ def sweep(
     out: OptionOut = None,
     workers: OptionWorkers = 0,
     scheduler: OptionScheduler = None,
+    tls: OptionTls = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count the asks and estimate the time; do nothing.")
     ] = False,
@@ -47,7 +48,7 @@ def sweep(
     if dry_run:
         _estimate(made, folder, workers, resources, as_json)
         return
-    who = {"workers": workers, "scheduler": scheduler, "resources": resources}
+    who = {"workers": workers, "scheduler": scheduler, "tls": tls, "resources": resources}
     _run(study, made, folder, who, retry_failed, as_json)
 
 
@@ -70,9 +71,9 @@ def _run(study: str, made: "list[Part]", folder: Path, who: dict, retry_failed: 
     if as_json:
         print_json({"run": str(folder), "asks": len(asks), "done": done, "failed": len(failures)})
     else:
-        typer.echo(f"{done} of {len(asks)} answered, {len(failures)} failed. Records are in {folder}.")
-        typer.echo(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
-        typer.echo(f"Take them along: howsmooth export {folder} --to csv")
+        say(f"{done} of {len(asks)} answered, {len(failures)} failed. Records are in {folder}.")
+        say(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
+        say(f"Take them along: howsmooth export {folder} --to csv")
     leave(failures, interrupted=interrupted)
 
 
@@ -93,7 +94,7 @@ def _estimate(made: "list[Part]", folder: Path, workers: int, resources: "Resour
     if as_json:
         print_json(counts | {"expected_seconds": seconds})
         return
-    typer.echo(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
+    say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
 
 
 def _file_name(name: str) -> str:

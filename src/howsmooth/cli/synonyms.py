@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
 from howsmooth.models.names import RANDOM
 from howsmooth.studies.plans.certifying import Certifying
@@ -32,15 +30,19 @@ def certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
             raise AssumptionError(f"--synonyms says how words move; leave out --{name}.", field=name)
     if certifying.model.startswith(RANDOM):
         raise AssumptionError(f"{certifying.model!r} knows no words; give a model that reads.", field="model")
-    candidates, sentences = read_candidates(file), certifying.sentences
+    candidates, labelled = read_candidates(file), certifying.labelled
 
     import howsmooth as hs
+    from howsmooth.studies.plans.certify import by_their_labels
     from howsmooth.studies.resources import Resources
 
     model = Resources().transformer(certifying.model, reading=certifying.reading)
-    label, rows, changed = certifying.label or None, [], False
+    sentences, wrong = by_their_labels(model, labelled)
+    for said in wrong:
+        say(said, err=True)
+    rows, changed = [], False
     for sentence in sentences:
-        found = hs.certify_synonyms(model, sentence, candidates, label=label)
+        found = hs.certify_synonyms(model, sentence, candidates)
         changed |= found.changed is not None
         rows.append(_row(model, sentence, found))
         if not as_json:
@@ -86,13 +88,13 @@ def _print(row: dict[str, Any]) -> None:
     text, predicted, every = row["text"], row["predicted"], count(row["combinations"], "combination")
     if row["certified"]:
         how = "proven at once" if row["proven"] == row["combinations"] else f"{row['tried']:,} of them run one by one"
-        typer.echo(f"{text!r} is told to be {predicted!r} with every one of {every}: {how}.")
+        say(f"{text!r} is told to be {predicted!r} with every one of {every}: {how}.")
     else:
-        typer.echo(
+        say(
             f"{text!r} is told to be {predicted!r}; {row['covered']:,} of {every} cannot change that "
             f"({row['proven']:,} proven, {row['tried']:,} others run)."
         )
     if row["changed"] is not None:
-        typer.echo(f"  changed by: {running_text(row['changed'])}")
+        say(f"  changed by: {running_text(row['changed'])}")
     share = "all the way" if row["share"] == 1 else f"{at_least(100 * row['share'], 3)} % of the way"
-    typer.echo(f"  proven {share} to all replacements at once; {number(row['seconds'], 2)} s.")
+    say(f"  proven {share} to all replacements at once; {number(row['seconds'], 2)} s.")

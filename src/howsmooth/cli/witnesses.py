@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from howsmooth.cli.printing import say
 from howsmooth.errors import FileError
 
 if TYPE_CHECKING:
@@ -42,4 +41,4 @@ def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, qui
         witness.save(target, about=about)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error
-    typer.echo(f"Saved tokens, direction and response to {target}.", err=quiet)
+    say(f"Saved tokens, direction and response to {target}.", err=quiet)

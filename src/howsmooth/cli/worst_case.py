@@ -11,7 +11,7 @@ from howsmooth.cli.ascent_bar import ascent_bar
 from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.near_text import LENGTH, NearText, answer, as_dict, details
 from howsmooth.cli.options import OptionJson, OptionSave, OptionSearch, OptionSeed
-from howsmooth.cli.printing import print_json
+from howsmooth.cli.printing import print_json, visible_console
 from howsmooth.cli.reach import require_range, require_room, within_reach
 from howsmooth.cli.witnesses import require_writable, save_witness
 from howsmooth.errors import AssumptionError
@@ -256,9 +256,8 @@ def _print_witness(attention: str, witness: "Witness", upper: "Bound", origin: s
 
 
 def _print_lines(first: str, *others: str) -> None:
-    from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = visible_console(soft_wrap=True)
     console.print(first, style="bold")
     for line in others:
         console.print(line)

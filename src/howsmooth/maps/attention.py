@@ -158,7 +158,7 @@ class Attention(Scored):
         rotary = self.positions.rotary
         if rotary is not None and places is not None:
             rotary = dataclasses.replace(rotary, positions=places)
-        q, k, v, _derivative = self._project(X, Lifts(), self.value, rotary)
+        q, k, v, _derivative = self._project(X, Lifts(), self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
 
     def _mechanism(self, X: Tensor) -> Mechanism:

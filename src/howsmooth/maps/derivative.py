@@ -1,6 +1,7 @@
 """The closed-form Jacobian of attention by scores: products with J and Jᵀ, tile by tile, no autograd."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,9 @@ from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.heads_derivative import project_heads as project_heads
 from howsmooth.maps.pattern import Pattern
-from howsmooth.maps.tiles import Room, rows_of, unstack
+from howsmooth.maps.tiles import Room, Tile, rows_of, unstack
 from howsmooth.maps.values import take
+from howsmooth.maps.weighting import Weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,11 +60,11 @@ class AttentionJacobian(HeadsJacobian):
         r"""The share of a weight that rounding may have changed: :math:`\epsilon(\max_i|q_i|\max_j|k_j| + 8)`.
 
         A softmax weight is the exponential of a score, so it is wrong by the *absolute* error of the score; others are
-        so many times that. The weight of a token that is alone is one. Norms of queries and keys stretch what
-        projections were rounded by.
+        so many times that. The weight of a token that is alone is one, where weights sum to one; then only products
+        are rounded. Norms of queries and keys stretch what projections were rounded by.
         """
-        if self.domain[0] == 1:
-            return 0.0
+        if self.domain[0] == 1 and self.pattern.weighting.sums_to_one:
+            return torch.finfo(self.dtype).eps * 8
         q, k, scaled_k = (_longest(x) for x in (self.pattern.q, self.pattern.k, self.scaled_k))
         (_sq, query), (_sk, key) = self.projections.normed_rounding()
         units = q * k + 8 + q * key + scaled_k * query
@@ -70,21 +72,29 @@ class AttentionJacobian(HeadsJacobian):
 
     @property
     def derivative_rounding(self) -> float:
-        """How far the derivatives of norms of queries and keys, which hardly let some directions pass, may be off."""
+        """How far derivatives of norms of queries and keys, and of weights that do not sum to one, may be off.
+
+        Norms hardly let some directions pass. Weights that do not sum to one meet the bias of values, and in some
+        directions it is all that rounding leaves; where a sink takes everything, they may be too small for numbers.
+        """
         (stretch_q, query), (stretch_k, key) = self.projections.normed_rounding()
-        if query == key == 0:
+        open_ended = not self.pattern.weighting.sums_to_one
+        if query == key == 0 and not open_ended:
             return 0.0
         q, scaled_k, v = (_longest(x) for x in (self.pattern.q, self.scaled_k, self.pattern.v))
-        size = float(self.projections.weight.detach().norm()) * (
-            1.0 if self.output is None else float(self.output.detach().norm())
-        )
-        return 4 * torch.finfo(self.dtype).eps * v * size * (q * key * stretch_k + scaled_k * query * stretch_q)
+        info, output = torch.finfo(self.dtype), 1.0 if self.output is None else float(self.output.detach().norm())
+        size = float(self.projections.weight.detach().norm())
+        total = 4 * info.eps * v * size * (q * key * stretch_k + scaled_k * query * stretch_q)
+        if open_ended:
+            most = max(float(P.detach().abs().max()) for _tile, P, _slope in self.pattern.weights())
+            slopes = size * (q * max(stretch_k, 1.0) + scaled_k * max(stretch_q, 1.0))
+            total += self.domain[0] * (8 * info.eps * most * v * slopes + info.tiny * (v * slopes + size))
+        return output * total
 
     @property
     def query_rounding(self) -> float:
         """How far the products of queries alone may be off, relative to the projections."""
-        sizes = [float(x.norm(dim=-1).max()) for x in (self.pattern.v, self.scaled_k)]
-        return 4 * torch.finfo(self.dtype).eps * sizes[0] * sizes[1]
+        return 4 * torch.finfo(self.dtype).eps * _longest(self.pattern.v) * _longest(self.scaled_k)
 
     def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
@@ -94,21 +104,37 @@ class AttentionJacobian(HeadsJacobian):
             # on short sequences the number of operations is what is waited for: here nothing is cut and stitched
             dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
             return torch.bmm(whole.derivative(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
+        moved = []
+        for tile, weights, dS in self._moved_scores(dq, dk):
+            dP = weights.derivative(dS)
+            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(weights.P, dv[:, tile.columns])
+            moved.append(unstack(do, tile))
+        return stitch(moved)
+
+    def moved_sizes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Return what :meth:`moved_means` adds up, without signs."""
+        pattern = self.pattern
+        dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape)
+        v, dv, sizes = pattern.v.abs(), dv.abs(), []
+        for tile, weights, dS in self._moved_scores(dq, dk):
+            columns = tile.columns
+            do = torch.bmm(weights.sizes(dS), v[:, columns]) + torch.bmm(weights.P.abs(), dv[:, columns])
+            sizes.append(unstack(do, tile))
+        return stitch(sizes)
+
+    def _moved_scores(self, dq: Tensor, dk: Tensor) -> Iterator[tuple[Tile, Weights, Tensor]]:
+        """Yield each tile with its weights and the change of its scores."""
         # Why one product of doubled width and not two: a tile of dS is written once, and memory is what is waited for.
+        pattern = self.pattern
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
-        room, moved = Room(left, right), []
+        room = Room(left, right)
         for tile, weights, slope in pattern.parts():
             dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
             if self.distances is not None:
                 parts = pattern.scores.parts(dq, dk, tile)
                 pattern.scores.by_head(dS, tile).add_(self.distances.scores(*parts, tile.rows, tile.columns))
-            if slope is not None:
-                dS = dS * slope
-            dP = weights.derivative(dS)
-            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(weights.P, dv[:, tile.columns])
-            moved.append(unstack(do, tile))
-        return stitch(moved)
+            yield tile, weights, dS if slope is None else dS * slope
 
     def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""

@@ -255,13 +255,13 @@ class Heads(Value, ABC):
         return query_norm, key_norm
 
     def _project(
-        self, X: Tensor, lifts: Lifts, value: Tensor, rotary: Rotary | None
+        self, X: Tensor, lifts: Lifts, value: Tensor, rotary: Rotary | None, *, value_bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Projections]:
         """Return queries, keys and values at ``X``, and their derivative."""
         layout, n = self.layout, X.shape[-2]
         weight = torch.cat([part.flatten(-3, -2) for part in (self.query, self.key, value)], dim=-2)
         q, k, v = layout.split(X @ weight.mT)
-        q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, self.value_bias)
+        q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, value_bias)
         for_queries, for_keys = self._norms()
         q, query_norm = _normalise(q, for_queries, X)
         k, key_norm = _normalise(k, for_keys, X)
@@ -282,6 +282,18 @@ class Heads(Value, ABC):
             sizes=sizes,
         )
         return q, k, v, projections
+
+    def _shifted(
+        self, means: Float[Tensor, "stack shared n v"], batch: tuple[int, ...]
+    ) -> Float[Tensor, "stack shared n v"]:
+        """Add the bias of values to means that were taken without it, by weights that sum to one.
+
+        Why not before: it does not change the derivative, but rounding would, by units of the bias.
+        """
+        if self.value_bias is None:
+            return means
+        by_group = means.unflatten(0, (*batch, self.layout.groups))
+        return (by_group + self.value_bias[..., None, None, :]).reshape(means.shape)
 
     def _put_out(self, means: Tensor, output: Tensor | None, batch: tuple[int, ...]) -> Tensor:
         """Return what comes out of the attention means."""

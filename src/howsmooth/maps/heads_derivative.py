@@ -51,6 +51,10 @@ class HeadsJacobian(ABC):
     def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
 
+    def moved_sizes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Return what :meth:`moved_means` adds up, without signs; the sums themselves, where that is not known."""
+        return self.moved_means(dq, dk, dv).abs()
+
     @abstractmethod
     def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
@@ -109,20 +113,23 @@ class HeadsJacobian(ABC):
         dq, dk = (x.view(*self.lead, *shape, x.shape[-1]) for x in (dq, dk))
         return self.projections.vjp(dq, dk, dv.view(*shape, dv.shape[-1]))
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
-        r"""Return how much longer the answers of heads to ``E`` are than their sum: :math:`\sum_h|W_hJ_hE|/|JE|`.
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+        r"""Return how much longer than :math:`JE` the answers of its heads are, and the terms these are added up from.
 
-        The rounding of weights is a share of the first, not of the second.
+        The first is :math:`\sum_h|W_hJ_hE|/|JE|`: the rounding of weights is a share of those answers, not of their
+        sum. Products within a head are rounded by units of their terms, which are long beside a large bias.
         """
-        layout = self.projections.layout
-        if self.output is None or layout.heads == 1:
-            return 1.0
-        joined = project_heads(self.moved_means(*self.projections.jvp(E)), None, self.batch)
-        widths = (joined.split(layout.v, -1), self.output.split(layout.v, -1))
-        answers = [o @ W.mT for o, W in zip(*widths, strict=True)]
-        parts = torch.stack([x.flatten(-2).norm(dim=-1) for x in answers]).sum(0)
-        total = torch.stack(answers).sum(0).flatten(-2).norm(dim=-1)
-        return float(torch.where(parts > 0, parts / total, 1.0).max())
+        moves, v = self.projections.jvp(E), self.projections.layout.v
+        means, terms = (
+            project_heads(x, None, self.batch) for x in (self.moved_means(*moves), self.moved_sizes(*moves))
+        )
+        within = _ratio(_length(terms), _length(means))
+        between = torch.ones_like(within)
+        if self.output is not None:
+            by_head = zip(means.split(v, -1), self.output.split(v, -1), strict=True)
+            answers = torch.stack([o @ W.mT for o, W in by_head])
+            between = _ratio(_length(answers).sum(0), _length(answers.sum(0)))
+        return float(between.max()), float((between * within).max())
 
     def by_head(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "stack shared n v"]:
         """Pull a cotangent of the output back to the means of every head."""
@@ -178,3 +185,12 @@ def project_heads(
     n, v = o.shape[-2:]
     joined = o.reshape(*batch, -1, n, v).transpose(-2, -3).flatten(-2)
     return joined if output is None else joined @ output.mT
+
+
+def _length(x: Float[Tensor, "*batch n w"]) -> Float[Tensor, "*batch"]:
+    return x.flatten(-2).norm(dim=-1)
+
+
+def _ratio(parts: Tensor, total: Tensor) -> Tensor:
+    """Return how much longer parts are than their sum; nothing is as long as itself."""
+    return torch.where(parts > 0, parts / total, 1.0)

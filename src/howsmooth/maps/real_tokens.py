@@ -106,8 +106,8 @@ class RealAttentionJacobian(RealTokensJacobian):
         """What it may have done beyond that."""
         return self.inner.derivative_rounding
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
-        """Return how much longer the answers of heads are than their sum."""
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+        """Return how much longer the answers of heads are than their sum, and their terms."""
         return self.inner.cancelled(only(E, self.real))
 
     def guess(self) -> Float[Tensor, "*batch n d"]:

@@ -83,12 +83,16 @@ class Scored(Heads):
         The arguments are those of :meth:`jacobian`.
         """
         found = self._linearised(X, memory)
-        return self._put_out(found.means, found.output, found.batch), found
+        return self._put_out(self._biased(found.pattern, found.projections), found.output, found.batch), found
 
     def _means(self, X: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Return the means of every head; no weights are kept."""
-        pattern, _projections = self._attend(X, memory=0)
-        return pattern.o
+        return self._biased(*self._attend(X, memory=0))
+
+    def _biased(self, pattern: Pattern, projections: Projections) -> Float[Tensor, "stack shared n v"]:
+        """Return the means of every head with the bias of values, where the pattern is without."""
+        alone = pattern.weighting.sums_to_one and projections.lifts.value is None
+        return self._shifted(pattern.o, pattern.scores.batch) if alone else pattern.o
 
     def _linearised(self, X: Tensor, memory: int) -> AttentionJacobian:
         require_memory(memory)
@@ -108,7 +112,9 @@ class Scored(Heads):
     def _attend(self, X: Tensor, *, memory: int) -> tuple[Pattern, Projections]:
         """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
         made, n = self._mechanism(X), X.shape[-2]
-        q, k, v, projections = self._project(X, made.lifts, made.value, self.positions.rotary)
+        alone = made.weighting.sums_to_one and made.lifts.value is None  # the bias is added to the means
+        value_bias = None if alone else self.value_bias
+        q, k, v, projections = self._project(X, made.lifts, made.value, self.positions.rotary, value_bias=value_bias)
         masses = self.weights if made.masses_in_scores else None
         pattern = attend(
             (q * self.score_scale).reshape(-1, self.layout.shared, n, q.shape[-1]),

@@ -114,8 +114,8 @@ class WeightedJacobian:
         """What rounding may have done beyond that; roots of masses stretch it."""
         return self.plain.derivative_rounding * float(self.roots.max() / self.roots.min())
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> float:
-        """Return how much longer the answers of heads are than their sum."""
+    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+        """Return how much longer the answers of heads are than their sum, and their terms."""
         return self.plain.cancelled(E / self.roots)
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:

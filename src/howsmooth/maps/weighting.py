@@ -36,6 +36,9 @@ class Weights(Protocol):
     def own_transpose(self, D: Tensor) -> Tensor:
         """Return the transpose of :meth:`own`."""
 
+    def sizes(self, D: Tensor) -> Tensor:
+        """Return what the entries of :meth:`derivative` are added up from, without signs; ``D`` may be written over."""
+
     def take(self, pick: Pick) -> "Weights":
         """Return the weights of some entries of the batch."""
 
@@ -55,6 +58,10 @@ class Weighting(Protocol):
     @property
     def may_see_nothing(self) -> bool:
         """Whether a row may be left with nothing to see."""
+
+    @property
+    def sums_to_one(self) -> bool:
+        """Whether the weights of every row sum to one."""
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> Weights:
         """Return the weights of a tile of scores; ``S`` may be written over."""
@@ -96,6 +103,10 @@ class SoftmaxWeights(Symmetric):
         """Push a change of scores forward, or pull a cotangent of weights back."""
         return softmax_derivative(D, self.P)
 
+    def sizes(self, D: Tensor) -> Tensor:
+        """Return the two terms of every entry, without signs."""
+        return softmax_sizes(D, self.P)
+
     def take(self, pick: Pick) -> "SoftmaxWeights":
         """Return the weights of some entries of the batch."""
         return SoftmaxWeights(pick(self.P))
@@ -119,13 +130,21 @@ class Softmax:
         """A sink can always be seen."""
         return self.sink is not None
 
+    @property
+    def sums_to_one(self) -> bool:
+        """A sink takes a share of the weights."""
+        return self.sink is None
+
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> SoftmaxWeights:
         """Return the weights of a tile of scores."""
         if self.sink is None:
             return SoftmaxWeights(softmax(S))
-        by_head = S.unflatten(1, (-1, tile.height))
-        total = torch.logaddexp(by_head.logsumexp(-1, keepdim=True), self.sink[:, :, None, None])
-        return SoftmaxWeights((by_head - total).exp().flatten(1, 2))
+        by_head, sink = S.unflatten(1, (-1, tile.height)), self.sink[:, :, None, None]
+        # Why not exp(S − log of the sum): of large scores the logarithm has few digits, and so would the sum of weights
+        most = torch.maximum(by_head.detach().amax(-1, keepdim=True), sink.detach())
+        exponentials = (by_head - most).exp()
+        total = exponentials.sum(-1, keepdim=True) + (sink - most).exp()
+        return SoftmaxWeights((exponentials / total).flatten(1, 2))
 
     def rounding(self, n: int) -> float:
         """A weight is the exponential of a score."""
@@ -152,3 +171,9 @@ def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
     if not in_place(D, P):
         return softmax_backward(D, P)
     return softmax_backward(D, P, out=D)
+
+
+def softmax_sizes(D: Tensor, P: Tensor) -> Tensor:
+    r"""Return :math:`P\circ(|D| + \mathrm{rowsum}(P\circ|D|))`: rounding of the derivative is a share of it."""
+    moved = P * D.abs()
+    return moved + P * moved.sum(-1, keepdim=True)

@@ -30,6 +30,7 @@ def _site(i: int, layer: Any, path: str, heads: int) -> Site:
         attention=attention,
         reads=f"{path}.attention",
         writes=f"{path}.attention.dense",
+        residual_inside=True,
         block=path,
         outer=layer_norm(own.LayerNorm),
         feed_forward=FeedForward(

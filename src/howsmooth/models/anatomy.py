@@ -27,6 +27,8 @@ NO_PROJECTION = (
     "the output projection of this model's attention is no module of its own, so that its heads cannot be told apart; "
     "use map='attention'."
 )
+NOT_IN_FRONT = "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
+NO_RESIDUAL = "the residual sum of a layer that is differentiated by autograd is not measured; use map='block'."
 NO_HEADS = (
     "which columns of the output projection belong to which head could not be seen in this model; use map='heads' for "
     "all of them."
@@ -234,7 +236,7 @@ def _normed(streams: list[tuple[Place, Tensor]], found: Sum) -> Found:
     (_block, stream), (_own, X) = streams
     if not _same(stream, X):
         return (found.output.place,)
-    return "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
+    return NOT_IN_FRONT
 
 
 def _residual(scope: Sequence[Event], found: Sum, around: Event) -> Found:

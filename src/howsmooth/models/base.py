@@ -8,11 +8,14 @@ from torch import nn
 
 from howsmooth.errors import DtypeError, NonFiniteError, UnsupportedModelError
 from howsmooth.models import unknown
-from howsmooth.models.frame import frame
+from howsmooth.models.adapters import merged, require_plain_weights, without_wrapper
+from howsmooth.models.comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
+from howsmooth.models.frame import Frame, frame
 from howsmooth.models.loading import Loaded, load_by_name, tokenizer_named
 from howsmooth.models.placing import placed
 from howsmooth.models.registry import FAMILIES, ONE_SIDED, reader
-from howsmooth.models.sites import Site, seeing_both_sides
+from howsmooth.models.sentence_embedding import SentenceEmbedding
+from howsmooth.models.sites import Site, by_autograd, seeing_both_sides
 from howsmooth.models.text import HubTokenizer, Tokenizer
 from howsmooth.models.transformer import Transformer, weights_digest
 
@@ -43,22 +46,29 @@ def load(
         DtypeError: If the numbers are not real floating-point ones.
     """
     if isinstance(name_or_path, nn.Module):
-        loaded, name = Loaded(module=name_or_path, tokenizer=None), type(name_or_path).__name__
+        module = without_wrapper(name_or_path)
+        require_plain_weights(module)
+        loaded, name = Loaded(module=module, tokenizer=None), type(name_or_path).__name__
         name = f"{name}@{weights_digest(name_or_path)}"  # so that no two are mistaken
     elif isinstance(name_or_path, str):
         loaded, name = load_by_name(name_or_path, family=family), name_or_path
+        require_plain_weights(loaded.module)
     else:
         raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.", field="model")
-    trunk, about_trunk = _trunk(loaded.module)
     borrowed = isinstance(name_or_path, nn.Module)
-    moved, about_numbers = placed(trunk, device=device, dtype=dtype, borrowed=borrowed)
-    base = moved.eval()
+    whole, about_numbers = placed(loaded.module, device=device, dtype=dtype, borrowed=borrowed)
+    base, about_trunk = _trunk(whole.eval())
     _require_finite(base, name)
-    sites, about_sites = _sites(base, name)
     own = loaded.tokenizer if tokenizer is None else _given(tokenizer)
-    notes = loaded.notes + about_trunk + about_numbers + about_sites
-    around = frame(loaded.module, base, sites, loaded.sentence)
-    return Transformer(name=name, module=base, sites=sites, tokenizer=own, notes=notes, frame=around)
+    transformer = Transformer(
+        name=name,
+        module=base,
+        sites=(),
+        tokenizer=own,
+        notes=loaded.notes + about_trunk + about_numbers,
+        with_head=None if whole is base else whole,
+    )
+    return _compared(_read(transformer, whole, loaded.sentence))
 
 
 def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
@@ -72,8 +82,54 @@ def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
         return transformer  # its modules are differentiated as they are
     if not {*map(id, transformer.module.parameters())} <= {*map(id, module.parameters())}:
         return load(module)  # half precision was copied
-    sites, _notes = _sites(transformer.module, transformer.name)
-    return replace(transformer, sites=sites, frame=frame(module, transformer.module, sites, None))
+    return replace(_read(transformer, without_wrapper(module), None), notes=transformer.notes)
+
+
+def _read(transformer: Transformer, module: nn.Module, told: SentenceEmbedding | str | None) -> Transformer:
+    """Return a model with its layers, and what stands around them, read from weights that hold their adapters."""
+    plain = merged(module)
+    about = () if plain is module else ("its adapters are read as peft merges them into the weights of a copy",)
+    trunk, _about = _trunk(plain)
+    try:
+        sites, about_sites = _sites(trunk, transformer.name)
+        around = frame(plain, trunk, sites, told)
+    except (AttributeError, TypeError, RuntimeError) as error:  # a part of the family is not what it is made of
+        why = f"its layers are not those of the family {trunk.config.model_type!r} ({error})"
+        sites, about_sites = _unknown(trunk, transformer.name, why)
+        around = Frame()
+    return replace(transformer, sites=sites, frame=around, notes=transformer.notes + about + about_sites)
+
+
+def _compared(transformer: Transformer) -> Transformer:
+    """Run a model once at random tokens; what its maps do not put out is differentiated by autograd, and said."""
+    tokens = unknown.trial(transformer.module)
+    if tokens is None or all(site.attention is None for site in transformer.sites):
+        return transformer
+    try:
+        found = differences(transformer, tokens[:1], words=True)
+    except Exception:  # modules refuse inputs in ways of their own; the first real ones are tried in their place
+        return transformer
+    if not found:
+        return transformer
+    around = transformer.frame
+    if EMBEDDINGS in found or LAST_NORM in found:
+        around = replace(around, ends=None)
+    around = replace(around, classes=found.get(CLASSES, around.classes), head=found.get(WORDS, around.head))
+    return replace(
+        transformer,
+        sites=tuple(by_autograd(site) if site.layer in found else site for site in transformer.sites),
+        frame=around,
+        notes=transformer.notes + tuple(f"{why}; {_instead(part)}" for part, why in found.items()),
+    )
+
+
+def _instead(part: int | str) -> str:
+    """Say what becomes of a part that is not what its weights say."""
+    if isinstance(part, int):
+        return "the layer is differentiated by autograd"
+    if part in (EMBEDDINGS, LAST_NORM):
+        return "maps that begin at the embeddings are refused, those that end behind it are differentiated by autograd"
+    return "scores of it are refused"
 
 
 def _given(tokenizer: Any) -> Tokenizer:
@@ -116,14 +172,17 @@ def _sites(base: nn.Module, name: str) -> tuple[tuple[Site, ...], tuple[str, ...
         )
     if read is not None:  # decoders may be told to see both sides, as those that embed sentences are
         return tuple(seeing_both_sides(site) for site in read(base)), ()
+    return _unknown(base, name, f"the family {family!r} has no closed form here")
+
+
+def _unknown(base: nn.Module, name: str, why: str) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Find attention modules that are not read."""
     found = tuple(unknown.sites(base))
     if not found:
         raise UnsupportedModelError(
-            f"{name!r} is of the family {family!r}, which is not known, and has no module that calls itself attention.",
-            field="model",
+            f"{name!r} cannot be measured: {why}, and it has no module that calls itself attention.", field="model"
         )
-    note = f"the family {family!r} has no closed form here: its attention modules are differentiated by autograd"
-    return found, (note,)
+    return found, (f"{why}: its attention modules are differentiated by autograd",)
 
 
 def _require_finite(base: nn.Module, name: str) -> None:

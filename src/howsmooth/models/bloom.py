@@ -55,6 +55,7 @@ def _site(i: int, block: Any, bias: Tensor, config: Any) -> Site:
         attention=attention,
         reads=f"{path}.self_attention",
         writes=f"{path}.self_attention.dense",
+        residual_inside=True,
         block=path,
         before=layer_norm(block.input_layernorm),
         adds_normed=config.apply_residual_connection_post_layernorm,

@@ -1,14 +1,16 @@
 """A module as it was called while the model ran: a map on hidden states, with its other arguments as they were."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from howsmooth.errors import UnsupportedModelError
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,7 +75,8 @@ def listening(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict[tupl
 
         return keep
 
-    hooks = [modules[path].register_forward_pre_hook(listener(path), with_kwargs=True) for path in paths]
+    # before all other hooks: those are parts of the module, and run again where it is called again
+    hooks = [modules[path].register_forward_pre_hook(listener(path), prepend=True, with_kwargs=True) for path in paths]
     try:
         yield heard
     finally:
@@ -81,6 +84,11 @@ def listening(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict[tupl
             hook.remove()
     if missed := [path for path, times in paths.items() for turn in range(times) if (path, turn) not in heard]:
         raise UnsupportedModelError(f"{missed[0]!r} did not run, so what it reads is not known.")
+
+
+def in_turn(paths: Sequence[str], kept: Mapping[tuple[str, int], Kept]) -> tuple[Kept, ...]:
+    """Return what was kept for each layer; a module that several layers share was called once for each of them."""
+    return tuple(kept[path, paths[:i].count(path)] for i, path in enumerate(paths))
 
 
 @contextmanager

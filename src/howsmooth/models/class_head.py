@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from howsmooth.maps.dense import Dense
@@ -17,8 +18,13 @@ TWO_LAYERS = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"),
     "electra": "gelu",
 }
-# One matrix on the last token.
-ON_THE_LAST = frozenset(("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt_neox"))
+# One matrix on the last token that is not padding.
+ON_THE_LAST = frozenset(
+    (
+        *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama"),
+        *("mistral", "mixtral", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3"),
+    )
+)
 FAMILIES = frozenset((*TWO_LAYERS, *ON_THE_LAST, "bert", "albert", "distilbert"))
 
 
@@ -28,20 +34,35 @@ class ClassHead:
 
     Attributes:
         read_out: From one token to a score for each label.
-        last: Whether that is the last token, and not the first.
+        last: Whether that is the last token that is not padding, and not the first token.
         labels: What the classes are called.
+        padding_token: The number of the token that is padding, wherever it stands; none if the model has no such.
     """
 
     read_out: MLP | Dense
     last: bool
     labels: tuple[str, ...]
+    padding_token: int | None = None
 
-    def maps(self, X: Float[Tensor, "batch n d"], real: Bool[Tensor, "batch n"] | None) -> tuple[Pooling, MLP | Dense]:
-        """Return what stands behind the last hidden states; padded tokens are not last."""
+    def maps(
+        self, X: Float[Tensor, "batch n d"], tokens: Int[Tensor, "batch n"], real: Bool[Tensor, "batch n"] | None
+    ) -> tuple[Pooling, MLP | Dense]:
+        """Return what stands behind the last hidden states.
+
+        Args:
+            X: Hidden states.
+            tokens: The numbers of the tokens: padding is known by its number, whether attention sees it or not.
+            real: True for the tokens of each sequence, where others only fill up the batch.
+        """
         if not self.last:
             return (Pooling.first(n=X.shape[-2], like=X), self.read_out)
-        where = {"n": X.shape[-2]} if real is None else {"real": real}
-        return (Pooling.last(**where, like=X), self.read_out)
+        own = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        words = own if self.padding_token is None else own & (tokens != self.padding_token)
+        # where all tokens are padding, the modules take the first
+        first = own & (own.cumsum(-1) == 1)
+        kept = torch.where(words.any(-1, keepdim=True), words, first)
+        # one sequence takes the same token whatever it is perturbed to, in a batch of any size
+        return (Pooling.last(real=kept[0] if len(kept) == 1 else kept, like=X), self.read_out)
 
 
 def has_classes(config: Any) -> bool:
@@ -65,7 +86,12 @@ def class_head(module: nn.Module, base: Any) -> ClassHead | str:
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     like = next(base.parameters())
     read_out = _read_out(module, base, config.model_type).to(like.dtype, like.device)
-    return ClassHead(read_out=read_out, last=config.model_type in ON_THE_LAST, labels=labels)
+    return ClassHead(
+        read_out=read_out,
+        last=config.model_type in ON_THE_LAST,
+        labels=labels,
+        padding_token=config.get_text_config().pad_token_id,
+    )
 
 
 def _read_out(module: Any, base: Any, family: str) -> MLP | Dense:

@@ -1,6 +1,7 @@
 """A model's config.json, checked before anything is built from it: that it can be read, and that its sizes can be."""
 
 import json
+import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from howsmooth.errors import UnsupportedModelError
 LARGEST_FILE = 2**24  # bytes; those of real models are a few kilobytes
 MOST_LAYERS = 2_000
 MOST = 10**8  # of anything else: the largest vocabularies have a few million words
+MOST_OF = {"num_labels": 10**6, "attention_types": MOST_LAYERS}  # of which configurations make lists
+EXPERTS, MOST_EXPERTS = re.compile(r"(num|n)_\w*experts"), 10**4
 LAYERS = {
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers"),
     *("num_hidden_groups", "inner_group_num"),
@@ -39,8 +42,10 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
     """
     config = _read(file, name)
     for key, value in _sizes(config):
-        least = 0 if key in DECODER_LAYERS else 1
-        most = MOST_LAYERS if key in LAYERS | DECODER_LAYERS else MOST
+        least = 0 if key in DECODER_LAYERS or key in MOST_OF else 1
+        most = MOST_LAYERS if key in LAYERS | DECODER_LAYERS else MOST_OF.get(key, MOST)
+        if EXPERTS.fullmatch(key):
+            least, most = 0, MOST_EXPERTS
         if not isinstance(value, int) or isinstance(value, bool):
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be a whole number.")
         if not least <= value <= most:
@@ -91,9 +96,20 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key, value in left.pop().items():
             if isinstance(value, dict):
                 left.append(value)
-            elif key in LAYERS | DECODER_LAYERS | WIDTHS and value is not None:
+            elif value is not None and (key in LAYERS | DECODER_LAYERS | WIDTHS or EXPERTS.fullmatch(key)):
                 # some families give a size for each stage
                 yield from ((key, one) for one in (value if isinstance(value, list) else [value]))
+            elif key in MOST_OF:
+                yield from ((key, one) for one in _numbers(value))
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Yield the whole numbers in nested lists."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, int):
+        yield value
 
 
 def _refusal(name: str, what: str, *, field: str = "model") -> UnsupportedModelError:

@@ -134,7 +134,7 @@ def _heard(module: nn.Module, path: str, tokens: Tensor, named: Mapping[str, Any
             heard.append(Call(module=part, positional=positional, named=given).tokens.detach())
             raise _Enough
 
-    hook = module.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
+    hook = module.get_submodule(path).register_forward_pre_hook(keep, prepend=True, with_kwargs=True)
     try:
         with without_cache(module):
             module(tokens, **named)

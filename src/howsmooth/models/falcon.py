@@ -29,7 +29,10 @@ def _positions(model: Any) -> Positions:
     # the model rounds slopes, positions and their products to bfloat16, so they are not linear in the position
     rounded = slopes(config.num_attention_heads).bfloat16()[:, None] * torch.arange(config.max_position_embeddings)
     bias = rounded.to(model.h[0].self_attention.dense.weight)
-    return Positions(causal=True, position_bias=bias / math.sqrt(config.hidden_size // config.num_attention_heads))
+    # the mask holds ALiBi already, and the module's own loop, which runs without a fused kernel, adds it once more
+    times = 1 if config._attn_implementation == "sdpa" else 2
+    scale = times / math.sqrt(config.hidden_size // config.num_attention_heads)
+    return Positions(causal=True, position_bias=scale * bias)
 
 
 def _site(i: int, layer: Any, model: Any, positions: Positions) -> Site:

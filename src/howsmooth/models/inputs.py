@@ -63,7 +63,9 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     for i, row in enumerate(framed):
         said = f"but sequence {i} of {source.name!r} has {len(row)}; shorten it, or leave it out"
         _require_positions(len(row), transformer, said, field=_field(source))
-    return _Whole(rows=framed, transformer=transformer)
+    labelled = isinstance(source, Sentences) and any(label is not None for label in source.labels)
+    notes = (f"the labels in {source.name!r} say nothing about a constant, and are not used",) if labelled else ()
+    return _Whole(rows=framed, transformer=transformer, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,39 +1,10 @@
 """Files with one JSON value on each line; a mistake is told with its line. Without torch."""
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from howsmooth.errors import FileError
-
-
-def read_bytes(path: str | os.PathLike[str], what: str, *, field: str) -> bytes:
-    """Return what a file holds.
-
-    Args:
-        path: The file.
-        what: What it should be, for the message.
-        field: The setting that named it.
-
-    Raises:
-        FileError: If there is no such file, or it cannot be read.
-    """
-    name = os.fspath(path)
-    if not os.path.isfile(name):
-        raise FileError(f"{what} must be a file, but {name!r} is {what_is(name)}.", field=field)
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise FileError(f"{name!r} cannot be read: {error.strerror or error}.", field=field) from error
-
-
-def what_is(name: str) -> str:
-    """Say what stands in place of a file."""
-    if os.path.isdir(name):
-        return "a folder"
-    return "a device or a pipe" if os.path.exists(name) else "not there"
 
 
 def json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int, Any]]:

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from howsmooth.errors import HowsmoothError, UnsupportedModelError
+from howsmooth.files import require_size
 from howsmooth.models.builtin import BUILT_IN, built_in_path
 from howsmooth.models.class_head import has_classes
 from howsmooth.models.config_file import check_config_file
+from howsmooth.models.gguf_file import check_gguf
 from howsmooth.models.hub import check_reachable, check_tokenizer
 from howsmooth.models.language_head import has_a_head_of_its_own
 from howsmooth.models.names import RANDOM, check_model_name
@@ -28,6 +30,8 @@ from howsmooth.models.text import HubTokenizer, Tokenizer, WordNumbers
 
 # Special tokens below this number stand at the beginning of a vocabulary, others at its end.
 FEW = 1000
+# What is read into memory as text: configurations, vocabularies, merges, templates.
+READ_WHOLE = (".json", ".jsonl", ".txt", ".model", ".jinja")
 # Where the transformers library keeps the scores of words.
 HEAD = "lm_head."
 
@@ -138,6 +142,8 @@ def _pretrained(path: Path, name: str, family: str) -> Loaded:
         try:
             config = _configuration(where, options, name, family)
             require_room(config, name, weights=weights_size(path) if path.exists() else None)
+            if getattr(config, "quantization_config", None) is None:
+                _require_real_weights(path, name)
             kind: Any = AutoModelForCausalLM if has_a_head_of_its_own(config) else AutoModel
             kind = AutoModelForSequenceClassification if has_classes(config) else kind
             module, report = kind.from_pretrained(
@@ -181,6 +187,22 @@ def _configuration(where: str, options: dict[str, Any], name: str, family: str) 
     return CONFIG_MAPPING[family].from_pretrained(where, **options)
 
 
+def _require_real_weights(folder: Path, name: str) -> None:
+    """Refuse weights that are whole numbers: the loader would take them as they are, without their scales."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                dtype = tensors.get_slice(key).get_dtype()
+                if key.endswith("weight") and dtype[0] in "IUB" and dtype != "BF16":
+                    raise UnsupportedModelError(
+                        f"the weights of {name!r} are whole numbers ({dtype}, first in {key!r}) without a "
+                        "quantization_config that says how to scale them; save them as floating-point numbers.",
+                        field="model",
+                    )
+
+
 def _require_complete(module: Any, missing: Iterable[str], name: str) -> None:
     """Refuse weights that the loader filled up with random ones, unless attention does not depend on them."""
     unread = ("pooler", HEAD, "decoder.") if module.config.is_encoder_decoder else ("pooler", HEAD)
@@ -200,8 +222,12 @@ def _place(path: Path, name: str) -> tuple[str, dict[str, Any], tuple[str, ...]]
                 f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]",
                 field="model",
             )
+        check_gguf(path)
         return str(path.parent), {"gguf_file": path.name}, ()
     if path.exists():
+        for file in sorted(path.iterdir()):
+            if file.suffix in READ_WHOLE and file.name != "config.json" and not file.is_dir():
+                require_size(file, "a file beside the weights of a model", field="model")
         return str(path), {}, ()
     if check_reachable(name):
         return name, {}, ()
@@ -215,9 +241,26 @@ def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
         found = AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
         return None  # measuring a text then says that there is none
+    except Exception as error:  # what reads tokenizer.json raises nothing more special
+        raise _damaged_tokenizer(where, error) from error
     # where no vocabulary is found, some families make one up that knows no word: every text would be [UNK] [UNK] [UNK]
     words = {number for word, number in found.get_vocab().items() if word.strip("▁")}  # T5's has a mark for spaces
-    return HubTokenizer(found) if words - set(found.all_special_ids) else None
+    if not words - set(found.all_special_ids):
+        return None
+    try:
+        HubTokenizer(found).encode("a")
+    except Exception as error:  # settings of the wrong type are taken until they are used
+        raise _damaged_tokenizer(where, error) from error
+    return HubTokenizer(found)
+
+
+def _damaged_tokenizer(where: str, error: Exception) -> UnsupportedModelError:
+    said = " ".join(str(error).split())
+    return UnsupportedModelError(
+        f"the tokenizer in {where!r} cannot be used ({type(error).__name__}: {said}); mend its "
+        "files, or take them away.",
+        field="tokenizer",
+    )
 
 
 @contextlib.contextmanager

@@ -4,10 +4,13 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from howsmooth.errors import AssumptionError
 from howsmooth.models.calls import Call
+from howsmooth.models.comparison import reason, rounding
 from howsmooth.models.tracing import Place, tensors
 
 
@@ -36,7 +39,7 @@ class PartCall:
         heard: dict[Place, Tensor] = {}
         hooks = [hook for path in {place.path for place in self.places} for hook in self._listen(path, heard)]
         if self.enters:
-            hooks.append(self.module(self.enters).register_forward_pre_hook(_swap(X), with_kwargs=True))
+            hooks.append(self.module(self.enters).register_forward_pre_hook(_swap(X), prepend=True, with_kwargs=True))
         try:
             self.call(self.call.tokens if self.enters else X)
         except _Enough:
@@ -90,9 +93,22 @@ class HeadCall:
     weight: Float[Tensor, "out v"]
 
     @classmethod
-    def of(cls, heads: PartCall, projection: nn.Module, h: int, count: int) -> "HeadCall":
-        """Cut the columns of head ``h`` out of a projection; GPT-2's kind of module keeps its matrix transposed."""
-        weight: Tensor = projection.weight if isinstance(projection, nn.Linear) else projection.weight.mT  # type: ignore[assignment]
+    def of(cls, heads: PartCall, projection: Any, h: int, count: int, X: Tensor) -> "HeadCall":
+        """Cut the columns of head ``h`` out of a projection; GPT-2's kind of module keeps its matrix transposed.
+
+        Raises:
+            AssumptionError: If the projection is not its matrix and its bias, where the heads read ``X``.
+        """
+        weight = projection.weight if isinstance(projection, nn.Linear) else projection.weight.mT
+        with torch.no_grad():
+            Z = heads(X)
+            off, allowed = rounding(lambda Y: nn.functional.linear(Y, weight, projection.bias), Z, projection(Z))
+        if not bool((off <= allowed).all()):
+            raise AssumptionError(
+                "heads are cut out of the matrix of the output projection, but that does not put out what its weights "
+                f"say: {reason(projection)}; use map='heads' for all of them.",
+                field="map",
+            )
         v = weight.shape[-1] // count
         columns = slice(h * v, (h + 1) * v)
         return cls(heads=heads, columns=columns, weight=weight.detach()[:, columns])

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.errors import AssumptionError, FileError
+from howsmooth.files import require_room, require_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FIELD = "images"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+# Pillow is told to try these alone, whatever the ending says: for others, such as PostScript, it calls other programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+# The largest file, in bytes; Pillow refuses pictures whose pixels would take less.
+LARGEST = 2**30
+# Bytes of memory for each pixel: its colours as they are stored, and as numbers.
+EACH = 16
 # Where a model says nothing, its pictures are taken to have been normalised as most ViTs' are: from 0 … 1 to −1 … 1.
 MIDDLE, SPREAD = 0.5, 0.5
 NOTE = "the model comes without an image processor: pictures were resized to its size, and brought to −1 … 1"
@@ -47,8 +54,14 @@ class Pictures:
 
         file = os.path.join(self.name, self.files[index])
         try:
-            with Image.open(file) as picture:
+            with Image.open(file, formats=FORMATS) as picture:
+                size = f"{picture.width} × {picture.height}"
+                require_room(
+                    EACH * picture.width * picture.height, f"the picture {file!r} of {size} pixels", field=FIELD
+                )
                 return picture.convert("RGB")
+        except FileError:
+            raise
         except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise FileError(f"the picture {file!r} cannot be read: {error}.", field=FIELD) from error
 
@@ -70,6 +83,7 @@ def read_pictures(path: str | os.PathLike[str]) -> Pictures:
         raise FileError(f"there is no picture ({', '.join(ENDINGS)}) in {str(path)!r}.", field=FIELD)
     found = hashlib.sha256()
     for file in files:
+        require_size(folder / file, "a picture", field=FIELD, copies=1, most=LARGEST)
         found.update(hashlib.sha256((folder / file).read_bytes()).digest())
     return Pictures(name=os.fspath(path), files=tuple(files), digest=found.hexdigest()[:16])
 

@@ -47,7 +47,7 @@ class Rest:
     enters: tuple[str, int]
     leaves: tuple[str, int] | None = None
 
-    def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
+    def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch *out"]:
         """Run the model with other hidden states."""
         kept: list[Tensor] = []
         with self._swapped(X), self._kept(kept):
@@ -68,7 +68,8 @@ class Rest:
             turns += 1
             return Call(module=part, positional=positional, named=named).at(X) if turns == turn + 1 else None
 
-        with _hooked(part.register_forward_pre_hook(swap, with_kwargs=True)):
+        # before all other hooks, which belong to the part
+        with _hooked(part.register_forward_pre_hook(swap, prepend=True, with_kwargs=True)):
             yield
 
     @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Bool
 from torch import Tensor
 
+from howsmooth.files import read_bytes
 from howsmooth.maps.norms import RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
 
@@ -72,6 +73,6 @@ def _mode(config: dict[str, Any]) -> str | None:
 
 def _json(file: Path | None) -> Any:
     try:
-        return None if file is None else json.loads(file.read_text(encoding="utf-8"))
+        return None if file is None else json.loads(read_bytes(file, "a file beside the weights"))
     except (OSError, ValueError):
         return None

@@ -16,11 +16,12 @@ from howsmooth.maps.norms import Norm
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.maps.values import Map
 from howsmooth.models import blocks, views
-from howsmooth.models.anatomy import Anatomy
+from howsmooth.models.anatomy import NO_RESIDUAL, NOT_IN_FRONT, Anatomy
 from howsmooth.models.calls import Call
 from howsmooth.models.feed_forward import FeedForward
 from howsmooth.models.names import check_map_name, head_number
 from howsmooth.models.part_calls import HeadCall, PartCall
+from howsmooth.models.tracing import Place
 
 Measurable = Map | Callable[[Tensor], Any]
 
@@ -36,6 +37,7 @@ class Site:
         reads: The module whose hidden states are what attention reads.
         writes: The module that puts out what attention puts out.
         block: The module of the whole block.
+        residual_inside: Whether the module that reads adds the residual itself, as in ALBERT and BLOOM.
         before: The norm in front of attention.
         after: The norm behind attention, before the residual is added.
         outer: The norm behind the residual sum.
@@ -50,6 +52,7 @@ class Site:
     reads: str
     writes: str
     block: str
+    residual_inside: bool = False
     before: Norm | None = None
     after: Norm | None = None
     outer: Norm | None = None
@@ -64,6 +67,12 @@ class Site:
 
     def _repr_html_(self) -> str:
         return views.site_html(self)
+
+    @property
+    def puts_out(self) -> str:
+        """The outermost module that puts out what attention puts out, since a hook may stand behind the projection."""
+        inside = self.writes.startswith(f"{self.reads}.") and not self.residual_inside
+        return self.reads if inside else self.writes
 
     @property
     def exact(self) -> Attention:
@@ -194,10 +203,23 @@ class Site:
             return Chain(self.before, attention)
         if self.after is None and self.outer is None:  # ModernBERT's first layer reads what the embeddings have normed
             return Chain(attention)
-        raise AssumptionError(
-            "this model normalises behind attention, not in front of it; use map='residual', or 'attention'.",
-            field="map",
-        )
+        raise AssumptionError(NOT_IN_FRONT, field="map")
+
+
+def by_autograd(site: Site) -> Site:
+    """Return a layer without its closed form, so that its modules are differentiated as they are called."""
+    attention = (Place(path=site.puts_out, side="writes"),)
+    anatomy = Anatomy(
+        attention=attention,
+        heads=(Place(path=site.writes, side="reads"),),
+        normed=attention if site.before is not None else NOT_IN_FRONT,
+        residual=NO_RESIDUAL,
+        projection=site.writes,
+        head_count=site.exact.layout.heads,
+    )
+    return Site(
+        layer=site.layer, attention=None, reads=site.reads, writes=site.writes, block=site.block, anatomy=anatomy
+    )
 
 
 def seeing_both_sides(site: Site) -> Site:
@@ -225,7 +247,7 @@ def _heard(site: Site, anatomy: Anatomy, name: str, attention: Call, block: Call
     if not name.startswith("head:"):
         return found
     projection = found.module(anatomy.projection)
-    return HeadCall.of(found, projection, head_number(name), int(anatomy.head_count))
+    return HeadCall.of(found, projection, head_number(name), int(anatomy.head_count), attention.tokens)
 
 
 def _counted(bias: Float[Tensor, "heads reach"], padding: Bool[Tensor, "*batch n"]) -> Float[Tensor, "*batch heads n"]:

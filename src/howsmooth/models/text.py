@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any, Protocol, runtime_checkable
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
-from howsmooth.models.lines import read_bytes
+from howsmooth.files import read_bytes
 
 ALICE = "alice"
 # What to do about a tokenizer that is missing or wrong.
@@ -157,6 +157,14 @@ class HubTokenizer:
         return len(self._inner)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a command line that is no UTF-8, or half of a character from JSON
+            raise AssumptionError(
+                f"a text must be made of whole characters, but the one at {error.start} of {text[:40]!r} is none; is "
+                "it UTF-8?",
+                field="text",
+            ) from error
         # verbose: a book is longer than any model, which is no reason to warn
         found = self._inner(text, add_special_tokens=special, truncation=False, padding=False, verbose=False)
         return list(found["input_ids"])

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from howsmooth.errors import FileError
-from howsmooth.models.lines import json_lines, read_bytes
+from howsmooth.files import HEADER, read_bytes, require_array
+from howsmooth.models.lines import json_lines
 
 FIELD = "token_ids"
+# Bytes of memory for each number: an object, and the place that points at it.
+EACH = 40
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -63,10 +66,13 @@ def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
 
 def _array(content: bytes, name: str) -> TokenIds:
     try:
+        require_array(content[:HEADER], len(content), name, each=EACH, field=FIELD)
         array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError) as error:
+    except FileError:
+        raise
+    except Exception as error:  # numpy parses headers as Python, which may go wrong in any way
         raise FileError(f"{name!r} is no array of numpy without pickles: {error}.", field=FIELD) from error
-    if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise FileError(
             f"{name!r} must hold whole numbers, one row or a table of rows, got {array.dtype} of shape {array.shape}.",
             field=FIELD,

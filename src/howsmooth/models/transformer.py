@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.models import unknown, views
 from howsmooth.models.activations import Activations
-from howsmooth.models.calls import Call, listening
+from howsmooth.models.adapters import merged
+from howsmooth.models.calls import in_turn, listening
+from howsmooth.models.comparison import differences
 from howsmooth.models.embedding import embed
 from howsmooth.models.frame import Frame
 from howsmooth.models.map_names import is_whole
@@ -34,6 +36,8 @@ class Transformer:
         tokenizer: What turns text into its inputs; none for models of pictures, or of unknown origin.
         notes: What a reader of its numbers has to know.
         frame: What stands around its blocks.
+        with_head: The model with its head, as it was loaded; none where that is all of it.
+        compared: Filled once the maps were compared with the module at a first input.
     """
 
     name: str
@@ -42,6 +46,8 @@ class Transformer:
     tokenizer: Tokenizer | None = None
     notes: tuple[str, ...] = ()
     frame: Frame = field(default_factory=Frame)
+    with_head: nn.Module | None = None
+    compared: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -161,11 +167,12 @@ class Transformer:
             AssumptionError: If a sequence has no real token.
             DtypeError: If ``padding`` is not boolean.
             ShapeError: If it does not have the shape of ``tokens``.
+            UnsupportedModelError: If the maps of the layers do not put out what the module does, at the first input.
         """
         _require_padding(padding, tokens)
         sites = self.sites
         if any(site.attention is None and site.anatomy is None for site in sites):
-            sites = tuple(unknown.resolved(self.module, list(sites), tokens[: unknown.ROWS]))
+            sites = tuple(unknown.resolved(merged(self.module), list(sites), tokens[: unknown.ROWS]))
         paths = Counter(path for site in sites for path in {site.reads, site.block})
         reads = None if self.frame.ends is None else self.frame.ends.reads
         paths.update(() if reads is None else (reads,))
@@ -175,15 +182,28 @@ class Transformer:
             masks = {} if padding is None else {"attention_mask": padding.long()}
             run = Run(module=self.module, tokens=tokens.to(device), named=masks)
             run()
+        self._compare(run.tokens[:1], None if padding is None else padding[:1])
         return Activations(
             sites=sites,
             padding=padding,
             frame=self.frame,
             run=run,
             embedded=None if reads is None else heard[reads, 0],
-            attention_calls=_in_turn([site.reads for site in sites], heard),
-            block_calls=_in_turn([site.block for site in sites], heard),
+            attention_calls=in_turn([site.reads for site in sites], heard),
+            block_calls=in_turn([site.block for site in sites], heard),
         )
+
+    def _compare(self, tokens: Tensor, padding: Tensor | None) -> None:
+        """Refuse maps that are not what the module is, once: at the first sequence that is run."""
+        if self.compared:
+            return
+        if found := differences(self, tokens, padding):
+            raise UnsupportedModelError(
+                f"{next(iter(found.values()))}; load the model as it is now: what is not in its weights is then "
+                "differentiated by autograd.",
+                field="model",
+            )
+        self.compared.add("first input")
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -213,8 +233,3 @@ def _require_padding(padding: Tensor | None, tokens: Tensor) -> None:
             "padding must leave every sequence a real token (True); leave out sequences that have none.",
             field="padding",
         )
-
-
-def _in_turn(paths: list[str], heard: dict[tuple[str, int], Call]) -> tuple[Call, ...]:
-    """Return one call for each layer; a module that several layers share was called once for each of them."""
-    return tuple(heard[path, paths[:i].count(path)] for i, path in enumerate(paths))

@@ -27,7 +27,7 @@ def sites(model: Any) -> list[Site]:
         Site(layer=i, attention=None, reads=path, writes=path, block=_block(path, innermost))
         for i, path in enumerate(innermost)
     ]
-    return resolved(model, found, _trial(model))
+    return resolved(model, found, trial(model))
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def _is_attention(path: str, module: nn.Module) -> bool:
     return "attention" in own and "cross" not in f"{path} {own}".lower() and not last.startswith("enc")
 
 
-def _trial(model: Any) -> Tensor | None:
+def trial(model: Any) -> Tensor | None:
     """Return random inputs of the kind that a model takes, if that can be told."""
     generator, config = torch.Generator().manual_seed(0), getattr(model, "config", None)
     parameter = next(model.parameters())

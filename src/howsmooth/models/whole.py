@@ -100,7 +100,7 @@ def _tail(found: "Activations", X: Tensor, name: str) -> tuple[Map, ...]:
     if name == "sentence" and not isinstance(frame.sentence, str):
         return frame.sentence.maps(X, found.padding, _width(frame, X))
     if name == "classes" and not isinstance(frame.classes, str):
-        return frame.classes.maps(X, found.padding)
+        return frame.classes.maps(X, found.run.tokens, found.padding)
     if name == "logits" and not isinstance(frame.head, str):
         last = (
             Pooling.last(n=X.shape[-2], like=X) if found.padding is None else Pooling.last(real=found.padding, like=X)

@@ -21,9 +21,10 @@ def sentence(measurement: Measurement) -> str:
     if not measurement.comparable:
         return "The layers have no length in common yet, so none of them is called the least smooth."
     worst = least_smooth(measurement.layers)
-    typical = "" if worst.typical is None else f", a random one {number(worst.typical)}-fold"
-    bound = worst.sharp_upper
-    proven = f", and no tokens of this radius can exceed {at_most(bound, 3)}" if bound and math.isfinite(bound) else ""
+    typical = "" if worst.typical is None else worst.typical.said
+    bound = worst.any_input
+    tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
+    proven = "" if bound is None or math.isinf(bound.log_value) else f"; for {tokens} at most {bound.rounded(3)}-fold"
     one = worst.shortest == worst.length
     place = (
         count(worst.length, "token") if one else f"{count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
@@ -124,7 +125,10 @@ COLUMNS = (
         cell="typical",
         name="typical",
         hint="a random perturbation",
-        meaning="What a random perturbation is multiplied by: root mean square over directions and windows.",
+        meaning=(
+            "What a random perturbation is multiplied by: root mean square over directions and windows, with its 95 % "
+            "interval over random directions."
+        ),
     ),
     Column(
         key="worst",
@@ -144,8 +148,8 @@ COLUMNS = (
         key="any",
         cell="any input",
         name="any input",
-        hint="proven at this radius",
-        meaning="The worst-case bound: no tokens whose norms are at most the radius exceed it.",
+        hint="proven up to the longest token",
+        meaning="The smallest proven bound: no tokens, as many and none longer than the longest here, exceed it.",
     ),
 )
 
@@ -192,8 +196,8 @@ class AnswerRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The numbers in words, by what to call them."""
-        return self.layer.cells
+        """The numbers in words, by what to call them; the typical one with its interval."""
+        return self.layer.cells | {"typical": str(self.layer.typical or "—")}
 
     @property
     def more(self) -> list[str]:
@@ -204,8 +208,8 @@ class AnswerRow:
             "" if self.measurement.comparable else f"at {count(layer.length, 'token')}",
             f"{layer.cells['range']} over {windows}" if layer.windows > 1 else "",
             growth_words(self.measurement, layer),
-            f"radius {number(layer.radius)}, longest token {number(layer.reach)}",
-            "" if layer.headroom is None else f"bound {number(layer.headroom, 2)} times the worst",
+            f"radius {number(layer.radius)}, longest token {number(layer.ball, 4)}",
+            "" if layer.headroom is None else f"bound {at_most(layer.headroom, 2)} times the worst",
             self._overlap,
         ]
         return [part for part in said if part]
@@ -244,10 +248,10 @@ def _mark(m: Measurement, layer: LayerSummary) -> str:
 
 def _numbers(layer: LayerSummary) -> Iterator[tuple[str, float]]:
     given = {
-        "typical": layer.typical,
+        "typical": None if layer.typical is None else layer.typical.value,
         "worst": layer.constant,
         "certificate": layer.local_upper,
-        "any": layer.sharp_upper,
+        "any": None if layer.any_input is None else layer.any_input.value,
     }
     yield from ((name, value) for name, value in given.items() if value is not None and 0 < value < math.inf)
 

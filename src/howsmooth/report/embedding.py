@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.wording import visible
 
 DIGITS = 6
 GLOBALS = "window.vegaEmbed = vegaEmbed;"
@@ -65,6 +66,7 @@ def _templates() -> Environment:
     return Environment(
         loader=PackageLoader("howsmooth.report", "assets"),
         autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # markup is ours
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -90,4 +92,6 @@ def _short(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {name: _short(entry) for name, entry in value.items()}
-    return [_short(entry) for entry in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_short(entry) for entry in value]
+    return visible(value) if isinstance(value, str) else value

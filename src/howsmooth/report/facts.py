@@ -77,7 +77,7 @@ def worst_inputs(m: Measurement) -> list[WorstInput]:
     for layer in m.layers:
         if any(bound.side is Side.LOWER for bound in layer.ladder.rungs):
             words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
-            words += ["--n", str(layer.length), "--radius", f"{layer.radius:.6g}", "--save", "worst.safetensors"]
+            words += ["--n", str(layer.length), "--radius", f"{layer.ball:g}", "--save", "worst.safetensors"]
             found.append(WorstInput(layer=layer.layer, command=command("worst-case", *words)))
     return found
 

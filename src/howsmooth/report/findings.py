@@ -10,7 +10,7 @@ from howsmooth.studies.runs.certificates import certified
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
-from howsmooth.wording import count, exponent, number, percent
+from howsmooth.wording import at_least, count, exponent, number, percent
 
 # Accuracies that differ by less are alike.
 NEARLY = 0.01
@@ -143,8 +143,9 @@ def _measures(records: Records) -> str:
     worst = max(found, key=lambda r: r.answer.lower)
     rest = 1 - max(atom.mass for atom in worst.answer.atoms)
     return (
-        f"The worst measure found attains {number(worst.answer.lower)} within radius {number(worst.ask.radius)}, and "
-        f"is unbalanced: of its {count(len(worst.answer.atoms), 'atom')} one holds all but {number(rest)} of the mass."
+        f"The worst measure found attains {at_least(worst.answer.lower, 3)} within radius {number(worst.ask.radius)}, "
+        f"and is unbalanced: of its {count(len(worst.answer.atoms), 'atom')} one holds all but {number(rest)} of the "
+        "mass."
     )
 
 
@@ -196,7 +197,7 @@ def _monitor(records: Records) -> str:
     alarms = sum(bool(r.answer.alarm) for r in records if r.ask.kind == "monitor")
     last = max(found, key=lambda r: r.ask.step)
     return (
-        f"Until step {number(last.ask.step)} the largest constant is {number(worst.answer.lower)}, of layer "
+        f"Until step {number(last.ask.step)} the largest constant is {at_least(worst.answer.lower, 3)}, of layer "
         f"{worst.ask.layer} at step {number(worst.ask.step)}; {count(alarms, 'alarm')}; watching took "
         f"{percent(last.answer.overhead)} of the training time."
     )

@@ -46,7 +46,10 @@ TERMS = (
             "What a random perturbation is multiplied by (root mean square over directions and windows). It is the "
             "scale for the worst: how much worse an adversary is than noise."
         ),
-        worth="an average over a few random directions, good for two digits.",
+        worth=(
+            "an average over a few random directions, beside what the worst one adds to it; the interval holds with "
+            "95 %, over these directions, for these windows, and says nothing about others."
+        ),
     ),
     Term(
         key="growth",
@@ -71,10 +74,10 @@ TERMS = (
     ),
     Term(
         key="any",
-        name="Any input, or the worst-case bound",
+        name="Any input, or the smallest proven bound",
         meaning=(
-            "It holds for every sequence of as many tokens whose norms do not exceed the radius: it compares layers on "
-            "a ball of their own size, and is no bound for a text whose longest tokens leave that ball."
+            "It holds for every sequence of as many tokens, none longer than the longest token of the text (rounded up "
+            "to four digits): for the text itself, and for any other in that ball."
         ),
         worth="a theorem.",
     ),
@@ -173,7 +176,7 @@ def _of(m: Measurement) -> set[str]:
         "typical": any(layer.typical is not None for layer in layers),
         "growth": any(layer.growth is not None for layer in layers),
         "certificate": any(layer.local_upper is not None for layer in layers),
-        "any": any(layer.sharp_upper is not None for layer in layers),
+        "any": any(layer.any_input is not None for layer in layers),
         "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.rungs),
         "tokens": bool(m.tokens),
     }

@@ -61,8 +61,14 @@ class Audit:
 
     @property
     def consistent(self) -> bool:
-        """Whether outputs move as the derivative says; not so where a part was detached, or is not differentiable."""
-        return abs(self.pair.ratio - self.found.value) <= DISAGREEMENT * max(self.found.value, self.pair.ratio)
+        """Whether outputs move as the derivative says, up to rounding; not so where a part was detached."""
+        value = self.found.value
+        return (1 - DISAGREEMENT) * self.pair.ratio <= value <= (1 + DISAGREEMENT) * self.pair.upper
+
+    @property
+    def hidden(self) -> bool:
+        """Whether rounding may have taken more from the ratio of distances than it left, as beside a huge bias."""
+        return self.pair.ratio < self.pair.upper / 2
 
     def __repr__(self) -> str:
         """Say what came of it."""
@@ -78,6 +84,11 @@ class Audit:
             said = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
         if not self.consistent:
             said += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
+        elif self.hidden and not self.refuted:
+            said += (
+                f"; the derivative says {at_least(self.found.value)}, but rounding hides from the outputs all below "
+                f"{number(self.pair.upper)}: subtract what is constant in them, or let the map compute in float64"
+            )
         return said
 
     def _repr_html_(self) -> str:
@@ -90,6 +101,7 @@ class Audit:
             "claimed": self.claimed,
             "largest": self.largest,
             "consistent": self.consistent,
+            "hidden": self.hidden,
             "products": self.products,
             "found": self.found.as_dict(),
         }
@@ -138,7 +150,8 @@ def audit(
     a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
 
     Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it;
-    what a callable computes in float32 inside cannot refute a claim by its rounding.
+    what a callable computes in float32 inside cannot refute a claim by its rounding. Two inputs are compared at several
+    distances, up to the size of the domain: beside a large constant output near ones differ by rounding alone.
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
@@ -182,9 +195,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(
-            lambda X: _value(wide, X), found.tokens, found.measured.direction, place, unit=_unit(wide, like)
-        )
+        pair = steepest_pair(lambda X: _value(wide, X), found.tokens, found.measured.direction, place)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -198,11 +209,6 @@ def _value(f: Any, X: Tensor) -> Tensor:
     closed = isinstance(f, Differentiable)
     value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
     return value
-
-
-def _unit(f: Any, like: Tensor) -> float:
-    """Return the rounding unit to reckon with: callables may compute in float32 inside, whatever they are given."""
-    return torch.finfo(like.dtype if isinstance(f, Differentiable) else torch.float32).eps
 
 
 def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:

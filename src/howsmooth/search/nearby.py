@@ -14,7 +14,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.search.ascent import maximise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.theory.neighbourhood import neighbourhood_upper
+from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
 
 # So many tokens are measured together.

@@ -24,6 +24,7 @@ from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
 from howsmooth.theory.sizes import require_radius
 from howsmooth.transport.measures import DiscreteMeasure
+from howsmooth.wording import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +65,11 @@ class Regimes:
 
     def __repr__(self) -> str:
         """Show the lengths, the constants and the crossing."""
-        lines = [f"n = {row.n:>8}   {row.found:>12.5g} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
+        lines = [f"n = {row.n:>8}   {at_least(row.found):>12} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
         return "\n".join((*lines, *self._measures()))
 
     def _repr_html_(self) -> str:
-        rows = ((f"{row.n:,}", f"{row.found:.5g}", row.upper.digits) for row in self.rows)
+        rows = ((f"{row.n:,}", at_least(row.found), row.upper.digits) for row in self.rows)
         shown = table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}")
         return shown + "".join(map(paragraph, self._measures()))
 

@@ -67,7 +67,7 @@ def slope(
         with torch.enable_grad():
             paired = (u * J.jvp(v)).sum()
     else:
-        value, v, u = _top_pair(linearise(f, X), guess, generator, steps)
+        value, v, u = _top_pair(linearise(f, X, compare=False), guess, generator, steps)
         inputs, output = evaluate(f, X)
         (pulled,) = torch.autograd.grad(output, inputs, u, create_graph=True, materialize_grads=True)
         paired = (pulled * v).sum()

@@ -23,6 +23,7 @@ from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.transport.wasserstein import conditional_wasserstein, wasserstein
+from howsmooth.wording import at_least
 
 # All atoms are first measured this well; only those that may be the largest go on.
 ROUGH = 0.05
@@ -81,12 +82,12 @@ class Splitting:
 
     def __repr__(self) -> str:
         """Show both constants and which one wins."""
-        atom, far = self.atom, "" if self.secant is None else f", far {self.secant.slope:.5g}"
+        atom, far = self.atom, "" if self.secant is None else f", far {at_least(self.secant.slope)}"
         if self.secant is not None and self.secant.slope > self.split:
             atom = self.secant.atom
         verdict = f"atom {atom} splits" if self.splits else "no atom splits"
         doubt = "" if self.decided else " (within the error bars)"
-        return f"Splitting: move {self.move:.5g}, split {self.split:.5g}{far}; {verdict}{doubt}"
+        return f"Splitting: move {at_least(self.move)}, split {at_least(self.split)}{far}; {verdict}{doubt}"
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self))
@@ -232,7 +233,8 @@ class SplitAttack:
     def __repr__(self) -> str:
         """Show both true ratios."""
         wins = "splitting wins" if self.splits else "moving wins"
-        return f"SplitAttack: split {self.split_ratio:.5g}, move {self.move_ratio:.5g} at ε = {self.eps:g}; {wins}"
+        split, move = at_least(self.split_ratio), at_least(self.move_ratio)
+        return f"SplitAttack: split {split}, move {move} at ε = {self.eps:g}; {wins}"
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self))

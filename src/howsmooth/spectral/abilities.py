@@ -56,8 +56,8 @@ class Rounded(Protocol):
     def derivative_rounding(self) -> float:
         """The absolute error beyond that, of the product with a unit vector."""
 
-    def cancelled(self, E: Tensor) -> float:
-        """Return how many times longer than the answer to ``E`` the parts are that it is added up from."""
+    def cancelled(self, E: Tensor) -> tuple[float, float]:
+        """Return how many times longer than the answer to ``E`` its parts are, and the terms of those parts."""
 
 
 @runtime_checkable

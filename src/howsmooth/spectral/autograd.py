@@ -1,6 +1,7 @@
 """The Jacobian of any callable by autograd, for what has no closed form."""
 
 import functools
+import itertools
 import math
 import threading
 import types
@@ -24,13 +25,19 @@ from howsmooth.validation import require_finite, require_floating, require_like
 # them: who differentiates a callable does it alone.
 _ALONE = threading.RLock()
 
+# Steps for differences, as shares of the tokens: for a cube root of the rounding unit they are as exact as can be.
+STEP_FACTORS, LARGEST_STEP = (1.0, 0.1, 10.0, 100.0, 1000.0), 0.2
+# Outputs may move by this much more than the derivative says; what bends more than this share of it is not straight.
+EXCESS, BENT = 1.25, 0.25
 
-def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
+
+def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = True) -> LinearOperator:
     """Return the derivative of ``f`` at ``X`` as a linear operator; half precision becomes float32.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
+        compare: Whether a derivative by autograd is compared with a difference of outputs: two evaluations more.
     """
     if isinstance(X, Atoms) and isinstance(f, DifferentiableOnMeasures):
         with torch.no_grad():
@@ -41,7 +48,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any) -> LinearOperator:
         with torch.no_grad():
             return measurable(f).jacobian(X)
     require_map(f)
-    return JacobianOperator.or_operator(f, X)
+    return JacobianOperator.or_operator(f, X, compare=compare)
 
 
 class JacobianOperator:
@@ -52,7 +59,8 @@ class JacobianOperator:
     supports neither on CPU, is replaced by its mathematical form. Modules are measured in eval mode and left as they
     were; half-precision parameters of a module are measured in float32.
 
-    All axes of ``X`` but the last two are batch axes, which the callable must treat independently.
+    All axes of ``X`` but the last two are batch axes, which the callable must treat independently. One difference of
+    outputs is compared with the derivative: where gradients do not reach X it would be zero, and is refused.
     """
 
     def __init__(self, f: Callable[[Tensor], Any], X: Tensor, *, batch_axes: int | None = None) -> None:
@@ -70,10 +78,10 @@ class JacobianOperator:
             raise ShapeError(
                 f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.", field="batch_axes"
             )
-        self._record(f, X, evaluate(f, X), batch_axes)
+        self._record(f, X, evaluate(f, X), batch_axes, compare=True)
 
     @classmethod
-    def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor) -> LinearOperator:
+    def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor, *, compare: bool = True) -> LinearOperator:
         """Differentiate ``f`` at ``X``, unless ``f(X)`` is an operator already."""
         require_finite(X, "tokens")
         inputs, value = evaluate(f, X)
@@ -81,11 +89,17 @@ class JacobianOperator:
             with torch.no_grad():
                 return f(X)  # once more, without the graph
         made = cls.__new__(cls)
-        made._record(f, X, (inputs, value), None)
+        made._record(f, X, (inputs, value), None, compare=compare)
         return made
 
     def _record(
-        self, f: Callable[[Tensor], Any], X: Tensor, recorded: tuple[Tensor, Any], batch_axes: int | None
+        self,
+        f: Callable[[Tensor], Any],
+        X: Tensor,
+        recorded: tuple[Tensor, Any],
+        batch_axes: int | None,
+        *,
+        compare: bool,
     ) -> None:
         inputs, value = recorded
         axes = max(X.ndim - 2, 0) if batch_axes is None else batch_axes
@@ -98,7 +112,7 @@ class JacobianOperator:
         # Why not always the double backward, which does not evaluate f again: it keeps the graph of a graph in memory,
         # and some kernels have a forward derivative but no second one.
         self._push_forward = self._forward_mode if self._supports_forward_mode() else self._double_backward()
-        self._require_one_matrix()
+        self._require_one_matrix(compare)
         self._require_independent_batch()
 
     def jvp(self, E: Tensor) -> Tensor:
@@ -145,10 +159,13 @@ class JacobianOperator:
 
         return push_forward
 
-    def _require_one_matrix(self) -> None:
+    def _require_one_matrix(self, compare: bool) -> None:
         r"""Check :math:`\langle u, Jv\rangle = \langle J^\top u, v\rangle` once, on random vectors.
 
         It fails where the callable is random, or where its derivative cannot be differentiated again.
+
+        Args:
+            compare: Whether Jv is compared with a difference of outputs as well.
         """
         generator = torch.Generator().manual_seed(0)
         v, u = (_gauss(x, generator) for x in (self._X, self._value))
@@ -156,7 +173,13 @@ class JacobianOperator:
         gap = ((u * moved).sum() - (pulled * v).sum()).abs()
         # random vectors of N entries meet at an angle whose cosine is about 1/√N
         size = torch.maximum(u.norm() * moved.norm(), pulled.norm() * v.norm()) / max(u.numel(), v.numel()) ** 0.5
-        if bool(gap > 0.01 * size):
+        apart, reached = bool(gap > 0.01 * size), bool(pulled.any())
+        if compare and not (apart and reached):
+            # under torch.no_grad perturbations are pushed forward, but nothing is pulled back
+            told = moved if reached else torch.zeros_like(moved)
+            value = self._value.detach()
+            require_gradients(lambda Z: evaluate(self._f, Z)[1].detach(), self._X, value, v, told)
+        if apart:
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
                 "random (a module inside a lambda keeps its dropout: pass the module, or call .eval()), is a part of "
@@ -232,6 +255,45 @@ def check_value(value: Any, X: Tensor, axes: int) -> None:
             field="f",
         )
     require_finite(value.detach(), "the output of the callable")
+
+
+def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E: Tensor, pushed: Tensor) -> None:
+    r"""Refuse a callable whose outputs move by more than its derivative says: gradients do not reach X.
+
+    The derivative is believed as soon as :math:`\|f(X+hE)-f(X-hE)\|/2h\le1.25\,\|D_XfE\|` for one step h. It is refused
+    where two steps contradict it that agree with each other: there the outputs move in proportion to h and hardly bend,
+    :math:`\|f(X+hE)-2f(X)+f(X-hE)\|` is small against their movement. Rounding, kinks and jumps bend, and at critical
+    points movements are not in proportion. Costs two evaluations, unless the first step is in doubt.
+
+    Args:
+        f: The callable, without a graph.
+        X: The tokens.
+        value: The output there.
+        E: A perturbation.
+        pushed: Its image under the derivative.
+    """
+    largest = float(X.abs().max()) or 1.0
+    size = largest * float((X / largest).double().square().mean().sqrt()) or 1.0
+    told, length = float(pushed.double().norm()), float(E.double().norm())
+    root = torch.finfo(X.dtype).eps ** (1 / 3)
+    contradicted: list[float] = []
+    for step in (*(root * factor for factor in STEP_FACTORS if root * factor < LARGEST_STEP), LARGEST_STEP):
+        h = step * size
+        ahead, behind = (f(X + side * h * E).double() for side in (1, -1))
+        moved = float((ahead - behind).norm()) / 2
+        if 0 < moved <= EXCESS * h * told:
+            return
+        if 0 < moved < math.inf and float((ahead - 2 * value.double() + behind).norm()) <= BENT * moved:
+            contradicted.append(moved / h)
+    contradicted.sort()
+    if any(second <= EXCESS * first for first, second in itertools.pairwise(contradicted)):
+        raise AssumptionError(
+            f"outputs move by {contradicted[0] / length:.3g} for each unit of a small perturbation, and the derivative "
+            f"says {told / length:.3g}: gradients do not reach X. Is a part of the callable detached, run under "
+            "torch.no_grad or torch.inference_mode, computed by NumPy, or rounded to a grid? Let it compute with "
+            "torch, on X itself.",
+            field="f",
+        )
 
 
 @contextmanager

@@ -5,14 +5,15 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, ContradictionError
 from howsmooth.markup import paragraph, shaded, table
 from howsmooth.strict import strict_json
-from howsmooth.wording import number, percent
+from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # How many words a line of plain text names.
 MOST = 8
@@ -59,6 +60,13 @@ class NormEstimate:
     statuses: tuple[Status, ...]
     random_gain: Float[Tensor, "*batch"] | None = None
     leading: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse ends that contradict each other, and what is no number."""
+        holds = self.lower <= self.upper
+        if not bool(holds.all()):
+            lower, upper = (float(end[~holds].flatten()[0]) for end in (self.lower, self.upper))
+            raise ContradictionError.between(lower, upper, "a bracket of the largest singular value")
 
     @property
     def steps(self) -> int:
@@ -145,7 +153,7 @@ class NormEstimate:
         if many > 1:
             # the spread of many constants is no error bar
             widest = float((self.upper / self.lower).nan_to_num(1.0).max())
-            text = f"{many} inputs, Lip from {low} to {high}, each within a factor of {widest:.5g} {worth}"
+            text = f"{many} inputs, Lip from {low} to {high}, each within a factor of {at_most(widest)} {worth}"
         return text if self.status == Status.CONVERGED else f"{text}. {self.status}"
 
     def __rich__(self) -> str:
@@ -240,8 +248,9 @@ class SingularValues:
 
     def __repr__(self) -> str:
         """Show the values."""
-        values = self.values.tolist() if self.values.ndim > 1 else [float(f"{x:.6g}") for x in self.values]
-        return f"SingularValues: {values} ({100 * self.confidence:.10g} %), {self.products} products"
+        single = self.values.ndim == 1
+        values = ", ".join(at_least(x, 6) for x in self.values.tolist()) if single else str(self.values.tolist())[1:-1]
+        return f"SingularValues: [{values}] ({100 * self.confidence:.10g} %), {self.products} products"
 
     def _repr_html_(self) -> str:
         head = ("number", "σ ≥", f"σ ≤ ({100 * self.confidence:.10g} %)")
@@ -280,12 +289,9 @@ def bracket_digits(lower: float, upper: float) -> tuple[str, str]:
         ('5.3127', '5.3168')
     """
     if not (0 < lower < math.inf and upper < math.inf):
-        return f"{lower:.5g}", f"{upper:.5g}"
+        return at_least(lower), at_most(upper)
     width = (upper - lower) / upper
     digits = 5 if width <= 0 else min(12, max(5, 1 - math.floor(math.log10(width))))
     places = digits - 1 - math.floor(math.log10(upper))
-    unit = 10.0**-places
-    shown = max(places, 0)
-    # a hair of slack: a value that is a multiple of the unit must not move by a whole one
-    low, high = math.floor(lower / unit + 1e-6) * unit, math.ceil(upper / unit - 1e-6) * unit
-    return f"{low:.{shown}f}", f"{high:.{shown}f}"
+    low, high = rounded(lower, places, ROUND_FLOOR), rounded(upper, places, ROUND_CEILING)
+    return f"{low:.{max(places, 0)}f}", f"{high:.{max(places, 0)}f}"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from howsmooth.markup import paragraph, table
 from howsmooth.strict import strict_json
-from howsmooth.wording import count, number, percent
+from howsmooth.wording import count, estimated, percent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -35,21 +35,24 @@ class TypicalGain:
         return f"TypicalGain: {self._summary()}"
 
     def _summary(self) -> str:
-        many, worth = self.value.numel(), f"{percent(self.confidence)}, {count(self.samples, 'sample')}"
-        if many == 1:
-            low, high = number(float(self.low)), number(float(self.high))
-            return f"{number(float(self.value))} in [{low}, {high}] ({worth})"
-        least, most = number(float(self.value.min())), number(float(self.value.max()))
-        return f"{many} inputs, from {least} to {most} ({worth})"
+        worth, many = percent(self.confidence), self.value.numel()
+        said = self._written(int(self.value.argmin()))
+        if many > 1:
+            said = f"{many} inputs, from {said} to {self._written(int(self.value.argmax()))}"
+            worth += " each"
+        return f"{said} ({worth}, {count(self.samples, 'sample')})"
+
+    def _written(self, place: int) -> str:
+        value, low, high = (float(x.flatten()[place]) for x in (self.value, self.low, self.high))
+        return " ".join(estimated(value, low, high))
 
     def __rich__(self) -> str:
         """Render in a rich console."""
         return self._summary().replace("[", r"\[")  # brackets are markup there
 
     def _repr_html_(self) -> str:
-        ends = (x.flatten().tolist() for x in (self.value, self.low, self.high))
-        rows = (tuple(number(x) for x in row) for row in zip(*ends, strict=True))
-        head = ("typical gain", "from", f"to ({percent(self.confidence)})")
+        rows = ((self._written(place),) for place in range(self.value.numel()))
+        head = (f"typical gain ({percent(self.confidence)})",)
         return table(head, rows) + paragraph(f"{count(self.samples, 'sample')}, {count(self.products, 'product')}")
 
     def to_json(self) -> str:

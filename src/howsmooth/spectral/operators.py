@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.spectral.abilities import Compressible
 
 
@@ -58,6 +59,14 @@ def check_operator(op: object) -> None:
     if not math.prod((*op.batch, *op.domain, *op.codomain)):
         raise AssumptionError(
             f"the operator must not be empty, got {op.batch}, {op.domain} → {op.codomain}.", field="op"
+        )
+
+
+def require_finite_products(norms: "Tensor | np.ndarray") -> None:
+    """Refuse products whose norms are no finite numbers."""
+    if not bool(torch.as_tensor(norms).isfinite().all()):
+        raise NonFiniteError(
+            "a product with the operator is not finite: the map is not differentiable, or overflows, there."
         )
 
 

@@ -6,8 +6,9 @@ import torch
 
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import LinearOperator, check_operator
+from howsmooth.spectral.operators import LinearOperator, check_operator, require_finite_products
 from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.stopping import slack
 from howsmooth.spectral.vectors import beside, divide, norms, random_start, unit
 
 
@@ -24,7 +25,8 @@ def power_iteration(
 
     It stops when a step changes the value by at most ``rtol`` of it, which says little about the error. The upper bound
     is :math:`\sigma^{2k}|\gamma| \le |(J^\top J)^k v_1|`, :math:`|\gamma|` at least the overlap that a random start has
-    at the confidence :cite:`dixon1983`. Costs two products for each step.
+    at the confidence :cite:`dixon1983`; infinity where the value exceeds it, which shows that the start had less. Costs
+    two products for each step.
 
     Args:
         op: The operator.
@@ -42,6 +44,7 @@ def power_iteration(
         moved = op.jvp(v)
         pulled = op.vjp(moved)
         before, value = value, norms(moved, op.batch)
+        require_finite_products(value)
         log_growth += norms(pulled, op.batch).log()
         settled = (value - before).abs() <= rtol * value
         steps += 1
@@ -49,11 +52,13 @@ def power_iteration(
             break
         v = unit(pulled, op.batch)
     growth = (log_growth - math.log(least_overlap(math.prod(op.domain), confidence))) / (2 * steps)
+    rounding = slack(op.dtype) * (1 + 4 * torch.finfo(growth.dtype).eps * growth.abs())  # of products and of logarithms
+    upper = torch.where(value > 0, growth.exp() * rounding, 0.0)
     response = unit(moved, op.batch)
     residual = divide(pulled, torch.where(value > 0, value, 1.0)) - v * beside(value, v)
     return NormEstimate(
         lower=value.to(op.dtype),
-        upper=torch.where(value > 0, growth.exp(), 0.0).to(op.dtype),
+        upper=torch.where(value <= upper, upper, math.inf).to(op.dtype),
         confidence=confidence,
         direction=v,
         response=response,

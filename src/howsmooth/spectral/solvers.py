@@ -11,14 +11,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import ConvergenceWarning, NonFiniteError
+from howsmooth.errors import ConvergenceWarning
 from howsmooth.spectral.abilities import Guessing, Recastable, Rounded, Separable
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
-from howsmooth.spectral.estimates import NormEstimate, Status, gravest
-from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, root_share
-from howsmooth.spectral.settings import check_rtol, check_solver
+from howsmooth.spectral.estimates import NormEstimate, Status
+from howsmooth.spectral.operators import (
+    LinearOperator,
+    check_operator,
+    compressed,
+    require_finite_products,
+    root_share,
+)
+from howsmooth.spectral.settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import Harvest, Stopping, least_norm, slack
 from howsmooth.spectral.vectors import flat, informed_start, norms, random_start, unit
 
@@ -28,10 +34,14 @@ WIDER = 4.0
 VISIBLE = 0.1
 # Parts that are so many times longer than their sum are ordinary; where they are more, the rounding of each counts.
 ORDINARY = 16.0
+# Terms of products that are so many times longer than their sum are ordinary, too.
+ORDINARY_TERMS = 32.0
 # So many units in the last place sums of products may lose of what they add up.
 PRODUCTS = 32.0
 # Operators leave a batch when so many of them are done: copying the rest costs about one product.
 LEAVING_SHARE = 0.2
+# Starts that all miss the top singular vector, with less than this chance, do not: products are not consistent.
+CHANCE = 1e-9
 
 
 def local_lipschitz(
@@ -52,8 +62,10 @@ def local_lipschitz(
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
     rounded forward pass: for attention, both ends give way by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a bound to first
-    order on what the rounding of scores does, and by what norms of queries and keys make of the rounding before them;
-    where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by itself.
+    order on what the rounding of scores does, by what norms of queries and keys make of the rounding before them, and
+    by :math:`8\epsilon` of the terms that the answer to the direction is added up from, which are large beside a large
+    bias of values; where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by
+    itself. A bias of values does not change the derivative where weights sum to one, and is left out there.
     Compositions and callables are measured as they compute.
 
     Args:
@@ -75,21 +87,25 @@ def local_lipschitz(
     op, asked = linearise(f, X), None
     check_settings(op, rtol, confidence, max_steps)  # the answer comes in these numbers, whatever measures it
     lost, narrow = widening(op), f if op.dtype == torch.float32 and isinstance(f, Recastable) else None
+    room = min(lost + ORDINARY_TERMS * ROUNDING_UNITS * torch.finfo(op.dtype).eps, VISIBLE * rtol) if lost > 0 else 0.0
 
     def measured() -> NormEstimate:
-        inner = rtol - 2.5 * lost if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
+        inner = rtol - 2.5 * room if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
         with torch.no_grad():
-            return bracket_norm(op, inner, confidence, certify, max_steps, generator)
+            return _bracketed(op, inner, confidence, certify, max_steps, generator)
 
     found = None if narrow is not None and lost > VISIBLE * rtol else measured()
-    if narrow is not None and (found is None or _lost(op, found, lost) > VISIBLE * rtol):
+    share, shift = (math.inf, 0.0) if found is None else _lost(op, found, lost)
+    if narrow is not None and (found is None or _visible(found, share, shift, room)):
         # Why not always in float64: twice the time and the memory, for digits that nobody asked for.
         op, asked = linearise(narrow.to(torch.float64), X.to(torch.float64)), op.dtype
         lost = widening(op)
         found = None
-    found = measured() if found is None else found
-    lost = _lost(op, found, lost)
-    return found if lost == 0 else widened(found, lost, asked)
+    if found is None:
+        found = measured()
+        share, shift = _lost(op, found, lost)
+    _warn(found, stacklevel=3)
+    return found if share == shift == 0 else widened(found, share, shift, asked)
 
 
 def widening(op: LinearOperator) -> float:
@@ -97,37 +113,45 @@ def widening(op: LinearOperator) -> float:
     return WIDER * op.forward_rounding if isinstance(op, Rounded) else 0.0
 
 
-def _lost(op: LinearOperator, found: NormEstimate, lost: float) -> float:
-    """Return the share that rounding takes: where heads cancel, of what each of them says, and that of products too.
+def _lost(op: LinearOperator, found: NormEstimate, lost: float) -> tuple[float, float]:
+    """Return the share that rounding takes, and what it adds to the norm besides.
 
-    It is infinite where what is left of them may be rounding alone.
+    Where heads cancel it is a share of what each of them says, and always of all their terms. It is infinite where what
+    is left of them may be rounding alone.
     """
     if not isinstance(op, Rounded):
-        return lost
+        return lost, 0.0
     with torch.no_grad():
-        times = op.cancelled(found.direction)
-    if (wrong := op.derivative_rounding) > 0:
-        lost += wrong / max(float(found.lower.min()), torch.finfo(op.dtype).tiny)
-    if times <= ORDINARY:
-        return lost
-    share = times * max(lost, PRODUCTS * torch.finfo(op.dtype).eps)
-    return share if share < 1 else math.inf
+        times, terms = op.cancelled(found.direction)
+    eps = torch.finfo(op.dtype).eps
+    if times > ORDINARY:
+        lost = times * max(lost, PRODUCTS * eps)
+    share = lost + ROUNDING_UNITS * eps * terms
+    shift = op.derivative_rounding
+    return share if share < 1 else math.inf, math.inf if math.isnan(shift) else shift
 
 
-def widened(found: NormEstimate, share: float, dtype: torch.dtype | None) -> NormEstimate:
-    """Let both ends of a bracket give way by a share, and return it in the numbers that were given."""
+def _visible(found: NormEstimate, share: float, shift: float, room: float) -> bool:
+    """Tell whether rounding would be seen in a bracket that has so much room for it."""
+    return share > room or shift > (room - share) * float(found.lower.min()) or found.status is Status.INCONSISTENT
+
+
+def widened(found: NormEstimate, share: float, shift: float, dtype: torch.dtype | None) -> NormEstimate:
+    """Let both ends of a bracket give way by a share and a shift, and return it in the numbers that were given."""
     if share < 1:
-        lower, upper = found.lower * (1 - share), found.upper * (1 + share)
+        lower, upper = (found.lower * (1 - share) - shift).clamp_min(0), found.upper * (1 + share) + shift
     else:  # rounding may be as large as the value: nothing is known of it, unless all it was made of is zero
         lower = torch.zeros_like(found.lower)
-        upper = torch.where((found.upper > 0) | (share == math.inf), math.inf, 0.0).to(found.upper)
+        unknown = (found.upper > 0) | (share == math.inf)
+        upper = torch.where(unknown, math.inf, torch.full_like(unknown, shift, dtype=torch.float64)).to(found.upper)
     if dtype is None:
         return dataclasses.replace(found, lower=lower, upper=upper)
-    unit = torch.finfo(dtype).eps
+    unit, above = torch.finfo(dtype).eps, upper.new_tensor(math.inf).to(dtype)
+    high = (upper * (1 + unit)).to(dtype)
     return dataclasses.replace(
         found,
         lower=(lower * (1 - unit)).to(dtype),
-        upper=(upper * (1 + unit)).to(dtype),
+        upper=torch.where(high.double() < upper, torch.nextafter(high, above), high),  # too small for these numbers
         direction=found.direction.to(dtype),
         response=found.response.to(dtype),
         residual=found.residual.to(dtype),
@@ -162,39 +186,82 @@ def bracket_norm(
     floor: "float | np.ndarray" = 0.0,
 ) -> NormEstimate:
     """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero."""
+    found = _bracketed(op, rtol, confidence, certify, max_steps, generator, floor)
+    _warn(found, stacklevel=4)
+    return found
+
+
+def _warn(found: NormEstimate, *, stacklevel: int) -> None:
+    """Warn where the tolerance was not met."""
+    if found.status in (Status.MAX_STEPS, Status.INCONSISTENT):
+        warnings.warn(f"after {found.steps} steps: {found.status.value}", ConvergenceWarning, stacklevel=stacklevel)
+
+
+def _bracketed(
+    op: LinearOperator,
+    rtol: float,
+    confidence: float,
+    certify: bool,
+    max_steps: int,
+    generator: torch.Generator | None,
+    floor: "float | np.ndarray" = 0.0,
+) -> NormEstimate:
+    """Bracket the norm, and leave it to others to warn.
+
+    What is attained may exceed the upper bound: then the start had too little of the top singular vector, and the
+    operator is explored again from a new one, see :mod:`howsmooth.spectral.certificate`.
+    """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
-    start, share, spent = _start(core, certify, generator)
-    rule = Stopping(
-        rtol=rtol,
-        certify=certify,
-        max_steps=max_steps,
-        delta=share * least_overlap(math.prod(core.domain), confidence),
-        slack=slack(op.dtype),
-    )
-    space = Bidiagonalisation(core, flat(start, core.batch), generator, np.maximum(floor, least_norm(op.dtype)))
-    harvest = _harvest(space, rule)
-    products = spent + 2 * int(harvest.steps.max())
-    small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)
-    moved = core.jvp(small)
-    direction = embed(small)
-    response = moved if core is op else op.jvp(direction)
-    lower = norms(response, op.batch)
-    harvest.check(lower.flatten().cpu().numpy(), rule)
-    if (worst := gravest(harvest.statuses)) in (Status.MAX_STEPS, Status.INCONSISTENT):
-        warnings.warn(f"after {harvest.steps.max()} steps: {worst.value}", ConvergenceWarning, stacklevel=3)
+    floor = np.broadcast_to(np.maximum(floor, least_norm(op.dtype)), (math.prod(op.batch),))
+
+    def explored(some: LinearOperator, floor: np.ndarray) -> tuple[Harvest, Stopping, float, int]:
+        start, share, spent = _start(some, certify, generator)
+        rule = Stopping(
+            rtol=rtol,
+            certify=certify,
+            max_steps=max_steps,
+            delta=share * least_overlap(math.prod(core.domain), confidence),
+            slack=slack(op.dtype),
+        )
+        harvest = _harvest(Bidiagonalisation(some, flat(start, some.batch), generator, floor), rule)
+        return harvest, rule, share, spent + 2 * int(harvest.steps.max())
+
+    harvest, rule, share, products = explored(core, floor)
+    attained, most = np.zeros(len(floor)), math.ceil(math.log(CHANCE) / math.log(1 - confidence))
+    for restarts in range(most + 1):
+        small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)
+        moved = core.jvp(small)
+        direction = embed(small)
+        response = moved if core is op else op.jvp(direction)
+        products += 1 if core is op else 2
+        lower = norms(response, op.batch)
+        require_finite_products(lower)
+        harvest.check(lower.flatten().cpu().numpy(), rule)
+        attained = np.maximum(attained, lower.flatten().cpu().numpy())
+        wrong = harvest.exceeded(attained, rule)
+        if restarts == most:  # what is left may be rounding, which the larger end allows for
+            harvest.refuse(wrong[attained[wrong] > harvest.upper[wrong] * (1 + rule.rounding)])
+        if not wrong.size or restarts == most:
+            break
+        some, places = core, wrong
+        if wrong.size < len(floor) and isinstance(core, Separable):
+            some, places = core.take(torch.as_tensor(wrong, device=op.device)), np.arange(wrong.size)
+        again, _rule, _share, spent = explored(some, floor if some is core else floor[wrong])
+        harvest.replace(wrong, again, places)
+        products += spent
     upper = torch.as_tensor(harvest.upper, device=op.device).reshape(op.batch)
     first = torch.as_tensor(harvest.first, device=op.device).reshape(op.batch) * root_share(core, op)
     return NormEstimate(
         lower=lower.to(op.dtype),
-        upper=torch.maximum(upper, lower).to(op.dtype),
+        upper=torch.maximum(upper, lower).to(op.dtype),  # but for rounding it is the larger one
         confidence=confidence,
         direction=direction,
         response=unit(response, op.batch),
         residual=norms(moved - harvest.response.reshape(moved.shape), op.batch).to(op.dtype),
         random_gain=first.to(op.dtype) if share == 1.0 else None,
         leading=tuple(harvest.leading.tolist()),
-        products=products + (1 if core is op else 2),
+        products=products,
         step_counts=tuple(harvest.steps.tolist()),
         statuses=tuple(harvest.statuses),
     )
@@ -216,7 +283,7 @@ def _harvest(space: Bidiagonalisation, rule: Stopping) -> Harvest:
     can_leave = isinstance(space.op, Separable)
     while waiting.size:
         space.advance()
-        _require_finite(space)
+        require_finite_products(np.stack((space.alphas[:, -1], space.betas[:, -1])))
         closed = rule.closed(space)
         if closed.all() or space.steps == rule.max_steps:
             leaving = np.ones_like(closed)
@@ -236,10 +303,3 @@ def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps
     check_operator(op)
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)
     check_rtol(rtol, torch.finfo(op.dtype).eps, str(op.dtype).removeprefix("torch."))
-
-
-def _require_finite(space: Bidiagonalisation) -> None:
-    if not (np.isfinite(space.alphas[:, -1]).all() and np.isfinite(space.betas[:, -1]).all()):
-        raise NonFiniteError(
-            "a product with the operator is not finite: the map is not differentiable, or overflows, there."
-        )

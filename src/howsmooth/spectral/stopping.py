@@ -117,9 +117,39 @@ class Harvest:
         no upper bound can be given.
         """
         # Why not trust the Ritz values: they come from the recursion, which does not notice two different matrices.
-        for place in np.flatnonzero(lower * (1 + rule.rounding) < self.ritz):
-            if self.statuses[place] is not Status.ZERO:
-                self.upper[place], self.statuses[place] = np.inf, Status.INCONSISTENT
+        wrong = np.flatnonzero(lower * (1 + rule.rounding) < self.ritz)
+        self.refuse(np.array([place for place in wrong if self.statuses[place] is not Status.ZERO], dtype=int))
+
+    def exceeded(self, attained: Array, rule: Stopping) -> Array:
+        """Return the operators whose upper bound is below what was attained, by more than rounding.
+
+        A Krylov space that fills the whole space has missed nothing: there only rounding, or products that are not
+        consistent, can be the reason.
+        """
+        whole = np.array([status is Status.INVARIANT for status in self.statuses])
+        return np.flatnonzero(attained > self.upper * np.where(whole, 1 + rule.rounding, rule.slack))
+
+    def refuse(self, places: Array) -> None:
+        """Give no upper bound for some operators, whose products contradict each other."""
+        self.upper[places] = np.inf
+        for place in places:
+            self.statuses[place] = Status.INCONSISTENT
+
+    def replace(self, places: Array, other: "Harvest", which: Array) -> None:
+        """Take the upper bounds of some operators from another exploration, and its directions where they are better.
+
+        How far the first start was stretched stays: it was random, and a second one depends on what came of it.
+        """
+        better = other.ritz[which] > self.ritz[places]
+        to, source = places[better], which[better]
+        index = torch.as_tensor(to, device=self.direction.device)
+        other_index = torch.as_tensor(source, device=self.direction.device)
+        self.direction[index], self.response[index] = other.direction[other_index], other.response[other_index]
+        self.ritz[to] = other.ritz[source]
+        self.upper[places], self.leading[places] = other.upper[which], other.leading[which]
+        self.steps[places] += other.steps[which]
+        for place, source in zip(places, which, strict=True):
+            self.statuses[place] = other.statuses[source]
 
 
 def _status(space: Bidiagonalisation, zero: bool, done: bool) -> Status:

@@ -1,21 +1,28 @@
 """What random noise does, beside what the worst perturbation does: the root mean square amplification."""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import stdtrit
+from scipy.special import chdtri, gdtrib
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, NonFiniteError
+from howsmooth.errors import AssumptionError
+from howsmooth.spectral.abilities import Constrained
 from howsmooth.spectral.autograd import linearise
+from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.gains import TypicalGain
-from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, root_share
+from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, require_finite_products
 from howsmooth.spectral.settings import check_confidence
-from howsmooth.spectral.vectors import norms, random_start
+from howsmooth.spectral.solvers import bracket_norm
+from howsmooth.spectral.vectors import beside, norms, random_start, unit
+
+# How well the norm is bracketed where nobody has: its upper end bounds what a random direction can miss.
+ROUGH, MAX_STEPS, SURE = 0.1, 40, 0.999
 
 
 def typical_gain(
@@ -32,13 +39,14 @@ def typical_gain(
               v \text{ uniform on the unit sphere of } \mathbb R^N
 
     The local Lipschitz constant is the largest amplification, this is the typical one; it is never larger. A batch of
-    inputs is estimated at once, the interval then holds for each of them. Costs one product for each sample.
+    inputs is estimated at once, the interval then holds for each of them. Costs one product for each sample, and those
+    of a rough bracket of the largest amplification; exact, for N products, where there are no fewer samples than N.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
         samples: How many random directions to take.
-        confidence: The probability with which the interval holds.
+        confidence: The probability with which the interval holds, see ``mean_square_interval``.
         generator: The source of the directions; torch's global one by default.
 
     Example:
@@ -57,47 +65,160 @@ def typical_gain_of(
     samples: int = 16,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-    known: Float[Tensor, "*batch"] | None = None,
+    estimate: NormEstimate | None = None,
 ) -> TypicalGain:
     r"""Estimate :math:`\|J\|_F/\sqrt N` of an operator on :math:`\mathbb R^N`, or of a batch of them.
 
-    Hutchinson's estimator :cite:`hutchinson1989`: the mean of :math:`|Jv|^2` over random unit v, with Student's
-    interval for a mean. That interval is exact for normal samples only; where one singular value stands out, squares
-    are skewed, and it holds less often than it says: about nine times in ten at 95 % and 16 samples.
+    .. math:: \|J\|_F^2 = |Ju|^2 + (N-1)\,\mathbb E\,|Jw|^2,\qquad
+              w \text{ uniform on the unit sphere of } u^\perp
 
-    The arguments are those of :func:`typical_gain`; ``known`` is the gain of one random direction that somebody has
-    taken already, as a solver does at its start.
+    for any unit vector u. The first term is computed, at the direction u of the largest amplification, and the mean of
+    the second estimated by that of random directions (Hutchinson's estimator :cite:`hutchinson1989` on what deflation
+    leaves, as in Hutch++ :cite:`meyer2021`): where one singular value stands out, it holds most of the norm, and
+    random directions alone would say little about it.
+
+    The arguments are those of :func:`typical_gain`; ``estimate`` is a bracket of the norm of ``op`` that somebody has
+    already.
     """
     check_operator(op)
     _check(samples, confidence)
     # Why not in the whole space: the smaller operator has the same Frobenius norm, and its squares scatter less.
-    core, _embed = compressed(op)
-    taken = [] if known is None else [known.double() / root_share(core, op)]
-    products = samples - len(taken)
-    taken += [norms(core.jvp(random_start(core, generator)), op.batch) for _sample in range(products)]
-    gains = torch.stack(taken)
-    if not bool(gains.isfinite().all()):
-        raise NonFiniteError(
-            "a product with the operator is not finite: the map is not differentiable, or overflows, there."
-        )
+    core, embed = compressed(op)
+    free, size = _dimensions(op), math.prod(core.domain)
+    if size <= samples:
+        gains = torch.stack([norms(core.jvp(_unit_vector(core, place)), op.batch) for place in range(size)])
+        require_finite_products(gains)
+        value = norms(gains.movedim(0, -1), op.batch) / free.sqrt()
+        return _gain(op, (value, value, value), confidence, samples, size)
+    spent = 0
+    if estimate is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where the bracket stays open, the interval is wider
+            estimate = bracket_norm(op, ROUGH, SURE, True, MAX_STEPS, generator)
+        spent = estimate.products
+    direction = unit(estimate.direction.to(op.dtype), op.batch)
+    directions = [direction]
+    for _sample in range(samples):
+        v = embed(random_start(core, generator))
+        overlap = (v * direction).reshape(*op.batch, -1).sum(-1)
+        directions.append(unit(v - beside(overlap, v) * direction, op.batch))
+    gains = torch.stack([norms(op.jvp(v), op.batch) for v in directions])
+    require_finite_products(gains)
     scale = torch.where(gains.amax(0) > 0, gains.amax(0), 1.0)  # in this unit squares stay in the range of the numbers
-    squares = (gains / scale).square()
-    mean = squares.mean(0)
-    # Why Student and not the normal law: the spread is estimated from the same few samples.
-    reach = _quantile(samples, confidence) * squares.std(0) / math.sqrt(samples)
-    unit = scale * root_share(core, op)
-    value, low, high = ((unit * (mean + side * reach).clamp_min(0).sqrt()).to(op.dtype) for side in (0, -1, 1))
+    first, *others = (gains / scale).square() / free
+    rest = (_dimensions(core) - 1) * torch.stack(others).mean(0)
+    ends = mean_square_interval(
+        rest.cpu().numpy(),
+        ((estimate.upper.double() / scale).square() / free).cpu().numpy(),
+        samples=samples,
+        doubt=1 - confidence,
+        bound_doubt=1 - estimate.confidence,
+    )
+    value, low, high = (scale * (first + torch.as_tensor(x, device=op.device)).sqrt() for x in (rest, *ends))
+    return _gain(op, (value, low, high), confidence, samples, spent + samples + 1)
+
+
+def mean_square_interval(
+    mean: Any, largest: Any, *, samples: int, doubt: float, bound_doubt: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return an interval for the trace R of a positive matrix, from the mean of some quadratic forms.
+
+    The mean of K forms :math:`N\,w^\top Aw` with random unit w is, up to the lengths of normal vectors,
+    :math:`\sum_i\lambda_i\chi^2_{K,i}/K`, with mean R. Of all matrices with this trace and eigenvalues at most L, its
+    variance and every exponential moment are largest if these are L or 0: then its law is
+    :math:`\frac LK\chi^2_{KR/L}`, or :math:`\frac RK\chi^2_K` where :math:`R\le L`. The ends are those R for which the
+    observed mean is a quantile of that law at half the doubt, as in Garwood's interval for a Poisson mean. Why not
+    Student's interval: a few samples do not show a rare large one, and where one eigenvalue stands out it held in 82
+    to 92 cases of 100, not in 95.
+
+    Operators side by side are one with blocks: the sum of their means, and the largest of their eigenvalues, give an
+    interval for the sum of their traces.
+
+    Args:
+        mean: The observed mean :math:`\hat R`; any number of them.
+        largest: A bound L on the eigenvalues; infinite if none is known.
+        samples: How many forms K the mean is of.
+        doubt: The probability with which the interval may miss.
+        bound_doubt: The part of it with which ``largest`` may be too small; where that is all of it, no bound is used.
+
+    Example:
+        >>> low, high = mean_square_interval(100.0, 1.0, samples=16, doubt=0.05)
+        >>> round(float(low)), round(float(high))
+        (93, 107)
+    """
+    R, L = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(largest, dtype=float))
+    if bound_doubt >= doubt:
+        L, bound_doubt = np.full_like(L, np.inf), 0.0
+    tails = (doubt - bound_doubt) / 2, 1 - (doubt - bound_doubt) / 2
+    # chdtri is the inverse of the upper tail, and gdtrib of the lower one
+    alone = [samples * R / chdtri(samples, tail) for tail in tails]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        half = np.where(L > 0, samples * R / (2 * L), 0.0)
+        many = [2 * L / samples * gdtrib(1.0, 1 - tail, half) for tail in tails]
+    low, high = (np.where(x <= L, x, y) for x, y in zip(alone, many, strict=True))
+    return np.asarray(np.minimum(low, R)), np.asarray(np.maximum(high, R))
+
+
+def mean_gain(
+    gains: Sequence[float],
+    attained: Sequence[float],
+    largest: Sequence[float],
+    dimensions: Sequence[float],
+    *,
+    samples: int,
+    doubt: float,
+    bound_doubt: float = 0.0,
+) -> tuple[float, float, float]:
+    """Return the root mean square of typical gains of several operators, such as those at windows, and its interval.
+
+    They are the blocks of one operator, see :func:`mean_square_interval`. The interval is over random directions: of
+    other operators than these it says nothing.
+
+    Args:
+        gains: What :func:`typical_gain_of` estimated of each.
+        attained: The gain of the direction that was deflated.
+        largest: A bound on the largest gain; infinite if none is known.
+        dimensions: The dimension of the domain.
+        samples: How many random directions each estimate took, at least.
+        doubt: The probability with which the interval may miss.
+        bound_doubt: The part of it with which ``largest`` may be too small.
+
+    Example:
+        >>> value, low, high = mean_gain([3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [1.0, 1.0], samples=4, doubt=0.05)
+        >>> round(value**2, 9)
+        12.5
+    """
+    unit = max(gains) or 1.0  # in it squares stay in the range of the numbers
+    count = len(gains)
+    square = sum((gain / unit) ** 2 for gain in gains) / count
+    computed = sum((gain / unit) ** 2 / size for gain, size in zip(attained, dimensions, strict=True)) / count
+    most = max(gain / unit / math.sqrt(size) for gain, size in zip(largest, dimensions, strict=True))
+    rest = max(0.0, square - computed)
+    ends = mean_square_interval(rest, most * most / count, samples=samples, doubt=doubt, bound_doubt=bound_doubt)
+    value, low, high = (unit * math.sqrt(square - rest + float(part)) for part in (rest, *ends))
+    return value, low, high
+
+
+def _gain(
+    op: LinearOperator, numbers: tuple[Tensor, Tensor, Tensor], confidence: float, samples: int, products: int
+) -> TypicalGain:
+    value, low, high = (x.to(op.dtype) for x in numbers)
     return TypicalGain(value=value, low=low, high=high, confidence=confidence, samples=samples, products=products)
 
 
-def _quantile(samples: int, confidence: float) -> float:
-    return float(np.asarray(stdtrit(samples - 1, (1 + confidence) / 2)))
+def _dimensions(op: LinearOperator) -> Float[Tensor, "*batch"]:
+    """Return the dimension of the space in which perturbations live, for each operator of the batch."""
+    ones = torch.ones((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
+    return norms(op.constrain(ones) if isinstance(op, Constrained) else ones, op.batch).square().round()
+
+
+def _unit_vector(op: LinearOperator, place: int) -> Float[Tensor, "..."]:
+    flat = torch.zeros((*op.batch, math.prod(op.domain)), dtype=op.dtype, device=op.device)
+    flat[..., place] = 1.0
+    return flat.reshape(*op.batch, *op.domain)
 
 
 def _check(samples: int, confidence: float) -> None:
-    if not (isinstance(samples, int) and not isinstance(samples, bool) and samples >= 2):
-        raise AssumptionError(
-            f"samples must be a whole number, at least 2 (one says nothing about the spread), got {samples!r}.",
-            field="samples",
-        )
+    if not (isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1):
+        raise AssumptionError(f"samples must be a whole number, at least 1, got {samples!r}.", field="samples")
     check_confidence(confidence)

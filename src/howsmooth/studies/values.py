@@ -16,6 +16,8 @@ from howsmooth.errors import FieldError, HowsmoothError, nearest
 T = TypeVar("T")
 # A field that is told but tells nothing apart: where a text lies, how many threads summed.
 ASIDE = msgspec.Meta(extra={"aside": True})
+# A number that stays true when it is rounded down (attained, or certified as a radius), or up (not exceeded).
+ROUND_DOWN, ROUND_UP = (msgspec.Meta(extra={"rounded": side}) for side in ("down", "up"))
 # What msgspec calls a type, in the words of a refusal.
 WORDS = {
     "int": "a whole number",
@@ -191,6 +193,8 @@ def from_leaves(kind: type[V], given: Mapping[str, Any]) -> V:
     for name, value in given.items():
         if name not in known:
             raise FieldError(f"there is no {name!r}{nearest(name, known)}", field=name)
+        if value == "" and known[name].declared.get("metavar") in ("FILE", "DIR"):
+            raise FieldError(f"{name} must name a file or a folder, got nothing; leave it out.", field=name)
         *above, last = known[name].path
         functools.reduce(lambda inner, step: inner.setdefault(step, {}), above, nested)[last] = value
     try:

@@ -23,7 +23,9 @@ def require_attention(attention: object) -> None:
         )
     if attention.sink is not None:
         raise AssumptionError(
-            "theorems do not cover sinks; use hs.local_lipschitz at an input, or hs.maximise.", field="attention"
+            "theorems other than sharp_upper do not cover sinks; use that, "
+            "hs.local_lipschitz at an input, or hs.maximise.",
+            field="attention",
         )
     if attention.has_joint_norm:
         raise AssumptionError(
@@ -56,6 +58,12 @@ def has_key_bias(attention: Attention) -> bool:
 def has_key_norm(attention: Attention) -> bool:
     """Tell whether queries or keys are normalised."""
     return attention.query_norm is not None or attention.key_norm is not None
+
+
+def has_bias_beside_sink(attention: Attention) -> bool:
+    """Tell whether there is a sink that is no token at the origin, which would have the biases for key and value."""
+    biases = (attention.key_bias, attention.value_bias)
+    return attention.sink is not None and any(bias is not None and bool((bias != 0).any()) for bias in biases)
 
 
 def refuse_norms(attention: Attention, theorem: str) -> None:

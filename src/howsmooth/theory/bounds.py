@@ -1,7 +1,8 @@
 """The index of theorems: every bound under one name, ``hs.bounds.sharp_upper``, and nothing else."""
 
+from howsmooth.theory.around_input.displacement import displacement_upper
+from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
-from howsmooth.theory.displacement import displacement_upper
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.local import attention_map_upper, local_upper
 from howsmooth.theory.mean_field import (
@@ -13,7 +14,6 @@ from howsmooth.theory.mean_field import (
 )
 from howsmooth.theory.mechanisms.index import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.mechanisms.local import ramapuram_upper
-from howsmooth.theory.neighbourhood import neighbourhood_upper
 from howsmooth.theory.tables import smallest_upper, table
 
 __all__ = [

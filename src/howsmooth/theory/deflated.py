@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-UNIT = torch.finfo(torch.float64).eps
+from howsmooth.theory.rounding import UNIT
 
 
 def deflated_eigenvalues(

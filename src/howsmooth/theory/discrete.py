@@ -15,7 +15,7 @@ from howsmooth.theory.assumptions import (
     require_size,
 )
 from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum, matrix_norm
+from howsmooth.theory.heads import Head, combined, combined_heads, heads_of, log, log_sum, matrix_norm
 from howsmooth.theory.mechanisms.index import mechanism_upper
 from howsmooth.theory.quiet import QuietToken, quiet_token
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
@@ -65,8 +65,14 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
               + \sqrt{n/2}\,\beta R\,(R^2+\tau^2)^{1/2}\,\gamma,
 
     the last two a little less than added up. Each term has the best scales that a short search finds. Masks,
-    relative biases, token weights and sinks do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to
-    :math:`\|A\|R` in the last term. Under rotary positions the form of a score depends on the distance,
+    relative biases and token weights do not change the bound. A query bias adds :math:`|K^\top b_q|\,s` to
+    :math:`\|A\|R` in the last term. Beside a sink, biases of keys and values count, too: a head has at most
+
+    .. math:: \|V\|\sqrt n + \rho\bigl(\|A\|R, s|Q^\top b_k|\bigr)\,\rho\bigl(\|V\|R, |b_v|\bigr)
+              + \sqrt{n/2}\,\bigl(\|A\|R + s|K^\top b_q|\bigr)\,\rho\bigl(\|V\|R, |b_v|\bigr),\qquad
+              \rho(r, b) = \max\bigl(r, \tfrac12(r+b)\bigr).
+
+    Under rotary positions the form of a score depends on the distance,
     :math:`A_\delta = K^\top\Theta_\delta Q`: :math:`\max_\delta\|A_\delta\|` stands for the first :math:`\|A\|`, and
     :math:`\|\sum_\delta A_\delta A_\delta^\top\|^{1/2}`, over the distances from which a token is seen, for
     :math:`\sqrt n\,\|A\|`.
@@ -84,13 +90,20 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     if isinstance(attention, Heads) and not isinstance(attention, Attention):
         return mechanism_upper(attention, n=n, radius=radius)
     require_size(n, radius)
-    if isinstance(attention, Attention) and attention.sink is not None:
-        attention = dataclasses.replace(attention, sink=None)
-    refuse_norms(attention, "sharp_upper")
-    heads = heads_of(attention)
+    sink = isinstance(attention, Attention) and attention.sink is not None
+    plain = dataclasses.replace(attention, sink=None) if sink else attention
+    refuse_norms(plain, "sharp_upper")
+    heads = heads_of(plain)
     turns = Turns.of(attention, n)
-    steep = (_steepness(attention, head, turns, n, radius) for head in heads)
-    log_value = combined(heads, (log(math.sqrt(n) + radius * each) for each in steep))
+    steep = [log(_steepness(attention, head, turns, n, radius)) for head in heads]
+
+    def bound(norm: float, bias: float, steepness: float) -> float:
+        values = log_spread(log(norm) + log(radius), bias if sink else 0.0)
+        return log_sum((log(norm) + 0.5 * log(n), values + steepness))
+
+    mixed = [bound(head.norm_WV, head.norm_Wb, each) for head, each in zip(heads, steep, strict=True)]
+    alone = [bound(head.norm_V, float(head.value_bias.norm()), each) for head, each in zip(heads, steep, strict=True)]
+    log_value = combined_heads(heads, mixed, alone)
     log_value = min(log_value, log(together(attention, heads, turns, n, radius)))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
@@ -183,24 +196,35 @@ def quiet_value(attention: Attention, n: int, radius: float) -> tuple[float, Qui
 def pulls(attention: Attention, head: Head, radius: float) -> tuple[float, float]:
     r"""Bound how fast scores change: :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|`.
 
-    In plain scores the first is seen only through differences between keys, so a key bias does not count.
+    In plain scores the first is seen only through differences between keys, so a key bias does not count, but beside a
+    sink, whose score has no gradient: there it is the radius of a ball that holds zero and the gradients of all others.
     """
     if attention.positions.rotary is not None:
         query_pull = head.norm_Q * (head.norm_K * radius + float(head.key_bias.norm()))
         return query_pull, head.norm_K * (head.norm_Q * radius + float(head.query_bias.norm()))
     query_pull = head.norm_A * radius
     if attention.softcap is not None:
-        query_pull += float((head.key_bias @ head.Q).norm())
+        query_pull += head.norm_Qb
+    elif attention.sink is not None:
+        query_pull = max(query_pull, (query_pull + head.norm_Qb) / 2)
     return query_pull, head.norm_A * radius + float((head.query_bias @ head.K).norm())
 
 
+def log_spread(log_radius: float, bias: float) -> float:
+    r"""Return the logarithm of :math:`\max(r, (r+b)/2)`: the smallest ball around one of radius r and a point.
+
+    Its centre is b away from the point: the values of all tokens, and the value zero of a sink.
+    """
+    return max(log_radius, log_sum((log_radius, log(bias))) - math.log(2))
+
+
 def _steepness(attention: Attention, head: Head, turns: Turns | None, n: int, radius: float) -> float:
-    r"""Bound the last two terms of one head with V = I, over R; see :func:`pulls`."""
+    """Bound the last two terms of one head whose values spread by one; see :func:`pulls`."""
     query, key = pulls(attention, head, radius)
     if turns is None:
         return query + math.sqrt(n / 2) * key
     all_rows = min(turns.key_pull(head, radius), math.sqrt(n) * key)
-    return min(turns.query_pull(head, radius), query) + all_rows / math.sqrt(2)
+    return turns.query_pull(head, radius) + all_rows / math.sqrt(2)  # never more than by norms
 
 
 def single_plain_head(attention: Attention, theorem: str) -> Head:

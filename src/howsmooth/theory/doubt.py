@@ -6,10 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.rounding import NOTHING, safe_norm
+from howsmooth.theory.rounding import NOTHING, UNIT, safe_norm
 from howsmooth.theory.views import View
-
-UNIT = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

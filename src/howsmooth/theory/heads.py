@@ -28,6 +28,7 @@ class Head:
         W: This head's slice of the output projection; ``None`` for concatenated heads.
         query_bias: :math:`s\,b_q`, zero if there is none.
         key_bias: :math:`b_k`, zero if there is none.
+        value_bias: :math:`b_v`, zero if there is none; it matters beside a sink alone.
     """
 
     Q: Float[Tensor, "k d"]
@@ -36,6 +37,7 @@ class Head:
     W: Float[Tensor, "out v"] | None
     query_bias: Float[Tensor, " k"]
     key_bias: Float[Tensor, " k"]
+    value_bias: Float[Tensor, " v"]
 
     @property
     def d(self) -> int:
@@ -68,6 +70,19 @@ class Head:
         if self.W is None:
             return self.norm_V
         return matrix_norm(self.mixed) + _lost(self.V) * matrix_norm(self.W) * self.norm_V
+
+    @functools.cached_property
+    def norm_Qb(self) -> float:
+        r""":math:`s|Q^\top b_k|`, a key bias in the gradient of scores, with what the product may have lost."""
+        return float((self.key_bias @ self.Q).norm()) + _lost(self.Q) * self.norm_Q * float(self.key_bias.norm())
+
+    @functools.cached_property
+    def norm_Wb(self) -> float:
+        r""":math:`|Wb_v|`, with what the product may have lost."""
+        size = float(self.value_bias.norm())
+        if self.W is None:
+            return size
+        return float((self.W @ self.value_bias).norm()) + _lost(self.W) * matrix_norm(self.W) * size
 
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
@@ -125,6 +140,7 @@ def on_cpu(x: Tensor) -> Tensor:
 
 def _head(f: Attention) -> Head:
     s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64)
+    no_value = torch.zeros(f.layout.v, dtype=torch.float64)
     return Head(
         Q=s * _double(f.query),
         K=_double(f.key),
@@ -132,6 +148,7 @@ def _head(f: Attention) -> Head:
         W=None if f.output is None else _double(f.output),
         query_bias=zero if f.query_bias is None else s * _double(f.query_bias),
         key_bias=zero if f.key_bias is None else _double(f.key_bias),
+        value_bias=no_value if f.value_bias is None else _double(f.value_bias),
     )
 
 
@@ -145,11 +162,15 @@ def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
     projection the heads are concatenated, and only the second form is needed.
     """
     heads, logs = tuple(heads), tuple(log_factors)
-    stacked = 0.5 * log_sum(2 * (log(head.norm_V) + g) for head, g in zip(heads, logs, strict=True))
-    if heads[0].W is None:
-        return stacked
-    apart = log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
-    return min(apart, stacked + log(output_norm(heads)))
+    mixed = (log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
+    alone = (log(head.norm_V) + g for head, g in zip(heads, logs, strict=True))
+    return combined_heads(heads, mixed, alone)
+
+
+def combined_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
+    """Combine bounds on heads, with and without their output projections; logarithms in and out."""
+    stacked = 0.5 * log_sum(2 * bound for bound in alone)
+    return stacked if heads[0].W is None else min(log_sum(mixed), stacked + log(output_norm(heads)))
 
 
 def output_norm(heads: tuple[Head, ...]) -> float:
@@ -175,7 +196,7 @@ def matrix_norm(x: Float[Tensor, "a b"]) -> float:
     y = x / scale  # squares stay in the range of the numbers
     y = y.mT if y.shape[-1] < y.shape[-2] else y
     # the largest one loses nothing by the squaring, and the smaller side is all that has to be decomposed
-    return math.sqrt(max(float(torch.linalg.eigvalsh(y @ y.mT)[-1]), 0.0)) * float(scale)
+    return math.sqrt(float(torch.linalg.eigvalsh(y @ y.mT)[-1])) * float(scale)
 
 
 def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:

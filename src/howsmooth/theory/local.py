@@ -44,8 +44,9 @@ def local_upper(attention: Heads, X: Float[Tensor, "n d"], *, rows: bool = True)
 
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
-        >>> local_upper(Attention.single_head(A=identity, V=3 * identity), torch.ones(4, 2, dtype=torch.float64)).digits
-        '3'
+        >>> f = Attention.single_head(A=identity, V=3 * identity)
+        >>> round(local_upper(f, torch.ones(4, 2, dtype=torch.float64)).value, 9)
+        3.0
     """
     if isinstance(attention, Heads) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
@@ -90,8 +91,8 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> f = Attention.single_head(A=identity, V=3 * identity)
-        >>> attention_map_upper(f, torch.ones(4, 2, dtype=torch.float64)).digits
-        '3'
+        >>> round(attention_map_upper(f, torch.ones(4, 2, dtype=torch.float64)).value, 9)
+        3.0
     """
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
     unit = Unit.of(attention, X)

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from scipy.linalg.lapack import dpotrf
 from torch import Tensor
 
-from howsmooth.theory.rounding import safe_norm
+from howsmooth.theory.rounding import UNIT, safe_norm
 
-UNIT = torch.finfo(torch.float64).eps
 # A guess comes from so many columns, after so many products.
 COLUMNS, STEPS = 8, 2
 # So many matrices, at least, are added up to begin with.

@@ -1,5 +1,6 @@
 """What the theory returns: a bound with its theorem, an input that attains a value, and the two together."""
 
+import dataclasses
 import enum
 import json
 import math
@@ -13,10 +14,11 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, NonFiniteError
+from howsmooth.errors import AssumptionError, ContradictionError, NonFiniteError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph, table
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.stopping import slack
 from howsmooth.strict import finite, strict_json
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least, at_most, power_of_ten
@@ -107,12 +109,17 @@ class Bound:
 
     def _summary(self) -> str:
         worth = "" if self.confidence == 1 else f", {100 * self.confidence:.12g} %"
-        return f"Lip {self.side} {self.digits} on {self.domain} ({self.source}{worth})"
+        bounded = "displacement" if self.name == "displacement_upper" else "Lip"
+        return f"{bounded} {self.side} {self.digits} on {self.domain} ({self.source}{worth})"
 
     @property
     def digits(self) -> str:
         """The value, rounded to the safe side; as a power of ten where it does not fit a float."""
-        return safe_digits(self.value, self.log_value, self.side)
+        return self.rounded(5)
+
+    def rounded(self, digits: int) -> str:
+        """Write the value with so many digits, rounded to the safe side."""
+        return safe_digits(self.value, self.log_value, self.side, digits)
 
     def __rich__(self) -> str:
         """Render in a rich console."""
@@ -274,6 +281,18 @@ class Bracket:
     lower: Witness
     upper: Bound
 
+    def __post_init__(self) -> None:
+        """Refuse ends that contradict each other, and what is no number.
+
+        Ends that are equal but for rounding become equal: the theorem's value is raised to what the input attains.
+        """
+        if self.lower.value <= self.upper.value:
+            return
+        if not self.lower.value <= self.upper.value * slack(self.lower.measured.lower.dtype):
+            raise ContradictionError.between(self.lower.value, self.upper.value, f"the bracket on {self.upper.domain}")
+        met = dataclasses.replace(self.upper, value=self.lower.value, log_value=math.log(self.lower.value))
+        object.__setattr__(self, "upper", met)
+
     @property
     def ratio(self) -> float:
         """How far apart the two are, as upper / lower."""
@@ -288,7 +307,7 @@ class Bracket:
 
     def _summary(self) -> str:
         low = safe_digits(self.lower.value, math.inf, Side.LOWER)
-        ratio = f"{self.ratio:.3f}" if self.ratio < 1000 else f"{self.ratio:.3g}"
+        ratio = at_most(self.ratio, 4 if self.ratio < 1000 else 3)
         names = f"{self.lower.label}, {self.upper.label}"
         return f"{low} ≤ Lip ≤ {self.upper.digits} on {self.upper.domain}, ratio {ratio} ({names})"
 
@@ -363,8 +382,8 @@ class Ladder:
         return cls(rungs=rungs, refused=tuple(Refusal(**fields) for fields in found["refused"]))
 
 
-def safe_digits(value: float, log_value: float, side: Side) -> str:
-    """Write five digits of a bound, rounded so that it stays true; what exceeds a float as a power of ten.
+def safe_digits(value: float, log_value: float, side: Side, digits: int = 5) -> str:
+    """Write some digits of a bound, rounded so that it stays true; what exceeds a float as a power of ten.
 
     Example:
         >>> safe_digits(2.000001, 0.6931, Side.UPPER), safe_digits(math.inf, 2303.0, Side.UPPER)
@@ -373,4 +392,4 @@ def safe_digits(value: float, log_value: float, side: Side) -> str:
     if value != 0 and not 1e-300 < value < 1e300 and math.isfinite(log_value):
         away = math.ceil if side is Side.UPPER else math.floor
         return power_of_ten(away(log_value / math.log(10)))
-    return at_most(value) if side is Side.UPPER else at_least(value)
+    return at_most(value, digits) if side is Side.UPPER else at_least(value, digits)

@@ -10,6 +10,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.norms import NormJacobian
 from howsmooth.theory.heads import Head, matrix_norm
 
+UNIT = torch.finfo(torch.float64).eps
 # Weights below this are zero: far below the rounding of the largest weight in their row, which is at least 1/n.
 NOTHING = 1e-140
 # Beyond this a factor is as good as infinite; infinity itself would turn zero into no number.

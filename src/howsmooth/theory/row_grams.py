@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.doubt import UNIT, outputs
+from howsmooth.theory.doubt import outputs
 from howsmooth.theory.proven import Metric
+from howsmooth.theory.rounding import UNIT
 from howsmooth.theory.views import View
 
 # So many products of numbers are affordable for all rows.
@@ -118,7 +119,7 @@ def _lengths(W: Float[Tensor, "out m"]) -> Float[Tensor, " m"]:
     """Return the lengths of the columns as powers of two, so that dividing by them rounds nothing."""
 
     def power(x: Tensor) -> Tensor:
-        return torch.ldexp(torch.ones_like(x), torch.where(x > 0, torch.frexp(x).exponent, 0))
+        return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent)  # one for zero
 
     largest = power(W.abs().amax(0))
     return largest * power((W / largest).norm(dim=0))

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.doubt import UNIT, Doubt, outputs
+from howsmooth.theory.doubt import Doubt, outputs
 from howsmooth.theory.heads import short
 from howsmooth.theory.positive import positive_norm
-from howsmooth.theory.rounding import NOTHING, safe_norm
+from howsmooth.theory.rounding import NOTHING, UNIT, safe_norm
 from howsmooth.theory.row_grams import row_squares
 from howsmooth.theory.second import second_term
 from howsmooth.theory.views import View
@@ -22,16 +22,12 @@ class Rows:
 
     Attributes:
         P: Attention weights.
-        g: :math:`\partial S_{ij}/\partial x_j = A_hx_i + K_h^\top b_h`, the same for every j.
-        y: Values :math:`W_hV_hx_j`.
         B: :math:`W_hV_h`.
         beside: All :math:`W_hV_h` beside each other, up to an isometry.
         doubt: How far all this may be from what is true.
     """
 
     P: Float[Tensor, "heads n n"]
-    g: Float[Tensor, "heads n d"]
-    y: Float[Tensor, "heads n out"]
     B: Float[Tensor, "heads out d"]
     beside: Float[Tensor, "out r"]
     doubt: Doubt
@@ -42,9 +38,6 @@ class Rows:
         W = outputs(views)
         return cls(
             P=torch.stack([view.P for view in views]),
-            g=torch.stack([view.q @ view.head.K for view in views]),
-            # a common shift changes no difference, and what is small loses less
-            y=torch.stack([(view.y - view.y.mean(0)) @ w.mT for view, w in zip(views, W, strict=True)]),
             B=torch.stack([w @ view.head.V for view, w in zip(views, W, strict=True)]),
             beside=torch.cat([w @ short(view.head.V) for view, w in zip(views, W, strict=True)], dim=1),
             doubt=Doubt.of(views),
@@ -57,10 +50,10 @@ class Rows:
         """
         lost, most = self.doubt.of_third()
         first = self.doubt.of_rows()
-        largest = (self.doubt.values[:, None] * (1 + UNIT * self.P.shape[1])).sum() + most
+        largest = self.doubt.values.sum() + most
         rows = torch.minimum(row_squares(views, beaten=beaten).sqrt() + first + lost, largest)
         # pulls whose squares are too small for a float
-        rows = rows + NOTHING * float(self.doubt.reach.sum()) * (1 + float(self.doubt.pull.max()))
+        rows = rows + NOTHING * float(self.doubt.reach.sum())
         return (1 + 16 * len(rows) * UNIT) * float(rows.norm())
 
     def by_blocks(self, views: list[View]) -> float:

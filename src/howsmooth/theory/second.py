@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.theory.deflated import deflated_eigenvalues
-from howsmooth.theory.doubt import UNIT, outputs
+from howsmooth.theory.doubt import outputs
+from howsmooth.theory.rounding import UNIT
 from howsmooth.theory.views import View
 
 # So many rows are held at once: they stay near the processor.

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
+
+from howsmooth.theory.descent import lowest_point
+from howsmooth.theory.rounding import UNIT
 
 # So often the scales are improved; after each time the norms are known in so many more directions.
 ROUNDS, DIRECTIONS = 5, 3
-UNIT = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +57,7 @@ class Stack:
         self.seen.append(self.blocks @ vectors[:, -DIRECTIONS:])
         # sums of so many products, each part at most as large as the largest eigenvalue
         lost = (len(flat) + 8 * len(values)) * min(flat.shape) * UNIT
-        exact = math.sqrt(max(float(values[-1]), 0.0)) * (1 + lost)
+        exact = math.sqrt(float(values[-1])) * (1 + lost)  # at least one, as an entry is; or all are zero
         return exact * largest * self.size + float((t * self.lost).norm()) * (1 + lost)
 
     def seen_norm(self, t: Float[Tensor, " heads"]) -> Tensor:
@@ -114,4 +115,4 @@ def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:
 
     start = log_s.numpy()
     near = [(x - 1.0, x + 1.0) for x in start]  # further away the norms lie in other directions
-    return torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": 60}).x)
+    return torch.from_numpy(lowest_point(loss, start, iterations=60, bounds=near))

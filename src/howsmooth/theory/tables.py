@@ -7,7 +7,7 @@ from howsmooth.domains.ball import in_ball
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import Heads
-from howsmooth.theory.assumptions import require_size
+from howsmooth.theory.assumptions import has_bias_beside_sink, require_size
 from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.mean_field import masked_mean_field_upper, mean_field_upper, sharp_mean_field_upper
@@ -63,9 +63,11 @@ def _uppers(attention: Heads, n: int, radius: float) -> list[Bound | Refusal]:
     require_size(n, radius)
     if isinstance(attention, Heads) and not isinstance(attention, Attention):
         return [_outcome(sharp_upper, attention, n=n, radius=radius)]
-    if attention.sink is not None:  # one more point at the origin: upper bounds are about any points in the ball
-        attention = dataclasses.replace(attention, sink=None)
-    heads_of(attention)
+    sink = isinstance(attention, Attention) and attention.sink is not None
+    plain = dataclasses.replace(attention, sink=None) if sink else attention
+    heads_of(plain)
+    if sink and not has_bias_beside_sink(attention):  # one more token at the origin, which upper bounds allow for
+        attention = plain
     about_measures = MASKED_MEASURES if attention.positions.causal else MEASURES
     return [
         *(_outcome(theorem, attention, n=n, radius=radius) for theorem in UPPER),

@@ -14,13 +14,14 @@ from jaxtyping import Float
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
+from howsmooth.theory.rounding import UNIT
+
 # Larger problems would take longer than all the rest.
 LARGEST = 9216
 # So many rows of all matrices are looked at as they are, the strongest; of others, norms and what ties them to these.
 WHOLE = 1152
 # The bound is so far above the eigenvalue that iteration found.
 SLACK = 2e-4
-UNIT = torch.finfo(torch.float64).eps
 
 
 def products_norm(factors: list[tuple[Tensor, Tensor]]) -> float:

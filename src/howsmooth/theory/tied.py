@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
 
 from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
+from howsmooth.theory.descent import lowest_point
 from howsmooth.theory.heads import Head, log
 
 # How many singular vectors of V enter the choice of z; the others can only help.
@@ -130,13 +130,12 @@ class TiedProblem:
         needed = lead + r * (q * (c @ self.KB.mT)).sum(-1)
         return (needed / (q @ self.KD).norm(dim=-1).clamp_min(1e-300)).clamp(0.0, 1 - 1e-9)
 
-    def climb(self, start: np.ndarray) -> tuple[float, np.ndarray]:
-        """Maximise from one start by L-BFGS; return the value and the point."""
+    def climb(self, start: np.ndarray) -> TiedPair:
+        """Maximise from one start by L-BFGS; return the pair at the best point, which may be the start."""
         lowest = 1e-3 if self.frame.solid else 1.0
         bounds = [(None, None)] * (start.size - 2) + [(lowest, 1.0), (0.0, 1 - 1e-9)]
-        options = {"maxiter": ITERATIONS}
-        found = minimize(self._loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        return -float(found.fun), found.x
+        end = lowest_point(self._loss, start, iterations=ITERATIONS, bounds=bounds)
+        return max((self.pair(x) for x in (start, end)), key=lambda pair: pair.log_value)
 
     def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Return what is minimised, and its gradient."""
@@ -147,24 +146,26 @@ class TiedProblem:
         return value.item(), gradient.numpy()
 
     def pair(self, x: np.ndarray) -> TiedPair:
-        """Build the tokens of a point, and evaluate the bound at them."""
+        """Build the tokens of a point, and evaluate the bound at them; where g = 0, nothing is proven."""
         c, r, cosine = torch.tensor(x[:-2]), float(x[-2]), float(x[-1])
         e = self.basis @ (c / c.norm())
         copies = self.frame.point(r * e)
         g = (self.head.Q @ copies + self.head.query_bias) @ self.head.K
         w = self.frame.pull(g)
-        w = w / w.norm()
+        w = w / w.norm().clamp_min(1e-300)
         VD = self.frame.pull(self.head.mixed)
         # the best z beside w, from the whole of V
         zeta = torch.linalg.svd(VD - (VD @ w)[:, None] * w, full_matrices=False).Vh[0]
         zeta = zeta - (zeta @ w) * w
-        zeta = zeta / zeta.norm()
+        zeta = zeta / zeta.norm().clamp_min(1e-300)
         sine = math.sqrt(1 - cosine**2)
         first, second = (self.frame.point(cosine * w + sign * sine * zeta) for sign in (1, -1))
         moved = float((self.head.mixed @ (first - second)).norm())
         share = float(self._share(g @ (first - copies)))
         log_value = share + log(float(g.norm())) + log(moved) - math.log(2)
-        return TiedPair(first=first, second=second, copies=copies, direction=g / g.norm(), log_value=log_value)
+        log_value = -math.inf if math.isnan(log_value) else log_value  # what is no number proves nothing
+        direction = g / g.norm().clamp_min(1e-300)
+        return TiedPair(first=first, second=second, copies=copies, direction=direction, log_value=log_value)
 
 
 def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
@@ -178,5 +179,4 @@ def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
     problem = TiedProblem(head, frame, n)
     with torch.no_grad():
         starts = problem.screened(problem.starts())
-    _value, x = max((problem.climb(start) for start in starts), key=lambda found: found[0])
-    return problem.pair(x)
+    return max((problem.climb(start) for start in starts), key=lambda pair: pair.log_value)

@@ -1,6 +1,7 @@
 """Two tokens that tie in a whole layer: those of its heads, and one pair tied in all of them."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +34,28 @@ class LayerPair:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PlainTies:
-    """Pairs of a layer whose scores do not depend on positions: all others are copies of one token."""
+class Ties(ABC):
+    """The tied pairs of one layer, on sequences of n tokens in a ball."""
 
     attention: Attention
     n: int
     radius: float
+
+    @abstractmethod
+    def of_heads(self) -> list[LayerPair]:
+        """Return the best pair of every head that has one."""
+
+    @abstractmethod
+    def in_ball(self, heads: int | None) -> list[LayerPair]:
+        """Return the pairs among which the best is, from so many heads that promise most."""
+
+    @abstractmethod
+    def on_sphere(self) -> list[LayerPair]:
+        """Return the pairs among which the best is whose tokens are all as long as the ball allows."""
+
+
+class PlainTies(Ties):
+    """Pairs of a layer whose scores do not depend on positions: all others are copies of one token."""
 
     def of_heads(self) -> list[LayerPair]:
         """Return the best pair of every head that has one."""

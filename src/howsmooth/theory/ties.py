@@ -1,25 +1,9 @@
 """Pairs that tie in a layer, of one kind whether positions turn its scores or not."""
 
-from typing import Protocol, runtime_checkable
-
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
-from howsmooth.theory.tied_layer import LayerPair, PlainTies
+from howsmooth.theory.tied_layer import PlainTies, Ties
 from howsmooth.theory.turned_pair import TurnedTies
-
-
-@runtime_checkable
-class Ties(Protocol):
-    """The tied pairs of one layer, on sequences of n tokens in a ball."""
-
-    def of_heads(self) -> list[LayerPair]:
-        """Return the best pair of every head that has one."""
-
-    def in_ball(self, heads: int | None) -> list[LayerPair]:
-        """Return the pairs among which the best is, from so many heads that promise most."""
-
-    def on_sphere(self) -> list[LayerPair]:
-        """Return the pairs among which the best is whose tokens are all as long as the ball allows."""
 
 
 def ties(attention: Attention, n: int, radius: float) -> Ties:

@@ -1,5 +1,6 @@
 """A whole layer in a ball: its heads side by side, under the scales that suit them best."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.heads import Head, short
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.stack import UNIT, Stack, Worst, least
+from howsmooth.theory.rounding import UNIT, safe_norm
+from howsmooth.theory.stack import Stack, Worst, least
 from howsmooth.theory.three_ways import products_norm
 from howsmooth.theory.turned import Turns, gathered
 
 # Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.
 LENGTHS = (0.5, 0.62)
+# The extra coordinate of a token beside a sink is at most this number of times longer than the others, squared.
+LONGEST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +34,8 @@ class Together:
         radius: The radius of their ball.
         length: :math:`(R^2+\tau^2)^{1/2}`.
         values: :math:`(W_hV_h)^\top`, up to an isometry.
+        spreads: The same where differences between values count: with a sink, of :math:`W_hV_h^+`, see
+            :func:`beside_sink`.
         own: What a token's own movement does to its scores: :math:`RA_h`, up to an isometry; the least counts.
         third: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
             :math:`[A_1^+\cdots A_H^+]`. The least counts.
@@ -44,6 +49,7 @@ class Together:
     radius: float
     length: float
     values: Stack
+    spreads: Stack
     own: tuple[Stack, ...]
     third: tuple[Stack | Worst, ...]
     forms: list[tuple[Tensor, Tensor]]
@@ -54,8 +60,8 @@ class Together:
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
         first, _scales = least(self.values, self.ones, start)
-        second = min(least(self.values, stack, start)[0] for stack in self.own)
-        third, scales = min((least(self.values, stack, start) for stack in self.third), key=lambda found: found[0])
+        second = min(least(self.spreads, stack, start)[0] for stack in self.own)
+        third, scales = min((least(self.spreads, stack, start) for stack in self.third), key=lambda found: found[0])
         if self.summed:
             return self.all_rows(first, second, third)
         return self.added(first, second, min(third, self._closer(scales)))
@@ -65,7 +71,7 @@ class Together:
         if not self.forms:
             return math.inf
         scaled = [(t * Q, K) for t, (Q, K) in zip(s, self.forms, strict=True)]
-        return self.values.norm(1 / s) * products_norm(scaled)
+        return self.spreads.norm(1 / s) * products_norm(scaled)
 
     def all_rows(self, first: float, second: float, third: float) -> float:
         """Put the three terms together where the third has all rows."""
@@ -94,12 +100,16 @@ def together(attention: Attention, heads: tuple[Head, ...], turns: Turns | None,
     Every choice of scales gives a bound, so the search for good ones needs no guarantee: the best bound met is
     returned, and infinity where numbers leave the range of floats.
     """
-    heads = tuple(head for head in heads if head.norm_WV > 0)
+    sink = attention.sink is not None
+    heads = tuple(head for head in heads if head.norm_WV > 0 or (sink and head.norm_Wb > 0))
     pulls = [head.norm_Q * (head.norm_K * radius) + float((head.query_bias @ head.K).norm()) for head in heads]
-    if len(heads) < 2 or not 0 < max(pulls) < 1e100 or not max(head.norm_WV for head in heads) < 1e100:
+    if len(heads) < 2 or not 0 < max(pulls) < 1e100:
+        return math.inf
+    seen = _seen(attention, heads, radius)
+    if not max(head.norm_WV for head in seen) < 1e100:
         return math.inf
     steep = torch.tensor([max(_pull(head, radius), 1e-9 * max(pulls)) for head in heads], dtype=torch.float64)
-    s = (torch.tensor([head.norm_WV for head in heads], dtype=torch.float64) / steep).sqrt()
+    s = (torch.tensor([head.norm_WV for head in seen], dtype=torch.float64) / steep).sqrt()
     problems = (_problem(attention, heads, turns, n, radius, t) for t in _extra(heads, s, radius))
     return min(problems, key=_third_at(s)).bound(s)
 
@@ -122,10 +132,16 @@ def _third_at(s: Float[Tensor, " heads"]) -> Callable[[Together], float]:
     return lambda problem: problem.length * min(stack.norm(s) for stack in problem.third)
 
 
+def _seen(attention: Attention, heads: tuple[Head, ...], radius: float) -> tuple[Head, ...]:
+    """Return heads for the terms where differences between values or keys count."""
+    return heads if attention.sink is None else tuple(beside_sink(head, radius) for head in heads)
+
+
 def _problem(
     attention: Attention, heads: tuple[Head, ...], turns: Turns | None, n: int, radius: float, extra: float
 ) -> Together:
     """Gather the blocks; rotary positions and soft caps have norms of queries or keys in place of some forms."""
+    seen = _seen(attention, heads, radius)
     rotary = attention.positions.rotary is not None
     longer = [torch.cat((head.Q, head.query_bias[:, None] / extra), 1) if extra > 0 else head.Q for head in heads]
     both = list(zip(longer, heads, strict=True))
@@ -133,8 +149,9 @@ def _problem(
         n=n,
         radius=radius,
         length=math.hypot(radius, extra) * (1 + 8 * UNIT),
-        values=Stack.of(_values(heads), [0.0 if head.W is None else _lost(head.W.mT, head.V) for head in heads]),
-        own=_own(attention, heads, turns, radius),
+        values=_values(heads),
+        spreads=_values(seen),
+        own=_own(attention, heads, seen, turns, radius),
         third=_third(both, turns, by_norms=rotary),
         forms=[] if rotary else [(Q, head.K) for Q, head in both],
         summed=turns is not None,
@@ -159,11 +176,13 @@ def _summed(both: list[tuple[Tensor, Head]], turns: Turns, reach: range) -> Stac
     return Stack.of([factor for factor, _lost in blocks], [lost for _factor, lost in blocks])
 
 
-def _own(attention: Attention, heads: tuple[Head, ...], turns: Turns | None, radius: float) -> tuple[Stack, ...]:
+def _own(
+    attention: Attention, heads: tuple[Head, ...], seen: tuple[Head, ...], turns: Turns | None, radius: float
+) -> tuple[Stack, ...]:
     """Gather what a token's own movement does: by forms, by norms of keys, or by the steepest of all distances."""
-    lost = [radius * _lost(head.Q, head.K) for head in heads]
+    lost = [radius * _lost(head.Q, head.K) for head in seen]
     if attention.positions.rotary is None and attention.softcap is None:
-        return (Stack.of([radius * (head.short_K.mT @ head.Q) for head in heads], lost),)
+        return (Stack.of([radius * (head.short_K.mT @ head.Q) for head in seen], lost),)
     reach = [head.norm_K * radius + float(head.key_bias.norm()) for head in heads]
     by_norms = Stack.of([r * head.Q for r, head in zip(reach, heads, strict=True)], lost)
     if turns is None:
@@ -177,8 +196,31 @@ def _lost(a: Float[Tensor, "k m"], b: Float[Tensor, "k d"]) -> float:
     return 4 * (len(b) + b.shape[1]) * UNIT * float(a.norm()) * float(b.norm())
 
 
-def _values(heads: tuple[Head, ...]) -> list[Tensor]:
+def _values(heads: tuple[Head, ...]) -> Stack:
     if heads[0].W is not None:
-        return [(head.W @ short(head.V)).mT for head in heads if head.W is not None]
+        blocks = [(head.W @ short(head.V)).mT for head in heads if head.W is not None]
+        return Stack.of(blocks, [_lost(head.W.mT, head.V) for head in heads if head.W is not None])
     # concatenated heads do not meet: one coordinate for each
-    return [head.norm_V * row[None] for head, row in zip(heads, torch.eye(len(heads)).double(), strict=True)]
+    return Stack.of([head.norm_V * row[None] for head, row in zip(heads, torch.eye(len(heads)).double(), strict=True)])
+
+
+def beside_sink(head: Head, radius: float) -> Head:
+    r"""Return a head whose values and keys :math:`V^+y`, :math:`K^+y` on some ball of radius R are those of the map.
+
+    Tokens and the sink are :math:`(x,\tau)` and the origin. These lie in a ball of radius
+    :math:`\rho = (R^2+\tau^2)/(2\tau)`, if :math:`\tau\ge R`, and
+    :math:`V^+ = \tfrac\rho R[V, b_v/\tau]` has the values :math:`Vx+b_v` and zero there, in units of :math:`\rho/R`.
+    Likewise for keys. Any :math:`\tau\ge R` will do; that of :func:`extended` is near the best.
+    """
+    V = extended(head.V, head.value_bias, radius, head.norm_Wb, head.norm_WV * radius)
+    K = extended(head.K, head.key_bias, radius, head.norm_Qb, head.norm_A * radius)
+    return dataclasses.replace(head, V=V, K=K, Q=torch.nn.functional.pad(head.Q, (0, 1)))
+
+
+def extended(
+    M: Float[Tensor, "k d"], bias: Float[Tensor, " k"], radius: float, shift: float, reach: float
+) -> Float[Tensor, "k d1"]:
+    r"""Return :math:`\tfrac\rho R[M, b/\tau]` with :math:`\tau = R\,(\text{shift}/\text{reach})^{1/2}`, at least R."""
+    longer = math.sqrt(min(max(shift, reach, 1e-300) / max(reach, 1e-300), LONGEST))  # τ over R
+    spread = (1 / longer + longer) / 2 * (1 + 8 * UNIT)
+    return spread * torch.cat((M, bias[:, None] / (longer * radius)), 1)

@@ -26,15 +26,10 @@ def largest_eigenvalues(M: Float[Tensor, "*batch v v"], *, squarings: int = SQUA
     # trace of its square may be negative.
     M = (M + M.mT) / 2
     scale = M.abs().amax((-2, -1), keepdim=True) * v  # at least the largest eigenvalue
-    Y = M / torch.where(scale > 0, scale, 1.0)
-    size = torch.ones_like(scale)
+    Y = M / torch.where(scale > 0, scale, 1.0)  # its largest eigenvalue is at least 1/v: so high powers are floats
     # Why squarings and not power steps: those give lower bounds, traces of powers give upper ones.
     for _ in range(squarings):
         Y = Y @ Y
-        # powers of a small number vanish: keep the trace at one, and its logarithm beside
-        trace = Y.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        trace = torch.where(trace > 0, trace, 1.0)
-        Y, size = Y / trace, size.square() * trace
     first = Y.diagonal(dim1=-2, dim2=-1).sum(-1) / v
     second = Y.square().sum((-2, -1)) / v
     eps = torch.finfo(M.dtype).eps
@@ -42,7 +37,7 @@ def largest_eigenvalues(M: Float[Tensor, "*batch v v"], *, squarings: int = SQUA
     scatter = (second - first.square()).clamp_min(0) + 4 * v * eps * second
     top = first + ((v - 1) * scatter).sqrt()
     rounding = 1 + 32 * v * eps
-    return rounding * (top * size[..., 0, 0]) ** (1 / 2**squarings) * scale[..., 0, 0]
+    return rounding * top ** (1 / 2**squarings) * scale[..., 0, 0]
 
 
 def largest_norms(x: Float[Tensor, "*batch a b"], *, squarings: int = SQUARINGS) -> Float[Tensor, "*batch"]:

@@ -77,8 +77,8 @@ class Turns:
     def key_pull(self, head: Head, radius: float) -> float:
         r"""Bound :math:`\bigl(\sum_i|\partial S_{ij}/\partial x_j|^2\bigr)^{1/2}` in a ball, along any one direction.
 
-        .. math:: R\,\Bigl\|\sum_\delta A_\delta A_\delta^\top\Bigr\|^{1/2}
-                  + \Bigl(\sum_\delta|K^\top\Theta_\delta b_q|^2\Bigr)^{1/2}
+        .. math:: R\,\Bigl\|\sum_\delta A_\delta A_\delta^\top\Bigr\|^{1/2} + \Bigl\|\sum_\delta
+                  K^\top\Theta_\delta b_q(K^\top\Theta_\delta b_q)^\top\Bigr\|^{1/2}
         """
         keys, found = _unit(head.K), 0.0
         for reach in self.groups:

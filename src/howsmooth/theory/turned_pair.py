@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary, Rotation
+from howsmooth.theory.descent import lowest_point
 from howsmooth.theory.heads import Head, heads_of, log, matrix_norm
-from howsmooth.theory.tied_layer import PROMISING, LayerPair
+from howsmooth.theory.tied_layer import PROMISING, LayerPair, Ties
 from howsmooth.theory.turned import gathered
 
 # By so much the scores of the pair lead the others' at first, or at these cosines between the pair and its middle.
@@ -126,24 +125,18 @@ class TurnedProblem:
             (gradient,) = torch.autograd.grad(value, point)
             return value.item(), gradient.numpy()
 
-        options = {"maxiter": ITERATIONS}
-        return minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(start.shape)
+        return lowest_point(loss, start.ravel(), iterations=ITERATIONS).reshape(start.shape)
 
     def built(self, point: np.ndarray) -> LayerPair:
         """Return the pair of a point, and what it proves; what is no number proves nothing."""
         with torch.no_grad():
             X, E = self.tokens(torch.from_numpy(point))
-            response = self._response(X, E).nan_to_num(0.0)
+            response = self._response(X, E).nan_to_num(0.0, posinf=0.0)
         return LayerPair(X=X, E=E, log_value=log(float(response)))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TurnedTies:
+class TurnedTies(Ties):
     """Pairs of a layer under rotary positions."""
-
-    attention: Attention
-    n: int
-    radius: float
 
     def of_heads(self) -> list[LayerPair]:
         """Return the best pair of every head that has one."""

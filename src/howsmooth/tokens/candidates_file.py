@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 
 from howsmooth.errors import FileError
-from howsmooth.models.lines import read_bytes
+from howsmooth.files import read_bytes
 
 FIELD = "candidates"
 Listed = Mapping[str, list[str]] | list[str]
@@ -21,6 +21,7 @@ def read_candidates(path: str | os.PathLike[str]) -> Listed:
     content = read_bytes(name, "a file of candidates", field=FIELD)
     try:
         found = json.loads(content.decode("utf-8-sig"))
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can write half of a character, and UTF-8 cannot
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name!r} must be JSON in UTF-8: {error}.", field=FIELD) from error
     lists = list(found.values()) if isinstance(found, dict) else [found]

@@ -11,6 +11,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.embedding import STAGES, Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.validation import require_finite, require_floating
+from howsmooth.wording import at_least, at_most
 
 # Squares of distances that differ by less, relative to the squares that they are made of, differ by rounding alone.
 ROUNDING = 1e-12
@@ -36,9 +37,9 @@ class Inversion:
 
     def __repr__(self) -> str:
         """Say how near they are."""
-        far, margin = float(self.distances.max()), float(self.margins.min())
+        far, margin = at_most(float(self.distances.max()), 3), at_least(float(self.margins.min()), 3)
         return (
-            f"Inversion({self.tokens.numel()} tokens, distances up to {far:.3g}, margins from {margin:.3g}, "
+            f"Inversion({self.tokens.numel()} tokens, distances up to {far}, margins from {margin}, "
             f"{int((self.ties > 0).sum())} ties)"
         )
 

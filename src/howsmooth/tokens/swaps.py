@@ -16,7 +16,7 @@ from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Replacements, Words, replacements
 from howsmooth.tokens.settings import BUDGET, ENUMERATION, check_search
 from howsmooth.tokens.trials import Trials
-from howsmooth.wording import count, number
+from howsmooth.wording import at_least, count
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -58,7 +58,7 @@ class Swap:
         """Say what was swapped, by numbers, and how far the output moves."""
         swaps = ", ".join(f"{int(self.tokens[i])} → {int(self.swapped[i])} at {i}" for i in self.positions)
         worst = "the worst of" if self.proven else "the best of"
-        return f"Swap({swaps or 'nothing'}; {number(self.displacement, 5)}, {worst} {count(self.tried, 'sequence')})"
+        return f"Swap({swaps or 'nothing'}; {at_least(self.displacement)}, {worst} {count(self.tried, 'sequence')})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -36,7 +36,8 @@ class Heard:
         base = self.transformer.module
         self._hooks.append(base.register_forward_pre_hook(self._begin, with_kwargs=True))
         for path in paths:
-            self._hooks.append(base.get_submodule(path).register_forward_pre_hook(self._keep(path), with_kwargs=True))
+            part, keep = base.get_submodule(path), self._keep(path)
+            self._hooks.append(part.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
 
     def close(self) -> None:
         """Take the hooks away."""

@@ -23,7 +23,7 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.spectral.typical import typical_gain_of
+from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.alarms import Watch
 from howsmooth.training.batches import read_batch
 from howsmooth.training.budget import Budget
@@ -184,18 +184,29 @@ class Monitor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a bracket that stays open says so by its width
             found = bracket_norm(op, self._rtol, self._confidence, True, MOST_STEPS, self._generator)
-            gain = typical_gain_of(op, samples=SAMPLES, generator=self._generator, known=found.random_gain)
+            gain = typical_gain_of(op, samples=SAMPLES, generator=self._generator, estimate=found)
         worst = int(found.lower.argmax())
         real = there.padding
         norms = X.double().square().sum(-1)
         weights = torch.ones_like(norms) if real is None else real.to(norms)
+        typical, low, high = mean_gain(
+            gain.value.tolist(),
+            found.lower.tolist(),
+            found.upper.tolist(),
+            (weights.sum(-1) * X.shape[-1]).tolist(),
+            samples=SAMPLES,
+            doubt=1 - gain.confidence,
+            bound_doubt=1 - found.confidence,
+        )
         return Reading(
             step=step,
             layer=layer,
             map=name,
             lower=float(found.lower.max()),
             upper=float(found.upper.max()),
-            typical=float(gain.value.double().square().mean().sqrt()),
+            typical=typical,
+            typical_low=low,
+            typical_high=high,
             radius=float(((norms * weights).sum() / weights.sum()).sqrt()),
             entropy=_entropy(f, op),
             sequences=len(X),
@@ -241,6 +252,8 @@ def _lost(step: int, layer: int, name: str, tokens: Tensor) -> Reading:
         lower=math.inf,
         upper=math.inf,
         typical=None,
+        typical_low=None,
+        typical_high=None,
         radius=math.inf,
         entropy=None,
         sequences=len(tokens),

@@ -102,7 +102,7 @@ def penalty(
         generator: The source of the random component; torch's global one by default.
 
     Raises:
-        AssumptionError: If a setting is none, or ``f`` mixes the sequences of the batch.
+        AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
         NonFiniteError: If tokens, outputs or products are not finite.
 
     Example:
@@ -152,6 +152,7 @@ def _left_vector(
     guess = state.guess(like)
     if guess is None:
         if isinstance(op, Recorded):
+            op.require_gradients()
             op.require_independent()
         start, most = random_start(op, generator), max(COLD_STEPS, steps)
     else:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from howsmooth.wording import count, number
+from howsmooth.wording import at_least, at_most, count, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,8 @@ class Reading:
         lower: The largest local constant among the sequences: attained.
         upper: What none of them exceeds, at the confidence that was asked for.
         typical: What random noise is multiplied by, root mean square over the sequences; none if it was not measured.
+        typical_low: The lower end of its interval at 95 %, over random directions at these sequences.
+        typical_high: The upper end.
         radius: The root mean square norm of the tokens that enter.
         entropy: How widely attention looks, in nats; none where its weights are not known.
         sequences: How many sequences were measured.
@@ -30,6 +32,8 @@ class Reading:
     lower: float
     upper: float
     typical: float | None
+    typical_low: float | None
+    typical_high: float | None
     radius: float
     entropy: float | None
     sequences: int
@@ -44,6 +48,8 @@ class Reading:
             "constant": self.lower,
             "constant_upper": self.upper,
             "typical_gain": self.typical,
+            "typical_gain_low": self.typical_low,
+            "typical_gain_high": self.typical_high,
             "radius": self.radius,
             "entropy": self.entropy,
         }
@@ -73,12 +79,13 @@ class Alarm:
         tokens = ", ".join(map(str, r.tokens))
         where = f"; {count(r.length, 'token')}, most sensitive: {tokens}" if tokens else f"; {count(r.length, 'token')}"
         if self.since is not None:
-            times = number(r.lower / self.since.upper, 2)
+            times, before = at_least(r.lower / self.since.upper, 2), at_most(self.since.upper, 3)
             return (
-                f"{place}: the constant is {number(r.lower)}, at least {times} times the {number(self.since.upper)} "
+                f"{place}: the constant is {at_least(r.lower, 3)}, at least {times} times the {before} "
                 f"of step {self.since.step}{where}."
             )
-        return f"{place}: the constant is {number(r.lower)}, above the limit of {number(self.limit or 0.0)}{where}."
+        limit = number(self.limit or 0.0)
+        return f"{place}: the constant is {at_least(r.lower, 3)}, above the limit of {limit}{where}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
 from howsmooth.spectral.abilities import HALF
-from howsmooth.spectral.autograd import check_value, measuring
+from howsmooth.spectral.autograd import check_value, measuring, require_gradients
 from howsmooth.spectral.vectors import beside
 from howsmooth.torch_internals import compiled, compiler_loaded
 
@@ -40,18 +40,23 @@ class Recorded:
             owner: The module that ``f`` calls, if ``f`` does not show it.
         """
         axes = max(X.ndim - 2, 0)
-        f = f.module if isinstance(f, DistributedDataParallel) else f
-        called: Callable[[Tensor], Any] = f if owner is None else owner
-        with torch.inference_mode(False), torch.enable_grad(), _plainly(f, called, X.device), measuring(called) as g:
+        self._f = f.module if isinstance(f, DistributedDataParallel) else f
+        self._owner = owner
+        with torch.inference_mode(False), torch.enable_grad():
             full = X.float() if X.dtype in HALF else X
             self.inputs = full.clone() if full.requires_grad else full.detach().clone().requires_grad_()
-            # a copy once more: the callable may work in place
-            self.value = (g if owner is None else f)(self.inputs.clone())
+            self.value = self._run(self.inputs)
         check_value(self.value, X, axes)
         self.batch, self.domain = tuple(X.shape[:axes]), tuple(X.shape[axes:])
         self.codomain = tuple(self.value.shape[axes:])
         self.dtype, self.device = self.inputs.dtype, X.device
         self._tangents: tuple[Tensor, Tensor] | None = None
+
+    def _run(self, Z: Tensor) -> Any:
+        called: Callable[[Tensor], Any] = self._f if self._owner is None else self._owner
+        with _plainly(self._f, called, Z.device), measuring(called) as g:
+            # a copy: the callable may work in place
+            return (g if self._owner is None else self._f)(Z.clone())
 
     def vjp(self, G: Tensor) -> Tensor:
         """Pull the cotangent ``G`` back: Jᵀ G."""
@@ -97,6 +102,13 @@ class Recorded:
                 ) from error
             raise
         return found
+
+    def require_gradients(self) -> None:
+        """Refuse a callable whose gradients do not reach the tokens: its penalty would be zero."""
+        E = torch.randn(self.inputs.shape, generator=torch.Generator().manual_seed(0)).to(self.inputs)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)  # said once, when it was recorded
+            require_gradients(self._run, self.inputs.detach(), self.value.detach(), E, self.jvp(E))
 
     def require_independent(self) -> None:
         r"""Refuse a callable whose sequences see each other: :math:`J^\top(sG) = s\,J^\top G`, one s for each."""

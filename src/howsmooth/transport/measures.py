@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.sparse import coo_array
@@ -22,6 +23,8 @@ from howsmooth.validation import require_agreement, require_finite, require_floa
 
 # How far from one the given masses may add up; they are normalised after that.
 TOTAL_TOLERANCE = 1e-5
+# Coordinates below two to this power have distances whose squares are floats, in up to 2^40 dimensions.
+LARGEST_EXPONENT = 490
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -141,7 +144,8 @@ class DiscreteMeasure:
         """Merge atoms that share a position and a place, up to ``tol``; each group moves to its centre of mass."""
         if not 0 <= tol < math.inf:
             raise AssumptionError(f"tol must not be negative and must be finite, got {tol}.", field="tol")
-        near = torch.cdist(self.points, self.points, compute_mode="donot_use_mm_for_euclid_dist") <= tol
+        distances, unit = distances_in_unit(self.points, self.points)
+        near = torch.as_tensor(distances <= np.ldexp(tol, -unit), device=self.points.device)
         if self.positions is not None:
             near &= self.positions[:, None] == self.positions
         edges = near.nonzero().cpu().numpy()
@@ -214,6 +218,19 @@ class DiscreteMeasure:
         if "points" not in parts:
             raise ShapeError(f"a measure needs a tensor 'points', found {sorted(parts)}.")
         return cls(parts["points"], parts.get("weights"), parts.get("positions"))
+
+
+def distances_in_unit(x: Float[Tensor, "n d"], y: Float[Tensor, "k d"]) -> tuple[np.ndarray, int]:
+    """Return the distances between points as multiples of a power of two, and its exponent.
+
+    The unit is so small that the largest squares are near the largest float: none overflows, and a distance has to be
+    shorter than the longest coordinate by 300 digits for its square to vanish.
+    """
+    both = [z.detach().double().cpu().numpy() for z in (x, y)]
+    unit = int(np.frexp(max(np.abs(z).max() for z in both))[1]) - LARGEST_EXPONENT
+    first, second = (torch.from_numpy(np.ldexp(z, -unit)) for z in both)
+    # Why not by matrix products, torch's choice above 25 atoms: far from the origin they lose the digits that count.
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").numpy(), unit
 
 
 def _parts(k: int | None) -> int:

@@ -11,15 +11,21 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, ShapeError
-from howsmooth.transport.bottleneck import bottleneck_assignment, bottleneck_coupling
-from howsmooth.transport.measures import DiscreteMeasure
+from howsmooth.transport.bottleneck import ROUNDINGS, bottleneck_assignment, bottleneck_coupling
+from howsmooth.transport.measures import DiscreteMeasure, distances_in_unit
 
-# Positions and masses at a position agree up to this.
+# Positions agree up to this, and so do masses at a position, as a share of them.
 SAME = 1e-9
 # Less mass than this, and less than this share of both atoms, is rounding: sent far, its p-th root would be seen.
 SLIVER, SHARE = 1e-14, 1e-3
 # Every float is a whole number of this part of one.
 UNITS = 2**1074
+# No step costs more than this many times the longest step of the plan before it.
+LARGEST_COST = 1e6
+# From this power on, costs are capped by the bottleneck distance from the start.
+LARGE_POWER = 100
+# A distance that may be too large by more than this share, by the dual problem, comes with a warning.
+DUALITY_GAP = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,16 +55,22 @@ class Plan:
         For p = ∞ that is the longest step.
         """
         steps = mu.points[self.source] - nu.points[self.target]
-        distances = steps.abs().amax(-1) if steps.shape[-1] == 1 else torch.linalg.vector_norm(steps, dim=-1)
-        moved = distances > 0
+        sizes = steps.detach().abs().amax(-1)
+        moved = sizes > 0
         if not bool(moved.any()):
             return (steps * 0).sum()  # zero, and so is its gradient
-        if p == math.inf:
-            return distances.max()
-        # the largest step in front: p-th powers of small numbers vanish
-        scale = distances.detach().max()
-        total = (self.mass[moved] * (distances[moved] / scale) ** p).sum()
-        return scale * total ** (1 / p)
+        # each step by its largest coordinate, all of them by the largest term: squares and powers leave the floats
+        steps, sizes, mass = steps[moved], sizes[moved], self.mass[moved]
+        terms = sizes * torch.linalg.vector_norm(steps / sizes.unsqueeze(-1), dim=-1)
+        if p < math.inf:
+            terms = mass ** (1 / p) * terms
+        scale = terms.detach().max()
+        if not bool(scale.isfinite()):
+            raise AssumptionError(
+                f"the atoms are farther apart than {mu.dtype} can tell; divide the points of both measures by a "
+                "number, and multiply the distance by it."
+            )
+        return terms.max() if p == math.inf else scale * ((terms / scale) ** p).sum() ** (1 / p)
 
 
 def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Float[Tensor, ""]:
@@ -66,7 +78,9 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Flo
 
     Positions are ignored. The result can be differentiated with respect to the points of both measures: the plan is
     held fixed, which is right wherever it is unique. Costs one linear program (POT), an assignment problem when both
-    have equally many atoms of equal mass, or a sort in dimension one.
+    have equally many atoms of equal mass, or a sort in dimension one. Distances are divided by the largest before they
+    are raised to the power p, so :math:`W_p(s\mu,s\nu) = s\,W_p(\mu,\nu)` at every scale s; where the longest step of
+    a plan is so short that its cost is lost beside the largest, the problem is solved once more at its scale.
 
     For p = ∞ it is the bottleneck distance :math:`W_\infty = \min_\pi\max_{\pi_{ij}>0}|x_i-y_j|`, the limit of all
     others: the length of the longest step, however little mass takes it. Masses that differ by a few roundings are
@@ -86,9 +100,7 @@ def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> 
     matched = len(mu) == len(nu) and _equal_masses(mu) and _equal_masses(nu)
     if p == math.inf:
         return _bottleneck(mu, nu, matched)
-    if mu.d == 1:
-        return _sorted_plan(mu, nu)
-    return _assignment(mu, nu, p) if matched else _linear_program(mu, nu, p)
+    return _sorted_plan(mu, nu) if mu.d == 1 else _optimal(mu, nu, p, matched)
 
 
 def conditional_wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Float[Tensor, ""]:
@@ -101,7 +113,7 @@ def conditional_wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float =
     Example:
         >>> mu = DiscreteMeasure.from_sequence(torch.tensor([[0.0], [1.0]]), causal=True)
         >>> nu = DiscreteMeasure.from_sequence(torch.tensor([[1.0], [0.0]]), causal=True)
-        >>> float(conditional_wasserstein(mu, nu)), float(wasserstein(mu, nu))
+        >>> round(float(conditional_wasserstein(mu, nu)), 6), float(wasserstein(mu, nu))
         (1.0, 0.0)
     """
     plan = conditional_plan(mu, nu, p)
@@ -121,7 +133,8 @@ def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -
     parts = []
     for here, there in groups:
         mass, other = mu.weights[here].sum(), nu.weights[there].sum()
-        if abs(float(mass - other)) > SAME:
+        same = max(SAME, ROUNDINGS * torch.finfo(mu.dtype).eps)
+        if abs(float(mass - other)) > same * float(mass + other):
             return None
         parts.append(_within(mu, here, nu, there, mass, p))
     return Plan(
@@ -176,8 +189,55 @@ def _whole(measure: DiscreteMeasure) -> np.ndarray:
     return np.array([top * (UNITS // bottom) for top, bottom in map(float.as_integer_ratio, masses)], dtype=object)
 
 
-def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
-    source, target = linear_sum_assignment(_costs(mu, nu, p))
+@torch.no_grad()
+def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) -> Plan:
+    r"""Minimise the cost :math:`(\min(|x-y|, c)/c)^p`, for a cap c that no step of the plan exceeds.
+
+    What is optimal for capped costs and takes no capped step is optimal: other plans cost more without the cap. The
+    first cap is the largest distance. If the longest step of a plan is shorter by so much that its cost is rounded
+    away beside the largest (large p, or clusters far apart), the cap comes down to it, and the problem is solved again.
+    """
+    distances, _unit = distances_in_unit(mu.points, nu.points)
+    growth = max(LARGEST_COST, len(mu)) ** (1 / p)
+    cap, best, dual = float(distances.max()), None, None
+    if p > LARGE_POWER:
+        best = _bottleneck(mu, nu, matched)
+        cap = min(cap, growth * _longest(best, distances))
+    while cap > 0 or best is None:
+        costs = (np.minimum(distances, cap) / (cap or 1.0)) ** p
+        plan, dual = (_assignment(mu, nu, costs), None) if matched else _linear_program(mu, nu, costs)
+        if best is None or bool(plan.cost(mu, nu, p) < best.cost(mu, nu, p)):
+            best = plan
+        lower_cap = growth * _longest(plan, distances)
+        if lower_cap >= cap:
+            break
+        cap = lower_cap
+    if dual is not None and cap > 0:
+        _warn_of_duality_gap(best, distances / cap, dual, p)
+    return best
+
+
+def _warn_of_duality_gap(plan: Plan, distances: np.ndarray, dual: float, p: float) -> None:
+    """Compare the cost of a plan with the value of the dual problem, which no plan can undercut."""
+    with np.errstate(over="ignore"):
+        costs = distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()] ** p
+        cost = float(plan.mass.double().cpu().numpy() @ costs)
+    excess = (1 - dual / cost) / p if cost > 0 else 0.0
+    if excess > DUALITY_GAP:
+        warnings.warn(
+            f"the distance may be too large by a share of {excess:.1e}: for p = {p:g} and these masses, costs differ "
+            "by more than float64 can hold; take a smaller p.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+
+
+def _longest(plan: Plan, distances: np.ndarray) -> float:
+    return float(distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()].max())
+
+
+def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> Plan:
+    source, target = linear_sum_assignment(costs)
     return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
@@ -186,7 +246,7 @@ def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan
         # why not quantile by quantile for all masses on the line: crumbs left by rounding would be the longest step
         source, target = (measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu))
         return _kept(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
-    distances = _costs(mu, nu, 1)
+    distances, _unit = distances_in_unit(mu.points, nu.points)
     if matched:
         return _kept(np.arange(len(mu)), bottleneck_assignment(distances), np.full(len(mu), 1 / len(mu)), mu, nu)
     eps = torch.finfo(mu.dtype).eps
@@ -194,24 +254,22 @@ def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan
     return _kept(*bottleneck_coupling(distances, _whole(mu), _whole(nu), eps), mu, nu)
 
 
-def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> Plan:
+def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> tuple[Plan, float]:
+    """Solve for costs between 0 and 1, since the tolerances of POT are absolute; return the dual value too."""
     from ot import emd
 
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
+    a, b = a / a.sum(), b / b.sum()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # POT's own words; we say the same in ours
-        coupling, log = emd(a / a.sum(), b / b.sum(), _costs(mu, nu, p), numItermax=10**7, log=True)
+        coupling, log = emd(a, b, costs, numItermax=10**7, log=True)
     if log["warning"] is not None:
-        warnings.warn(f"the transport problem was not solved: {log['warning']}", ConvergenceWarning, stacklevel=4)
+        warnings.warn(f"the transport problem was not solved: {log['warning']}", ConvergenceWarning, stacklevel=5)
     source, target = coupling.nonzero()
-    return _plan(source, target, coupling[source, target], mu, nu)
-
-
-def _costs(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> np.ndarray:
-    # Why not by matrix products, torch's choice above 25 atoms: far from the origin they lose the digits that count.
-    x, y = mu.points.detach().double(), nu.points.detach().double()
-    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
-    return distances if p == 1 else distances**p
+    # potentials are feasible up to rounding; the smallest reduced costs make them so
+    potentials = (costs - log["v"]).min(1)
+    dual = float(a @ potentials + b @ (costs - potentials[:, None]).min(0))
+    return _plan(source, target, coupling[source, target], mu, nu), dual
 
 
 def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:

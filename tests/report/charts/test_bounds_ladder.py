@@ -8,6 +8,7 @@ from measured import grid, measurement, summary
 from howsmooth.report.charts.bounds_ladder import rungs, table
 from howsmooth.report.figures import draw, section_of
 from howsmooth.theory.results import Ladder, Refusal, lower_bound, upper_bound
+from howsmooth.wording import at_most
 
 
 def bound(build, value, name):
@@ -27,15 +28,15 @@ def test_this_text_comes_first_and_each_lane_from_the_lowest_to_the_highest():
         ("At this text", "typical (mean)"),
         ("At this text", "worst (mean)"),
         ("At this text", "certificate (mean)"),
-        ("Any input of this radius", "tied pair"),
-        ("Any input of this radius", "worst-case bound"),
+        ("Any input, tokens no longer", "tied pair"),
+        ("Any input, tokens no longer", "worst-case bound"),
     ]
 
 
 def test_every_lane_has_a_heading_above_its_rungs():
     found = measurement(grid(layers=1))
     rows = sorted(rows_of(draw(found, "ladder")), key=lambda row: row["order"])
-    assert [row["name"] for row in rows if "log10" not in row] == ["At this text", "Any input of this radius"]
+    assert [row["name"] for row in rows if "log10" not in row] == ["At this text", "Any input, tokens no longer"]
     assert rows[0]["name"] == "At this text"
     assert [row["order"] for row in rows] == list(range(len(rows)))
 
@@ -63,11 +64,10 @@ def test_a_bound_beyond_floats_is_drawn_and_an_infinite_one_is_not():
     assert len(rungs(laddered(upper_bound(math.inf, "sharp_upper", "a ball", "a theorem")))) == 3
 
 
-def test_the_title_speaks_of_the_worst_case_bound():
+def test_the_title_speaks_of_the_smallest_proven_bound():
     found = measurement(grid(layers=1))
     room = 1234.0 / found.layers[0].constant
-    assert (
-        title_of(draw(found, "ladder")) == f"Layer 0: the worst-case bound is {room:.0f} times what this text attains"
-    )
+    said = f"Layer 0: the smallest proven bound is {at_most(room, 3)} times what this text attains"
+    assert title_of(draw(found, "ladder")) == said
     bare = dataclasses.replace(found, layers=(dataclasses.replace(found.layers[0], ladder=Ladder(rungs=())),))
     assert title_of(draw(bare, "ladder")).endswith("no theorem covers this map")

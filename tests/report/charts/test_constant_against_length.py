@@ -48,14 +48,14 @@ def test_the_band_contains_the_fit_and_closes_at_the_centre_of_the_lengths():
     assert last["high"] == pytest.approx(centre["y"] * (last["x"] / centre["x"]) ** law.high)
 
 
-def test_a_panel_says_the_exponent_its_interval_the_radius_and_the_worst_case_bound():
+def test_a_panel_says_the_exponent_its_interval_the_radius_and_the_bound_for_any_input():
     found = measurement(grid(layers=1))
     law = found.layers[0].growth
     (panel,) = panels_of(draw(found))
     assert panel.split("\n") == [
         "layer 0",
         f"n^{law.exponent:.2f} [{exponent(law.low)}, {exponent(law.high)}]",
-        f"R ≈ 5.1, any input ≤ {at_most(1234.0, 3)}",
+        f"R ≈ 5.1, any tokens up to 9: ≤ {at_most(1234.0, 3)}",
     ]
 
 

@@ -82,8 +82,9 @@ def test_the_typical_gain_is_near_the_frobenius_norm(found, tiny, states):
     for record in found.at(layer=0, length=8):
         X = states(8)[0][record.ask.window.index]
         J = dense(tiny.sites[0].attention, X)
-        # four random directions know it to about a third
-        assert record.answer.typical == pytest.approx(float(J.norm() / J.shape[1] ** 0.5), rel=0.5)
+        true = float(J.norm() / J.shape[1] ** 0.5)
+        assert record.answer.typical == pytest.approx(true, rel=0.1)
+        assert record.answer.typical_low < true < record.answer.typical_high
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_every_map_is_measured_as_its_dense_jacobian_says(family, part, loaded, 
         certified = part in ("attention", "heads") or part.startswith("head:")
         assert (answer.local_upper is not None) == certified
         assert not certified or answer.local_upper >= truth
-    bounded = [summary.sharp_upper is not None for summary in measured.layers]
+    bounded = [summary.any_input is not None for summary in measured.layers]
     # rotary positions are outside the theorem of the worst-case bound
     assert family == "llama" or bounded == [part not in ("residual", "block")] * 2
 

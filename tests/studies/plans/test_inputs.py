@@ -245,6 +245,13 @@ def test_pictures_of_another_size_are_refused(seeing, files, tmp_path):
         hs.measure(str(tmp_path), images=files / "pictures")
 
 
+def test_labels_of_sentences_are_not_used_and_that_is_said(tiny, tmp_path):
+    (tmp_path / "said.jsonl").write_text('{"text": "Down, down, down.", "label": 1}\n', encoding="utf-8")
+    found = hs.measure(tiny, sentences=tmp_path / "said.jsonl", layers=[0])
+    assert "labels" in found.notes[-1]
+    assert "not used" in found.notes[-1]
+
+
 @pytest.mark.slow
 def test_a_run_at_sentences_is_read_back_and_done_once(tiny, files, tmp_path):
     asked = {"sentences": files / "said.jsonl", "out": tmp_path, "layers": [0]}

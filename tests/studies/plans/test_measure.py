@@ -54,11 +54,13 @@ def test_a_layer_is_summed_up_at_its_longest_length(found, tiny):
         assert (summary.length, summary.windows) == (16, WINDOWS)
         assert summary.constant == pytest.approx(geometric_mean(a.lower for a in last))
         assert (summary.least, summary.most) == (min(a.lower for a in last), max(a.upper for a in last))
-        assert summary.typical == pytest.approx((sum(a.typical**2 for a in last) / WINDOWS) ** 0.5)
+        assert summary.typical.value == pytest.approx((sum(a.typical**2 for a in last) / WINDOWS) ** 0.5)
         assert summary.radius == pytest.approx(sum(a.mean_radius for a in last) / WINDOWS)
-        bound = hs.bounds.sharp_upper(tiny.sites[summary.layer].attention, n=16, radius=summary.radius)
-        assert summary.sharp_upper == pytest.approx(bound.value, rel=1e-12)
-        assert summary.sharp_upper > summary.most
+        assert summary.reach == max(answer.reach for answer in last)
+        assert summary.reach <= summary.ball <= 1.001 * summary.reach
+        bound = hs.bounds.smallest_upper(tiny.sites[summary.layer].attention, n=16, radius=summary.ball)
+        assert (summary.any_input.value, summary.any_input.name) == (bound.value, bound.name)
+        assert summary.any_input.value > summary.most
         assert summary.local_upper is None
 
 
@@ -320,8 +322,9 @@ def test_a_measurement_shows_itself(usual):
     measured = usual
     shown = repr(measured).splitlines()
     assert "BertModel@" in shown[0]
-    assert shown[1].split()[:3] == ["layer", "typical", "worst"]
-    assert shown[2].split()[2] == measured.layers[0].cells["worst"]
+    assert shown[1].split()[:5] == ["layer", "typical", "typical", "95", "%"]
+    assert f" {measured.layers[0].cells['worst']} " in shown[2]
+    assert str(measured.layers[0].typical) in " ".join(shown[2].split())
     html = dataclasses.replace(measured, model="<script>alert(1)</script>")._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html

@@ -20,7 +20,7 @@ def test_a_map_of_many_layers_is_measured_once(name, layer, tiny, beginning):
         (layer, name, 1),
     ]
     (row,) = found.layers
-    assert (row.layer, row.windows, row.sharp_upper) == (layer, 2, None)
+    assert (row.layer, row.windows, row.any_input) == (layer, 2, None)
     f, X = tiny.activations(tiny.windows(read_text(beginning), length=8, count=2)).at(layer, name)
     truth = hs.local_lipschitz(f, X).lower
     assert [record.answer.lower for record in found.records] == pytest.approx(truth.tolist(), rel=0.1)

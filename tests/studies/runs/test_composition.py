@@ -15,7 +15,7 @@ def test_the_product_is_that_of_the_blocks_up_to_each_layer_and_the_gap_what_it_
     assert [depth.to for depth in found.depths] == pytest.approx([4.0, 6.0, 7.0])
     assert [10**depth.log_gap for depth in found.depths] == pytest.approx([1.0, 40 / 6, 200 / 7])
     assert [depth.onward for depth in found.depths] == pytest.approx([7.0, 9.0, 5.0])
-    assert {depth.typical_to for depth in found.depths} == {0.5}
+    assert {depth.typical_to.value for depth in found.depths} == {0.5}
 
 
 def test_means_are_geometric_so_that_the_product_of_means_is_the_mean_of_products():
@@ -58,5 +58,5 @@ def test_it_shows_itself():
     assert found._repr_html_().count("<tr>") == 4
     assert found.sentence == (
         "At 16 tokens the constants of the 3 blocks of minilm multiply to 200; the whole model multiplies the worst "
-        "perturbation by 7, a random one 0.5-fold."
+        "perturbation by 7, a random one ≈ 0.5-fold."
     )

@@ -28,7 +28,7 @@ from howsmooth.studies.sweep.batches import attempt
 from howsmooth.studies.sweep.sweep import sweep
 from howsmooth.studies.sweep.workers import using_threads
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.clock("processes are killed while they work")]
 KILLS = 10
 PATIENCE = 120.0
 
@@ -132,7 +132,7 @@ def launcher(folder_model, beginning):
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
     )
     try:
         yield Launcher(process)

@@ -93,7 +93,7 @@ def test_a_plateau_is_no_power_law():
     rng = np.random.default_rng(6)
     values = {n: (min(n, 48) ** 0.5 * np.exp(0.05 * rng.standard_normal(10))).tolist() for n in LENGTHS}
     found = hs.growth(values)
-    assert found.lack_of_fit < 1e-6
+    assert found.lack_of_fit < 1e-3
     assert found.note.startswith("no power law (p = ")
     assert "the exponent is 0.5" in found.note or "the exponent is 0.4" in found.note
     assert "between 8 and 16 tokens" in found.note
@@ -107,13 +107,13 @@ def test_a_kink_is_no_power_law_and_the_note_tells_both_slopes():
     assert "0.25 between 128 and 256" in found.note
 
 
-@pytest.mark.parametrize("windows", [2, 3, 7, 10])
+@pytest.mark.parametrize("windows", [3, 7, 10])
 def test_a_kink_is_seen_without_any_scatter_too(windows):
     values = {n: [float(min(n, 32))] * windows for n in LENGTHS}
     assert hs.growth(values).note.startswith("no power law")
 
 
-@pytest.mark.parametrize("windows", [2, 3, 7, 10])
+@pytest.mark.parametrize("windows", [3, 7, 10])
 def test_rounding_is_no_reason_to_doubt_a_power_law(windows):
     for exponent in np.linspace(0.01, 1.99, 50):
         assert not hs.growth({n: [3 * n**exponent] * windows for n in LENGTHS}, resamples=1).note
@@ -130,7 +130,7 @@ def test_one_window_at_a_length_is_said():
     assert alone.note.startswith("one window")
     assert alone.lack_of_fit is None
     assert alone.low == alone.exponent == alone.high
-    kinked = hs.growth({8: [1.0], 16: [2.0, 2.01], 32: [4.0, 4.01], 64: [4.0, 4.01]})
+    kinked = hs.growth({8: [1.0], 16: [2.0, 2.01, 2.02], 32: [4.0, 4.01, 4.02], 64: [4.0, 4.01, 4.02]})
     assert "one window" in kinked.note
     assert "no power law" in kinked.note
 
@@ -152,16 +152,57 @@ def test_the_fit_is_that_of_linregress_on_every_window(counts):
     assert math.log(found.factor) == pytest.approx(expected.intercept, rel=1e-9)
 
 
-def test_the_lack_of_fit_is_that_of_two_nested_models():
-    # the textbook's F test: one mean for each length, against a line
+def unequal(rng, windows, ratio) -> dict[int, list[float]]:
+    """Draw a true power law, log-normal around it, with a scatter that grows by a factor along the lengths."""
+    lengths = LENGTHS if len(windows) == len(LENGTHS) else range(4, 4 * len(windows) + 4, 4)
+    scatters = 0.1 * ratio ** np.linspace(0, 1, len(windows))
+    cases = zip(lengths, windows, scatters, strict=True)
+    return {n: (n**0.3 * np.exp(scatter * rng.standard_normal(m))).tolist() for n, m, scatter in cases}
+
+
+@pytest.mark.parametrize(
+    ("windows", "ratio"),
+    [((20, 10, 8, 4, 3, 2), 3), ((20, 10, 8, 4, 3, 2), 15), ((10,) * 6, 15), ((3,) * 25, 15), ((40, 3, 3), 1 / 15)],
+)
+def test_true_power_laws_of_unequal_scatter_are_doubted_once_in_a_hundred(windows, ratio):
+    rng = np.random.default_rng(11)
+    p = np.array([hs.growth(unequal(rng, windows, ratio), resamples=1).lack_of_fit for _ in range(500)])
+    # a test of level 0.01 rejects 13 times or more in 500 cases with a probability of 0.2 %
+    assert (p < 0.01).sum() < 13
+    assert (p < 0.05).sum() < 41
+
+
+def test_the_deviation_is_that_of_the_contrasts_which_vanish_on_a_line():
+    # (Cm)ᵀ(CSCᵀ)⁻¹(Cm) with the rows of C orthogonal to 1 and x; its law is simulated, here with other numbers
     values = {n: v[: 3 + i] for i, (n, v) in enumerate(scattered(np.random.default_rng(8)).items())}
-    x, y = pooled(values)
-    line = stats.linregress(x, y)
-    straight = ((y - line.intercept - line.slope * x) ** 2).sum()
-    free = sum(((np.log(v) - np.log(v).mean()) ** 2).sum() for v in values.values())
-    left = len(y) - len(values)
-    ratio = (straight - free) / (len(values) - 2) / (free / left)
-    assert hs.growth(values).lack_of_fit == pytest.approx(stats.f.sf(ratio, len(values) - 2, left), rel=1e-9)
+    x, logs = np.log(list(values)), [np.log(v) for v in values.values()]
+    contrasts = stats.norm.rvs(size=(4, 6), random_state=1)
+    line = np.stack((np.ones(6), x))
+    contrasts -= contrasts @ np.linalg.pinv(line) @ line
+
+    def deviation(means, variances):
+        moved = contrasts @ means
+        return moved @ np.linalg.solve(contrasts * variances @ contrasts.T, moved)
+
+    means, counts = np.array([log.mean() for log in logs]), np.array([len(log) for log in logs])
+    variances = np.array([log.var(ddof=1) for log in logs]) / counts
+    rng, fewest = np.random.default_rng(2), counts.min() - 1
+    null = [
+        deviation(np.sqrt(variances) * rng.standard_normal(6), variances * rng.chisquare(fewest, 6) / fewest)
+        for _ in range(4000)
+    ]
+    expected = (np.array(null) >= deviation(means, variances)).mean()
+    assert 0.02 < expected < 0.98
+    assert hs.growth(values).lack_of_fit == pytest.approx(expected, abs=0.03)  # more than four standard errors of both
+
+
+@pytest.mark.parametrize("windows", [(2, 2, 2, 2), (10, 10, 2, 1), (30, 1, 1, 1)])
+def test_too_few_windows_for_a_test_are_said(windows):
+    found = hs.growth(unequal(np.random.default_rng(12), windows, 1))
+    assert found.lack_of_fit is None
+    assert not found.doubted
+    assert "not testable" in found.note
+    assert "three windows at each of three lengths" in found.note
 
 
 def test_the_order_of_lengths_does_not_matter():

@@ -18,7 +18,9 @@ def table(found, width):
     """Return the rows of the table in a terminal of some width, by the names of its columns."""
     screen = Console(width=width, file=io.StringIO())
     screen.print(found)
-    lines = [line.split() for line in screen.file.getvalue().replace(" – ", "–").splitlines()]
+    # every cell one word
+    text = screen.file.getvalue().replace(" – ", "–").replace(", ", ",").replace("typical 95 %", "interval")
+    lines = [line.split() for line in text.splitlines()]
     at = next(i for i, line in enumerate(lines) if line[:1] == ["layer"])
     return [dict(zip(lines[at], row, strict=False)) for row in lines[at + 1 : at + 1 + len(found.layers)]]
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from asked import answered, bounded, filler, radii
-from measured import record
+from measured import LADDER, measurement, record
 
 import howsmooth as hs
 from howsmooth.studies.plans.study import keep_bounds, parts
@@ -52,7 +52,7 @@ def test_there_is_one_measurement_for_each_map_and_seed_though_the_model_is_gone
         assert len(found.records) == found.planned == 4
         assert {r.ask.map for r in found.records} == {found.map}
         assert found.tokens[:2] == ("alice", "'")
-        assert all((layer.sharp_upper is not None) == (found.map != "residual") for layer in found.layers)
+        assert all((layer.any_input is not None) == (found.map != "residual") for layer in found.layers)
         assert found.commands == run.commands == ("howsmooth sweep study.toml",)
     assert "24 records" in repr(run)
 
@@ -65,6 +65,37 @@ def test_what_is_printed_is_strict_json_with_every_record(swept):
         assert (said["planned"], said["complete"], said["heads"]) == (4, True, [])
         assert [layer["constant"] for layer in said["layers"]] == [layer.constant for layer in found.layers]
         assert all(row["released"] is not None for row in said["records"])
+
+
+def test_bounds_of_an_earlier_version_for_the_mean_norm_are_not_shown_beside_longer_tokens(tmp_path):
+    found = [record(0, 4, w) for w in range(2)]
+    made(tmp_path, found)
+    mean = sum(r.answer.mean_radius for r in found) / 2
+    with Store(tmp_path) as store:
+        store.keep(f"bounds of m, attention, layer 0, n = 4, R = {mean:.12g}", LADDER.to_json())
+    (old,) = read_run(tmp_path).measurements
+    assert old.layers[0].any_input is None
+    assert "earlier version" in old.notes[-1]
+    with Store(tmp_path) as store:
+        store.keep("bounds of m, attention, layer 0, n = 4, R = 9", LADDER.to_json())
+    (new,) = read_run(tmp_path).measurements
+    assert new.layers[0].any_input == LADDER.upper
+    assert new.notes == ()
+
+
+def test_typical_gains_of_an_earlier_version_have_no_interval_and_one_digit(tmp_path):
+    unknown = {"typical": 0.2345, "typical_low": None, "typical_high": None, "probes": 0, "dimensions": 0}
+    (old,) = made(tmp_path, [record(0, 4, w, **unknown) for w in range(2)]).measurements
+    assert str(old.layers[0].typical) == "≈ 0.2"
+    assert (old.layers[0].typical.low, old.layers[0].typical.high) == (None, None)
+    assert "interval" not in old.legend
+
+
+def test_the_interval_of_a_mean_over_windows_is_narrower_than_that_of_each():
+    (one,) = measurement([record(0, 4, 0)]).layers
+    (many,) = measurement([record(0, 4, 0, typical=0.1) for _w in range(20)]).layers
+    assert many.typical.high / many.typical.value < one.typical.high / one.typical.value
+    assert one.typical.low < one.typical.value < one.typical.high
 
 
 def made(folder, records, *, planned=None, **others):

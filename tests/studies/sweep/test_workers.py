@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,15 +20,16 @@ import torch
 from asked import TWO, answered, radii, untimed, windows
 
 import howsmooth as hs
-from howsmooth.errors import AssumptionError, ClusterError
+from howsmooth.errors import AssumptionError, ClusterError, FileError
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds import extremal
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep import workers
+from howsmooth.studies.sweep import processes, workers
 from howsmooth.studies.sweep.sweep import sweep
 from howsmooth.studies.sweep.workers import executor
 
+pytestmark = pytest.mark.clock("a cluster answers in its own time, and loses workers")
 PATIENCE = 120.0
 
 
@@ -172,7 +175,7 @@ def test_processes_that_are_started_here_give_the_same_records_though_one_is_kil
     # no model among them: loading one takes longer than all the rest, in each of the processes
     asks = [*radii(30), *(extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
     alone = stored(asks, tmp_path / "alone")
-    seen = []
+    seen, others = [], set(_spawned())
 
     def kill(tally):
         seen.append(tally)
@@ -180,8 +183,8 @@ def test_processes_that_are_started_here_give_the_same_records_though_one_is_kil
             os.kill(pids[0], signal.SIGKILL)
 
     with Store(tmp_path / "two") as store, executor(workers=2) as execute:
-        pids = _spawned()
-        assert len(pids) >= 2
+        pids = [pid for pid in _spawned() if pid not in others]
+        assert len(pids) == 2
         tally = sweep(asks, store, execute=execute, progress=kill)
         assert (tally.done, tally.failed, tally.left) == (len(asks), 0, 0)
         assert untimed(store.records()) == alone[0]
@@ -189,7 +192,11 @@ def test_processes_that_are_started_here_give_the_same_records_though_one_is_kil
 
 
 def _spawned():
-    return [child.pid for child in psutil.Process().children() if any("spawn_main" in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found += [child.pid] if any("spawn_main" in word for word in child.cmdline()) else []
+    return found
 
 
 @pytest.mark.slow
@@ -250,13 +257,110 @@ def test_workers_and_a_scheduler_together_are_refused():
         pass
 
 
-@pytest.mark.parametrize("how", [{"workers": 2}, {"scheduler": "tcp://127.0.0.1:1"}], ids=str)
-def test_without_dask_the_command_that_installs_it_is_given(how, monkeypatch):
+def test_without_dask_the_command_that_installs_it_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ClusterError, match=r"pip install 'howsmooth\[cluster\]'"), executor(**how):
+    with (
+        pytest.raises(ClusterError, match=r"pip install 'howsmooth\[cluster\]'"),
+        executor(scheduler="tcp://127.0.0.1:1"),
+    ):
         pass
-    with executor() as execute:  # one process needs none
-        assert execute([]) is not None
+    for count in (0, 1):  # the processes of one machine need none
+        with executor(workers=count) as execute:
+            assert list(execute([])) == []
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_here_open_no_port(tmp_path):
+    before, ports, others = _listening(), set(), _spawned()
+    with Store(tmp_path) as store, executor(workers=2) as execute:
+        tally = sweep(radii(20), store, execute=execute, progress=lambda _tally: ports.update(_listening()))
+        assert (tally.done, len(_spawned()) - len(others)) == (20, 2)
+    assert ports == before
+    assert _spawned() == others
+
+
+def _listening():
+    mine = psutil.Process()
+    every = [found for process in (mine, *mine.children(recursive=True)) for found in process.net_connections("inet")]
+    return {found.laddr for found in every if found.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.slow
+def test_a_unit_that_loses_every_process_is_a_failure_and_the_others_are_done(tmp_path):
+    asks, others, lost = radii(12), set(_spawned()), set()
+
+    def kill():
+        while not over.wait(0.01) and len(lost) < processes.LOSSES:
+            for pid in {*_spawned()} - others - lost:
+                lost.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    over = threading.Event()
+    killer = threading.Thread(target=kill, daemon=True)
+    with Store(tmp_path) as store, executor(workers=1) as execute:
+        killer.start()
+        tally = sweep(asks, store, execute=execute)
+        over.set()
+        killer.join(timeout=PATIENCE)
+        assert (tally.done, tally.failed, tally.left) == (11, 1, 0)
+        (failure,) = store.failures()
+        assert failure.error == "3 processes were lost with it"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder with an authority, a certificate and its key; and one with those of another authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("certificates are made by openssl, which is not here")
+    return [_certified(tmp_path_factory.mktemp(name)) for name in ("ours", "theirs")]
+
+
+def _certified(folder):
+    request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    subprocess.run(["openssl", *request.split()], cwd=folder, capture_output=True, check=True, timeout=PATIENCE)
+    shutil.copy(folder / "cert.pem", folder / "ca.pem")  # it signs itself
+    return folder
+
+
+@pytest.mark.slow
+def test_a_cluster_that_speaks_tls_gives_the_same_records_and_no_other_is_trusted(certificates, tmp_path, monkeypatch):
+    ours, theirs = certificates
+    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    files = {"ca_file": "ca.pem"} | {
+        f"{role}_{part}": f"{part}.pem" for role in ("scheduler", "worker", "client") for part in ("cert", "key")
+    }
+    security = distributed.Security(
+        require_encryption=True, **{f"tls_{name}": str(ours / file) for name, file in files.items()}
+    )
+    with distributed.LocalCluster(
+        n_workers=1,
+        processes=False,
+        protocol="tls://",
+        security=security,
+        host="127.0.0.1",
+        dashboard_address=None,
+        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+        silence_logs=logging.CRITICAL,
+    ) as cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://")
+        assert stored(radii(4), tmp_path / "tls", scheduler=address, tls=ours) == stored(radii(4), tmp_path / "alone")
+        for tls in (None, theirs):
+            with pytest.raises(ClusterError, match="no Dask scheduler answers"), executor(scheduler=address, tls=tls):
+                pass
+
+
+def test_plain_text_is_refused_where_tls_was_asked_for(certificates, cluster, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    with pytest.raises(ClusterError, match="with a certificate"), executor(scheduler=cluster, tls=certificates[0]):
+        pass
+
+
+def test_tls_without_its_files_or_without_a_scheduler_is_refused(tmp_path):
+    with pytest.raises(FileError, match="is not there"), executor(scheduler="tls://127.0.0.1:1", tls=tmp_path):
+        pass
+    with pytest.raises(AssumptionError, match="none was given"), executor(workers=2, tls=tmp_path):
+        pass
 
 
 def test_a_store_that_fails_ends_a_sweep_on_workers_at_once(cluster, tmp_path, capfd):

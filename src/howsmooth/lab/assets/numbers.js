@@ -6,11 +6,14 @@ const grouped = (value, digits) => {
   if (!formats.has(digits)) formats.set(digits, new Intl.NumberFormat("en-US", { maximumSignificantDigits: digits }));
   return formats.get(digits).format(value).replace("-", "−");
 };
-const shown = (value, digits = 3) => {
+// A bound is rounded to its own side, 1 upwards and −1 downwards, so that what is said stays true.
+const shown = (value, digits = 3, side = 0) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "—";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
-  const rounded = Number(value.toPrecision(digits)), size = Math.abs(rounded);
+  let rounded = Number(value.toPrecision(digits));
+  if ((rounded - value) * side < 0) rounded += side * 10 ** (Math.floor(Math.log10(Math.abs(value))) - digits + 1);
+  const size = Math.abs(rounded);
   if (size >= 1e-3 && size < 1e7) return grouped(rounded, digits);
   const [mantissa, exponent] = rounded.toExponential(digits - 1).split("e");
   const front = String(Number(mantissa)).replace("-", "−");

@@ -17,9 +17,9 @@ const readout = (() => {
     { key: "typical", lane: 0, name: "typical direction" },
     { key: "worst", lane: 0, name: "worst direction" },
     { key: "cut", lane: 0, name: "cut a dot first" },
-    { key: "known", lane: 1, name: "best known input" },
-    { key: "bound", lane: 1, name: "worst-case bound" },
-    { key: "paper", lane: 1, name: "the paper’s bound" },
+    { key: "known", lane: 1, name: "best known input", side: -1 },
+    { key: "bound", lane: 1, name: "worst-case bound", side: 1 },
+    { key: "paper", lane: 1, name: "the paper’s bound", side: 1 },
   ];
   const lanes = byId("lanes");
   for (const tick of ticksOf({ ...AXIS, high: 1e6 })) {
@@ -40,10 +40,10 @@ const readout = (() => {
     return [key, g];
   }));
   const laneNumbers = (values) => {
-    for (const { key, lane } of MARKS) {
+    for (const { key, lane, side } of MARKS) {
       const value = values[key], there = value !== null && value > 0;
       marks[key].toggleAttribute("hidden", !there);
-      byId(`value-${key}`).textContent = value === null && lane === 1 && key !== "known" ? "none here" : shown(value, key === "worst" ? 4 : 3);
+      byId(`value-${key}`).textContent = value === null && lane === 1 && key !== "known" ? "none here" : shown(value, key === "worst" ? 4 : 3, side);
       byId(`row-${key}`).hidden = key === "cut" && value === null;
       if (there) {
         marks[key].setAttribute("transform", `translate(${fixed(value > AXIS.high ? (key === "paper" ? 412 : 400) : Math.max(at(value), 14))} ${lane === 0 ? 30 : 76})`);

@@ -14,7 +14,7 @@ from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, softmax, softmax_derivative
+from howsmooth.maps.weighting import Pick, softmax, softmax_derivative, softmax_sizes
 from howsmooth.torch_internals import softmax_backward
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
 
@@ -146,6 +146,11 @@ class DifferenceWeights:
 
     own, own_transpose = derivative, transpose
 
+    def sizes(self, D: Float[Tensor, "twice rows columns"]) -> Float[Tensor, "stack rows columns"]:
+        """Return the terms of every entry, without signs."""
+        one, two = D.chunk(2)
+        return softmax_sizes(one, self.first) + self.subtracted.abs() * softmax_sizes(two, self.second)
+
     def take(self, pick: Pick) -> "DifferenceWeights":
         """Return the weights of some entries of the batch."""
         return DifferenceWeights(pick(self.P), pick(self.first), pick(self.second), pick(self.subtracted))
@@ -160,6 +165,7 @@ class Difference:
     whole = False
     matrices = 2
     may_see_nothing = False
+    sums_to_one = False
 
     def __call__(self, S: Float[Tensor, "twice rows columns"], tile: Tile) -> DifferenceWeights:
         """Return the weights of two stacked tiles of scores."""

@@ -13,7 +13,7 @@ from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, Symmetric, softmax_derivative
+from howsmooth.maps.weighting import Pick, Symmetric, softmax_derivative, softmax_sizes
 
 ALPHAS = (1.5, 2.0)
 
@@ -112,6 +112,10 @@ class EntmaxWeights(Symmetric):
         moved = softmax_derivative(D, self.w)
         return moved.mul_(self.total) if in_place(moved, self.total) else moved * self.total
 
+    def sizes(self, D: Tensor) -> Tensor:
+        """Return the two terms of every entry, without signs."""
+        return softmax_sizes(D, self.w) * self.total
+
     def take(self, pick: Pick) -> "EntmaxWeights":
         """Return the weights of some entries of the batch."""
         return EntmaxWeights(pick(self.P), pick(self.w), pick(self.total))
@@ -132,6 +136,7 @@ class Entmax:
     whole = False
     matrices = 2
     may_see_nothing = False
+    sums_to_one = True
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> EntmaxWeights:
         """Return the weights of a tile of scores."""

@@ -114,14 +114,20 @@ class LinearAttention(Heads):
     ) -> tuple[Float[Tensor, "*more n out"], "LinearJacobian"]:
         """Return the value and the derivative at ``X``."""
         found = self.jacobian(X, memory=memory)
-        return self._put_out(found.means, found.output, found.batch), found
+        return self._put_out(self._biased(found), found.output, found.batch), found
 
     def _means(self, X: Tensor) -> Float[Tensor, "stack shared n v"]:
-        return self._attend(X).means
+        return self._biased(self._attend(X))
+
+    def _biased(self, found: "LinearJacobian") -> Float[Tensor, "stack shared n v"]:
+        return self._shifted(found.means, found.batch) if self.normalised else found.means
 
     def _attend(self, X: Tensor) -> "LinearJacobian":
         feature: Lift | None = EluPlusOne() if self.features == "elu" else None
-        q, k, v, projections = self._project(X, Lifts(feature, feature), self.value, self.positions.rotary)
+        value_bias = None if self.normalised else self.value_bias  # weights sum to one: it is added to their means
+        q, k, v, projections = self._project(
+            X, Lifts(feature, feature), self.value, self.positions.rotary, value_bias=value_bias
+        )
         n, layout, batch = X.shape[-2], self.layout, tuple(X.shape[:-2])
         masses = counted(self.weights, self.count, n, X)
         if self.positions.padding is not None:

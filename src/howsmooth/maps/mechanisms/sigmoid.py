@@ -100,6 +100,10 @@ class SigmoidWeights(Symmetric):
         """Push a change of scores forward, or pull a cotangent of weights back."""
         return sigmoid_backward(D, self.P, out=D if in_place(D, self.P) else None)
 
+    def sizes(self, D: Tensor) -> Tensor:
+        """Return the two terms of every entry, without signs."""
+        return (self.P + self.P.square()) * D.abs()
+
     def take(self, pick: Pick) -> "SigmoidWeights":
         """Return the weights of some entries of the batch."""
         return SigmoidWeights(pick(self.P))
@@ -114,6 +118,7 @@ class Sigmoid:
     whole = False
     matrices = 1
     may_see_nothing = True
+    sums_to_one = False
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> SigmoidWeights:
         """Return the weights of a tile of scores."""

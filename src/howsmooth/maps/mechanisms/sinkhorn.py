@@ -13,7 +13,7 @@ from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.scored import Mechanism, Scored
 from howsmooth.maps.tiles import Tile
-from howsmooth.maps.weighting import Pick, softmax_derivative
+from howsmooth.maps.weighting import Pick, softmax_derivative, softmax_sizes
 from howsmooth.memory import require_memory
 
 MAX_STEPS = 1000
@@ -134,6 +134,10 @@ class SinkhornWeights:
 
     own_transpose = own
 
+    def sizes(self, D: Tensor) -> Tensor:
+        """Return the terms of the row-wise softmax and the entries themselves, without signs."""
+        return softmax_sizes(D, self.P) + self.derivative(D).abs()
+
     def take(self, pick: Pick) -> "SinkhornWeights":
         """Return the weights of some entries of the batch."""
         return SinkhornWeights(self.balanced.take(pick))
@@ -154,6 +158,7 @@ class Sinkhorn:
     whole = True
     matrices = 2
     may_see_nothing = False
+    sums_to_one = True
 
     def __call__(self, S: Float[Tensor, "stack rows n"], tile: Tile) -> SinkhornWeights:
         """Return the weights of all scores."""

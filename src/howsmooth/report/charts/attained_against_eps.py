@@ -7,6 +7,7 @@ from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.attacks import Attacked, attacked
+from howsmooth.theory.results import Side
 from howsmooth.wording import count, number
 
 SECTIONS, RANK, PER_LAYER, SHORT = ("attack",), 10, False, "attained"
@@ -18,11 +19,11 @@ PREDICTED, CEILING = "predicted", "what the theory allows"
 STYLES: Styles = {
     CEILING: Style(mark="line", colour=GREY, dash=(2, 3)),
     PREDICTED: Style(mark="line", colour=INK, dash=(6, 4)),
-    "random": Style(mark="dotted line", colour=GREEN),
-    "fgsm": Style(mark="dotted line", colour=SKY),
-    "pgd": Style(mark="dotted line", colour=PINK),
-    "singular": Style(mark="dotted line", colour=ORANGE),
-    "ascent": Style(mark="dotted line", colour=BLUE),
+    "random": Style(mark="dotted line", colour=GREEN, side=Side.LOWER),
+    "fgsm": Style(mark="dotted line", colour=SKY, side=Side.LOWER),
+    "pgd": Style(mark="dotted line", colour=PINK, side=Side.LOWER),
+    "singular": Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
+    "ascent": Style(mark="dotted line", colour=BLUE, side=Side.LOWER),
 }
 
 

@@ -1,4 +1,4 @@
-"""What is known about one layer, in two lanes: at this text, and for any input of this radius."""
+"""What is known about one layer, in two lanes: at this text, and for any input whose tokens are no longer."""
 
 import math
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from howsmooth.report.drawing.titles import titled
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.theory.results import Side, label_of
-from howsmooth.wording import interval, number
+from howsmooth.wording import at_most, interval, number
 
 SECTIONS, RANK, PER_LAYER, SHORT = ("measurement",), 50, True, "ladder"
 ABOUT = (
     "What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, what the "
-    "worst one is multiplied by, and the certificate if there is one. For any input of the same radius: what explicit "
-    "inputs attain, and what no input exceeds."
+    "worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, none longer "
+    "than the longest of the text: what explicit inputs attain, and what no input exceeds."
 )
-TEXT_LANE, ANY_LANE = "At this text", "Any input of this radius"
+TEXT_LANE, ANY_LANE = "At this text", "Any input, tokens no longer"
 TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
 ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
 COLOURS = {TYPICAL: SKY, MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MOST: ORANGE}
@@ -47,7 +47,7 @@ def draw(section: Section, layer: int | None) -> Chart:
         y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=_names()),
         x=alt.X("log10:Q", title="Lipschitz constant", scale=_span(), axis=_decades()),
     )
-    spread = base.mark_rule(strokeWidth=6, opacity=0.4, color=BLUE).encode(x="from:Q", x2="to:Q")
+    spread = base.mark_rule(strokeWidth=6, opacity=0.4).encode(x="from:Q", x2="to:Q", color=_kinds()["color"])
     marks = base.mark_point(filled=True, size=110, opacity=1).encode(**_kinds(), tooltip=_told())
     numbers = base.mark_text(
         fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
@@ -95,21 +95,33 @@ def _share(value: float, values: list[float]) -> float:
 
 def _at_text(summary: LayerSummary) -> Iterator[dict[str, Any]]:
     windows = f"windows of {number(summary.length)} tokens"
-    if summary.typical:
-        told = f"{windows}: root mean square gain of random perturbations"
-        yield _rung("typical (mean)", TYPICAL, TEXT_LANE, summary.typical, told)
+    if summary.typical and summary.typical.value > 0:
+        told = f"{windows}: root mean square gain of random perturbations, with its 95 % interval"
+        typical = _rung("typical (mean)", TYPICAL, TEXT_LANE, summary.typical.value, told)
+        yield typical | {"number": str(summary.typical)} | _spread(summary.typical.low, summary.typical.high)
     if summary.constant > 0:
         told = f"{windows}: {interval(summary.least, summary.most)}"
         worst = _rung("worst (mean)", MEASURED, TEXT_LANE, summary.constant, told)
-        yield worst | {"from": math.log10(summary.least), "to": math.log10(summary.most)}
+        yield worst | _spread(summary.least, summary.most)
     if summary.local_upper:
         told = f"{windows}: a proof, for these alone"
         yield _rung("certificate (mean)", CERTIFIED, TEXT_LANE, summary.local_upper, told, sign="≤ ")
 
 
+def _spread(low: float | None, high: float | None) -> dict[str, float]:
+    return {"from": math.log10(low), "to": math.log10(high)} if low and high else {}
+
+
 def _rung(name: str, kind: str, lane: str, value: float, worth: str, sign: str = "") -> dict[str, Any]:
-    written = f"{sign}{number(value, 4)}"
-    return {"name": name, "kind": kind, "lane": lane, "log10": math.log10(value), "number": written, "worth": worth}
+    written = at_most(value, 4) if sign else number(value, 4)
+    return {
+        "name": name,
+        "kind": kind,
+        "lane": lane,
+        "log10": math.log10(value),
+        "number": f"{sign}{written}",
+        "worth": worth,
+    }
 
 
 def _anywhere(summary: LayerSummary) -> Iterator[dict[str, Any]]:
@@ -128,7 +140,7 @@ def _title(summary: LayerSummary) -> str:
     room = summary.headroom
     if room is None:
         return f"Layer {summary.layer}: {number(summary.constant)} at this text; no theorem covers this map"
-    return f"Layer {summary.layer}: the worst-case bound is {number(room)} times what this text attains"
+    return f"Layer {summary.layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
 
 
 def _kinds() -> dict[str, Any]:

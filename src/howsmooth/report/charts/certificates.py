@@ -9,7 +9,8 @@ from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
 from howsmooth.report.sections import Section
-from howsmooth.wording import number
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_most, number
 
 SECTIONS, RANK, PER_LAYER = ("measurement", "bounds"), 45, False
 ABOUT = (
@@ -18,7 +19,7 @@ ABOUT = (
 )
 MEASURED, CERTIFIED = "measured", "certificate"
 STYLES: Styles = {
-    CERTIFIED: Style(mark="dotted line", colour=GREEN, dash=(5, 3)),
+    CERTIFIED: Style(mark="dotted line", colour=GREEN, dash=(5, 3), side=Side.UPPER),
     MEASURED: Style(mark="dotted line", colour=BLUE),
 }
 
@@ -53,8 +54,9 @@ def table(section: Section) -> Numbers:
     """Return a row for each layer and length."""
     rows: list[NumberRow] = []
     for place in places(section):
-        for n, *numbers in _means(place):
-            rows.append((place.summary.layer, (place.name, number(n), *map(cell, numbers))))
+        for n, measured, certified, ratio in _means(place):
+            numbers = (cell(measured), cell(certified, written=at_most), cell(ratio))
+            rows.append((place.summary.layer, (place.name, number(n), *numbers)))
     return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=tuple(rows))
 
 

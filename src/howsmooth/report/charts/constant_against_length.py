@@ -1,6 +1,6 @@
 """The constant against the length: every window, the fitted law, and what random perturbations do."""
 
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -9,11 +9,12 @@ from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.places import NO_LAW, Place, constant, law_in_words, laws_in_words, places, released
 from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import Numbers, cell, ends
+from howsmooth.report.drawing.tables import Numbers, ends
 from howsmooth.report.drawing.windows import TOLD, described
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.summary import mean_constant
-from howsmooth.wording import at_most, number
+from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
+from howsmooth.theory.results import Side
+from howsmooth.wording import number
 
 SECTIONS, RANK, PER_LAYER, SHORT = ("measurement", "real"), 10, False, "length"
 ABOUT = (
@@ -29,7 +30,7 @@ STYLES: Styles = {
     LAW: Style(mark="line", colour=ORANGE),
     MEAN: Style(mark="line", colour=ORANGE, dash=(2, 2)),
     # on top, so that a pointer finds them
-    WINDOW: Style(mark="points", colour=BLUE),
+    WINDOW: Style(mark="points", colour=BLUE, side=Side.LOWER),
 }
 # Enough for a law to look smooth on linear axes too.
 STEPS = 25
@@ -65,7 +66,7 @@ def table(section: Section) -> Numbers:
             here = [r for r in place.records if r.ask.length == n]
             low, high = ends(here)
             name = place.name if several else str(place.summary.layer)
-            numbers = (number(n), str(len(here)), cell(gains.get(n), 3), low, number(mean_constant(here), 4), high)
+            numbers = (number(n), str(len(here)), str(gains.get(n, "—")), low, number(mean_constant(here), 4), high)
             rows.append((place.summary.layer, (name, *numbers)))
     head = ("layer", "tokens", "windows", "typical", "smallest", "mean", "largest (upper end)")
     return Numbers(head=head, rows=tuple(rows))
@@ -81,7 +82,7 @@ def _rows(place: Place) -> Rows:
     if law is not None and law.doubted:
         rows += points(place.means(constant), series=MEAN, **at)
     rows += [row | at for row in _law(place)]
-    rows += points(_typical(place), series=TYPICAL, **at)
+    rows += points(((n, gain.value) for n, gain in _typical(place)), series=TYPICAL, **at)
     return rows + points(place.means(released), series=RELEASED, **at)
 
 
@@ -99,13 +100,10 @@ def _law(place: Place) -> Rows:
     return rows
 
 
-def _typical(place: Place) -> list[tuple[int, float]]:
+def _typical(place: Place) -> list[tuple[int, Typical]]:
     """Return the root mean square gain of random perturbations at each length that has one."""
-    found = []
-    for n in place.lengths:
-        squares = [r.answer.typical**2 for r in place.records if r.ask.length == n and r.answer.typical is not None]
-        found += [(n, fmean(squares) ** 0.5)] if squares else []
-    return found
+    found = ((n, typical_of([r for r in place.records if r.ask.length == n])) for n in place.lengths)
+    return [(n, gain) for n, gain in found if gain is not None]
 
 
 def _heading(place: Place) -> str:
@@ -113,8 +111,9 @@ def _heading(place: Place) -> str:
     first = f"{number(summary.constant)} at {number(summary.length)} tokens"
     growth = first if summary.growth is None else law_in_words(summary.growth)
     beside = f"released: {law_in_words(summary.released_growth)}" if summary.released_growth else ""
-    bound = "" if summary.sharp_upper is None else f", any input ≤ {at_most(summary.sharp_upper, 3)}"
-    return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {number(summary.radius)}{bound}") if line)
+    cells = summary.cells
+    bound = "" if summary.any_input is None else f", any tokens up to {cells['longest']}: ≤ {cells['any input']}"
+    return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {cells['R']}{bound}") if line)
 
 
 def _title(found: list[Place]) -> str:

@@ -9,7 +9,7 @@ from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
 from howsmooth.report.sections import Section
-from howsmooth.wording import count, number
+from howsmooth.wording import at_least, count, number
 
 SECTIONS, RANK, PER_LAYER, SHORT = ("training",), 10, False, "steps"
 ABOUT = (
@@ -47,7 +47,7 @@ def draw(section: Section) -> Chart:
 def table(section: Section) -> Numbers:
     """Return a row for each layer and step."""
     rows: list[NumberRow] = [
-        (layer, (panel, number(step), str(layer), cell(value), cell(loss), alarm or "—"))
+        (layer, (panel, number(step), str(layer), cell(value, written=at_least), cell(loss), alarm or "—"))
         for panel, step, loss, values, alarm in _points(section)
         for layer, value in values.items()
     ]

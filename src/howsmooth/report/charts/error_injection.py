@@ -30,14 +30,15 @@ def draw(section: Section) -> Chart:
     every = found(section)
     for each in every:
         rows += over_layers(((d.layer, d.onward) for d in each.depths), series=WORST, panel=panel(each))
-        rows += over_layers(((d.layer, d.typical_onward) for d in each.depths), series=NOISE, panel=panel(each))
+        noise = ((d.layer, d.typical_onward.value) for d in each.depths if d.typical_onward is not None)
+        rows += over_layers(noise, series=NOISE, panel=panel(each))
     return layer_panels(rows, STYLES, up="multiplies errors by", title=_title(every))
 
 
 def table(section: Section) -> Numbers:
     """Return a row for each model, length and layer."""
     rows: list[NumberRow] = [
-        (depth.layer, (panel(each), number(depth.layer), cell(depth.onward), cell(depth.typical_onward)))
+        (depth.layer, (panel(each), number(depth.layer), cell(depth.onward), str(depth.typical_onward or "—")))
         for each in found(section)
         for depth in each.depths
     ]

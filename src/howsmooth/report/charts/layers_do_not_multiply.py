@@ -45,7 +45,8 @@ def draw(section: Section) -> Chart:
         rows += over_layers(((d.layer, d.block) for d in depths), series=BLOCK, panel=place)
         rows += over_layers(products, series=PRODUCT, panel=place)
         rows += over_layers(((d.layer, d.to) for d in depths), series=TOGETHER, panel=place)
-        rows += over_layers(((d.layer, d.typical_to) for d in depths), series=NOISE, panel=place)
+        noise = ((d.layer, d.typical_to.value) for d in depths if d.typical_to is not None)
+        rows += over_layers(noise, series=NOISE, panel=place)
     return layer_panels(rows, STYLES, up="multiplies perturbations by", title=_title(every))
 
 

@@ -12,7 +12,8 @@ from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
 from howsmooth.report.sections import Section
 from howsmooth.search.regimes import Regimes
 from howsmooth.studies.kinds.regimes import Answer
-from howsmooth.wording import number, percent
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_least, at_most, number, percent
 
 SECTIONS, RANK, PER_LAYER = ("regimes",), 10, False
 ABOUT = (
@@ -24,7 +25,7 @@ STYLES: Styles = {
     UPPER: Style(mark="line", colour=BLUE),
     PLATEAU: Style(mark="line", colour=GREEN, dash=(5, 3)),
     CROSSING: Style(mark="rule", colour=GREY, dash=(2, 3)),
-    FOUND: Style(mark="dotted line", colour=ORANGE),
+    FOUND: Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
 }
 ACROSS = "number of tokens n"
 ALONE = {"width": 480, "height": 300}
@@ -70,7 +71,8 @@ def table(section: Section) -> Numbers:
     for case, found in cases(section.of_kind("regimes")).items():
         for r in found:
             answer = r.answer
-            numbers = map(cell, (answer.lower, answer.upper, answer.plateau, answer.crossing))
+            attained, plateau = (cell(value, written=at_least) for value in (answer.lower, answer.plateau))
+            numbers = (attained, cell(answer.upper, written=at_most), plateau, cell(answer.crossing))
             rows.append((None, (case, number(r.ask.length), *numbers)))
     return Numbers(head=("head and radius", "tokens", FOUND, UPPER, PLATEAU, CROSSING), rows=tuple(rows))
 

@@ -9,7 +9,7 @@ from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers
 from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
-from howsmooth.wording import number, percent
+from howsmooth.wording import at_least, percent
 
 SECTIONS, RANK, PER_LAYER = ("splitting",), 30, False
 ABOUT = (
@@ -44,7 +44,7 @@ def table(section: Section) -> Numbers:
     """Return a row for each window."""
     rows: list[NumberRow] = []
     for r in section.of_kind("splitting"):
-        numbers = (number(value, 5) for _series, *pair in _pairs(r) for value in pair)
+        numbers = (at_least(value) for _series, *pair in _pairs(r) for value in pair)
         where = (r.ask.model, str(r.ask.layer), r.ask.map, str(r.ask.window.index))
         rows.append((r.ask.layer, (*where, *numbers)))
     head = ("model", "layer", "map", "window", "move: predicted", "attained", "split: predicted", "attained")

@@ -11,7 +11,7 @@ from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers
 from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
-from howsmooth.wording import count, number, percent
+from howsmooth.wording import at_least, count, number, percent
 
 SECTIONS, RANK, PER_LAYER = ("measures",), 10, False
 ABOUT = (
@@ -32,7 +32,7 @@ def draw(section: Section) -> Chart:
     rows: Rows = []
     for case, found in cases(section.of_kind("measures")).items():
         for r in found:
-            name = f"{count(r.ask.length, 'atom')}: {number(r.answer.lower, 4)}"
+            name = f"{count(r.ask.length, 'atom')}: {at_least(r.answer.lower, 4)}"
             at = {"panel": case, "row": name, "atoms": r.ask.length}
             rows += [at | atom | {"label": _label(atom["mass"])} for atom in merged(r)]
     heaviest = min(max(atom["mass"] for atom in merged(r)) for r in section.of_kind("measures") if merged(r))
@@ -47,7 +47,7 @@ def table(section: Section) -> Numbers:
     for case, found in cases(section.of_kind("measures")).items():
         for r in found:
             for atom in merged(r):
-                cells = (number(r.ask.length), number(r.answer.lower, 4), number(atom["place"]), number(atom["mass"]))
+                cells = (number(r.ask.length), at_least(r.answer.lower, 4), number(atom["place"]), number(atom["mass"]))
                 rows.append((None, (case, *cells)))
     return Numbers(head=("head and radius", "atoms", "constant", "place", "mass"), rows=tuple(rows))
 

@@ -10,6 +10,8 @@ from howsmooth.report.drawing.palette import BLUE
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.specs import Rows
 from howsmooth.report.drawing.titles import titled
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_least, at_most, number
 
 COLUMNS, PANEL, GAP = 3, {"width": 215, "height": 165}, 20
 Mark = Literal["points", "line", "dotted line", "threads", "rule", "bars"]
@@ -24,12 +26,18 @@ class Style:
         colour: In which colour.
         dash: Lengths of dashes and gaps; none for a line without gaps.
         width: The width of a line.
+        side: On which side of the constant its values lie, if they are bounds: they are rounded to stay there.
     """
 
     mark: Mark = "points"
     colour: str = BLUE
     dash: tuple[int, int] = (1, 0)
     width: float = 2.0
+    side: Side | None = None
+
+    def written(self, value: float) -> str:
+        """Write a value of the series as it is told to a pointer."""
+        return {None: number, Side.LOWER: at_least, Side.UPPER: at_most}[self.side](value, 5)
 
 
 Styles = dict[str, Style]
@@ -72,8 +80,13 @@ def series_panels(
     tooltip = [
         *named,
         alt.Tooltip("x:Q", title=across, format=",.4~r"),
-        alt.Tooltip("y:Q", title=up, format=",.5~r"),
+        alt.Tooltip("told:N", title=up),
         *told,
+    ]
+    pointed = {name: style for name, style in drawn.items() if style.mark in ("points", "dotted line", "bars")}
+    rows = [
+        row | {"told": pointed[row["series"]].written(row["y"])} if row.get("series") in pointed else row
+        for row in rows
     ]
     columns = COLUMNS if len({row["panel"] for row in rows}) > 1 else COLUMNS - 1
     marks = marks_of(drawn, columns)

@@ -1,11 +1,11 @@
 """What charts show, as tables: for readers who do not see them, and for those who want the digits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from howsmooth.studies.records import Record
-from howsmooth.wording import number
+from howsmooth.wording import at_least, at_most, number
 
 # A row of a table of numbers: the layer it is about, if it is about one, and its cells.
 NumberRow = tuple[int | None, tuple[str, ...]]
@@ -19,13 +19,13 @@ class Numbers:
     rows: tuple[NumberRow, ...]
 
 
-def cell(value: float | None, digits: int = 4) -> str:
-    """Write one number, or that there is none."""
-    return "—" if value is None else number(value, digits)
+def cell(value: float | None, digits: int = 4, *, written: Callable[[float, int], str] = number) -> str:
+    """Write one number, or that there is none; a bound as :func:`at_least` or :func:`at_most` does."""
+    return "—" if value is None else written(value, digits)
 
 
 def ends(records: Iterable[Record]) -> tuple[str, str]:
     """Write the smallest lower end and the largest upper end of some constants."""
     answers: Sequence[Any] = [record.answer for record in records]
     low, high = min(a.lower for a in answers), max(a.upper or a.lower for a in answers)
-    return number(low, 4), number(high, 4)
+    return at_least(low, 4), at_most(high, 4)

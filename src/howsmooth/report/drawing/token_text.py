@@ -3,15 +3,15 @@
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from howsmooth.wording import visible
+
 # How vocabularies write a space before a word and a newline (bytes, SentencePiece), and a word that goes on (BERT).
 BYTE_MARKS, WRITTEN, GOES_ON = ("Ġ", "Ċ"), {"▁": " ", "<0x0A>": "\n"}, "##"
 # Byte vocabularies show a byte that is no printable Latin-1 character as the next one from 256 on.
 PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 HIDDEN = tuple(byte for byte in range(256) if byte not in PRINTABLE)
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(HIDDEN)}
-SIGNS = {"\n": "⏎", "\t": "⇥"}
-# What joins letters or keeps them apart has no shape, but gives one.
-JOINERS = "\u200c\u200d"
+SIGNS = str.maketrans({"\n": "⏎", "\t": "⇥"})
 
 
 def running_text(tokens: Sequence[str]) -> str:
@@ -37,15 +37,8 @@ def _decoded(token: str) -> str:
 
 
 def _readable(piece: str) -> str:
-    text = "".join(map(_visible, piece.removeprefix(GOES_ON) or piece))
+    text = visible((piece.removeprefix(GOES_ON) or piece).translate(SIGNS))
     return text.strip() or "␣"
-
-
-def _visible(character: str) -> str:
-    """Show what has no shape of its own, and what turns the direction of writing, by a sign or by its number."""
-    if character in SIGNS or character in JOINERS or not unicodedata.category(character).startswith("C"):
-        return SIGNS.get(character, character)
-    return f"⟨U+{ord(character):04X}⟩"
 
 
 def columns_of(text: str) -> int:

@@ -1,6 +1,6 @@
 """Bounds on the worst case, explicit inputs and ascent, along one axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
@@ -8,18 +8,19 @@ from howsmooth.report.drawing.specs import Chart, Rows
 from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
 from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
-from howsmooth.wording import number
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_least, at_most, number
 
 # What an answer holds, what readers call it, and how it is drawn.
 BOUNDS: dict[str, tuple[str, Style]] = {
     "discrete_upper": ("the paper's bound", Style(mark="line", colour=GREY, dash=(5, 3), width=1.5)),
     "sharp_upper": ("worst-case bound", Style(mark="line", colour=BLUE)),
-    "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=GREEN)),
-    "two_point": ("two points attain", Style(mark="dotted line", colour=YELLOW)),
+    "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=GREEN, side=Side.LOWER)),
+    "two_point": ("two points attain", Style(mark="dotted line", colour=YELLOW, side=Side.LOWER)),
     "discrete_lower": ("the paper's lower bound", Style(mark="line", colour=PINK, dash=(5, 3), width=1.5)),
 }
 ASCENT = "search"
-STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK)}
+STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK, side=Side.LOWER)}
 SIZE = {"width": 430, "height": 280}
 
 
@@ -51,10 +52,17 @@ def worst_table(records: Sequence[Record]) -> Numbers:
         here = found.setdefault((r.ask.length, r.ask.radius), {})
         here |= {ASCENT: r.answer.lower} if r.ask.kind == "ascent" else {n: getattr(r.answer, n) for n in BOUNDS}
     rows: list[NumberRow] = [
-        (None, (number(n), number(radius), *(cell(here.get(name)) for name in (*BOUNDS, ASCENT))))
+        (
+            None,
+            (number(n), number(radius), *(cell(here.get(name), written=_written(name)) for name in (*BOUNDS, ASCENT))),
+        )
         for (n, radius), here in sorted(found.items())
     ]
     return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=tuple(rows))
+
+
+def _written(name: str) -> Callable[[float, int], str]:
+    return at_most if name.endswith("_upper") else at_least
 
 
 def _gap(record: Record) -> str:

@@ -1,10 +1,11 @@
 """The worst sequence of tokens in a ball that a search finds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.values import ROUND_DOWN
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -34,7 +35,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         lower: Attained by a sequence in the ball.
     """
 
-    lower: float
+    lower: Annotated[float, ROUND_DOWN]
 
 
 def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:

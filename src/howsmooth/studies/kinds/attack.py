@@ -11,6 +11,7 @@ from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,9 +80,9 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         reach: The largest norm of a token.
     """
 
-    attained: float
+    attained: Annotated[float, ROUND_DOWN]
     predicted: float
-    ceiling: float | None = None
+    ceiling: Annotated[float | None, ROUND_UP] = None
     products: int = 0
     mean_radius: float = 0.0
     reach: float = 0.0

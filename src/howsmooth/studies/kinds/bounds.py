@@ -1,11 +1,12 @@
 """Theorems about n tokens in a ball: the paper's bounds and ours, and what explicit inputs attain."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
@@ -28,12 +29,12 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         tied_pair: What a tied pair attains.
     """
 
-    discrete_upper: float | None = None
-    sharp_upper: float | None = None
-    discrete_lower: float | None = None
-    sharp_lower: float | None = None
-    two_point: float | None = None
-    tied_pair: float | None = None
+    discrete_upper: Annotated[float | None, ROUND_UP] = None
+    sharp_upper: Annotated[float | None, ROUND_UP] = None
+    discrete_lower: Annotated[float | None, ROUND_DOWN] = None
+    sharp_lower: Annotated[float | None, ROUND_DOWN] = None
+    two_point: Annotated[float | None, ROUND_DOWN] = None
+    tied_pair: Annotated[float | None, ROUND_DOWN] = None
 
 
 def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:

@@ -12,6 +12,7 @@ from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Reading
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.certificates.scene import Scene
@@ -97,12 +98,12 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 
     spelled: str
     places: Places
-    certified: float
-    attacked: float | None = None
+    certified: Annotated[float, ROUND_DOWN]
+    attacked: Annotated[float | None, ROUND_UP] = None
     linear: float | None = None
     slack: str = ""
     predicted: str = ""
-    margin: float = 0.0
+    margin: Annotated[float, ROUND_DOWN] = 0.0
     tokens: int = 0
     table_seconds: float = 0.0
     word_seconds: float = 0.0

@@ -1,11 +1,11 @@
 """The worst measure with so many atoms in a ball that a search finds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import Value
+from howsmooth.studies.values import ROUND_DOWN, Value
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -49,7 +49,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         atoms: The measure, the heaviest atom first.
     """
 
-    lower: float
+    lower: Annotated[float, ROUND_DOWN]
     atoms: tuple[Atom, ...]
 
 

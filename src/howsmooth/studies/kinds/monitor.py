@@ -1,12 +1,13 @@
 """What a monitor read of a layer while a model was trained: kept by the training itself."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
 from howsmooth.studies.records import Record
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -45,6 +46,8 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         lower: The largest constant among the sequences that were measured: attained; none if it is not finite.
         upper: What none of them exceeds, at the monitor's confidence.
         typical: What random noise is multiplied by.
+        typical_low: The lower end of its interval at 95 %, over random directions.
+        typical_high: The upper end.
         radius: The root mean square norm of the tokens that enter.
         entropy: How widely attention looks, in nats.
         sequences: How many sequences were measured.
@@ -54,9 +57,11 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         skipped: How many places the budget left out at this step.
     """
 
-    lower: float | None
-    upper: float | None
+    lower: Annotated[float | None, ROUND_DOWN]
+    upper: Annotated[float | None, ROUND_UP]
     typical: float | None = None
+    typical_low: Annotated[float | None, ROUND_DOWN] = None
+    typical_high: Annotated[float | None, ROUND_UP] = None
     radius: float | None = None
     entropy: float | None = None
     sequences: int = 0

@@ -1,10 +1,11 @@
 """One length on the way from few tokens to measures: the worst constant found, between bounds and plateau."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -30,11 +31,11 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         measures_upper: What no measure exceeds; none if it overflows.
     """
 
-    lower: float
-    upper: float | None
+    lower: Annotated[float, ROUND_DOWN]
+    upper: Annotated[float | None, ROUND_UP]
     crossing: float | None
-    plateau: float | None
-    measures_upper: float | None
+    plateau: Annotated[float | None, ROUND_DOWN]
+    measures_upper: Annotated[float | None, ROUND_UP]
 
 
 def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:

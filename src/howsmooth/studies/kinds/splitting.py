@@ -1,12 +1,13 @@
 """Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.settings import Solver
+from howsmooth.studies.values import ROUND_DOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,13 +48,13 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         reach: The largest norm of a token.
     """
 
-    move: float
-    split: float
+    move: Annotated[float, ROUND_DOWN]
+    split: Annotated[float, ROUND_DOWN]
     splits: bool
     decided: bool
     atom: int
-    move_ratio: float
-    split_ratio: float
+    move_ratio: Annotated[float, ROUND_DOWN]
+    split_ratio: Annotated[float, ROUND_DOWN]
     mean_radius: float
     reach: float
 

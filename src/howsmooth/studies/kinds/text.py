@@ -1,12 +1,14 @@
 """The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
+from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from howsmooth.spectral.operators import LinearOperator
     from howsmooth.studies.resources import Resources
 
-# How many random directions say what noise does: enough for two digits, and a tenth of what the worst one takes.
-PROBES = 4
+# How many random directions say what noise does: a tenth of what the worst one takes, and more of short inputs, where
+# products take no time; about so many tokens in all.
+PROBES, MOST_PROBES, PROBED_TOKENS = 4, 32, 1024
 
 
 class Ask(AtText, frozen=True, kw_only=True, tag="text"):
@@ -51,6 +54,10 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         mean_radius: :math:`(\frac1n\sum_i|x_i|^2)^{1/2}` of the tokens that enter.
         reach: The largest norm of a token.
         typical: The root mean square gain of random perturbations.
+        typical_low: The lower end of its interval at 95 %, over random directions.
+        typical_high: The upper end.
+        probes: How many random directions that was estimated from.
+        dimensions: The dimension of the space of perturbations.
         local_upper: The certificate at this input, if it was asked for and the theory has one.
         released_quantity: :math:`\|J^\top f(X)\|^{1/2}`, if it was asked for.
         sensitivity: The share of the worst perturbation that each token holds.
@@ -58,15 +65,19 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         leading: How many singular values exceed half of the largest, at least.
     """
 
-    lower: float
-    upper: float | None = None
+    lower: Annotated[float, ROUND_DOWN]
+    upper: Annotated[float | None, ROUND_UP] = None
     steps: int = 0
     status: str = ""
     products: int = 0
     mean_radius: float = 0.0
     reach: float = 0.0
     typical: float | None = None
-    local_upper: float | None = None
+    typical_low: Annotated[float | None, ROUND_DOWN] = None
+    typical_high: Annotated[float | None, ROUND_UP] = None
+    probes: int = 0
+    dimensions: int = 0
+    local_upper: Annotated[float | None, ROUND_UP] = None
     released_quantity: float | None = None
     sensitivity: tuple[float, ...] = ()
     response: tuple[float, ...] = ()
@@ -107,7 +118,7 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequenc
     first, generator = cell[0], seeded(cell)
     J = linearise(f, X)
     estimate = norm_of(spectral_norm, J, solver=first.solver, generator=generator)
-    typical = typical_gain_of(J, samples=PROBES, generator=generator, known=estimate.random_gain).value
+    gain = typical_gain_of(J, samples=probes(X.shape[-2]), generator=generator, estimate=estimate)
     released = _released(f, X, J) if first.released else None
     provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
     # without the certificate by rows, which would take longer than everything else
@@ -117,12 +128,21 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequenc
             estimate[place],
             # heads share the tokens of their window
             X[place[0]].reshape(X.shape[-2:]),
-            typical=float(typical[place]),
+            typical=float(gain.value[place]),
+            typical_low=float(gain.low[place]),
+            typical_high=float(gain.high[place]),
+            probes=gain.samples,
+            dimensions=math.prod(J.domain),
             local_upper=None if proven is None else proven[place[0]],
             released_quantity=None if released is None else float(released[place]),
         )
         for place in places
     ]
+
+
+def probes(n: int) -> int:
+    """Return how many random directions are taken at inputs of ``n`` tokens."""
+    return max(PROBES, min(MOST_PROBES, PROBED_TOKENS // n))
 
 
 def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, generator: Any) -> "NormEstimate":

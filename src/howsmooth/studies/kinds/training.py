@@ -7,7 +7,7 @@ from howsmooth.errors import AssumptionError, FileError, nearest
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
 from howsmooth.studies.records import Record
-from howsmooth.studies.values import ASIDE
+from howsmooth.studies.values import ASIDE, ROUND_DOWN
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -86,7 +86,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     accuracy: float | None = None
     network: float | None = None
     attention: float | None = None
-    attained: float | None = None
+    attained: Annotated[float | None, ROUND_DOWN] = None
     flipped: float | None = None
     swapped: float | None = None
     steps: int = 0

@@ -48,21 +48,36 @@ def planned_certificates(certifying: Certifying, resources: Resources) -> Planne
     """
     model = resources.transformer(certifying.model, reading=certifying.reading)
     class_head(model)
-    if certifying.label:
-        label_number(model, certifying.label)
     if certifying.at == "attention":
         model.site(certifying.layer)
-    asks: list[Ask] = []
-    wrong: list[str] = []
-    for sentence in certifying.sentences:
-        tokens = read_sentence(model, sentence)
-        if said := _misclassified(model, sentence, tokens, certifying.label):
-            wrong.append(said)
-            continue
-        asks += [_ask(certifying, sentence, places) for places in _moving(certifying, model, tokens)]
-    if not asks:
+    right, wrong = by_their_labels(model, certifying.labelled)
+    asks = tuple(
+        _ask(certifying, sentence, places)
+        for sentence in right
+        for places in _moving(certifying, model, read_sentence(model, sentence))
+    )
+    return PlannedCertificates(transformer=model, asks=asks, wrong=tuple(wrong), command=certifying.command)
+
+
+def by_their_labels(
+    model: Transformer, labelled: Sequence[tuple[str, str | int | None]]
+) -> tuple[list[str], list[str]]:
+    """Return the sentences that a classifier takes for what they are labelled as, or that have no label, each once.
+
+    Returns:
+        These sentences, and what is to be said of the others.
+
+    Raises:
+        AssumptionError: If it has no such class, or all of them are misclassified.
+    """
+    for _sentence, label in labelled:
+        if label is not None:
+            label_number(model, label)
+    said = [(sentence, _misclassified(model, sentence, label)) for sentence, label in labelled]
+    right, wrong = [sentence for sentence, error in said if not error], [error for _sentence, error in said if error]
+    if not right:
         raise AssumptionError(" ".join(wrong), field="label")
-    return PlannedCertificates(transformer=model, asks=tuple(asks), wrong=tuple(wrong), command=certifying.command)
+    return list(dict.fromkeys(right)), wrong
 
 
 def _moving(certifying: Certifying, model: Transformer, tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -89,11 +104,11 @@ def _ask(certifying: Certifying, sentence: str, places: tuple[int, ...]) -> Ask:
     )
 
 
-def _misclassified(model: Transformer, sentence: str, tokens: Sequence[int], label: str) -> str:
-    """Say that another class wins than the label, if it does."""
-    if not label:
+def _misclassified(model: Transformer, sentence: str, label: str | int | None) -> str:
+    """Say that another class wins than the label, if there is one and it does."""
+    if label is None:
         return ""
-    f, X = classified(model, torch.tensor(tokens))
+    f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
     labels, predicted = class_head(model).labels, int(f(X)[0].argmax())
     if predicted == label_number(model, label):
         return ""

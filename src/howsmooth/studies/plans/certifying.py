@@ -39,7 +39,10 @@ class Certifying(Value, frozen=True, kw_only=True):
     text: Annotated[str, Meta(description="A sentence.", extra={"metavar": "SENTENCE"})] = ""
     file: Annotated[
         str,
-        Meta(description="Sentences: one on each line, or .jsonl.", extra={"metavar": "FILE"}),
+        Meta(
+            description='Sentences: one on each line; or .jsonl, a string or {"text": …, "label": …} a line.',
+            extra={"metavar": "FILE"},
+        ),
     ] = ""
     word: Annotated[
         str,
@@ -77,7 +80,11 @@ class Certifying(Value, frozen=True, kw_only=True):
         check_place(self.at, self.layer)
         Solver(seed=self.seed)
         self.where.check()
-        self.sentences  # noqa: B018 - refuses a file that there is not
+        if any(label is not None for _sentence, label in self._read) and self.label:  # and refuses a missing file
+            raise AssumptionError(
+                f"{self.file!r} has labels of its own, and --label {self.label} is given besides; leave out one.",
+                field="label",
+            )
         check_model(self.model)
         self.reading.check()
 
@@ -87,14 +94,25 @@ class Certifying(Value, frozen=True, kw_only=True):
         return Where(threads=self.threads)
 
     @property
+    def labelled(self) -> tuple[tuple[str, str | int | None], ...]:
+        """The sentences, each once, with the class that each should be of, if that is given."""
+        return tuple((sentence, self.label or None if own is None else own) for sentence, own in self._read)
+
+    @property
+    def _read(self) -> tuple[tuple[str, str | int | None], ...]:
+        """The sentences as they are given, with labels where a file has some."""
+        if not self.file:
+            return ((self.text.strip(), None),)
+        if self.file.endswith(".jsonl"):
+            found = read_sentences(self.file)
+            return tuple(dict.fromkeys(zip(map(str.strip, found.lines), found.labels, strict=True)))
+        lines = (line.strip() for line in read_text(self.file).content.splitlines())
+        return tuple(dict.fromkeys((line, None) for line in lines if line))
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences, each once."""
-        if not self.file:
-            return (self.text.strip(),)
-        if self.file.endswith(".jsonl"):
-            return tuple(dict.fromkeys(line.strip() for line in read_sentences(self.file).lines))
-        lines = (line.strip() for line in read_text(self.file).content.splitlines())
-        return tuple(dict.fromkeys(line for line in lines if line))
+        return tuple(dict.fromkeys(sentence for sentence, _label in self.labelled))
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from howsmooth.studies.kinds.attack import AttackRecord
 from howsmooth.studies.runs.measurement import fitted
 from howsmooth.studies.values import to_json
-from howsmooth.wording import count, number
+from howsmooth.wording import at_least, at_most, count, number
 
 # Linearity ends where what is attained is so far from what is predicted.
 LEAVES = 0.1
@@ -51,10 +51,10 @@ class Attained:
         return {
             "ε": number(self.eps),
             "method": self.method,
-            "attained / ε": number(self.attained, 4),
+            "attained / ε": at_least(self.attained, 4),
             "predicted": number(self.predicted, 4),
             "attained / predicted": "—" if self.ratio is None else number(self.ratio, 3),
-            "ceiling": "—" if self.ceiling is None else number(self.ceiling),
+            "ceiling": "—" if self.ceiling is None else at_most(self.ceiling, 3),
             "passes": number(self.products),
             "windows": number(self.windows),
         }

@@ -114,7 +114,7 @@ class Certified:
         yield self.sentence
         yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
         took = f"table in {number(self.table_seconds, 2)} s"
-        yield f"Radii in {self.norm} of {self.place}; margin {number(self.margin)}; {took}."
+        yield f"Radii in {self.norm} of {self.place}; margin {at_least(self.margin, 3)}; {took}."
 
     def to_json(self) -> str:
         """Return one JSON object."""

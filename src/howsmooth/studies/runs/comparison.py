@@ -15,7 +15,7 @@ from howsmooth.markup import table as table_html
 from howsmooth.studies.runs.measurement import fitted
 from howsmooth.studies.runs.ratios import Ratio
 from howsmooth.studies.values import to_json
-from howsmooth.wording import aligned, at_least, at_most, count, number, percent
+from howsmooth.wording import aligned, at_least, at_most, count, number, percent, visible
 
 # Columns that leave a narrow terminal, the first ones first.
 EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
@@ -199,7 +199,8 @@ class Comparison:
         """Show the ratios as plain text."""
         found = [row.cells(self.confidence) for row in self.rows]
         rows = [self.columns, *([row[name] for name in self.columns] for row in found)]
-        return "\n".join((self.title, self.sentence, *aligned(rows), *(f"Note: {note}." for note in self.notes)))
+        shown = (self.title, self.sentence, *aligned(rows), *(f"Note: {note}." for note in self.notes))
+        return visible("\n".join(shown))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Render in a rich console: the answer, every ratio, what they are worth, and what to know."""

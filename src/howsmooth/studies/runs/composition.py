@@ -1,7 +1,7 @@
 """Layers do not multiply: the product of what blocks do alone against what they do together, layer by layer."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -11,6 +11,7 @@ from howsmooth.markup import paragraph
 from howsmooth.markup import table as table_html
 from howsmooth.studies.kinds.whole import WholeRecord
 from howsmooth.studies.runs.measurement import fitted
+from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
 from howsmooth.wording import aligned, count, number, power_of_ten
 
 # Columns that leave a narrow terminal, the first ones first.
@@ -28,7 +29,7 @@ class Depth:
         block: The constant of its block alone.
         log_product: :math:`\log_{10}` of the product of the constants of all blocks up to here.
         to: The constant of all blocks up to here, together.
-        typical_to: What they multiply random noise by.
+        typical_to: What they multiply random noise by, root mean square over the windows.
         onward: The constant of everything from what enters this layer to the end of the model.
         typical_onward: What that multiplies random noise by.
     """
@@ -37,9 +38,9 @@ class Depth:
     block: float
     log_product: float
     to: float
-    typical_to: float | None
+    typical_to: Typical | None
     onward: float
-    typical_onward: float | None
+    typical_onward: Typical | None
 
     @property
     def log_gap(self) -> float:
@@ -55,9 +56,9 @@ class Depth:
             "product": large(self.log_product),
             "to here": number(self.to),
             "gap": large(self.log_gap),
-            "typical to here": _optional(self.typical_to),
+            "typical to here": str(self.typical_to or "—"),
             "from here": number(self.onward),
-            "typical from here": _optional(self.typical_onward),
+            "typical from here": str(self.typical_onward or "—"),
         }
 
 
@@ -88,7 +89,7 @@ class Composition:
     def sentence(self) -> str:
         """What was found, in a sentence."""
         first, last = self.depths[0], self.depths[-1]
-        typical = "" if first.typical_onward is None else f", a random one {number(first.typical_onward)}-fold"
+        typical = "" if first.typical_onward is None else first.typical_onward.said
         return (
             f"At {count(self.length, 'token')} the constants of the {count(len(self.depths), 'block')} of {self.model} "
             f"multiply to {large(last.log_product)}; the whole model multiplies the worst perturbation by "
@@ -119,8 +120,8 @@ class Composition:
 LEGEND = (
     "Block: the constant of one block alone. Product: of all blocks up to here. To here: of these blocks together. "
     "Gap: how many times too large the product is. From here: of everything from what enters this block to the end of "
-    "the model. Typical: what random noise is multiplied by. Blocks together are known to 1 %; geometric means over "
-    "the windows."
+    "the model. Typical: what random noise is multiplied by, root mean square over the windows, with its 95 % interval "
+    "over random directions. Blocks together are known to 1 %; geometric means over the windows."
 )
 
 
@@ -153,34 +154,16 @@ def _depth(by_map: dict[tuple[str, int], list[WholeRecord]], layer: int, log_pro
     )
     if block is None or to is None or onward is None:
         return None
-    alone = _mean(block, _worst)
-    if alone is None:
-        return None
+    alone = mean_constant(block)
     return Depth(
         layer=layer,
         block=alone,
         log_product=log_product + (math.log10(alone) if alone > 0 else -math.inf),
-        to=_mean(to, _worst) or 0.0,
-        typical_to=_mean(to, _typical),
-        onward=_mean(onward, _worst) or 0.0,
-        typical_onward=_mean(onward, _typical),
+        to=mean_constant(to),
+        typical_to=typical_of(to),
+        onward=mean_constant(onward),
+        typical_onward=typical_of(onward),
     )
-
-
-def _worst(record: WholeRecord) -> float | None:
-    return record.answer.lower
-
-
-def _typical(record: WholeRecord) -> float | None:
-    return record.answer.typical
-
-
-def _mean(records: Sequence[WholeRecord], value: Callable[[WholeRecord], float | None]) -> float | None:
-    """Return the geometric mean of what is known."""
-    found = [number for record in records if (number := value(record)) is not None]
-    if not found:
-        return None
-    return math.exp(sum(map(math.log, found)) / len(found)) if min(found) > 0 else 0.0
 
 
 def large(log10: float) -> str:
@@ -194,7 +177,3 @@ def large(log10: float) -> str:
         return number(10**log10 if log10 < math.inf else math.inf)
     power = math.floor(log10)
     return f"{number(10 ** (log10 - power))}·{power_of_ten(power)}"
-
-
-def _optional(value: float | None) -> str:
-    return "—" if value is None else number(value)

@@ -50,7 +50,10 @@ def _old_rows(folder: Path) -> list[dict[str, Any]] | None:
     try:
         database = sqlite3.connect(f"{(folder / FILE).absolute().as_uri()}?mode=ro", uri=True)
         try:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
+            try:
+                (version,) = database.execute("PRAGMA user_version").fetchone()
+            except sqlite3.OperationalError:  # on a read-only medium, which a store of ours knows how to read
+                return None
             if version != 1:
                 return None
             found = database.execute("SELECT * FROM measurements")

@@ -44,9 +44,9 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
 def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
     for layer in measurement.layers:
-        name = _ladder(measurement.model, measurement.map, layer.layer, layer.length, layer.radius)
+        name = _ladder(measurement.model, measurement.map, layer.layer, layer.length, layer.ball)
         if store.fact(name) is None:
-            bounds = _bounds(transformer, measurement.map, layer.layer, layer.length, layer.radius)
+            bounds = _bounds(transformer, measurement.map, layer.layer, layer.length, layer.ball)
             store.keep(name, bounds.to_json())
 
 

@@ -15,10 +15,10 @@ from howsmooth.markup import table as table_html
 from howsmooth.studies.kinds.text import TextRecord
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.studies.values import to_json
-from howsmooth.wording import aligned, count, percent
+from howsmooth.wording import aligned, at_most, count, percent, visible
 
 # Columns that leave a narrow terminal, the first ones first; the others always fit.
-EXPENDABLE = ("R", "range", "95 %", "certificate", "any input", "exponent")
+EXPENDABLE = ("R", "range", "95 %", "certificate", "longest", "any input", "exponent", "typical 95 %")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -110,12 +110,15 @@ class Measurement:
         pairs = [(r.answer.upper, r.answer.lower) for r in self.records if r.answer.upper and r.answer.lower]
         widest = max((upper / lower for upper, lower in pairs), default=1.0)
         worth = percent(self.records[0].ask.solver.confidence) if self.records else "—"
+        gains = [layer.typical for layer in self.layers if layer.typical is not None]
+        at = f"this {self.thing}" if all(layer.windows == 1 for layer in self.layers) else f"these {self.thing}s"
+        interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
         return (
-            "Typical: what random perturbations are multiplied by. Worst: what the worst one is multiplied by (mean "
-            f"over {self.thing}s); attained at each {self.thing}, and within a factor of {widest:.4f} of the truth "
-            f"({worth} each). "
-            "Any input: a proven bound for any tokens of norm at most R, the mean radius of those in the text. "
-            "The worst grows like n^exponent; a question mark says that no power law describes it."
+            f"Typical: what random perturbations are multiplied by{interval}. "
+            f"Worst: what the worst one is multiplied by (mean over {self.thing}s); attained at "
+            f"each {self.thing}, and within a factor of {at_most(widest)} of the truth ({worth} each). "
+            "Any input: the smallest proven bound for as many tokens, none longer than the longest here; R is their "
+            "mean norm. The worst grows like n^exponent; a question mark says that no power law describes it."
         )
 
     @property
@@ -125,7 +128,7 @@ class Measurement:
         if len(pairs) < len(self.records):
             return "Every constant is attained at its window; from above, not all of them are known."
         widest, worth = max(upper / lower for upper, lower in pairs), percent(self.records[0].ask.solver.confidence)
-        near = f"within a factor of {widest:.4f} of the truth ({worth} each)"
+        near = f"within a factor of {at_most(widest)} of the truth ({worth} each)"
         return f"Every constant is attained at its window, and {near}."
 
     @property
@@ -169,7 +172,7 @@ class Measurement:
     def __repr__(self) -> str:
         """Show the answer for each layer as plain text."""
         rows = [self.columns, *([layer.cells[name] for name in self.columns] for layer in self.layers)]
-        return "\n".join((self.title, *aligned(rows), *(f"Note: {remark}." for remark in self.remarks)))
+        return visible("\n".join((self.title, *aligned(rows), *(f"Note: {remark}." for remark in self.remarks))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Render in a rich console: the answer, what it is worth, and what to know."""
@@ -219,6 +222,8 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "radius": answer.mean_radius,
         "reach": answer.reach,
         "typical": answer.typical,
+        "typical_low": answer.typical_low,
+        "typical_high": answer.typical_high,
         "local_upper": answer.local_upper,
     }
     return row | ({"released": answer.released_quantity} if ask.released else {})

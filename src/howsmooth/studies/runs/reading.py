@@ -20,6 +20,11 @@ from howsmooth.studies.runs.summary import summarise
 from howsmooth.theory.results import Ladder
 from howsmooth.wording import count
 
+OLD_BOUNDS = (
+    "an earlier version kept bounds for tokens of mean norm, and some here are longer; the command that made the run "
+    "computes those for any input anew, and nothing else"
+)
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run:
@@ -105,7 +110,7 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
     if not (path / FILE).is_file():
         missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
         raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
-    return Store(folder)
+    return Store(folder, writable=False)
 
 
 def measurements(store: Store, records: Sequence[Record], plans: Sequence[Plan]) -> list[Measurement]:
@@ -135,6 +140,9 @@ def measurement(store: Store, plans: Sequence[Plan], known: dict[str, Record]) -
     def bounds(layer: int, length: int, radius: float) -> Ladder:
         return kept_ladder(store, first.model, first.map, layer, length, radius)
 
+    layers = summarise(records, bounds)
+    # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
+    old = any(not layer.ladder.rungs and bounds(layer.layer, layer.length, layer.radius).rungs for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}
     return Measurement(
         model=first.model,
@@ -142,8 +150,8 @@ def measurement(store: Store, plans: Sequence[Plan], known: dict[str, Record]) -
         map=first.map,
         records=tuple(records),
         heads=tuple(heads),
-        layers=summarise(records, bounds),
-        notes=kept_notes(store, first.model),
+        layers=layers,
+        notes=kept_notes(store, first.model) + ((OLD_BOUNDS,) if old else ()),
         tokens=store.window(window_key(longest)),
         openings={place: store.window(opening_key(ask)) for place, ask in places.items()},
         run=None if store.folder is None else str(store.folder),

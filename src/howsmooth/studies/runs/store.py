@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from howsmooth.errors import FieldError, FileError
+from howsmooth.files import require_size
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.kinds import kind_named, read_ask
 from howsmooth.studies.machines import Machine
@@ -32,6 +34,12 @@ CREATE TABLE IF NOT EXISTS records
 CREATE TABLE IF NOT EXISTS failures
     (key TEXT PRIMARY KEY, ask TEXT NOT NULL, error TEXT NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID;
 """
+# The fact that says how many records there are, with a mark as long as some are being added. Until a run is closed its
+# last records stand in a log beside the file, of which SQLite drops what is damaged, or not there, without a word: so
+# their number is written to a small file too.
+NUMBER, UNFINISHED = "number of records", " so far"
+# Bytes of memory for one byte of a store: rows, and the values that are made of them.
+COPIES = 4
 
 
 class Result(Value, frozen=True, kw_only=True):
@@ -45,11 +53,13 @@ class Result(Value, frozen=True, kw_only=True):
 class Store:
     """The records of one run, in a folder of its own or in memory."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, *, writable: bool = True) -> None:
         """Open a run, or begin one.
 
         Args:
             folder: Where the records are kept; ``None`` keeps them in memory.
+            writable: Whether records are to be added. A run that is only read may lie on a read-only medium, and is
+                refused if records of it are missing; one that is written to measures them anew.
 
         Raises:
             FileError: If the folder cannot be written to, or what is there is no run of this version.
@@ -57,18 +67,20 @@ class Store:
         self.folder = None if folder is None else Path(folder)
         self._where = ":memory:" if self.folder is None else str(self.folder / FILE)
         self._viewed: set[str] = set()
-        self._mended = False
-        if self.folder is not None:
+        # how many records there are, as the last transaction of this process left them; none before the first
+        self._number: int | None = None
+        if self.folder is not None and writable:
             make(self.folder)
+        if self.folder is not None:
+            require_size(self._where, "the file of records", copies=COPIES)
         with self._refusing():
-            self._database = sqlite3.connect(self._where, timeout=60, isolation_level=None)
-            # bytes that are no text are damage like any other: the checksum finds it, and the key is still told
-            self._database.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
             try:
-                self._begin()
-            except BaseException:
-                self.close()
-                raise
+                self._open(self._where, writable)
+            except sqlite3.OperationalError:
+                if writable or os.path.exists(f"{self._where}-wal"):
+                    raise
+                # on a read-only medium SQLite cannot make the log that some runs of older versions ask for
+                self._open(f"{Path(self._where).absolute().as_uri()}?immutable=1", writable)
 
     def __enter__(self) -> "Store":
         return self
@@ -79,8 +91,22 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+        """Close the file; what this process added goes from the log into the file, which can be copied alone then."""
+        try:
+            if self._number is not None and self.folder is not None:
+                with suppress(sqlite3.Error, OSError):  # another process is writing, and closes it; or the disk is full
+                    self._settle()
+        finally:
+            self._database.close()
+
+    def _settle(self) -> None:
+        self._database.execute("PRAGMA busy_timeout = 0")
+        self._database.execute("BEGIN IMMEDIATE")
+        self._insert("facts", {NUMBER: str(self._counted())}, verb="REPLACE")
+        Path(f"{self._where}-number").unlink(missing_ok=True)
+        self._database.execute("COMMIT")
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._database.execute("PRAGMA journal_mode = DELETE")
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Keep what came of asks, each in a transaction of its own; a record that is there unharmed stays."""
@@ -105,9 +131,11 @@ class Store:
         self._view(record.ask.kind)
         result = to_json({"answer": record.answer, "machine": record.machine, "seconds": record.seconds})
         # what is damaged was taken out: what is there already is unharmed, and stays
-        self._database.execute(
+        added = self._database.execute(
             "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", (key, ask, result, checksum(key, ask, result))
         )
+        self._number = self._counted() + added.rowcount
+        self._insert("facts", {NUMBER: f"{self._number}{UNFINISHED}"}, verb="REPLACE")
         self._database.execute("DELETE FROM failures WHERE key = ?", (key,))
 
     def keys(self) -> frozenset[str]:
@@ -230,7 +258,17 @@ class Store:
             for statement in view_of(kind_named(kind)):
                 self._database.execute(statement)
 
-    def _begin(self) -> None:
+    def _open(self, where: str, writable: bool) -> None:
+        self._database = sqlite3.connect(where, timeout=60, isolation_level=None, uri=where.startswith("file:"))
+        # bytes that are no text are damage like any other: the checksum finds it, and the key is still told
+        self._database.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
+        try:
+            self._begin(writable)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _begin(self, writable: bool) -> None:
         (state,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
             raise FileError(
@@ -252,11 +290,60 @@ class Store:
                 f"the run in {self._where!r} was written by a newer howsmooth (version {version} of the file, we know "
                 f"{VERSION}); upgrade, or give another folder."
             )
+        if version == VERSION:
+            self._check_tables()
+        if not writable:
+            if version == 0:
+                raise FileError(
+                    f"{self._where!r} is empty: there is no run in it; howsmooth runs lists those there are."
+                )
+            self._check_number()
+            return
         # write-ahead: readers and a second writer do not block each other for longer than one record
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         if version < VERSION:
             self._database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    def _check_tables(self) -> None:
+        """Refuse views and other tables under our names, and triggers: what they compute may have no end."""
+        found = self._database.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        ours = {" ".join(made.split()) for made in SCHEMA.replace("IF NOT EXISTS ", "").split(";")} - {""}
+        kept = {" ".join(sql.split()) for kind, name, sql in found if name in TABLES}
+        if kept != ours or any(kind == "trigger" for kind, _name, _sql in found):
+            raise FileError(
+                f"{self._where!r} is a database, but its tables are not those of a run; give another folder."
+            )
+
+    def _check_number(self) -> None:
+        """Refuse a run of which records are missing."""
+        kept = self.fact(NUMBER)
+        if kept is None:
+            return  # an older version began it
+        number, unfinished, _rest = kept.partition(UNFINISHED)
+        with self._believing((NUMBER, kept, checksum(NUMBER, kept))):
+            expected = _whole(number)
+        if unfinished:
+            try:
+                expected = max(expected, _whole(Path(f"{self._where}-number").read_text(encoding="ascii")))
+            except (OSError, ValueError) as error:
+                raise FileError(
+                    f"the run in {self._where!r} was not closed, and the files of its last records, {FILE}-*, are not "
+                    "beside it; copy the whole folder, or run its command again, with the same --out."
+                ) from error
+        (there,) = self._database.execute("SELECT count(*) FROM records").fetchone()
+        if there < expected:
+            raise FileError(
+                f"{expected - there} of {expected} records in {self._where!r} are missing: the file or its log, "
+                f"{FILE}-wal, is damaged, or the log was not copied with it. Copy the whole folder again, or run the "
+                "command that made the run again, with the same --out: it measures anew what is missing and nothing "
+                "else."
+            )
+
+    def _counted(self) -> int:
+        """Return how many records the run holds, by the fact that says so; within a transaction."""
+        kept = self._get("facts", NUMBER) or "0"
+        return int(kept.removesuffix(UNFINISHED))
 
     def _keys(self, query: str) -> frozenset[str]:
         with self._refusing():
@@ -266,21 +353,34 @@ class Store:
     def _transaction(self) -> Iterator[None]:
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._mend()
+            first = self._mend()
             yield
             self._database.execute("COMMIT")
         except BaseException:
+            self._number = None
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
+        if self.folder is not None:
+            self._write_number()
+            if first:  # from here on the file itself says that it has a log
+                self._database.execute("PRAGMA wal_checkpoint")
 
-    def _mend(self) -> None:
-        """Take out what is damaged, before the first thing is written: whoever writes makes it anew.
+    def _write_number(self) -> None:
+        descriptor = os.open(f"{self._where}-number", os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, b"%20d" % (self._number or 0))  # of one length: a reader never finds half of it
+        finally:
+            os.close(descriptor)
 
-        Tables are filled again with what is unharmed: a row whose key is damaged is not found by it.
+    def _mend(self) -> bool:
+        """Take out what is damaged and count, before the first thing is written; return whether it was the first.
+
+        Whoever writes makes it anew. Tables are filled again with what is unharmed: a row whose key is damaged is not
+        found by it.
         """
-        if self._mended:
-            return
+        if self._number is not None:
+            return False
         for table in TABLES:
             rows = self._database.execute(f"SELECT * FROM {table}").fetchall()
             unharmed = [row for row in rows if _unharmed(row)]
@@ -288,13 +388,19 @@ class Store:
                 marks = ", ".join("?" for _column in rows[0])
                 self._database.execute(f"DELETE FROM {table}")
                 self._database.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", unharmed)
-        self._mended = True
+        (self._number,) = self._database.execute("SELECT count(*) FROM records").fetchone()
+        self._insert("facts", {NUMBER: f"{self._number}{UNFINISHED}"}, verb="REPLACE")
+        if self.folder is not None:
+            self._write_number()
+        return True
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeError) as error:
+        except FileError:
+            raise
+        except (sqlite3.Error, UnicodeError, OSError) as error:
             raise FileError(f"the records in {self._where!r} cannot be read or written: {error}.") from error
 
     @contextmanager
@@ -325,6 +431,12 @@ def checksum(*parts: str) -> str:
 def _unharmed(row: Sequence[object]) -> bool:
     *parts, kept = row
     return all(isinstance(part, str) for part in parts) and checksum(*map(str, parts)) == kept
+
+
+def _whole(number: str) -> int:
+    if not re.fullmatch(r" *\d{1,18}", number):
+        raise FieldError(f"it is no number of records, {number[:20]!r}.")
+    return int(number)
 
 
 def _asked(key: str, text: str) -> Ask:

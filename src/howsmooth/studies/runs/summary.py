@@ -1,18 +1,55 @@
 """From records at a text to the answer for each layer."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.spectral.typical import mean_gain
+from howsmooth.studies.kinds.text import Answer, TextRecord
+from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth, growth
-from howsmooth.theory.results import Ladder
-from howsmooth.wording import at_most, exponent, interval, number
+from howsmooth.theory.results import Bound, Ladder, Side
+from howsmooth.wording import at_most, estimated, exponent, interval, number, rounded
 
+# Of the interval of a typical gain; with how many digits the ball is told that bounds are about.
+CONFIDENCE, BALL_DIGITS = 0.95, 4
 NO_BOUNDS = Ladder(rungs=())
 # Every bound for a layer, a length and a radius.
 Bounds = Callable[[int, int, float], Ladder]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typical:
+    """What random perturbations are multiplied by at some windows, in the root mean square.
+
+    Attributes:
+        value: The estimate.
+        low: The lower end of its interval at 95 %, over random directions at these windows; none in runs of earlier
+            versions.
+        high: The upper end.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        """Write it with its interval."""
+        return " ".join(filter(None, self.cells))
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The value and its interval in words, with as many digits as that leaves."""
+        return estimated(self.value, self.low, self.high)
+
+    @property
+    def said(self) -> str:
+        """What stands behind the worst perturbation in a sentence."""
+        value, interval = self.cells
+        return f", a random one {value}-fold{interval and f' {interval}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +65,11 @@ class LayerSummary:
         constant: The geometric mean of the constants at them.
         least: The smallest of them.
         most: The largest of them, at its upper end.
-        typical: What random perturbations are multiplied by, root mean square over windows.
+        typical: What random perturbations are multiplied by, root mean square over windows, with its interval.
         growth: How the constant grows with the length; none if only one length was measured.
         radius: The mean radius of the tokens at that length.
         reach: The largest norm of a token among them.
-        ladder: Every bound for that many tokens in the ball of that radius; empty where the theory has none.
+        ladder: Every bound for that many tokens in the ball that holds all of these; empty where the theory has none.
         local_upper: The geometric mean of the certificates at these inputs, if they were asked for.
         released_growth: How the quantity of the paper's released scripts grows, if it was asked for.
     """
@@ -44,7 +81,7 @@ class LayerSummary:
     constant: float
     least: float
     most: float
-    typical: float | None
+    typical: Typical | None
     growth: Growth | None
     radius: float
     reach: float
@@ -53,14 +90,19 @@ class LayerSummary:
     released_growth: Growth | None = None
 
     @property
-    def sharp_upper(self) -> float | None:
-        """The worst-case bound for any such tokens, where the theory has one."""
-        return next((bound.value for bound in self.ladder.rungs if bound.name == "sharp_upper"), None)
+    def ball(self) -> float:
+        """The radius of the ball that bounds are about, the norm of the longest token, rounded up."""
+        return ball_around(self.reach)
+
+    @property
+    def any_input(self) -> Bound | None:
+        """The smallest proven bound for any tokens in that ball, where the theory has one."""
+        return self.ladder.upper if any(bound.side is Side.UPPER for bound in self.ladder.rungs) else None
 
     @property
     def headroom(self) -> float | None:
-        """How many times larger the worst-case bound is than the constant."""
-        return None if self.sharp_upper is None or self.constant == 0 else self.sharp_upper / self.constant
+        """How many times larger that bound is than the constant."""
+        return None if self.any_input is None or self.constant == 0 else self.any_input.value / self.constant
 
     @property
     def lengths(self) -> str:
@@ -73,7 +115,8 @@ class LayerSummary:
         """The answer in words, by what to call it."""
         return {
             "layer": str(self.layer),
-            "typical": "—" if self.typical is None else number(self.typical),
+            "typical": "—" if self.typical is None else self.typical.cells[0],
+            "typical 95 %": (self.typical and self.typical.cells[1]) or "—",
             "worst": number(self.constant, 4),
             "range": interval(self.least, self.most, 3),
             "exponent": exponent_cell(self.growth),
@@ -82,7 +125,8 @@ class LayerSummary:
             "windows": str(self.windows),
             "R": number(self.radius),
             "certificate": "—" if self.local_upper is None else at_most(self.local_upper, 3),
-            "any input": "—" if self.sharp_upper is None else at_most(self.sharp_upper, 3),
+            "longest": "—" if self.any_input is None else number(self.ball, BALL_DIGITS),
+            "any input": "—" if self.any_input is None else self.any_input.rounded(3),
         }
 
     def as_row(self) -> dict[str, Any]:
@@ -95,12 +139,16 @@ class LayerSummary:
             "constant": self.constant,
             "constant_low": self.least,
             "constant_high": self.most,
-            "typical": self.typical,
+            "typical": None if self.typical is None else self.typical.value,
+            "typical_low": None if self.typical is None else self.typical.low,
+            "typical_high": None if self.typical is None else self.typical.high,
             **_exponents("exponent", self.growth),
             "exponent_note": None if self.growth is None else self.growth.note,
             "radius": self.radius,
             "reach": self.reach,
-            "sharp_upper": self.sharp_upper,
+            "ball": self.ball,
+            "any_input_upper": None if self.any_input is None else self.any_input.value,
+            "any_input_name": None if self.any_input is None else self.any_input.name,
             "local_upper": self.local_upper,
         }
         return row | ({} if self.released_growth is None else _exponents("released_exponent", self.released_growth))
@@ -134,9 +182,8 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     # sentences have lengths of their own: all of them are summed up, and their lengths say nothing about growth
     chosen = [record for record in records if whole or record.ask.length == length]
     here = [record.answer for record in chosen]
-    radius = fmean(answer.mean_radius for answer in here)
+    reach = max(answer.reach for answer in here)
     proven = [answer.local_upper for answer in here if answer.local_upper is not None]
-    gains = [answer.typical**2 for answer in here if answer.typical is not None]
     return LayerSummary(
         layer=layer,
         length=max(record.ask.length for record in chosen),
@@ -145,11 +192,11 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
         constant=geometric([answer.lower for answer in here]),
         least=min(answer.lower for answer in here),
         most=max(answer.upper or answer.lower for answer in here),
-        typical=fmean(gains) ** 0.5 if gains else None,
+        typical=typical_of(chosen),
         growth=None if whole else growth_of((r.ask.length, r.answer.lower) for r in records),
-        radius=radius,
-        reach=max(answer.reach for answer in here),
-        ladder=bounds(layer, max(record.ask.length for record in chosen), radius),
+        radius=fmean(answer.mean_radius for answer in here),
+        reach=reach,
+        ladder=bounds(layer, max(record.ask.length for record in chosen), ball_around(reach)),
         local_upper=geometric(proven) if proven else None,
         released_growth=growth_of(
             (r.ask.length, r.answer.released_quantity)
@@ -159,7 +206,44 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     )
 
 
-def mean_constant(records: Sequence[TextRecord]) -> float:
+def typical_of(records: Sequence[Record[Any, Answer]]) -> Typical | None:
+    """Return the typical gain over windows: none if no record has it.
+
+    The interval is over random directions, at these windows: Jacobians at several windows are the blocks of one, see
+    :func:`~howsmooth.spectral.typical.mean_gain`. Records of earlier versions know no interval.
+    """
+    answers = [record.answer for record in records if record.answer.typical is not None]
+    if not answers:
+        return None
+    gains = [answer.typical or 0.0 for answer in answers]
+    value, low, high = mean_gain(
+        gains,
+        [answer.lower for answer in answers],
+        [answer.upper or math.inf for answer in answers],
+        [answer.dimensions or math.inf for answer in answers],
+        samples=max(1, min(answer.probes for answer in answers)),
+        doubt=1 - CONFIDENCE,
+        bound_doubt=1 - records[0].ask.solver.confidence,
+    )
+    if any(answer.typical_low is None for answer in answers):
+        return Typical(value=value, low=None, high=None)
+    if all(answer.typical_low == answer.typical_high for answer in answers):  # as many directions as dimensions
+        return Typical(value=value, low=value, high=value)
+    return Typical(value=value, low=low, high=high)
+
+
+def ball_around(reach: float) -> float:
+    """Return the radius of a ball that holds tokens of norm up to ``reach``: rounded up to four digits.
+
+    Example:
+        >>> ball_around(15.23418), ball_around(8.0)
+        (15.24, 8.0)
+    """
+    places = BALL_DIGITS - 1 - math.floor(math.log10(reach)) if reach > 0 else 0
+    return float(rounded(reach, places, ROUND_CEILING))
+
+
+def mean_constant(records: Sequence[Record[Any, Answer]]) -> float:
     """Return the geometric mean of the attained constants; zero if one of them is."""
     return geometric([record.answer.lower for record in records])
 

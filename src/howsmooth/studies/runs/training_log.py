@@ -35,6 +35,8 @@ class RunLog:
                     lower=_finite(r.lower),
                     upper=_finite(r.upper),
                     typical=r.typical,
+                    typical_low=r.typical_low,
+                    typical_high=r.typical_high,
                     radius=_finite(r.radius),
                     entropy=r.entropy,
                     sequences=r.sequences,

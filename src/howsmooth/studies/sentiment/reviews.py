@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from howsmooth.errors import FileError
+from howsmooth.files import read_bytes, require_room
 
 # The source distribution that holds them, under the MIT licence; what is in it, and in what is in that.
 PACKAGE = "vaderSentiment-3.3.2.tar.gz"
@@ -58,11 +59,13 @@ def read_reviews(path: str | os.PathLike[str]) -> Reviews:
         FileError: If it holds none.
     """
     path = Path(path)
+    raw = read_bytes(path, "a file of reviews", field="reviews")
     try:
-        raw = path.read_bytes()
         text = (_unpacked(raw) if path.name.endswith(".tar.gz") else raw).decode("latin-1")
         rows = [line.split("\t", 2) for line in text.splitlines() if line.strip()]
         found = tuple((text, int(float(rating) > 0)) for _number, rating, text in rows if float(rating) != 0)
+    except FileError:
+        raise
     except (OSError, ValueError, tarfile.TarError, StopIteration) as error:
         raise FileError(
             f"{os.fspath(path)!r} holds no reviews: lines of a number, a rating and a sentence, tabs between, or "
@@ -86,7 +89,9 @@ def _unpacked(raw: bytes) -> bytes:
 
 
 def _member(archive: tarfile.TarFile, ending: str) -> bytes:
-    found = archive.extractfile(next(name for name in archive.getnames() if name.endswith(ending)))
+    member = next(member for member in archive.getmembers() if member.name.endswith(ending))
+    require_room(member.size, f"{member.name!r} in the package, unpacked,", field="reviews")
+    found = archive.extractfile(member)
     if found is None:
         raise tarfile.TarError(ending)
     return found.read()

@@ -7,6 +7,7 @@ from howsmooth.studies.asks import Ask
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.sweep.batches import Unit, units
+from howsmooth.wording import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,6 @@ def sweep(
 
 def _counted(tally: Tally, new: Sequence[Outcome], share: float) -> Tally:
     failed = sum(isinstance(outcome, Failure) for outcome in new)
-    last = new[0].ask.label if new else tally.last
+    last = visible(new[0].ask.label) if new else tally.last
     done = tally.done + len(new) - failed
     return Tally(done=done, failed=tally.failed + failed, left=tally.left - len(new), share=share, last=last)

@@ -1,26 +1,26 @@
-"""Work on many processes: on this machine, or on a cluster that Dask already runs."""
+"""Who does the work: this process, others on this machine, or a cluster that Dask already runs."""
 
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from howsmooth.errors import AssumptionError, ClusterError
+from howsmooth.errors import AssumptionError, ClusterError, FileError
+from howsmooth.files import require_size
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.batches import Unit, attempt, sentence
 from howsmooth.studies.sweep.here import done_here, using_threads
+from howsmooth.studies.sweep.processes import LOSSES, processes
 from howsmooth.studies.sweep.sweep import Executor
 
 # How long to wait for a scheduler before giving up.
 PATIENCE = 30.0
-# How many workers a unit may lose before it is called a failure.
-LOSSES = 3
-# Dask makes its workers give memory back after every tensor, which doubles the time of small tasks: let them keep it.
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": 2**30, "MALLOC_MMAP_THRESHOLD_": 2**30, "MALLOC_TOP_PAD_": 2**28}
+# What a folder for TLS holds: the authority that signed the cluster's certificates, ours, and its key.
+TLS = {"tls_ca_file": "ca.pem", "tls_client_cert": "cert.pem", "tls_client_key": "key.pem"}
 
 
 @contextlib.contextmanager
@@ -28,6 +28,7 @@ def executor(
     *,
     workers: int = 0,
     scheduler: str | None = None,
+    tls: str | os.PathLike[str] | None = None,
     threads: int | None = 1,
     resources: Resources | None = None,
 ) -> Iterator[Executor]:
@@ -36,12 +37,16 @@ def executor(
     Args:
         workers: How many processes to start here; none does the work in this one.
         scheduler: The address of a Dask scheduler to use instead.
+        tls: A folder with ``ca.pem``, ``cert.pem`` and ``key.pem``: the scheduler must show a certificate of that
+            authority, and all that is sent is encrypted. Without it Dask's own configuration decides.
         threads: How many threads to use in this process, or in each of the others: see :func:`done_here`. None leaves
             torch's own choice.
         resources: What is loaded already, for the work in this process.
     """
     if workers and scheduler is not None:
         raise AssumptionError("give a number of workers to start, or the address of a scheduler, not both.")
+    if tls is not None and scheduler is None:
+        raise AssumptionError("tls is for a scheduler, and none was given; leave it out.", field="tls")
     if not workers and scheduler is None:
         held = Resources() if resources is None else resources
         try:
@@ -49,7 +54,11 @@ def executor(
         finally:
             held.release()
         return
-    with _client(workers, scheduler) as client, _equipped(client) as name:
+    if scheduler is None:
+        with processes(workers, threads) as execute:
+            yield execute
+        return
+    with _client(scheduler, tls) as client, _equipped(client) as name:
         yield lambda work: _spread(client, work, threads, name)
 
 
@@ -75,41 +84,36 @@ def attempt_on_worker(unit: Unit, threads: int | None, equipment: str) -> list[O
 
 
 @contextlib.contextmanager
-def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
+def _client(scheduler: str, tls: str | os.PathLike[str] | None) -> Iterator[Any]:
     distributed = _distributed()
-    if scheduler is not None:
-        try:
-            # a client waits for ever for a listener that says nothing, and complains at exit about an odd address
-            asyncio.run(asyncio.wait_for(_greet(distributed, scheduler), PATIENCE))
-            client = distributed.Client(scheduler, timeout=PATIENCE, set_as_default=False)
-        except (OSError, TimeoutError, ValueError, TypeError, AttributeError) as error:
-            raise ClusterError(
-                f"no Dask scheduler answers at {scheduler!r}; start one, or check the address."
-            ) from error
-        with client:
-            yield client
-        return
-    import dask
-
-    with (
-        dask.config.set({f"distributed.nanny.pre-spawn-environ.{name}": size for name, size in KEEP_MEMORY.items()}),
-        distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            # without an address of its own it would listen to everyone, on a port that may be taken
-            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
+    try:
+        security = _security(distributed, tls)
+        # a client waits for ever for a listener that says nothing, and complains at exit about an odd address
+        asyncio.run(asyncio.wait_for(_greet(distributed, scheduler, security), PATIENCE))
+        client = distributed.Client(scheduler, timeout=PATIENCE, set_as_default=False, security=security)
+    except FileError:
+        raise
+    except (OSError, TimeoutError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        how = " in plain text" if tls is None else f" with a certificate that {os.fspath(tls)!r} trusts"
+        raise ClusterError(
+            f"no Dask scheduler answers at {scheduler!r}{how}; start one, or check the address and tls."
+        ) from error
+    with client:
         yield client
 
 
-async def _greet(distributed: Any, address: str) -> None:
-    trust = distributed.Security().get_connection_args("client")
-    async with distributed.rpc(address, connection_args=trust) as other:
+def _security(distributed: Any, tls: str | os.PathLike[str] | None) -> Any:
+    """Return how to speak to a scheduler; plain text is refused where TLS was asked for."""
+    if tls is None:
+        return distributed.Security()
+    files = {name: os.path.join(tls, file) for name, file in TLS.items()}
+    for file in files.values():
+        require_size(file, "a file of tls", field="tls", missing=False)
+    return distributed.Security(require_encryption=True, **files)
+
+
+async def _greet(distributed: Any, address: str, security: Any) -> None:
+    async with distributed.rpc(address, connection_args=security.get_connection_args("client")) as other:
         who = await other.identity()
     if who["type"] != "Scheduler":
         raise ValueError(f"{address} is a {who['type']}")
@@ -152,6 +156,6 @@ def _distributed() -> Any:
         import distributed
     except ImportError as error:
         raise ClusterError(
-            "work on several processes needs Dask, which is not installed; run: pip install 'howsmooth[cluster]'"
+            "work on a cluster needs Dask, which is not installed; run: pip install 'howsmooth[cluster]'"
         ) from error
     return distributed

@@ -145,7 +145,7 @@ def _linear(f: Any, part: Part, x: Tensor, hidden: Tensor | None) -> Rows:
         raise AssumptionError("local_upper is about linear attention with a denominator.", field="attention")
     q, k, y = _projected(part, x)
     a, b = (torch.nn.functional.elu(z) + 1 for z in (q, k))
-    da, db = (torch.where(z > 0, 1.0, z.clamp_max(0).exp()) for z in (q, k))
+    da, db = (z.clamp_max(0).exp() for z in (q, k))
     kappa = a @ b.mT
     P = kappa if hidden is None else kappa.masked_fill(hidden, 0.0)
     P = P / P.sum(-1, keepdim=True)
@@ -264,7 +264,7 @@ def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
     moved = centred @ M
     gram = torch.einsum("ij,ijd,ije->ide", P, moved, moved)
     lost = len(P) * UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
-    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[:, -1].max())) + lost)
+    return math.sqrt(float(torch.linalg.eigvalsh(gram)[:, -1].max()) + lost)
 
 
 def _balanced(S: Tensor) -> Tensor | None:

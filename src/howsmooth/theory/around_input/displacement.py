@@ -1,4 +1,4 @@
-"""On a ball around one input: how far the output can move at all."""
+"""Theorem 5 along a path: how far the output can move on a ball around one input."""
 
 import math
 
@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
+from howsmooth.theory.around_input.head_on_ball import distances
+from howsmooth.theory.around_input.margins import PRODUCT, TINY
+from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls, token_unit
 from howsmooth.theory.heads import log
-from howsmooth.theory.neighbourhood import Slopes, token_unit
 from howsmooth.theory.results import Bound, upper_bound
 from howsmooth.theory.unit import Unit
 from howsmooth.theory.views import views
@@ -33,24 +35,24 @@ def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: fl
     Raises:
         AssumptionError: As :func:`neighbourhood_upper`.
     """
-    slopes = Slopes.of(attention, X, eps=eps, per_token=per_token)
-    # a straight path, at the right end of every interval as for the slope
-    step = eps / len(slopes.values) * (math.sqrt(len(X)) if per_token else 1.0)
-    moved = float(slopes.values.sum()) * step * (1 + 1e-12)
+    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
+    # a straight path, at the right end of every interval as for the constant
+    step = eps / len(found.values) * (math.sqrt(len(X)) if per_token else 1.0)
+    along = float(found.values.sum()) * step * (1 + PRODUCT)
     unit = Unit.of(attention, X)
     size = token_unit(X, unit)
-    value = min(moved, size * unit.back(_hull(unit, eps / size)))
+    value = min(along, size * unit.back(_hull(unit, eps / size)))
     source = "ours: second derivative along a path, or the hull of values"
-    return upper_bound(log(value), "displacement_upper", slopes.domain, source, slopes.confidence)
+    return upper_bound(log(value), "displacement_upper", found.domain, source, found.confidence)
 
 
 def _hull(unit: Unit, eps: float) -> float:
-    """Bound the movement by the hull of values: where a row may go at most."""
+    """Bound the movement by the hull of values, which no row leaves."""
     rows = torch.zeros(len(unit.X), dtype=torch.float64)
     for view in (alone.mixed() for alone in views(unit.attention, unit.X)):
-        wrong = 4 * view.rounding.value * view.value_norm / max(view.head.norm_V, 1e-300)
-        far = torch.cdist(view.mean, view.y, compute_mode="donot_use_mm_for_euclid_dist") + wrong
-        # the mean itself is known up to what rounding did to its weights
-        far = far + (view.rounding.change * (2 * view.reach + wrong))[:, None]
-        rows += torch.where(view.log_P > -torch.inf, far, 0.0).amax(-1) + view.value_norm * eps
-    return float(rows.norm()) * (1 + 1e-12)
+        error = 4 * view.rounding.value * view.value_norm / max(view.head.norm_V, TINY)
+        distance = distances(view.mean, view.y) + error
+        # the mean itself is known up to the rounding errors of its weights
+        distance = distance + (view.rounding.change * (2 * view.reach + error))[:, None]
+        rows += torch.where(view.log_P > -torch.inf, distance, 0.0).amax(-1) + view.value_norm * eps
+    return float(rows.norm()) * (1 + PRODUCT)

@@ -1,4 +1,4 @@
-"""On a ball around one input: a bound on the local constant of every input in it, from the second derivative."""
+"""Theorem 5: a bound on the local constant of every input in a ball around one."""
 
 import hashlib
 import math
@@ -13,16 +13,18 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.maps.attention import Attention
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.solvers import local_lipschitz, widening
+from howsmooth.theory.around_input.first_derivative import FirstDerivative
+from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, HeadOnBall
+from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
+from howsmooth.theory.around_input.margins import PRODUCT
+from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.assumptions import has_key_norm, require_attention
-from howsmooth.theory.curvature import Curvature
 from howsmooth.theory.discrete import sharp_upper
 from howsmooth.theory.heads import log, on_cpu, output_norm
-from howsmooth.theory.region import Centre, Region, derivatives
 from howsmooth.theory.results import Bound, upper_bound
 from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.slope import Slope
 from howsmooth.theory.unit import Unit
-from howsmooth.theory.views import View, views
+from howsmooth.theory.views import views
 
 # The second derivative is summed from above on so many intervals.
 INTERVALS = 16
@@ -36,6 +38,7 @@ NEAR = 0.1
 FARTHEST = 1e100
 # Gram matrices for every row are affordable up to so many numbers.
 NUMBERS = 2e7
+SOURCE = "ours: second derivative"
 
 
 def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool = False) -> Bound:
@@ -58,54 +61,44 @@ def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: f
     Raises:
         AssumptionError: If ``eps`` is not positive, or under rotary positions, soft caps, query or key norms.
     """
-    slopes = Slopes.of(attention, X, eps=eps, per_token=per_token)
-    return upper_bound(log(float(slopes.values[-1])), "neighbourhood_upper", slopes.domain, SOURCE, slopes.confidence)
-
-
-SOURCE = "ours: second derivative"
+    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
+    return upper_bound(log(float(found.values[-1])), "neighbourhood_upper", found.domain, SOURCE, found.confidence)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Slopes:
-    """Bounds on the local constant on balls around one input, from small ones to the whole.
-
-    Attributes:
-        values: The bounds, at equal steps; the last one is for the whole ball.
-        domain: The whole ball, in words.
-        confidence: 1, or that of the constant at the centre.
-    """
+class ConstantsOnBalls:
+    """Bounds on the local constant on balls around one input, their radii at equal steps up to ``eps``."""
 
     values: Float[Tensor, " steps"]
-    domain: str
-    confidence: float
+    domain: str  # the whole ball, in words
+    confidence: float  # 1, or that of the constant at the centre
 
     @classmethod
-    def of(cls, attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool) -> "Slopes":
+    def of(cls, attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool) -> "ConstantsOnBalls":
         """Bound the constant on every ball."""
         _require(attention, eps)
         unit = Unit.of(attention, X)
         share = eps / token_unit(X, unit)
-        centre, confidence = _centre(unit)
+        centre, confidence = _constant_at_centre(unit)
         t = torch.linspace(0, share, INTERVALS + 1, dtype=torch.float64)[1:]
-        bounds = _bounds(unit, t, per_token) if share < FARTHEST else torch.full((INTERVALS, 2), torch.inf).double()
-        second, first = bounds.unbind(-1)
+        second, first = _derivatives(unit, t, per_token) if share < FARTHEST else torch.full((2, INTERVALS), torch.inf)
         # Why the right end of every interval: the bound on the second derivative grows with t, so the sum lies above
         # the integral; a rule of higher order would be nearer to it, and no theorem.
         along = centre + second.cumsum(0) * (share / INTERVALS)
         found = torch.tensor([unit.back(float(x)) for x in torch.minimum(along, first)], dtype=torch.float64)
         return cls(
-            values=found.nan_to_num(torch.inf, torch.inf).clamp_max(_whole(attention, X, eps, found)),
+            values=found.nan_to_num(torch.inf, torch.inf).clamp_max(_around_origin(attention, X, eps, found)),
             domain=f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else ""),
             confidence=confidence,
         )
 
 
-def _whole(attention: Attention, X: Tensor, eps: float, found: Tensor) -> float:
-    """Return what holds in a ball around the origin, where it may be less: far from the centre."""
+def _around_origin(attention: Attention, X: Tensor, eps: float, found: Tensor) -> float:
+    """Return what Theorem 1 says of the ball around the origin, where it may be less: far from the centre."""
     size = float(on_cpu(X).norm(dim=-1).max())
     if eps < NEAR * size and math.isfinite(float(found[-1])):
         return math.inf
-    return sharp_upper(attention, n=X.shape[0], radius=(size + eps) * (1 + 1e-12)).value
+    return sharp_upper(attention, n=X.shape[0], radius=(size + eps) * (1 + PRODUCT)).value
 
 
 def token_unit(X: Tensor, unit: Unit) -> float:
@@ -126,7 +119,7 @@ def _require(attention: Attention, eps: float) -> None:
         )
 
 
-def _centre(unit: Unit) -> tuple[float, float]:
+def _constant_at_centre(unit: Unit) -> tuple[float, float]:
     """Bound the constant at the centre, in float64 whatever the weights were in; return it with its confidence."""
     f, X = unit.attention, unit.X
     J = f.jacobian(X)
@@ -158,46 +151,44 @@ def _start(attention: Attention, X: Tensor) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest.digest()[:7]))
 
 
-def _bounds(unit: Unit, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "steps 2"]:
-    """Bound the second and the first derivative on every ball: head by head, and by the whole layer."""
-    alone = views(unit.attention, unit.X)
-    mixed = [view.mixed() for view in alone]
-    before, after = ([Centre.of(view) for view in seen] for seen in (alone, mixed))
-    balls = [_balls(before, after, float(s), per_token) for s in t]
-    mixing = None if unit.attention.output is None else output_norm(tuple(view.head for view in alone))
-    apart = torch.stack([_by_heads(ball, mixing, per_token) for ball in balls])
-    heads, n = len(alone), len(unit.X)
-    if n * (heads * n) ** 2 > NUMBERS:
-        return apart
-    try:
-        whole = _by_layer(alone, balls, t, per_token)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # numbers beyond the range of floats
-        return apart
-    return torch.fmin(apart, whole)
-
-
-def _balls(alone: list[Centre], mixed: list[Centre], t: float, per_token: bool) -> tuple[list[Region], list[Region]]:
-    """Return what the ball allows every head, before and after the output projection; weights are the same for both."""
-    first = [centre.within(t, per_token) for centre in alone]
-    return first, [centre.within(t, per_token, like=r) for centre, r in zip(mixed, first, strict=True)]
-
-
-def _by_heads(ball: tuple[list[Region], list[Region]], mixing: float | None, per_token: bool) -> Float[Tensor, " 2"]:
-    """Combine heads in the better of two ways; ``mixing`` is the norm of the output projection."""
-    alone, mixed = (torch.tensor([derivatives(r, per_token) for r in side], dtype=torch.float64) for side in ball)
-    stacked = alone.square().sum(0).sqrt()
-    return stacked if mixing is None else torch.minimum(stacked * mixing, mixed.sum(0))
-
-
-def _by_layer(
-    seen: list[View], balls: list[tuple[list[Region], list[Region]]], t: Tensor, per_token: bool
-) -> Float[Tensor, "steps 2"]:
-    """Bound both derivatives for all heads at once; a movement of every token by one is √n long."""
-    curvature = Curvature.of(seen)
-    slope = Slope.of(seen, curvature.centre)
-    length = math.sqrt(len(seen[0].P)) if per_token else 1.0
-    found = [
-        (length * curvature.within(alone, float(s), per_token), slope.within(alone, mixed, float(s), per_token))
-        for s, (alone, mixed) in zip(t, balls, strict=True)
+def _derivatives(unit: Unit, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "2 steps"]:
+    """Bound the second and the first derivative on balls of radii t: head by head, and for the whole layer."""
+    seen = views(unit.attention, unit.X)
+    before, after = ([HeadAtCentre.of(view) for view in side] for side in (seen, [view.mixed() for view in seen]))
+    values = [[head.on_ball(float(s), per_token) for head in before] for s in t]
+    # the output projection changes values and no weights
+    outputs = [
+        [head.on_ball(float(s), per_token, like=x) for head, x in zip(after, side, strict=True)]
+        for s, side in zip(t, values, strict=True)
     ]
-    return torch.tensor(found, dtype=torch.float64)
+    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in seen))
+    by_heads = torch.stack([_by_heads(v, o, norm_W, per_token) for v, o in zip(values, outputs, strict=True)], dim=1)
+    heads, n = len(seen), len(unit.X)
+    if n * (heads * n) ** 2 > NUMBERS:
+        return by_heads
+    try:
+        centre = LayerAtCentre.of(seen)
+        second, first = SecondDerivative(centre=centre), FirstDerivative.of(seen, centre)
+        length = math.sqrt(n) if per_token else 1.0  # a movement of every token by one is √n long
+        whole = [
+            (
+                length * second.upper(LayerOnBall.of(centre, v, float(s), per_token)),
+                first.upper(v, o, float(s), per_token),
+            )
+            for s, v, o in zip(t, values, outputs, strict=True)
+        ]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # numbers beyond the range of floats
+        return by_heads
+    return torch.fmin(by_heads, torch.tensor(whole, dtype=torch.float64).mT)
+
+
+def _by_heads(
+    values: list[HeadOnBall], outputs: list[HeadOnBall], norm_W: float | None, per_token: bool
+) -> Float[Tensor, " 2"]:
+    r"""Join heads by :math:`\|W\|(\sum_hv_h^2)^{1/2}`, or by the sum of what they put out."""
+    v, o = (
+        torch.tensor([(h.second_derivative(per_token), h.first_derivative()) for h in side], dtype=torch.float64)
+        for side in (values, outputs)
+    )
+    stacked = v.square().sum(0).sqrt()
+    return stacked if norm_W is None else torch.minimum(stacked * norm_W, o.sum(0))

@@ -7,10 +7,20 @@ from draws import gaussian
 from oracles import constant
 from theory.around import ascended, constants, on_boundary, small_layer
 from theory.forms import ROUNDING, form
+from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
-from howsmooth.theory.region import Centre, derivatives
+from howsmooth.spectral.solvers import widening
+from howsmooth.theory.around_input import neighbourhood
+from howsmooth.theory.around_input.displacement import _hull
+from howsmooth.theory.around_input.first_derivative import FirstDerivative
+from howsmooth.theory.around_input.head_on_ball import HeadAtCentre
+from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
+from howsmooth.theory.around_input.neighbourhood import token_unit
+from howsmooth.theory.around_input.second_derivative import SecondDerivative
+from howsmooth.theory.rounding import safe_norm
+from howsmooth.theory.unit import Unit
 from howsmooth.theory.views import views
 
 
@@ -35,19 +45,19 @@ def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
     X = 0.7 * gauss_from(rng)(7, 6)
     (view,) = (alone.mixed() for alone in views(f, X))
     for t in (0.01, 0.1, 0.5, 2.0):
-        region = Centre.of(view).within(t, per_token)
+        region = HeadAtCentre.of(view).on_ball(t, per_token)
         for _draw in range(12):
             Z = moved(X, t, per_token, rng)
             (there,) = (alone.mixed() for alone in views(f, Z))
-            here = Centre.of(there)
+            here = HeadAtCentre.of(there)
             visible = here.log_P > -torch.inf
             truth = {
-                "P": here.P,
+                "upper": here.P,
                 "peak": here.P.amax(-1),
                 "tau": here.tau,
                 "sigma": here.sigma,
-                "rho": torch.where(visible, here.far, 0.0).amax(-1),
-                "alpha": here.key_steep,
+                "rho": torch.where(visible, here.value_distance, 0.0).amax(-1),
+                "gamma": here.key_gradient,
             }
             for name, value in truth.items():
                 # the standard deviations at Z carry an allowance for rounding
@@ -60,7 +70,8 @@ def test_the_second_derivative_is_below_its_bound(rng, causal):
     f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
     (view,) = (alone.mixed() for alone in views(f, X))
-    second, first = derivatives(Centre.of(view).within(1e-12, False), False)
+    ball = HeadAtCentre.of(view).on_ball(1e-12, False)
+    second, first = ball.second_derivative(False), ball.first_derivative()
     assert float(constant(f, X)) <= first * (1 + 1e-9)
     assert largest_second_derivative(f, X, rng) <= second * (1 + 1e-6)
 
@@ -279,3 +290,108 @@ def test_a_layer_of_the_size_of_bert_has_a_neighbourhood(rng):
 def test_a_neighbourhood_of_size_zero_is_refused(rng):
     with pytest.raises(HowsmoothError, match="eps must be positive"):
         hs.bounds.neighbourhood_upper(small_layer(rng), gaussian(rng, 4, 3), eps=0.0)
+
+
+def stated_derivatives(f, X, t, per_token):
+    """Both derivatives on balls of radii t from their parts: head by head, and for the whole layer."""
+    seen = views(f, X)
+    mixed = [view.mixed() for view in seen]
+    layer_at_X = LayerAtCentre.of(seen)
+    second, first = SecondDerivative(centre=layer_at_X), FirstDerivative.of(seen, layer_at_X)
+    W = None if f.output is None else torch.linalg.matrix_norm(torch.cat(list(f.output), dim=1), 2)
+    by_heads, whole = [], []
+    for s in t.tolist():
+        values = [HeadAtCentre.of(view).on_ball(s, per_token) for view in seen]
+        after = [HeadAtCentre.of(view).on_ball(s, per_token) for view in mixed]
+        ball = LayerOnBall.of(layer_at_X, values, s, per_token)
+        length = math.sqrt(len(X)) if per_token else 1.0
+        whole.append((length * second.upper(ball), first.upper(values, after, s, per_token)))
+        v, o = (
+            torch.tensor([(h.second_derivative(per_token), h.first_derivative()) for h in side], dtype=torch.float64)
+            for side in (values, after)
+        )
+        stacked = v.norm(dim=0)
+        by_heads.append(stacked if W is None else torch.minimum(stacked * W, o.sum(0)))
+    return torch.stack(by_heads, dim=1), torch.tensor(whole, dtype=torch.float64).mT
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("eps", [0.1, 3.0])
+def test_the_bound_is_the_sum_over_intervals_or_the_derivative_on_the_ball(rng, per_token, mixed, eps, monkeypatch):
+    f, X = small_layer(rng, mixed=mixed), gaussian(rng, 4, 3)
+    unit = Unit.of(f, X)
+    share = eps / token_unit(X, unit)
+    t = torch.linspace(0, share, 17, dtype=torch.float64)[1:]
+    by_heads, whole = stated_derivatives(unit.attention, unit.X, t, per_token)
+    here = float(constant(unit.attention, unit.X))
+    everywhere = math.inf
+    if eps >= 0.1 * float(X.norm(dim=-1).max()):
+        radius = (float(X.norm(dim=-1).max()) + eps) * (1 + 1e-12)
+        everywhere = hs.bounds.sharp_upper(f, n=4, radius=radius).value
+    for limit, (second, first) in ((2e7, torch.minimum(by_heads, whole)), (0, by_heads)):
+        monkeypatch.setattr(neighbourhood, "NUMBERS", limit)
+        along = here + torch.stack([second[: k + 1].sum() for k in range(16)]) * share / 16
+        stated = torch.minimum(along, first) * max(unit.factors) * min(unit.factors)
+        found = neighbourhood.ConstantsOnBalls.of(f, X, eps=eps, per_token=per_token)
+        assert_close(found.values, stated.clamp_max(everywhere), rtol=1e-9, atol=0)
+        assert found.confidence == 1.0
+        # the path has the length ε, or √n times that
+        moved = float(found.values.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
+        displacement = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        hull = token_unit(X, unit) * unit.back(_hull(unit, share))
+        assert displacement == pytest.approx(min(moved, hull), rel=2e-13, abs=0)
+
+
+def test_gram_matrices_are_affordable_up_to_their_limit_and_not_beyond(rng, monkeypatch):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    size = 4 * (2 * 4) ** 2
+    values = []
+    for limit in (size, size - 1):
+        monkeypatch.setattr(neighbourhood, "NUMBERS", limit)
+        values.append(hs.bounds.neighbourhood_upper(f, X, eps=0.1).value)
+    affordable, beyond = values
+    assert affordable < 0.99 * beyond
+
+
+def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    size = float(X.norm(dim=-1).max())
+    known, unknown = (torch.tensor([x], dtype=torch.float64) for x in (1.0, math.inf))
+    assert neighbourhood._around_origin(f, X, 0.09 * size, known) == math.inf
+    assert neighbourhood._around_origin(f, X, 0.09 * size, unknown) < math.inf
+    for eps in (0.1 * size, 0.5):
+        stated = hs.bounds.sharp_upper(f, n=4, radius=(size + eps) * (1 + 1e-12)).value
+        assert neighbourhood._around_origin(f, X, eps, known) == pytest.approx(stated, rel=1e-14, abs=0)
+
+
+def test_tokens_are_measured_in_a_power_of_two(rng):
+    f, X = small_layer(rng), 5 * gaussian(rng, 4, 3)
+    unit = Unit.of(f, X)
+    assert token_unit(X, unit) == 2.0 ** math.floor(math.log2(float(X.abs().max())))
+    zero = torch.zeros(4, 3, dtype=torch.float64)
+    assert token_unit(zero, Unit.of(f, zero)) == 1.0
+
+
+def test_the_constant_at_the_centre_is_decomposed_or_measured_with_its_rounding(rng, monkeypatch):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    unit = Unit.of(f, X)
+    J = unit.attention.jacobian(unit.X)
+    dense = torch.func.jacrev(unit.attention)(unit.X).reshape(12, 12)
+    found, confidence = neighbourhood._constant_at_centre(unit)
+    assert confidence == 1.0
+    assert found == pytest.approx(safe_norm(dense) * (1 + widening(J)), rel=2e-15, abs=0)
+    monkeypatch.setattr(neighbourhood, "DENSE", 11)
+    measured, confidence = neighbourhood._constant_at_centre(unit)
+    assert confidence == 1 - 1e-12
+    assert found <= measured * (1 + 1e-12) <= 1.2 * found
+    for out in (2, 5):  # by columns or by rows, whichever are fewer
+        J = small_layer(rng, out=out).jacobian(X)
+        narrow = neighbourhood._matrix(J)
+        assert narrow.shape == ((12, 20) if out == 5 else (8, 12))
+
+
+def test_what_is_measured_starts_elsewhere_for_every_question(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    seeds = {neighbourhood._start(f, x).initial_seed() for x in (X, X, 2 * X)}
+    assert len(seeds) == 2

@@ -1,0 +1,1 @@
+"""Theorem 5: bounds on a ball around one input."""

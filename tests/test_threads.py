@@ -1,0 +1,39 @@
+"""Threads that wait for each other do not take a core meanwhile, whichever of torch and howsmooth is imported first."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Parallel regions with pauses in between: a thread that waits for the next one asleep takes no processor time.
+PAUSES = """
+import time
+x = torch.zeros(1 << 18)
+for _ in range(20):
+    x.add_(1)  # teams are made on first use
+began = time.process_time()
+for _ in range(100):
+    x.add_(1)
+    time.sleep(0.005)
+print(time.process_time() - began)
+"""
+ORDERS = {
+    "torch first": "import torch; torch.zeros(1 << 18).add_(1); import howsmooth, time; time.sleep(0.2)",
+    "howsmooth first": "import howsmooth; import torch",
+}
+
+
+def processor_seconds(imports: str, **settings: str) -> float:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))}
+    env = ours | settings
+    run = subprocess.run([sys.executable, "-c", imports + PAUSES], env=env, capture_output=True, check=True)
+    return float(run.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.clock("the processor time of threads that wait")
+@pytest.mark.parametrize("order", ORDERS)
+def test_waiting_threads_sleep(order):
+    spinning = processor_seconds(ORDERS[order], OMP_WAIT_POLICY="ACTIVE", OMP_NUM_THREADS="2")
+    assert processor_seconds(ORDERS[order], OMP_NUM_THREADS="2") < spinning / 3

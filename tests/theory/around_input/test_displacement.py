@@ -1,0 +1,85 @@
+"""How far the output moves: never further than its bound."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from draws import gaussian
+from theory.around import on_boundary, small_layer
+from theory.forms import ROUNDING
+
+import howsmooth as hs
+from howsmooth.errors import AssumptionError
+from howsmooth.theory.around_input import displacement
+from howsmooth.theory.unit import Unit
+from howsmooth.theory.views import views
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_no_output_moves_further_than_its_bound(rng, per_token, mixed):
+    f, X = small_layer(rng, mixed=mixed, size=2.0), gaussian(rng, 4, 3)
+    for eps in (0.01, 0.3, 5.0):
+        bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        J = f.jacobian(X)
+        along = J.vjp(J.jvp(gaussian(rng, 4, 3)))
+        steep = X + eps * along / (along.norm(dim=-1, keepdim=True) if per_token else along.norm())
+        points = torch.cat([on_boundary(rng, 60, X, eps, per_token), steep[None]])
+        moved = (f(points) - f(X)).flatten(1).norm(dim=1).max().item()
+        assert moved <= bound * ROUNDING
+
+
+def test_for_small_moves_it_is_the_constant_times_the_move(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    constant = float(hs.local_lipschitz(f, X, rtol=1e-6, generator=rng).lower)
+    assert hs.bounds.displacement_upper(f, X, eps=1e-6).value <= 1.01e-6 * constant
+
+
+def test_a_displacement_is_not_shown_as_a_lipschitz_constant(rng):
+    shown = repr(hs.bounds.displacement_upper(small_layer(rng), gaussian(rng, 4, 3), eps=0.1))
+    assert "displacement ≤" in shown
+    assert "Lip" not in shown
+
+
+def test_rotary_positions_have_no_bound_on_the_movement(rng):
+    f = small_layer(rng, positions=hs.Positions(rotary=hs.Rotary()))
+    with pytest.raises(AssumptionError, match="rotary"):
+        hs.bounds.displacement_upper(f, gaussian(rng, 4, 3), eps=0.1)
+
+
+def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
+    f, X = small_layer(rng, positions=hs.Positions(causal=True)), gaussian(rng, 4, 3)
+    unit = Unit.of(f, X)
+    errors = [
+        dataclasses.replace(view.rounding, value=0.3 + h, scores=0.1 * gaussian(rng, 4).abs())
+        for h, view in enumerate(views(unit.attention, unit.X))
+    ]
+    seen = [
+        dataclasses.replace(view, rounding=r) for view, r in zip(views(unit.attention, unit.X), errors, strict=True)
+    ]
+    monkeypatch.setattr(displacement, "views", lambda _f, _X: seen)
+    squares = 0.0
+    for i in range(4):
+        row = 0.0
+        for view, r, W, V in zip(seen, errors, unit.attention.output, unit.attention.value, strict=True):
+            y = unit.X @ (W @ V).mT
+            norm = float(torch.linalg.matrix_norm(W @ V, 2))
+            wrong = 4 * r.value * norm / float(torch.linalg.matrix_norm(V, 2))
+            reach = float((y - y.mean(0)).norm(dim=-1).max())
+            mean = float(torch.expm1(2 * r.scores[i])) * (2 * reach + wrong)
+            distances = [float((y[j] - view.P[i] @ y).norm()) for j in range(i + 1)]
+            row += max(distances) + wrong + mean + norm * 0.7
+        squares += row**2
+    assert displacement._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
+
+
+def test_far_away_the_hull_bounds_the_movement_closely():
+    # one token goes far away and takes the whole attention with it
+    one = torch.eye(1, dtype=torch.float64)
+    f, X = hs.Attention.single_head(A=one, V=one), torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    Z = X + torch.tensor([[50.0], [0.0]], dtype=torch.float64)
+    bound = hs.bounds.displacement_upper(f, X, eps=50.0).value
+    moved = float((f(Z) - f(X)).norm())
+    assert moved <= bound <= 1.5 * moved
