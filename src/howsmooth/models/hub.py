@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 from howsmooth.errors import UnsupportedModelError
 from howsmooth.models.builtin import BUILT_IN
@@ -40,8 +41,10 @@ def check_tokenizer(name: str) -> None:
         ) from error
 
 
-def check_reachable(name: str) -> bool:
-    """Refuse a hub id that neither the hub nor the local cache can give; tell whether the hub answers.
+def check_reachable(name: str) -> Path | None:
+    """Refuse a hub id that neither the hub nor the local cache can give.
+
+    Returns ``None`` if the hub answers, and otherwise the folder of the local cache that holds the model.
 
     The hub's own client tries again and again, half a minute for each file. So it is asked once, with little patience,
     before anything else: a model in the local cache is then read from there.
@@ -52,9 +55,9 @@ def check_reachable(name: str) -> bool:
     from huggingface_hub import constants, try_to_load_from_cache
 
     if not constants.HF_HUB_OFFLINE and _answers(f"{constants.ENDPOINT}/{name}/resolve/main/config.json"):
-        return True
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return False
+        return None
+    if isinstance(cached := try_to_load_from_cache(name, "config.json"), str):
+        return Path(cached).parent
     silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
     raise UnsupportedModelError(not_found(name, f"nor a hub id within reach ({silent})"), field="model")
 

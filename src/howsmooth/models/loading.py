@@ -229,9 +229,12 @@ def _place(path: Path, name: str) -> tuple[str, dict[str, Any], tuple[str, ...]]
             if file.suffix in READ_WHOLE and file.name != "config.json" and not file.is_dir():
                 require_size(file, "a file beside the weights of a model", field="model")
         return str(path), {}, ()
-    if check_reachable(name):
+    cached = check_reachable(name)
+    if cached is None:
         return name, {}, ()
-    return name, {"local_files_only": True}, (f"no hub was within reach: {name!r} is the copy in the local cache",)
+    # By its folder: given the id, the loader would ask the hub for an adapter even if it may read local files only.
+    where, options, _notes = _place(cached, name)
+    return where, options, (f"no hub was within reach: {name!r} is the copy in the local cache",)
 
 
 def _tokenizer(where: str, options: dict[str, Any]) -> Tokenizer | None:
