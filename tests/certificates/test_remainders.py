@@ -81,7 +81,7 @@ def test_a_norm_whose_token_turns_round_moves_by_twice_its_length():
     along, across = stage.bounds(sizes, First(sizes / 3, columns[None], 3.0, ROUND)).tolist()
     R = f(-2 * X) - f(X) - f.jacobian(X).jvp(-3 * X)
     torch.testing.assert_close(R, -2 * f(X))
-    assert (along, across) == (2.0, 1.0)
+    assert (along, across) == pytest.approx((2.0, 1.0), rel=1e-14)  # norms of matrices, which processors round apart
 
 
 def attention(rng, heads, groups, k, d, **others):
