@@ -115,11 +115,11 @@ def test_ascent_attains_more_on_average_than_the_others_at_equal_budget(gauss):
             assert float(ours.mean()) >= float(other.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.untyped
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_on_hundreds_of_random_heads_nothing_exceeds_a_ceiling(norm, count, gauss):
-    for number in range(count):
+def test_on_random_heads_nothing_exceeds_a_ceiling(norm, gauss):
+    for number in range(12):
         f = hs.Attention.single_head(A=gauss(2, 2), V=gauss(2, 2), causal=number % 3 == 0)
         found = hs.attack(f, gauss(3, 2), eps=10.0 ** (number % 4 - 2), norm=norm, budget=30)
         assert found.ceiling is not None
