@@ -47,7 +47,7 @@ types: setup
 check test: export PYTHONDONTWRITEBYTECODE :=
 
 # Two processes share the cores; tests that load the same model stay together.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations 20
 
 check: lint types
 	$(PYTEST) -m "not slow"
