@@ -72,7 +72,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 
 def test_formulas_are_set_by_a_script_of_the_site(site):
-    loads = page(site / "theory.html").loads
+    loads = page(site / "theory" / "ball.html").loads
     assert any("_static/tex-svg.js" in x for x in loads)
     assert (site / "_static" / "tex-svg.js").exists()
 
