@@ -49,7 +49,7 @@ def regimes(
 
     found = find(attention if count is None else counting(attention, count), radius, numbers)
     if figure is not None:
-        from howsmooth.report.charts.regimes import regimes_chart
+        from howsmooth.report.charts.transition import regimes_chart
         from howsmooth.report.saving import save_chart
 
         save_chart(regimes_chart(found), figure)

@@ -113,7 +113,7 @@ def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool,
 
     found = splitting_map(A=A, V=V, span=span, step=step, kind=kind)
     if figure is not None:
-        from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+        from howsmooth.report.charts.mass_splitting import splitting_chart
         from howsmooth.report.saving import save_chart
 
         save_chart(splitting_chart(found), figure)

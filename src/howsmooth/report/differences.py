@@ -5,7 +5,7 @@ import altair as alt
 from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
-from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import Chart, Rows
 from howsmooth.studies.runs.comparison import Comparison, Difference, Verdict, bracketed
 from howsmooth.wording import number, percent
 

@@ -6,7 +6,7 @@ from drawn import LINE, WHOLE, pairs, panels_of, regime, rows_of, section, title
 from measured import changed
 
 import howsmooth as hs
-from howsmooth.report.charts.regimes import regimes_chart
+from howsmooth.report.charts.transition import regimes_chart
 from howsmooth.report.figures import chart_names, draw
 from howsmooth.search.regimes import Regime, Regimes
 from howsmooth.wording import number

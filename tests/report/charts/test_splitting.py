@@ -4,7 +4,7 @@ import pytest
 from drawn import cut, measure, pairs, panels_of, rows_of, section, title_of
 
 import howsmooth as hs
-from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+from howsmooth.report.charts.mass_splitting import splitting_chart
 from howsmooth.report.figures import draw
 from howsmooth.report.saving import save_chart
 

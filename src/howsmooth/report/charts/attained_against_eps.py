@@ -1,20 +1,15 @@
 """What attacks attain for each unit of eps, against eps: one line for each method, below what the theory allows."""
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.attacks import Attacked, attacked
 from howsmooth.theory.results import Side
 from howsmooth.wording import count, number
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("attack",), 10, False, "attained"
-ABOUT = (
-    "How far attacks move the output for each unit of eps, against eps on logarithmic axes: a line for each method, a "
-    "dashed line for what the derivative predicts, and one above for what the theory allows; one panel for each map."
-)
 PREDICTED, CEILING = "predicted", "what the theory allows"
 STYLES: Styles = {
     CEILING: Style(mark="line", colour=GREY, dash=(2, 3)),
@@ -25,11 +20,6 @@ STYLES: Styles = {
     "singular": Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
     "ascent": Style(mark="dotted line", colour=BLUE, side=Side.LOWER),
 }
-
-
-def wanted(section: Section) -> bool:
-    """Tell whether anything that was attacked has moved."""
-    return any(drawable(r.answer.attained) for r in section.of_kind("attack"))
 
 
 def draw(section: Section) -> Chart:
@@ -52,7 +42,7 @@ def table(section: Section) -> Numbers:
     """Return a row for each map, radius and method."""
     every = attacked(section.of_kind("attack"))
     rows: list[NumberRow] = [(each.layer, (each.name, *line.cells.values())) for each in every for line in each.lines]
-    return Numbers(head=("where", *every[0].lines[0].cells), rows=tuple(rows))
+    return Numbers(head=("where", *every[0].lines[0].cells), rows=rows)
 
 
 def _panel(each: Attacked) -> str:
@@ -67,3 +57,19 @@ def _title(every: list[Attacked]) -> str:
         return "What attacks attain"
     ends = " to ".join(dict.fromkeys(number(ratio, 3) for ratio in (min(ratios), max(ratios))))
     return f"The best attacks attain {ends} times what the derivative predicts"
+
+
+CHARTS = (
+    ChartKind(
+        name="attained_against_eps",
+        short="attained",
+        sections=("attack",),
+        rank=10,
+        about="How far attacks move the output for each unit of eps, against eps on logarithmic axes: a line for each "
+        "method, a dashed line for what the derivative predicts, and one above for what the theory allows; one panel "
+        "for each map.",
+        wanted=lambda section: any(drawable(r.answer.attained) for r in section.of_kind("attack")),
+        draw=draw,
+        table=table,
+    ),
+)

@@ -1,11 +1,11 @@
-"""Bounds on the worst case, explicit inputs and ascent, along one axis."""
+"""Bounds on the worst case, explicit inputs and ascent, against the number of tokens or the radius."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
 from howsmooth.theory.results import Side
@@ -22,6 +22,11 @@ BOUNDS: dict[str, tuple[str, Style]] = {
 ASCENT = "search"
 STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK, side=Side.LOWER)}
 SIZE = {"width": 430, "height": 280}
+AXES = {"length": "number of tokens n", "radius": "radius R"}
+ABOUT = (
+    "What is proven about the worst case, what explicit inputs attain and what a search finds, against {}: the paper's "
+    "bounds dashed, ours as lines, inputs as dots."
+)
 
 
 def at_commonest(section: Section, field: str) -> list[Record]:
@@ -33,8 +38,11 @@ def at_commonest(section: Section, field: str) -> list[Record]:
     return [r for r in records if getattr(r.ask, field) == most]
 
 
-def worst_chart(records: Sequence[Record], x: str, *, across: str, at: str) -> Chart:
-    """Draw records that differ in one thing, ``x``."""
+def worst_chart(section: Section, x: str, other: str) -> Chart:
+    """Draw what is known against ``x``, the length or the radius, at the commonest value of the other one."""
+    records = at_commonest(section, other)
+    across, letter = AXES[x], AXES[other][-1]
+    at = f"{letter} = {number(getattr(records[0].ask, other))}"
     rows: Rows = points(
         ((getattr(r.ask, x), r.answer.lower) for r in records if r.ask.kind == "ascent"), series=ASCENT, panel=at
     )
@@ -45,10 +53,10 @@ def worst_chart(records: Sequence[Record], x: str, *, across: str, at: str) -> C
     return series_panels(rows, STYLES, across=across, title=title, size=SIZE)
 
 
-def worst_table(records: Sequence[Record]) -> Numbers:
-    """Return a row for each length and radius."""
+def worst_table(section: Section, other: str) -> Numbers:
+    """Return a row for each length or radius."""
     found: dict[tuple[int, float], dict[str, float | None]] = {}
-    for r in records:
+    for r in at_commonest(section, other):
         here = found.setdefault((r.ask.length, r.ask.radius), {})
         here |= {ASCENT: r.answer.lower} if r.ask.kind == "ascent" else {n: getattr(r.answer, n) for n in BOUNDS}
     rows: list[NumberRow] = [
@@ -58,7 +66,7 @@ def worst_table(records: Sequence[Record]) -> Numbers:
         )
         for (n, radius), here in sorted(found.items())
     ]
-    return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=tuple(rows))
+    return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=rows)
 
 
 def _written(name: str) -> Callable[[float, int], str]:
@@ -73,3 +81,21 @@ def _gap(record: Record) -> str:
     gaps = [f"{whose} a factor {number(high / low)}" for whose, (high, low) in pairs.items() if high and low]
     said = f"At n = {number(record.ask.length)} and R = {number(record.ask.radius)} bounds leave: {', '.join(gaps)}"
     return said if gaps else "The worst case: what is attained"
+
+
+def _chart(x: str, other: str, at: str, *, rank: int, fewest: int) -> ChartKind:
+    return ChartKind(
+        name=f"bounds_against_{x}",
+        sections=("worst",),
+        rank=rank,
+        about=ABOUT.format(at),
+        wanted=lambda section: len({getattr(r.ask, x) for r in at_commonest(section, other)}) >= fewest,
+        draw=lambda section: worst_chart(section, x, other),
+        table=lambda section: worst_table(section, other),
+    )
+
+
+CHARTS = (
+    _chart("length", "radius", "the number of tokens, at one radius", rank=10, fewest=1),
+    _chart("radius", "length", "the radius, at one number of tokens", rank=20, fewest=2),
+)

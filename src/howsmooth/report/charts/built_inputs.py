@@ -1,20 +1,25 @@
-"""The constant at inputs that are built from one head, with the multiple of √n that fits best."""
+"""The constant at inputs built from one head, with the best fitting multiple of √n: on the head, and on its layer."""
 
 import math
 from collections.abc import Sequence
 from statistics import geometric_mean
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, ORANGE
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.places import law_in_words, laws_in_words
 from howsmooth.report.drawing.scales import drawable, length_axis
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
+from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.wording import interval, number
 
+ABOUT = (
+    "The constant of {}, against the number of tokens: the paper's two points and tied pairs, each with the multiple "
+    "of √n that fits best, one panel for each head."
+)
 BUILT = {"two_point": ("two points", ORANGE), "tied_pair": ("tied pairs", BLUE)}
 
 
@@ -36,7 +41,7 @@ def built_table(records: Sequence[Record]) -> Numbers:
             bracket = interval(r.answer.lower, r.answer.upper)
             cells = (BUILT[r.ask.points][0], number(r.ask.length), number(r.ask.radius), bracket)
             rows.append((None, (place, *cells)))
-    return Numbers(head=("where", "input", "tokens", "radius", "constant"), rows=tuple(rows))
+    return Numbers(head=("where", "input", "tokens", "radius", "constant"), rows=rows)
 
 
 def heads(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -72,3 +77,25 @@ def _title(records: Sequence[Record]) -> str:
         law = laws_in_words((place, _law(found)) for place, found in each.items())
         said += [f"At {series} the constant {law}"] if law else []
     return ". ".join(said) or "Inputs built from one head"
+
+
+def _records(section: Section, *, on_head: bool) -> list[Record]:
+    return [r for r in section.of_kind("extremal") if r.ask.map.startswith("head:") == on_head]
+
+
+def _chart(name: str, about: str, *, on_head: bool, rank: int) -> ChartKind:
+    return ChartKind(
+        name=name,
+        sections=("adversarial",),
+        rank=rank,
+        about=ABOUT.format(about),
+        wanted=lambda section: any(drawable(r.answer.lower) for r in _records(section, on_head=on_head)),
+        draw=lambda section: built_panels(_records(section, on_head=on_head)),
+        table=lambda section: built_table(_records(section, on_head=on_head)),
+    )
+
+
+CHARTS = (
+    _chart("single_head", "a single head at inputs that are built from it", on_head=True, rank=10),
+    _chart("whole_layer", "a whole layer at inputs that are built from one of its heads", on_head=False, rank=20),
+)
