@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from howsmooth.spectral.power import power_iteration
     from howsmooth.spectral.solvers import local_lipschitz, spectral_norm
     from howsmooth.spectral.typical import typical_gain
-    from howsmooth.studies.plans.measure import measure
+    from howsmooth.studies.plans.measurement_plan import measure
     from howsmooth.studies.runs.compare import compare
     from howsmooth.studies.runs.comparison import Comparison
     from howsmooth.studies.runs.growth import growth
     from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.reading import Run, read_run
+    from howsmooth.studies.runs.run import Run, read_run
     from howsmooth.studies.runs.training_log import RunLog
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness

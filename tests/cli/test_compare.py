@@ -6,7 +6,7 @@ import pytest
 from measured import changed, grid, heads
 
 import howsmooth as hs
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import Plan
 from howsmooth.studies.runs.store import Store
 
 

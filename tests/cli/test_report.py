@@ -3,7 +3,7 @@
 import pytest
 from measured import grid, heads
 
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import Plan
 from howsmooth.studies.runs.store import Store
 
 

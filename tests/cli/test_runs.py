@@ -18,12 +18,10 @@ from small import beginning, module, tokenizer
 import howsmooth as hs
 from howsmooth.studies import kinds
 from howsmooth.studies.kinds import attack, bounds
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Failure, Record
-from howsmooth.studies.runs.certificates import certified
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.store import VERSION, Store
+from howsmooth.studies.records import Failure, Plan, Record, this_machine
+from howsmooth.studies.runs.certificate_results import certified
+from howsmooth.studies.runs.database import FILE, VERSION
+from howsmooth.studies.runs.store import Store
 
 __all__ = ["beginning", "module", "tokenizer"]
 
@@ -95,8 +93,8 @@ def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_comm
     with Store(tmp_path / "run") as store:
         store.add(
             [
-                Record(ask=word.ask, answer=replace(word.answer, **proven), machine=here()),
-                Record(ask=attacked, answer=attained, machine=here()),
+                Record(ask=word.ask, answer=replace(word.answer, **proven), machine=this_machine()),
+                Record(ask=attacked, answer=attained, machine=this_machine()),
                 replace(bounded(), answer=bounds.Answer(sharp_upper=1.4300001, tied_pair=1.2899999)),
                 record(0, 4, 0, lower=2.1, upper=2.3700001, local_upper=5.5900001),
             ]

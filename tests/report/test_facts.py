@@ -5,8 +5,7 @@ import dataclasses
 from measured import grid, heads, measurement, record, run_of
 
 from howsmooth.report.facts import facts, gaps, warnings, worst_inputs
-from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import Failure, Plan
 from howsmooth.theory.results import Ladder, lower_bound
 
 

@@ -9,9 +9,8 @@ from measured import grid, measurement, record
 from howsmooth.report.sections import MEASUREMENT, prefixes, sections
 from howsmooth.studies.kinds import text
 from howsmooth.studies.plans.paper import FIGURES, keep_figures, title_and_protocol
-from howsmooth.studies.records import Record
-from howsmooth.studies.runs.plans import Plan, plan_of
-from howsmooth.studies.runs.reading import Run, measurements
+from howsmooth.studies.records import Plan, Record, plan_of
+from howsmooth.studies.runs.run import Run, measurements
 from howsmooth.studies.runs.store import Store
 
 

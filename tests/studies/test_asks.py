@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from howsmooth.errors import FieldError
 from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, kind_names, measures, read_ask, regimes, text
 from howsmooth.studies.settings import Solver, Where, Window
-from howsmooth.studies.sweep.batches import batches, cells
+from howsmooth.studies.sweep.sweep import batches, cells
 from howsmooth.studies.values import Value, fingerprint, from_json, leaves, to_json
 
 LITERAL = regimes.Ask(length=5, radius=1.5, solver=Solver(seed=3), **ONE)

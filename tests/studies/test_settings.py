@@ -7,7 +7,7 @@ import pytest
 
 from howsmooth.errors import FieldError, HowsmoothError
 from howsmooth.studies.kinds.text import Ask
-from howsmooth.studies.plans.measuring import Measuring
+from howsmooth.studies.plans.measurement_plan import Measuring
 from howsmooth.studies.settings import LENGTHS, SOURCES, Reading, Solver, Where, Window, Windows, command, options_of
 from howsmooth.studies.values import fingerprint, from_leaves, leaves
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.ascent_bar import ascent_bar
-from howsmooth.cli.layer import LayerSource, takes_a_layer
+from howsmooth.cli.array_files import require_writable, save_witness
+from howsmooth.cli.layer import LayerSource
+from howsmooth.cli.memory_errors import require_range, require_room, within_reach
 from howsmooth.cli.near_text import LENGTH, NearText, answer, as_dict, details
+from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import OptionJson, OptionSave, OptionSearch, OptionSeed
-from howsmooth.cli.printing import print_json, visible_console
-from howsmooth.cli.reach import require_range, require_room, within_reach
-from howsmooth.cli.witnesses import require_writable, save_witness
+from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.sizes import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, percent
@@ -70,7 +70,7 @@ ORIGINS = {
 }
 
 
-@takes_a_layer
+@option_groups
 def worst_case(
     *,
     source: LayerSource,

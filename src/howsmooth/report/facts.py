@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 from howsmooth.studies.settings import command
 from howsmooth.studies.values import columns
 from howsmooth.theory.results import Side

@@ -11,7 +11,7 @@ from howsmooth.report.charts import ChartKind, charts_of
 from howsmooth.report.drawing.tables import Chart, Numbers
 from howsmooth.report.sections import Section, section_of, sections
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 
 __all__ = ["Drawing", "Section", "chart_names", "draw", "drawings", "section_of", "sections", "thinned"]
 

@@ -5,8 +5,8 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attacks import attacked
-from howsmooth.studies.runs.certificates import certified
+from howsmooth.studies.runs.attack_results import attacked
+from howsmooth.studies.runs.certificate_results import certified
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of

@@ -19,7 +19,7 @@ from howsmooth.report.glossary import terms
 from howsmooth.report.sections import MEASUREMENT, Section
 from howsmooth.report.shares import Shares, Word, shares, words_of
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.reading import Run, read_run
+from howsmooth.studies.runs.run import Run, read_run
 
 FILE = "report.html"
 # Every section of a run with its charts.

@@ -3,6 +3,7 @@
 import functools
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -11,7 +12,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
 from howsmooth.spectral.settings import check_solver
-from howsmooth.studies.values import ASIDE, Value, default_of, leaves
+from howsmooth.studies.values import ASIDE, Value, default_of, fingerprint, leaves
 
 ALICE = "alice"
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -281,3 +282,9 @@ def _option(name: str, value: Any) -> list[str]:
 def command(*words: str) -> str:
     """Return a line for the shell."""
     return shlex.join(["howsmooth", *words])
+
+
+def default_folder(model: str, what: str, question: Any) -> Path:
+    """Return where the records of a question go unless told otherwise: the same question, the same folder."""
+    label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(model).name)
+    return Path("runs") / f"{label}-{what.replace(':', '-')}-{fingerprint(question)[:6]}"

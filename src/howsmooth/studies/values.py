@@ -164,6 +164,12 @@ class Leaf:
     default: Any
     declared: dict[str, Any]
 
+    @property
+    def item(self) -> Any:
+        """The type of its entries, if it holds a list of them; none otherwise."""
+        lists = (hint for hint in (self.type, *get_args(self.type)) if get_origin(hint) is tuple)
+        return next((get_args(hint)[0] for hint in lists), None)
+
 
 def leaves(kind: type[Value], path: tuple[str, ...] = ()) -> dict[str, Leaf]:
     """Return every field of a value and of the values inside it, by its name."""

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 
 LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 16), 3

@@ -13,7 +13,7 @@ from howsmooth.studies.kinds import extremal, kind_named, kind_names, regimes, t
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import OWN, plural, read_study
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Windows
 from howsmooth.studies.values import leaves

@@ -3,9 +3,8 @@
 import pytest
 
 from howsmooth.studies.kinds import attack
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attacks import attacked
+from howsmooth.studies.records import Record, this_machine
+from howsmooth.studies.runs.attack_results import attacked
 from howsmooth.studies.settings import Window
 
 
@@ -17,7 +16,7 @@ def records(gains, predicted=2.0):
                     model="m", layer=0, window=Window(digest="d", length=8, index=index), eps=eps, method=method
                 )
                 answer = attack.Answer(attained=attained * share * less, predicted=predicted, ceiling=9.0)
-                yield Record(ask=ask, answer=answer, machine=here())
+                yield Record(ask=ask, answer=answer, machine=this_machine())
 
 
 def test_linearity_ends_between_two_radii_on_the_logarithm():

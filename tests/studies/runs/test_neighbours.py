@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from howsmooth.studies.runs.neighbours import LARGEST, correlation, worth
+from howsmooth.studies.runs.growth import LARGEST, correlation, worth
 
 
 def matrices(m, rho):

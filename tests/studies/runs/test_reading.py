@@ -10,11 +10,10 @@ from measured import LADDER, measurement, record
 import howsmooth as hs
 from howsmooth.studies.plans.study import keep_bounds, parts
 from howsmooth.studies.plans.study_file import read_study
-from howsmooth.studies.records import Failure
+from howsmooth.studies.records import Failure, Plan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.measurement import as_row
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 
 
@@ -161,7 +160,7 @@ def test_a_doubted_law_is_marked_in_the_table_and_said_below(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_not_changed_by_reading_it(swept):
-    from howsmooth.studies.runs.folders import FILE
+    from howsmooth.studies.runs.database import FILE
 
     before = (swept / FILE).read_bytes()
     hs.read_run(swept)

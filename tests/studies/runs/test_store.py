@@ -9,10 +9,9 @@ from measured import changed
 from msgspec.structs import replace
 
 import howsmooth as hs
-from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.folders import FILE, check_writable
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.store import VERSION, Store
+from howsmooth.studies.records import Failure, Plan
+from howsmooth.studies.runs.database import FILE, VERSION, check_writable
+from howsmooth.studies.runs.store import Store
 
 FIRST = filler(0)
 

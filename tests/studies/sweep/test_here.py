@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
 from howsmooth.studies.kinds import bounds, extremal
-from howsmooth.studies.machines import here
+from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 
@@ -95,7 +95,7 @@ def test_the_number_of_threads_is_left_as_it_was(threads):
     before = torch.get_num_threads()
     records_of(radii(3), threads=threads)
     assert torch.get_num_threads() == before
-    assert here().threads == before
+    assert this_machine().threads == before
 
 
 def test_a_model_that_was_planned_in_its_own_numbers_is_not_loaded_again(folder_model, beginning, digest):

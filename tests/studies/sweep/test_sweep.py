@@ -10,13 +10,11 @@ from msgspec.structs import replace
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.studies.kinds import regimes
-from howsmooth.studies.machines import here
+from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Where
-from howsmooth.studies.sweep.batches import attempt, sentence, units
-from howsmooth.studies.sweep.costs import expected_seconds
-from howsmooth.studies.sweep.sweep import sweep
+from howsmooth.studies.sweep.sweep import attempt, expected_seconds, sentence, sweep, units
 
 
 class Counting:
@@ -255,7 +253,7 @@ def test_records_hold_versions_and_hardware(tmp_path):
     with Store(tmp_path) as store:
         answered(radii(1), store, threads=None)
         (record,) = store.records()
-    assert record.machine == here()
+    assert record.machine == this_machine()
     assert record.seconds > 0
     assert all(getattr(record.machine, name) for name in record.machine.__struct_fields__)
 

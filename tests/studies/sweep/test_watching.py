@@ -9,7 +9,7 @@ import types
 import pytest
 
 import howsmooth as hs
-from howsmooth.studies.sweep import watching
+from howsmooth.studies.sweep import progress as watching
 from howsmooth.studies.sweep.sweep import Tally
 
 

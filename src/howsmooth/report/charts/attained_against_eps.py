@@ -6,7 +6,7 @@ from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.attacks import Attacked, attacked
+from howsmooth.studies.runs.attack_results import Attacked, attacked
 from howsmooth.theory.results import Side
 from howsmooth.wording import count, number
 

@@ -80,7 +80,7 @@ def draw_products(section: Section) -> Chart:
         BLOCK: lambda depth: depth.block,
         PRODUCT: lambda depth: 10**depth.log_product if depth.log_product < HIGHEST else None,
         TOGETHER: lambda depth: depth.to,
-        NOISE: lambda depth: depth.typical_to and depth.typical_to.value,
+        NOISE: lambda depth: depth.typical_to.value if depth.typical_to else None,
     }
     every = found(section)
     gaps = ends_in_words((each.depths[-1].log_gap for each in every), large)
@@ -100,7 +100,7 @@ def draw_errors(section: Section) -> Chart:
     """Draw what becomes of an error that enters each layer: a panel for each model and length."""
     series: dict[str, Callable[[Depth], float | None]] = {
         WORST: lambda depth: depth.onward,
-        NOISE: lambda depth: depth.typical_onward and depth.typical_onward.value,
+        NOISE: lambda depth: depth.typical_onward.value if depth.typical_onward else None,
     }
     every = found(section)
     longest = max(every, key=lambda each: each.length)

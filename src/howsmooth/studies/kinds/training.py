@@ -106,9 +106,8 @@ def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> l
 
 def _trained(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.studies.resources import seeded
-    from howsmooth.studies.sentiment.diverging import diverge
-    from howsmooth.studies.sentiment.judging import judge
-    from howsmooth.studies.sentiment.learning import network, task_of, train
+    from howsmooth.studies.sentiment.evaluation import judge
+    from howsmooth.studies.sentiment.learning import diverge, network, task_of, train
     from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 
     reviews = read_reviews(str(find_reviews(ask.reviews)))

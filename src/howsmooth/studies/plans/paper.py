@@ -8,11 +8,11 @@ from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
-from howsmooth.studies.plans.pieces import pieces_of
+from howsmooth.studies.plans.at_text import block_spans
+from howsmooth.studies.records import Plan
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.facts import keep_ladders, keep_model
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.reading import measurements
+from howsmooth.studies.runs.run import measurements
+from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 from howsmooth.studies.settings import Solver, Windows, command
@@ -196,7 +196,7 @@ def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
         if blocks is None:
             continue  # measure --whole has other models: their depth is known when they are loaded
         windows = Windows(lengths=lengths, sequences=count)
-        for layer, part, size, solver in pieces_of(blocks, Solver()):
+        for layer, part, size, solver in block_spans(blocks, Solver()):
             yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
 
 

@@ -4,8 +4,7 @@ import os
 from types import TracebackType
 
 from howsmooth.studies.kinds import monitor
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.runs.store import Store
 from howsmooth.training.readings import Look
 
@@ -45,7 +44,7 @@ class RunLog:
                     overhead=look.overhead,
                     skipped=len(look.skipped),
                 ),
-                machine=here(),
+                machine=this_machine(),
                 seconds=r.seconds,
             )
             for r in look.readings

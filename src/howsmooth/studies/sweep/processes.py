@@ -14,8 +14,7 @@ import torch
 
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sweep.batches import Unit, attempt, sentence
-from howsmooth.studies.sweep.sweep import Executor
+from howsmooth.studies.sweep.sweep import Executor, Unit, attempt, sentence
 
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3

@@ -1,13 +1,95 @@
-"""Answer what has no answer yet: what is stored is skipped, what fails is written down, and nothing is lost."""
+"""Answer what has no record yet, in cells that share their resources; failures are recorded, and nothing is lost."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from howsmooth.studies.asks import Ask
-from howsmooth.studies.records import Failure, Outcome
+from howsmooth.studies.kinds import kind_named
+from howsmooth.studies.records import Failure, Outcome, Record, this_machine
+from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep.batches import Unit, units
+from howsmooth.studies.sweep.workers import using_threads
+from howsmooth.studies.values import from_json
 from howsmooth.wording import visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What is done in one piece, by one worker.
+
+    Attributes:
+        batch: The asks that share a run of the model.
+        cell: Those of them that are to be answered.
+    """
+
+    batch: tuple[Ask, ...]
+    cell: tuple[Ask, ...]
+
+    @property
+    def cost(self) -> float:
+        """The work of its cell."""
+        return sum(ask.cost for ask in self.cell)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it wants the whole machine."""
+        return any(ask.alone for ask in self.cell)
+
+
+def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[Unit]:
+    """Return the work that is left: a cell is done whole or not at all, so that its answers never depend on when."""
+    return [
+        Unit(batch=batch, cell=cell)
+        for batch in batches(asks)
+        for cell in cells(batch)
+        if not all(ask.key in finished for ask in cell)
+    ]
+
+
+def batches(asks: Iterable[Ask]) -> list[tuple[Ask, ...]]:
+    """Sort asks into batches."""
+    return _grouped(asks, lambda ask: (ask.kind, ask.batch))
+
+
+def cells(batch: Iterable[Ask]) -> list[tuple[Ask, ...]]:
+    """Sort the asks of a batch into cells; within a cell their order does not depend on who asked."""
+    ordered = sorted(batch, key=lambda ask: ask.rank)
+    return _grouped(ordered, lambda ask: ask.cell)
+
+
+def _grouped(asks: Iterable[Ask], by: Callable[[Ask], Hashable]) -> list[tuple[Ask, ...]]:
+    found: dict[Hashable, list[Ask]] = {}
+    for ask in asks:
+        found.setdefault(by(ask), []).append(ask)
+    return [tuple(group) for group in found.values()]
+
+
+def attempt(unit: Unit, resources: Resources) -> list[Outcome]:
+    """Do a unit; if it fails, say so for each of its asks."""
+    try:
+        return [*answered(unit.batch, unit.cell, resources)]
+    except Exception as error:  # whatever an ask does must not stop the others
+        return [Failure(ask=ask, error=sentence(error)) for ask in unit.cell]
+
+
+def answered(batch: Sequence[Ask], cell: Sequence[Ask], resources: Resources) -> list[Record]:
+    """Answer the asks of one cell of a batch. Nothing but these asks decides what comes of them."""
+    started = time.perf_counter()
+    kind = kind_named(cell[0].kind)
+    answers = kind.run(batch, cell, resources)
+    seconds = (time.perf_counter() - started) / len(cell)
+    return [
+        # as it will be read back: an answer that cannot be (a number without end where one is needed) is a failure
+        Record(ask=ask, answer=from_json(answer.to_json(), kind.answer), machine=this_machine(), seconds=seconds)
+        for ask, answer in zip(cell, answers, strict=True)
+    ]
+
+
+def sentence(error: BaseException) -> str:
+    """Say an error in one line, in letters that can be kept: names of files may hold others."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return said.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +155,22 @@ def _counted(tally: Tally, new: Sequence[Outcome], share: float) -> Tally:
     last = visible(new[0].ask.label) if new else tally.last
     done = tally.done + len(new) - failed
     return Tally(done=done, failed=tally.failed + failed, left=tally.left - len(new), share=share, last=last)
+
+
+def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
+    """Estimate the wall time of asks on one process, from the smallest unit of each; nothing is stored."""
+    total = 0.0
+    for which in sorted({_alike(ask) for ask in asks}):
+        work = units([ask for ask in asks if _alike(ask) == which], frozenset())
+        smallest = min(work, key=lambda unit: unit.cost)
+        with using_threads(1):
+            attempt(smallest, resources)  # what is loaded once does not count
+            started = time.perf_counter()
+            attempt(smallest, resources)
+            pace = (time.perf_counter() - started) / smallest.cost
+        total += pace * sum(unit.cost for unit in work)
+    return total
+
+
+def _alike(ask: Ask) -> tuple[str, str]:
+    return ask.kind, str(getattr(ask, "model", ""))

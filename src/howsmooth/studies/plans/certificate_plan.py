@@ -1,7 +1,8 @@
-"""What ``howsmooth certify`` can be asked for: declared once, for the command line and for the record."""
+"""What ``howsmooth certify`` can be asked for, declared once for the command line and the record, and its asks."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -11,8 +12,13 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.sentences import read_sentences
 from howsmooth.models.text import read_text
-from howsmooth.studies.settings import Reading, Solver, Where, command, options_of
-from howsmooth.studies.values import ASIDE, Value, fingerprint
+from howsmooth.studies.settings import Reading, Solver, Where, command, default_folder, options_of
+from howsmooth.studies.values import ASIDE, Value
+
+if TYPE_CHECKING:
+    from howsmooth.models.transformer import Transformer
+    from howsmooth.studies.plans.at_text import PlannedAsks
+    from howsmooth.studies.resources import Resources
 
 MODEL = "reviews"
 
@@ -61,9 +67,7 @@ class Certifying(Value, frozen=True, kw_only=True):
         ),
     ] = PLACES[0]
     layer: Annotated[int, Meta(description="With --at attention: which layer.")] = 0
-    label: Annotated[
-        str, Meta(description="The class that should win: a sentence of which another does is said, and not certified.")
-    ] = ""
+    label: Annotated[str, Meta(description="Expected class; misclassified sentences are reported and skipped.")] = ""
     seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
     threads: Annotated[int | None, Meta(description="How many threads a product uses."), ASIDE] = None
     reading: Reading = Reading()
@@ -127,5 +131,80 @@ class Certifying(Value, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         """Where records go unless told otherwise: the same question, the same folder."""
-        label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(self.model).name)
-        return Path("runs") / f"{label}-certify-{fingerprint([self, self.sentences])[:6]}"
+        return default_folder(self.model, "certify", [self, self.sentences])
+
+
+def planned_certificates(certifying: Certifying, resources: "Resources") -> "PlannedAsks":
+    """Check everything that is asked for against the model, and list one ask for each sentence and word.
+
+    Raises:
+        HowsmoothError: If anything cannot be had, or all sentences are misclassified; before any long work.
+    """
+    from howsmooth.certificates.reading import class_head, read_sentence
+    from howsmooth.studies.kinds.certificate import Ask
+    from howsmooth.studies.plans.at_text import PlannedAsks
+
+    model = resources.transformer(certifying.model, reading=certifying.reading)
+    class_head(model)
+    if certifying.at == "attention":
+        model.site(certifying.layer)
+    right, wrong = by_their_labels(model, certifying.labelled)
+    shared = {name: getattr(certifying, name) for name in ("model", "p", "at", "layer", "seed", "reading")}
+    asks = tuple(
+        Ask(sentence=sentence, word=places, **shared)
+        for sentence in right
+        for places in _moving(certifying, model, read_sentence(model, sentence))
+    )
+    return PlannedAsks(asks=asks, transformer=model, command=certifying.command, remarks=tuple(wrong))
+
+
+def by_their_labels(
+    model: "Transformer", labelled: Sequence[tuple[str, str | int | None]]
+) -> tuple[list[str], list[str]]:
+    """Return the sentences that are classified as they are labelled, or have no label, each once.
+
+    Returns:
+        These sentences, and what to report of the others.
+
+    Raises:
+        AssumptionError: If there is no such class, or all of them are misclassified.
+    """
+    from howsmooth.certificates.reading import label_number
+
+    for _sentence, label in labelled:
+        if label is not None:
+            label_number(model, label)
+    said = [(sentence, _misclassified(model, sentence, label)) for sentence, label in labelled]
+    right, wrong = [sentence for sentence, error in said if not error], [error for _sentence, error in said if error]
+    if not right:
+        raise AssumptionError(" ".join(wrong), field="label")
+    return list(dict.fromkeys(right)), wrong
+
+
+def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return which tokens move: each word by itself, or all of them together."""
+    from howsmooth.certificates.sentence import inner_places, word_places
+
+    groups = [places for word in certifying.words for places in word_places(model, tokens, word)]
+    if not certifying.words:
+        groups = [(place,) for place in inner_places(model, tokens)]
+    groups = list(dict.fromkeys(groups))
+    if not certifying.together:
+        return groups
+    return [tuple(sorted({place for group in groups for place in group}))]
+
+
+def _misclassified(model: "Transformer", sentence: str, label: str | int | None) -> str:
+    """Say that another class wins than the label, if there is one and it does."""
+    import torch
+
+    from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
+
+    if label is None:
+        return ""
+    f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
+    labels, predicted = class_head(model).labels, int(f(X)[0].argmax())
+    if predicted == label_number(model, label):
+        return ""
+    name = labels[label_number(model, label)]
+    return f"{sentence[:60]!r} is told to be {labels[predicted]!r}, not {name!r}: misclassified, so not certified."

@@ -1,22 +1,27 @@
-"""Arrays in files: .npz, .npy and .safetensors, read with care; what is damaged or too large ends in one sentence."""
+"""Arrays in files: weights and measures are read, damaged or too large ones refused in a sentence; inputs are saved."""
 
 import difflib
 import math
 import os
+import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from howsmooth.cli.printing import say
-from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
-from howsmooth.files import HEADER, require_array, require_room
+from howsmooth.errors import AssumptionError, DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.files import HEADER, read_bytes, require_array, require_room, require_size
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from howsmooth.theory.results import Witness
+    from howsmooth.transport.measures import DiscreteMeasure
+
 
 ENDINGS = (".npz", ".npy", ".safetensors")
 # How an archive begins, with arrays in it and without.
@@ -217,3 +222,99 @@ def _nearest(key: str, names: list[str]) -> str | None:
 def _listed(names: list[str], most: int = 12) -> str:
     rest = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([repr(name) for name in names[:most]] + rest)
+
+
+MEASURE_ENDINGS = (".json", ".safetensors")
+
+
+def check_measure(tokens: str | None, masses: str | None, measure: str | None) -> None:
+    """Refuse files that are missing or too many, before any is opened.
+
+    Raises:
+        AssumptionError: If the options contradict each other.
+        FileError: If a file is not there, or of another kind.
+    """
+    if (tokens is None) == (measure is None):
+        raise AssumptionError(
+            "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
+            "or draw --map-1d A=-1,V=1.",
+            field="tokens",
+        )
+    if masses is not None and measure is not None:
+        raise AssumptionError("a saved measure has masses of its own; leave --masses out.", field="masses")
+    for source in (tokens, masses):
+        if source is not None:
+            split_source(source)
+    if measure is not None:
+        _check_saved(Path(measure))
+
+
+def read_measure(tokens: str | None, masses: str | None, measure: str | None, *, causal: bool) -> "DiscreteMeasure":
+    """Read a measure; a sequence that masked attention sees has positions too."""
+    from howsmooth.transport.measures import DiscreteMeasure
+
+    if measure is not None:
+        return _load(Path(measure))
+    points = read_matrix(tokens or "", "tokens")
+    if points.ndim != 2:
+        raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.", field="tokens")
+    weights = None if masses is None else read_matrix(masses, "masses").to(points)
+    if weights is not None and weights.shape != points.shape[:1]:
+        raise ShapeError(
+            f"masses must have one entry for each of {len(points)} tokens, got {tuple(weights.shape)}.", field="masses"
+        )
+    return DiscreteMeasure(points, weights, DiscreteMeasure.from_sequence(points, causal=causal).positions)
+
+
+def _check_saved(path: Path) -> None:
+    if path.suffix not in MEASURE_ENDINGS:
+        raise FileError(f"a measure is a {' or '.join(MEASURE_ENDINGS)} file, got {str(path)!r}.", field="measure")
+    if not path.is_file():
+        raise FileError(f"there is no file {str(path)!r}.", field="measure")
+
+
+def _load(path: Path) -> "DiscreteMeasure":
+    from howsmooth.transport.measures import DiscreteMeasure
+
+    if path.suffix == ".safetensors":
+        require_size(path, "a measure", field="measure")
+        return DiscreteMeasure.load(path)
+    try:
+        return DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
+    except UnicodeDecodeError as error:
+        raise FileError(f"{str(path)!r} cannot be read: {error}.", field="measure") from error
+    except RecursionError as error:
+        raise FileError(f"{str(path)!r} is nested too deeply for a measure.", field="measure") from error
+    except (OverflowError, RuntimeError) as error:  # torch says it in one way or the other
+        raise FileError(f"{str(path)!r} holds a number that is too large for a float.", field="measure") from error
+
+
+def require_writable(target: Path, sources: Iterable[Path]) -> None:
+    """Refuse a target that cannot be written, or that would write over a file that is read."""
+    if target.suffix != ".safetensors":
+        raise FileError(f"--save writes a .safetensors file, got {target.name!r}; change the ending.", field="save")
+    if not target.parent.is_dir():
+        raise FileError(f"there is no folder {str(target.parent)!r} to save to; make it first.", field="save")
+    if target.exists():
+        if not target.is_file() or not os.access(target, os.W_OK):
+            raise FileError(f"{str(target)!r} cannot be written over; save under another name.", field="save")
+        if any(source.samefile(target) for source in sources):
+            raise FileError(
+                f"--save {str(target)!r} would write over the weights; save under another name.", field="save"
+            )
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise FileError(f"nothing can be saved to {str(target.parent)!r}: {error.strerror}.", field="save") from error
+
+
+def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, quiet: bool) -> None:
+    """Keep the input and say where; the talk goes to standard error where standard output is for JSON."""
+    from safetensors import SafetensorError
+
+    try:
+        witness.save(target, about=about)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error
+    say(f"Saved tokens, direction and response to {target}.", err=quiet)

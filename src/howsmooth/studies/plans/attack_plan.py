@@ -1,7 +1,7 @@
-"""What ``howsmooth attack`` can be asked for: declared once, for the command line and for the record."""
+"""What ``howsmooth attack`` can be asked for, declared once for the command line and the record, and its asks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -11,8 +11,12 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
-from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, options_of
-from howsmooth.studies.values import Value, fingerprint
+from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, default_folder, options_of
+from howsmooth.studies.values import Value
+
+if TYPE_CHECKING:
+    from howsmooth.studies.plans.at_text import PlannedAsks
+    from howsmooth.studies.resources import Resources
 
 EPS = (0.01, 0.1, 1.0, 10.0)
 
@@ -96,5 +100,28 @@ class Attacking(Value, frozen=True, kw_only=True):
     def folder(self) -> Path:
         """Where records go unless told otherwise: the same question, the same folder."""
         digest = read_source(self.windows.source, self.windows.place).digest
-        label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(self.model).name)
-        return Path("runs") / f"{label}-attack-{self.map.replace(':', '-')}-{fingerprint([self, digest])[:6]}"
+        return default_folder(self.model, f"attack-{self.map}", [self, digest])
+
+
+def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsks":
+    """Check everything that is asked for against the model and the text; list one ask a layer, window, radius, method.
+
+    Raises:
+        HowsmoothError: If anything cannot be had; before any long work.
+    """
+    from howsmooth.studies.kinds.attack import Ask
+    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+
+    part = attacking.map
+    base = model_and_text(
+        attacking.model, attacking.windows, attacking.where, attacking.reading, resources, parts=[part]
+    )
+    layers = base.layers(None if attacking.layer is None else [attacking.layer], part)
+    shared = {name: getattr(attacking, name) for name in ("norm", "budget", "bounded", "solver")}
+    asks = [
+        ask
+        for eps in sorted(set(attacking.eps))
+        for method in dict.fromkeys(attacking.method)
+        for ask in base.each(Ask, layers, part, eps=eps, method=method, **shared)
+    ]
+    return PlannedAsks(asks=tuple(asks), transformer=base.transformer, inputs=base.inputs, command=attacking.command)

@@ -10,11 +10,10 @@ from rich.console import Group
 from howsmooth.errors import FileError
 from howsmooth.markup import paragraph
 from howsmooth.studies.asks import AtText
-from howsmooth.studies.records import Failure, Record
-from howsmooth.studies.runs.facts import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
-from howsmooth.studies.runs.folders import FILE
+from howsmooth.studies.records import Failure, Plan, Record
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import summarise
 from howsmooth.theory.results import Ladder

@@ -1,24 +1,36 @@
-"""``howsmooth bounds``: every theorem about one layer, and the input that comes nearest to them."""
+"""``howsmooth bounds`` and ``howsmooth regimes``: what is proven about one layer, for n tokens, and as n grows."""
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from howsmooth.cli.ascent_bar import ascent_bar
-from howsmooth.cli.layer import LayerSource, takes_a_layer
-from howsmooth.cli.options import OptionJson, OptionN, OptionRadius, OptionSave, OptionSearch
-from howsmooth.cli.printing import print_json, visible_console
-from howsmooth.cli.reach import require_range, require_room, within_reach
-from howsmooth.cli.witnesses import require_writable, save_witness
+import typer
+
+from howsmooth.cli.array_files import require_writable, save_witness
+from howsmooth.cli.layer import LayerSource
+from howsmooth.cli.memory_errors import require_range, require_room, within_reach
+from howsmooth.cli.option_groups import option_groups
+from howsmooth.cli.options import (
+    OptionFigure,
+    OptionJson,
+    OptionN,
+    OptionRadius,
+    OptionSave,
+    OptionSearch,
+    whole_numbers,
+)
+from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.search.kinds import COUNTING, require_count
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from howsmooth.search.regimes import Regimes
     from howsmooth.theory.results import Bound, Bracket, Ladder, Witness
 
 
-@takes_a_layer
+@option_groups
 def bounds(
     *,
     source: LayerSource,
@@ -69,13 +81,13 @@ def _print_ladder(attention: str, ladder: "Ladder", bracket: "Bracket", domain: 
     console.print(answer, style="bold", soft_wrap=True)
     console.print(attention, soft_wrap=True)
     console.print()
-    console.print(_table(ladder, bracket.lower, domain))
+    console.print(_bounds_table(ladder, bracket.lower, domain))
     if ladder.refused:
         console.print("\nDo not apply:", style="dim")
         console.print(_refusals(ladder))
 
 
-def _table(ladder: "Ladder", witness: "Witness", domain: str) -> "Table":
+def _bounds_table(ladder: "Ladder", witness: "Witness", domain: str) -> "Table":
     """Show every bound and the measured input, from the lowest to the highest."""
     from rich.table import Table
     from rich.text import Text
@@ -113,3 +125,62 @@ def _refusals(ladder: "Ladder") -> "Table":
     for refused in ladder.refused:
         table.add_row(Text(label_of(refused.name)), Text(refused.reason), style="dim")
     return table
+
+
+LENGTHS = "3,10,30,100,300,1000,3000,10000,30000,100000"
+# Fewer tokens have no place for the inputs that are compared.
+LEAST = 3
+
+
+@option_groups
+def regimes(
+    *,
+    source: LayerSource,
+    radius: OptionRadius,
+    lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = LENGTHS,
+    count: Annotated[
+        float | None,
+        typer.Option("--count", help=f"How many tokens all mass stands for, with --kind {' or '.join(COUNTING)}."),
+    ] = None,
+    as_json: OptionJson = False,
+    figure: OptionFigure = None,
+) -> None:
+    """Find the worst constants of one head in a ball against the number of tokens, with their bounds.
+
+    Attention of another kind is searched, below the bound for so many tokens.
+
+    Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
+    """
+    source.check()
+    numbers = whole_numbers(lengths, "--lengths", least=LEAST)
+    require_count(source.kind, count)
+    attention = source.read()
+
+    from howsmooth.search.contexts import counting
+    from howsmooth.search.regimes import regimes as find
+
+    found = find(attention if count is None else counting(attention, count), radius, numbers)
+    if figure is not None:
+        from howsmooth.report.charts.transition import regimes_chart
+        from howsmooth.report.saving import save_chart
+
+        save_chart(regimes_chart(found), figure)
+    if as_json:
+        print_json(json.loads(found.to_json()))
+    else:
+        _print_regimes(found)
+    if figure is not None:
+        typer.echo(f"Drawn in {figure}.", err=True)
+
+
+def _print_regimes(found: "Regimes") -> None:
+    if found.crossing is None or found.lower is None:
+        typer.echo("The largest constants that a search found; where they stop growing no theorem says.")
+    else:
+        plateau = f"on measures it is at least {found.lower.digits}"
+        typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
+    sizes = [number(row.n, 4) for row in found.rows]
+    values = [at_least(row.found) for row in found.rows]
+    for size, value, row in zip(sizes, values, found.rows, strict=True):
+        left = f"n = {size:>{max(map(len, sizes))}}   {value:>{max(map(len, values))}}"
+        typer.echo(f"{left} ≤ Lip ≤ {row.upper.digits}")
