@@ -68,7 +68,7 @@ def _estimate(made: "list[StudyPart]", folder: Path, options: RunOptions, resour
     """Time the smallest piece of work of each model, and extrapolate."""
     from howsmooth.studies.runs.database import FILE
     from howsmooth.studies.runs.store import Store
-    from howsmooth.studies.sweep.sweep import expected_seconds
+    from howsmooth.studies.sweep.workers import expected_seconds
 
     asks = [ask for part in made for ask in part.asks]
     done = frozenset[str]()

@@ -22,7 +22,8 @@ from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep.sweep import expected_seconds, units
+from howsmooth.studies.sweep.sweep import units
+from howsmooth.studies.sweep.workers import expected_seconds
 
 TOY = '''
     """How far a stone falls."""

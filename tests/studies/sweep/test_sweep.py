@@ -14,7 +14,8 @@ from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Where
-from howsmooth.studies.sweep.sweep import attempt, expected_seconds, sentence, sweep, units
+from howsmooth.studies.sweep.sweep import attempt, sentence, sweep, units
+from howsmooth.studies.sweep.workers import expected_seconds
 
 
 class Counting:

@@ -9,7 +9,6 @@ from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.records import Failure, Outcome, Record, this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep.workers import using_threads
 from howsmooth.studies.values import from_json
 from howsmooth.wording import visible
 
@@ -155,22 +154,3 @@ def _counted(tally: Tally, new: Sequence[Outcome], share: float) -> Tally:
     last = visible(new[0].ask.label) if new else tally.last
     done = tally.done + len(new) - failed
     return Tally(done=done, failed=tally.failed + failed, left=tally.left - len(new), share=share, last=last)
-
-
-def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
-    """Estimate the wall time of asks on one process, from the smallest unit of each; nothing is stored."""
-    total = 0.0
-    for which in sorted({_alike(ask) for ask in asks}):
-        work = units([ask for ask in asks if _alike(ask) == which], frozenset())
-        smallest = min(work, key=lambda unit: unit.cost)
-        with using_threads(1):
-            attempt(smallest, resources)  # what is loaded once does not count
-            started = time.perf_counter()
-            attempt(smallest, resources)
-            pace = (time.perf_counter() - started) / smallest.cost
-        total += pace * sum(unit.cost for unit in work)
-    return total
-
-
-def _alike(ask: Ask) -> tuple[str, str]:
-    return ask.kind, str(getattr(ask, "model", ""))
