@@ -51,7 +51,7 @@ def _print_each(found: "Measurement", console: "Console") -> None:
     from rich.text import Text
 
     from howsmooth.report.drawing.token_text import running_text
-    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.runs.tables import fitted
     from howsmooth.wording import number
 
     rows: dict[tuple[int, int], dict[str, str]] = {}
@@ -73,8 +73,8 @@ def _print_each(found: "Measurement", console: "Console") -> None:
 def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
     from rich.text import Text
 
-    from howsmooth.studies.runs.measurement import fitted
     from howsmooth.studies.runs.summary import mean_constant
+    from howsmooth.studies.runs.tables import fitted
     from howsmooth.wording import number
 
     groups: dict[tuple[int, int], list[TextRecord]] = {}
@@ -105,7 +105,7 @@ def print_records(kind: str, records: "Sequence[Record]") -> None:
     from rich.text import Text
 
     from howsmooth.studies.kinds import kind_named
-    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.runs.tables import fitted
     from howsmooth.studies.values import columns, leaves
 
     asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]

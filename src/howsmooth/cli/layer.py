@@ -52,27 +52,6 @@ class LayerSource:
     """Where one attention layer comes from, as written on the command line: files, or a layer of a model.
 
     The options of the command line are declared here, beside their fields.
-
-    Attributes:
-        A: The bilinear form of a single head, ``FILE`` or ``FILE:KEY``, as all files.
-        V: The values of a single head; the identity if ``None``.
-        query: The queries of all heads.
-        key: The keys of all groups.
-        value: The values of all groups.
-        output: The output projection; heads are concatenated if ``None``.
-        query_bias: The biases of queries; what is called so in the file of the queries if ``None``, as for the others.
-        key_bias: The biases of keys.
-        value_bias: The biases of values.
-        output_bias: The bias of the output.
-        heads: Into how many heads a 2-D matrix is split.
-        groups: Into how many groups 2-D keys and values are split.
-        scale: What scores are multiplied by.
-        causal: Whether a token sees only itself and the past.
-        model: A model whose layer stands in place of files.
-        layer: Which one.
-        map: Which part of it.
-        family: Of which family the model is, where its config.json does not say.
-        kind: How scores become weights: softmax, l2, sigmoid, …
     """
 
     A: Annotated[str | None, _file("A", "The matrix of the scores, (d, d).")] = None

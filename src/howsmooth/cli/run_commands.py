@@ -39,16 +39,7 @@ def _checked_out(out: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Who does the work of a run, and where its records go.
-
-    Attributes:
-        workers: How many processes share the work.
-        scheduler: The address of a Dask scheduler.
-        tls: A folder with certificates.
-        retry_failed: Whether to try again what failed before.
-        as_json: Whether to print one JSON object.
-        out: The folder of the run.
-    """
+    """Who does the work of a run, and where its records go: options of every command that fills one."""
 
     workers: Annotated[
         int, typer.Option("--workers", help="How many processes share the work; 0 does it in this one.", min=0)

@@ -22,22 +22,7 @@ EPS = (0.01, 0.1, 1.0, 10.0)
 
 
 class Attacking(Value, frozen=True, kw_only=True):
-    """What is to be attacked, as the command line says it.
-
-    Attributes:
-        model: What :func:`howsmooth.load` takes.
-        layer: Which layer; none for all of them.
-        map: Which part of a layer, or a map of many.
-        eps: How far tokens may move: one attack for each.
-        norm: All together, or each of them.
-        method: How perturbations are searched for: one attack for each.
-        budget: How many passes each attack may spend.
-        bounded: Whether to compute what the theory allows too.
-        windows: At which tokens.
-        seed: The seed of everything random.
-        where: Where, and with which numbers.
-        reading: How the model is read, where its folder does not say.
-    """
+    """What is to be attacked, as the command line says it: an option for each field."""
 
     model: str = "minilm"
     layer: Annotated[int | None, Meta(description="Which attention layer; all by default.")] = None

@@ -24,22 +24,7 @@ MODEL = "reviews"
 
 
 class Certifying(Value, frozen=True, kw_only=True):
-    """What is to be certified, as the command line says it.
-
-    Attributes:
-        model: What :func:`howsmooth.load` takes.
-        text: A sentence.
-        file: A file of sentences.
-        word: Which words move; all of them, each by itself, by default.
-        together: Whether all of them move at once, in one norm.
-        p: How perturbations are measured.
-        at: Where they are.
-        layer: Which layer that is.
-        label: The class that should win.
-        seed: Where attacks start.
-        threads: How many threads a product uses.
-        reading: How the model is read, where its folder does not say.
-    """
+    """What is to be certified, as the command line says it: an option for each field."""
 
     model: str = MODEL
     text: Annotated[str, Meta(description="A sentence.", extra={"metavar": "SENTENCE"})] = ""

@@ -34,21 +34,7 @@ if TYPE_CHECKING:
 
 
 class Measuring(Value, frozen=True, kw_only=True):
-    """What is to be measured, as the command line and :func:`measure` say it.
-
-    Attributes:
-        model: What :func:`howsmooth.load` takes.
-        layers: Which layers; none for all of them.
-        map: Which part of a layer.
-        per_head: Whether to measure every head by itself too.
-        whole: Whether to measure the model as a whole, and its blocks alone and together.
-        windows: At which tokens.
-        solver: How well.
-        where: Where, and with which numbers.
-        reading: How the model is read, where its folder does not say.
-        certificate: Whether to prove a bound at every window too.
-        released: Whether to record the quantity of the paper's released scripts too.
-    """
+    """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
 
     model: str = "minilm"
     layers: Annotated[

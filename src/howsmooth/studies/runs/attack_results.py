@@ -8,7 +8,7 @@ from statistics import fmean
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.studies.kinds.attack import AttackRecord
-from howsmooth.studies.runs.measurement import fitted
+from howsmooth.studies.runs.tables import fitted
 from howsmooth.studies.values import to_json
 from howsmooth.wording import at_least, at_most, count, number
 

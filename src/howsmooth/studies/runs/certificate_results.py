@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.studies.kinds.certificate import CertificateRecord
-from howsmooth.studies.runs.measurement import fitted
+from howsmooth.studies.runs.tables import fitted
 from howsmooth.studies.values import to_json
 from howsmooth.wording import at_least, at_most, number
 

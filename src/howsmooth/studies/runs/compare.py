@@ -17,6 +17,10 @@ from howsmooth.studies.settings import Window
 from howsmooth.wording import count
 
 Subject = str | os.PathLike[str] | Run | Measurement
+# A part of a layer at a length; at none for sequences that are measured whole, each with its own.
+Place = tuple[str, int, int | None]
+# So many measurements are named one by one.
+NAMED = 3
 
 
 def compare(
@@ -185,12 +189,6 @@ def _name(subject: Subject, measurements: Sequence[Measurement]) -> str:
 def _ends(record: TextRecord) -> Ends:
     upper = record.answer.upper
     return record.answer.lower, math.inf if upper is None else upper
-
-
-# A part of a layer at a length; at none for sequences that are measured whole, each with its own.
-Place = tuple[str, int, int | None]
-# So many measurements are named one by one.
-NAMED = 3
 
 
 def shared_maps(

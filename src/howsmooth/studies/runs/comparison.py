@@ -3,22 +3,18 @@
 import enum
 import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.text import Text
 from scipy import stats
 
-from howsmooth.markup import paragraph
-from howsmooth.markup import table as table_html
-from howsmooth.studies.runs.measurement import fitted
+from howsmooth.studies.runs.tables import ResultTable
 from howsmooth.studies.values import to_json
-from howsmooth.wording import aligned, at_least, at_most, count, number, percent, visible
+from howsmooth.wording import at_least, at_most, count, number, percent
 
 # The two ends that a constant lies between; without an upper one, infinity.
 Ends = tuple[float, float]
@@ -113,10 +109,6 @@ def _quantile(confidence: float, freedom: float) -> float:
 
 def _exp(log: float) -> float:
     return math.exp(log) if log < math.log(np.finfo(float).max) else math.inf
-
-
-# Columns that leave a narrow terminal, the first ones first.
-EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
 
 
 class Verdict(enum.StrEnum):
@@ -225,7 +217,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(ResultTable):
     """How many times larger the constants of one run are than those of another.
 
     Attributes:
@@ -236,6 +228,7 @@ class Comparison:
         notes: What a reader has to know: windows that are no pairs, places that one run alone has.
     """
 
+    EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
     first: str
     second: str
     rows: tuple[Difference, ...]
@@ -285,36 +278,28 @@ class Comparison:
         )
 
     @property
+    def lead(self) -> tuple[str, ...]:
+        """The answer comes first."""
+        return (self.sentence,)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader has to know."""
+        return self.notes
+
+    @property
+    def cells(self) -> list[dict[str, str]]:
+        """One row for each ratio."""
+        return [row.cells(self.confidence) for row in self.rows]
+
+    @property
     def columns(self) -> list[str]:
         """The names of the columns that have something to say."""
-        rows = [row.cells(self.confidence) for row in self.rows]
+        rows = self.cells
         alike = {name for name in ("model", "text", "map") if len({row[name] for row in rows}) == 1}
         return [
             name for name in (rows[0] if rows else {}) if name not in alike and any(row[name] != "—" for row in rows)
         ]
-
-    def __repr__(self) -> str:
-        """Show the ratios as plain text."""
-        found = [row.cells(self.confidence) for row in self.rows]
-        rows = [self.columns, *([row[name] for name in self.columns] for row in found)]
-        shown = (self.title, self.sentence, *aligned(rows), *(f"Note: {note}." for note in self.notes))
-        return visible("\n".join(shown))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Render in a rich console: the answer, every ratio, what they are worth, and what to know."""
-        # names may hold brackets, which are no markup
-        yield Text(self.sentence)
-        yield Text(self.title, style="bold")
-        rows = [row.cells(self.confidence) for row in self.rows]
-        yield fitted(rows, self.columns, EXPENDABLE, console, options)
-        yield Text(self.legend, style="dim")
-        yield from (Text(f"Note: {note}.", style="yellow") for note in self.notes)
-
-    def _repr_html_(self) -> str:
-        found = (row.cells(self.confidence) for row in self.rows)
-        answer = table_html(self.columns, ([row[name] for name in self.columns] for row in found), caption=self.title)
-        said = "".join(paragraph(f"Note: {note}.") for note in self.notes)
-        return paragraph(self.sentence) + answer + paragraph(self.legend) + said
 
     def to_json(self) -> str:
         """Return one JSON object; a number without end is null."""

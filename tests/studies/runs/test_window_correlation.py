@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from howsmooth.studies.runs.growth import LARGEST, correlation, worth
+from howsmooth.studies.runs.growth import LARGEST_CORRELATION, correlation, worth
 
 
 def matrices(m, rho):
@@ -35,7 +35,7 @@ def test_the_correlation_of_average_windows_comes_back(counts, rho):
 def test_it_stays_between_none_and_the_largest():
     zigzag, steps = np.tile([1.0, -1.0], 6), np.repeat([1.0, -1.0], 12)
     assert correlation([zigzag]) == 0
-    assert correlation([steps]) == pytest.approx(LARGEST)
+    assert correlation([steps]) == pytest.approx(LARGEST_CORRELATION)
     assert correlation([np.ones(5), np.zeros(7)]) == 0
     assert correlation([np.array([0.0, 1.0]), np.array([3.0])]) == 0
 
