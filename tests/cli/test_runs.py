@@ -18,7 +18,7 @@ from small import beginning, module, tokenizer
 import howsmooth as hs
 from howsmooth.studies import kinds
 from howsmooth.studies.kinds import attack, bounds
-from howsmooth.studies.records import Failure, Plan, Record, this_machine
+from howsmooth.studies.records import Failure, Record, RunPlan, this_machine
 from howsmooth.studies.runs.certificate_results import certified
 from howsmooth.studies.runs.database import FILE, VERSION
 from howsmooth.studies.runs.store import Store
@@ -38,7 +38,7 @@ def test_runs_are_listed_with_what_is_left(howsmooth, tmp_path):
         answered(radii(1), store)
     with Store(tmp_path / "runs" / "deep" / "b") as store:
         store.add([filler(0), Failure(ask=filler(1).ask, error="no")])
-        store.keep_plan(Plan(kind="text", keys=tuple(filler(i).ask.key for i in range(3))))
+        store.keep_plan(RunPlan(kind="text", keys=tuple(filler(i).ask.key for i in range(3))))
     found = howsmooth("runs")
     assert found.out.splitlines() == [
         "runs/a: 1 record; no model; attention; n = 2",
@@ -134,7 +134,7 @@ def test_show_says_the_same_as_measure_did_with_heads_beside_the_layer(
 def test_failures_are_said_and_a_run_without_records_too(howsmooth, tmp_path):
     with Store(tmp_path / "run") as store:
         store.add([Failure(ask=filler(1).ask, error="no such thing")])
-        store.keep_plan(Plan(kind="text", keys=(filler(1).ask.key,)))
+        store.keep_plan(RunPlan(kind="text", keys=(filler(1).ask.key,)))
     done = howsmooth("show", "run")
     assert done.code == 0
     assert "of 1 planned" in done.out

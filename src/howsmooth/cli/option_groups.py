@@ -11,7 +11,7 @@ import typer
 from msgspec import NODEFAULT
 
 from howsmooth.cli.options import LARGEST, ArgumentModel, numbers, whole_numbers
-from howsmooth.studies.values import Leaf, Value, from_leaves, leaves
+from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 
 Command = Callable[..., None]
 
@@ -26,10 +26,10 @@ def option_groups(command: Command) -> Command:
     flat: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         kind = parameter.annotation
-        is_settings = isinstance(kind, type) and issubclass(kind, Value)
+        is_settings = isinstance(kind, type) and issubclass(kind, JsonValue)
         if is_settings or dataclasses.is_dataclass(kind):
             groups[parameter.name] = kind
-            flat += map(_setting, leaves(kind).values()) if is_settings else _fields(kind)
+            flat += map(_setting, settings_of(kind).values()) if is_settings else _fields(kind)
         else:
             flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -47,8 +47,8 @@ def _value(kind: type, given: dict[str, Any]) -> Any:
     """Take the fields of a group out of what was given, and build the group."""
     if dataclasses.is_dataclass(kind):
         return kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
-    said = {name: _read(leaf, given.pop(name)) for name, leaf in leaves(kind).items()}
-    return from_leaves(kind, {name: value for name, value in said.items() if value is not None})
+    said = {name: _read(setting, given.pop(name)) for name, setting in settings_of(kind).items()}
+    return from_settings(kind, {name: value for name, value in said.items() if value is not None})
 
 
 def _fields(kind: Any) -> list[inspect.Parameter]:
@@ -61,41 +61,41 @@ def _fields(kind: Any) -> list[inspect.Parameter]:
     ]
 
 
-def _setting(leaf: Leaf) -> inspect.Parameter:
-    annotation = ArgumentModel if leaf.name == "model" else Annotated[_plain(leaf), _option(leaf)]
-    default = ",".join(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
+def _setting(setting: Setting) -> inspect.Parameter:
+    annotation = ArgumentModel if setting.name == "model" else Annotated[_plain(setting), _option(setting)]
+    default = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else setting.default
     if default == "":
         default = None  # so that nothing at all and an empty word can be told apart
     return inspect.Parameter(
-        leaf.name,
+        setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is NODEFAULT else default,
         annotation=annotation,
     )
 
 
-def _plain(leaf: Leaf) -> Any:
+def _plain(setting: Setting) -> Any:
     """Return the type that typer reads: lists come as one word."""
-    if leaf.item is None:
-        return str | None if leaf.default == "" else leaf.type
-    return str | None if leaf.default is None else str
+    if setting.item is None:
+        return str | None if setting.default == "" else setting.type
+    return str | None if setting.default is None else str
 
 
-def _option(leaf: Leaf) -> Any:
-    flag = f"--{leaf.name.replace('_', '-')}"
+def _option(setting: Setting) -> Any:
+    flag = f"--{setting.name.replace('_', '-')}"
     return typer.Option(
-        f"{flag}/--no-{leaf.name.replace('_', '-')}" if leaf.default is True else flag,
-        help=leaf.declared.get("description"),
-        metavar=leaf.declared.get("metavar"),
-        show_default=leaf.default not in ("", None, False),
+        f"{flag}/--no-{setting.name.replace('_', '-')}" if setting.default is True else flag,
+        help=setting.declared.get("description"),
+        metavar=setting.declared.get("metavar"),
+        show_default=setting.default not in ("", None, False),
     )
 
 
-def _read(leaf: Leaf, value: Any) -> Any:
-    if leaf.item is None or not isinstance(value, str):
+def _read(setting: Setting, value: Any) -> Any:
+    if setting.item is None or not isinstance(value, str):
         return value
     # which numbers make sense, the declaration of the setting says
-    option = f"--{leaf.name.replace('_', '-')}"
-    if leaf.item is str:
+    option = f"--{setting.name.replace('_', '-')}"
+    if setting.item is str:
         return [word.strip() for word in value.split(",")]
-    return numbers(value, option) if leaf.item is float else whole_numbers(value, option, least=-LARGEST)
+    return numbers(value, option) if setting.item is float else whole_numbers(value, option, least=-LARGEST)

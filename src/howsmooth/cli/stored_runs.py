@@ -37,8 +37,8 @@ def runs(
 
 
 def _runs_row(folder: Path) -> dict[str, Any]:
+    from howsmooth.studies.json_values import columns
     from howsmooth.studies.runs.store import Store
-    from howsmooth.studies.values import columns
 
     try:
         with Store(folder, writable=False) as store:

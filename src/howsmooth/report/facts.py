@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
 from howsmooth.studies.settings import command
-from howsmooth.studies.values import columns
 from howsmooth.theory.results import Side
 from howsmooth.wording import count, number, percent
 

@@ -17,7 +17,7 @@ from howsmooth.report.figures import Drawing, drawings, sections, thinned
 from howsmooth.report.findings import finding
 from howsmooth.report.glossary import terms
 from howsmooth.report.sections import MEASUREMENT, Section
-from howsmooth.report.shares import Shares, Word, shares, words_of
+from howsmooth.report.shares import ShadedWord, Shares, shares, words_of
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run, read_run
 
@@ -27,7 +27,7 @@ Drawn = Mapping[Section, Sequence[Drawing]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closer:
+class LayerDetail:
     """One layer of a measurement, more closely: whichever the reader chooses.
 
     Attributes:
@@ -43,12 +43,12 @@ class Closer:
     drawings: list[Drawing]
     worst_inputs: list[WorstInput]
     tokens: int
-    words: list[Word]
+    words: list[ShadedWord]
     shares: list[Shares]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SectionView:
     """What the page says about one section.
 
     Attributes:
@@ -65,7 +65,7 @@ class Part:
     title: str
     legend: str
     drawings: list[Drawing]
-    closer: Closer | None
+    closer: LayerDetail | None
 
     @property
     def charts(self) -> list[Drawing]:
@@ -74,7 +74,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead:
+class Finding:
     """What was found, in a sentence or two.
 
     Attributes:
@@ -155,10 +155,10 @@ def _page(run: Run, drawn: Drawn) -> str:
     )
 
 
-def _part(section: Section, drawn: Sequence[Drawing]) -> Part:
+def _part(section: Section, drawn: Sequence[Drawing]) -> SectionView:
     own = section.measurements[0] if section.name == MEASUREMENT else None
     left_out = "".join(map(_left_out, section.measurements))
-    return Part(
+    return SectionView(
         name=section.name,
         map=own.map if own else "",
         title=section.title,
@@ -168,12 +168,12 @@ def _part(section: Section, drawn: Sequence[Drawing]) -> Part:
     )
 
 
-def _closer(m: Measurement, drawn: list[Drawing]) -> Closer:
+def _closer(m: Measurement, drawn: list[Drawing]) -> LayerDetail:
     # the order of roughness: where the reader chose nothing, or hid what was chosen, the first is shown
     order = sorted(m.layers, key=lambda layer: (-layer.constant, layer.layer))
     found = shares(m)
     first = next((row for row in found if row.layer == order[0].layer), None)
-    return Closer(
+    return LayerDetail(
         layers=[layer.layer for layer in order],
         drawings=drawn,
         worst_inputs=worst_inputs(m),
@@ -183,7 +183,7 @@ def _closer(m: Measurement, drawn: list[Drawing]) -> Closer:
     )
 
 
-def _answered(found: Sequence[Section], parts: Sequence[Part]) -> list[tuple[int | None, Measurement]]:
+def _answered(found: Sequence[Section], parts: Sequence[SectionView]) -> list[tuple[int | None, Measurement]]:
     """Return the measurements that the answer is about, with the section that looks at their layers, if one does.
 
     Windows that grow in place are no sample of the text: where a study asks for them, its own sentence speaks of them.
@@ -197,15 +197,15 @@ def _answered(found: Sequence[Section], parts: Sequence[Part]) -> list[tuple[int
     return told
 
 
-def _leads(found: Sequence[Section]) -> list[Lead]:
+def _leads(found: Sequence[Section]) -> list[Finding]:
     leads = []
     for place, section in enumerate(found):
         if section.name == MEASUREMENT:
             (m,) = section.measurements
             name = section.title if len(found) > 1 else ""
-            leads.append(Lead(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
+            leads.append(Finding(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
         else:
-            leads.append(Lead(place=place, name=section.title, said=finding(section.name, section.records)))
+            leads.append(Finding(place=place, name=section.title, said=finding(section.name, section.records)))
     return leads
 
 
@@ -219,7 +219,7 @@ def _left_out(m: Measurement) -> str:
     return "" if shown == found else f" Dots are drawn for {shown:,} of {found:,} windows; the tables hold all."
 
 
-def _data(parts: Sequence[Part]) -> dict[str, Any]:
+def _data(parts: Sequence[SectionView]) -> dict[str, Any]:
     return {
         "charts": {drawing.name: _chart(drawing) for part in parts for drawing in part.charts},
         "tokens": [{row.layer: row.as_dict() for row in part.closer.shares} if part.closer else {} for part in parts],

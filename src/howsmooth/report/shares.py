@@ -16,7 +16,7 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class ShadedWord:
     """A token as it stands in running text.
 
     Attributes:
@@ -83,11 +83,11 @@ def shares(m: Measurement) -> list[Shares]:
     ]
 
 
-def words_of(m: Measurement, shown: Shares | None) -> list[Word]:
+def words_of(m: Measurement, shown: Shares | None) -> list[ShadedWord]:
     """Return the window as running text, shaded as one layer has it; without shades if that layer has none."""
     some = shown.sensitivity if shown is not None else (0.0,) * len(m.tokens)
     most = max(some, default=0.0) or 1.0
     return [
-        Word(text=text, space=space, shade=math.sqrt(share / most))
+        ShadedWord(text=text, space=space, shade=math.sqrt(share / most))
         for (space, text), share in islice(zip(words(m.tokens), some, strict=True), LONGEST)
     ]

@@ -8,8 +8,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.models.map_names import is_whole
-from howsmooth.studies.settings import Reading, Solver, Where, Window
-from howsmooth.studies.values import Value, fingerprint
+from howsmooth.studies.json_values import JsonValue, fingerprint
+from howsmooth.studies.settings import Compute, ModelReading, Solver, Window
 
 Matrix = tuple[tuple[float, ...], ...]
 # So many tokens of a text go through the model together: enough to be fast, few enough for the memory of a laptop.
@@ -20,7 +20,7 @@ MANY = 10.0
 LONG = 512
 
 
-class Ask(Value, frozen=True, tag_field="kind"):
+class Ask(JsonValue, frozen=True, tag_field="kind"):
     """One thing to find out. Equal asks have equal keys, on every machine."""
 
     @property
@@ -64,7 +64,7 @@ class Ask(Value, frozen=True, tag_field="kind"):
         return (self.key,)
 
 
-class Answer(Value, frozen=True, kw_only=True):
+class Answer(JsonValue, frozen=True, kw_only=True):
     """What came of an ask; its numbers say by their names what they are worth."""
 
 
@@ -84,8 +84,8 @@ class AtText(Ask, frozen=True, kw_only=True):
     layer: int
     map: str = "attention"
     window: Window
-    where: Where = Where()
-    reading: Reading = Reading()
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
 
     @property
     def label(self) -> str:

@@ -7,10 +7,10 @@ from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 from howsmooth.studies.asks import Answer, Ask
-from howsmooth.studies.values import Value, fingerprint
+from howsmooth.studies.json_values import JsonValue, fingerprint
 
 
-class Machine(Value, frozen=True, kw_only=True):
+class Machine(JsonValue, frozen=True, kw_only=True):
     """Versions, hardware and threads.
 
     Attributes:
@@ -53,7 +53,7 @@ A = TypeVar("A", bound=Ask)
 B = TypeVar("B", bound=Answer)
 
 
-class Record(Value, Generic[A, B], frozen=True, kw_only=True):
+class Record(JsonValue, Generic[A, B], frozen=True, kw_only=True):
     """What came of an ask; of its kind by the types of its ask and answer.
 
     Attributes:
@@ -69,7 +69,7 @@ class Record(Value, Generic[A, B], frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Failure(Value, frozen=True, kw_only=True):
+class Failure(JsonValue, frozen=True, kw_only=True):
     """An ask that nothing came of.
 
     Attributes:
@@ -84,7 +84,7 @@ class Failure(Value, frozen=True, kw_only=True):
 Outcome = Record[Any, Any] | Failure
 
 
-class Plan(Value, frozen=True, kw_only=True):
+class RunPlan(JsonValue, frozen=True, kw_only=True):
     """Some asks that were planned together.
 
     Attributes:
@@ -114,6 +114,6 @@ class Plan(Value, frozen=True, kw_only=True):
         return len(self.keys) + len(self.beside)
 
 
-def plan_of(asks: "tuple[Ask, ...]", **others: object) -> Plan:
+def plan_of(asks: "tuple[Ask, ...]", **others: object) -> RunPlan:
     """Return the plan of some asks of one kind."""
-    return Plan(kind=asks[0].kind, keys=tuple(ask.key for ask in asks), **others)  # type: ignore[arg-type]
+    return RunPlan(kind=asks[0].kind, keys=tuple(ask.key for ask in asks), **others)  # type: ignore[arg-type]

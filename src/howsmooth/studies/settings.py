@@ -12,7 +12,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
 from howsmooth.spectral.settings import check_solver
-from howsmooth.studies.values import ASIDE, Value, default_of, fingerprint, leaves
+from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, fingerprint, settings_of
 
 ALICE = "alice"
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -23,7 +23,7 @@ MEASURED = ("float32", "float64")
 SOURCES = ("text", "token_ids", "sentences", "images")
 
 
-class Solver(Value, frozen=True, kw_only=True):
+class Solver(JsonValue, frozen=True, kw_only=True):
     """How well a norm is to be known.
 
     Attributes:
@@ -50,7 +50,7 @@ class Solver(Value, frozen=True, kw_only=True):
             raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {self.seed}.", field="seed")
 
 
-class Where(Value, frozen=True, kw_only=True):
+class Compute(JsonValue, frozen=True, kw_only=True):
     """Where to compute, and with which numbers.
 
     Attributes:
@@ -62,7 +62,7 @@ class Where(Value, frozen=True, kw_only=True):
 
     device: Annotated[str, Meta(description="Where to compute, as torch names it.")] = ""
     dtype: Annotated[str, Meta(description="The numbers to compute with; those of the model by default.")] = ""
-    threads: Annotated[int | None, Meta(description="How many threads a product uses."), ASIDE] = None
+    threads: Annotated[int | None, Meta(description="How many threads a product uses."), NOT_IN_KEY] = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that there are not."""
@@ -85,7 +85,7 @@ class Where(Value, frozen=True, kw_only=True):
             )
 
 
-class Reading(Value, frozen=True, kw_only=True):
+class ModelReading(JsonValue, frozen=True, kw_only=True):
     """How a model is read, where its folder does not say.
 
     Attributes:
@@ -119,7 +119,7 @@ class Reading(Value, frozen=True, kw_only=True):
             check_tokenizer(self.tokenizer)
 
 
-class Windows(Value, frozen=True, kw_only=True):
+class Windows(JsonValue, frozen=True, kw_only=True):
     """At which inputs: windows of a text, consecutive, from its beginning, some of each length; or sequences, whole.
 
     Attributes:
@@ -230,7 +230,7 @@ class Windows(Value, frozen=True, kw_only=True):
         )
 
 
-class Window(Value, frozen=True, kw_only=True):
+class Window(JsonValue, frozen=True, kw_only=True):
     """One input: a window of a text, or a sequence that is measured whole.
 
     Attributes:
@@ -245,7 +245,7 @@ class Window(Value, frozen=True, kw_only=True):
     """
 
     source: str = SOURCES[0]
-    text: Annotated[str, ASIDE] = ALICE
+    text: Annotated[str, NOT_IN_KEY] = ALICE
     digest: str
     length: int
     index: int = 0
@@ -254,7 +254,7 @@ class Window(Value, frozen=True, kw_only=True):
     whole: bool = False
 
 
-def options_of(*settings: Value) -> list[str]:
+def options_of(*settings: JsonValue) -> list[str]:
     """Return the words of the command line that say these settings, as far as they differ from the defaults.
 
     Example:
@@ -262,11 +262,11 @@ def options_of(*settings: Value) -> list[str]:
         ['--rtol', '0.01', '--no-certify', '--lengths', '8,16']
     """
     words: list[str] = []
-    for setting in settings:
-        for leaf in leaves(type(setting)).values():
-            value = functools.reduce(getattr, leaf.path, setting)
-            if value != leaf.default:
-                words += _option(leaf.name, value)
+    for group in settings:
+        for setting in settings_of(type(group)).values():
+            value = functools.reduce(getattr, setting.path, group)
+            if value != setting.default:
+                words += _option(setting.name, value)
     return words
 
 

@@ -11,7 +11,7 @@ from asked import answered, bounded, filler, radii, untimed
 
 import howsmooth as hs
 from howsmooth.errors import FileError
-from howsmooth.studies.records import Failure, Plan
+from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.studies.runs.database import FILE, TABLES, checksum
 from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
@@ -19,7 +19,7 @@ from howsmooth.studies.runs.store import Store
 
 FLIPS = 300
 FACT, WINDOW = "bounds of m, layer 0, n = 8, R = 5.25", "opening of 3fb1"
-PLAN = Plan(kind="text", keys=tuple(filler(i).ask.key for i in range(6)), command="howsmooth measure m")
+PLAN = RunPlan(kind="text", keys=tuple(filler(i).ask.key for i in range(6)), command="howsmooth measure m")
 FAILURE = Failure(ask=filler(77).ask, error="MemoryError: 30517 GiB")
 
 

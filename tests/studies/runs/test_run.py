@@ -10,7 +10,7 @@ from measured import LADDER, measurement, record
 import howsmooth as hs
 from howsmooth.studies.plans.study import keep_bounds, parts
 from howsmooth.studies.plans.study_file import read_study
-from howsmooth.studies.records import Failure, Plan
+from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.measurement import as_row
 from howsmooth.studies.runs.run import read_run
@@ -101,7 +101,7 @@ def made(folder, records, *, planned=None, **others):
     with Store(folder) as store:
         store.add(records)
         keys = tuple(r.ask.key for r in (planned or records))
-        store.keep_plan(Plan(kind="text", keys=keys, **others))
+        store.keep_plan(RunPlan(kind="text", keys=keys, **others))
     return read_run(folder)
 
 
@@ -143,7 +143,7 @@ def test_figures_of_the_paper_have_the_records_that_were_planned_for_them(tmp_pa
     records = grid((0,), (4, 8))
     with Store(tmp_path) as store:
         store.add(records[:3])
-        store.keep_plan(Plan(kind="text", keys=tuple(r.ask.key for r in records), figure="real"))
+        store.keep_plan(RunPlan(kind="text", keys=tuple(r.ask.key for r in records), figure="real"))
     run = read_run(tmp_path)
     assert run.figures == {"real": tuple(records[:3])}
     assert run.planned == 4

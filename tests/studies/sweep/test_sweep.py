@@ -13,7 +13,7 @@ from howsmooth.studies.kinds import regimes
 from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import Where
+from howsmooth.studies.settings import Compute
 from howsmooth.studies.sweep.sweep import attempt, sentence, sweep, units
 from howsmooth.studies.sweep.workers import expected_seconds
 
@@ -246,8 +246,8 @@ def test_a_text_that_changes_between_two_asks_of_one_executor_is_read_again(asks
 
 def test_a_model_of_other_numbers_is_another_model(folder_model):
     held = Resources()
-    assert held.transformer(folder_model, Where(dtype="float32")).module.dtype == torch.float32
-    assert held.transformer(folder_model, Where(dtype="float64")).module.dtype == torch.float64
+    assert held.transformer(folder_model, Compute(dtype="float32")).module.dtype == torch.float32
+    assert held.transformer(folder_model, Compute(dtype="float64")).module.dtype == torch.float64
 
 
 def test_records_hold_versions_and_hardware(tmp_path):

@@ -5,7 +5,7 @@ from statistics import median
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
-from howsmooth.report.drawing.places import Place, certificate, constant, factors, places
+from howsmooth.report.drawing.places import MeasuredLayer, certificate, constant, factors, places
 from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
@@ -55,7 +55,7 @@ def table(section: Section) -> Numbers:
     return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=rows)
 
 
-def _means(place: Place) -> list[tuple[int, float | None, float | None, float | None]]:
+def _means(place: MeasuredLayer) -> list[tuple[int, float | None, float | None, float | None]]:
     measured, certified = dict(place.means(constant)), dict(place.means(certificate))
     return [
         (n, measured.get(n), certified.get(n), certified[n] / measured[n] if n in measured and n in certified else None)
@@ -63,7 +63,7 @@ def _means(place: Place) -> list[tuple[int, float | None, float | None, float | 
     ]
 
 
-def _title(found: list[Place]) -> str:
+def _title(found: list[MeasuredLayer]) -> str:
     proven = ((certificate(r), constant(r)) for place in found for r in place.records)
     each = [bound / value for bound, value in proven if bound and drawable(value)]
     return f"The certificate is {number(median(each))} times the constant (median)"

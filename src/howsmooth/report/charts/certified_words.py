@@ -9,7 +9,7 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.certificate_results import Certified, Word, certified
+from howsmooth.studies.runs.certificate_results import Certified, WordRadius, certified
 from howsmooth.wording import at_least, at_most
 
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
@@ -51,7 +51,7 @@ def table(section: Section) -> Numbers:
     return Numbers(head=("sentence", *every[0].words[0].cells), rows=rows)
 
 
-def _sizes(word: Word) -> list[float]:
+def _sizes(word: WordRadius) -> list[float]:
     return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
 
 
@@ -76,7 +76,7 @@ def _rows(each: Certified, low: float, high: float) -> Rows:
     return rows
 
 
-def spelled(word: Word) -> str:
+def spelled(word: WordRadius) -> str:
     """Return a word as a reader wants it, with its place, since it may stand there twice."""
     if len(word.places) > 1:
         return f"{len(word.places)} words together"

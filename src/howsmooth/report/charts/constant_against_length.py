@@ -10,7 +10,7 @@ from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.places import (
     NO_LAW,
     TOLD,
-    Place,
+    MeasuredLayer,
     constant,
     described,
     law_in_words,
@@ -70,7 +70,7 @@ def table(section: Section) -> Numbers:
     return Numbers(head=head, rows=rows)
 
 
-def _rows(place: Place) -> Rows:
+def _rows(place: MeasuredLayer) -> Rows:
     at = {"panel": _heading(place), "layer": place.summary.layer}
     law = place.summary.growth
     # the first row keeps the panel of a layer that attains nothing
@@ -84,7 +84,7 @@ def _rows(place: Place) -> Rows:
     return rows + points(place.means(released), series=RELEASED, **at)
 
 
-def _law(place: Place) -> Rows:
+def _law(place: MeasuredLayer) -> Rows:
     law = place.summary.growth
     if law is None or law.doubted:
         return []
@@ -98,13 +98,13 @@ def _law(place: Place) -> Rows:
     return rows
 
 
-def _typical(place: Place) -> list[tuple[int, Typical]]:
+def _typical(place: MeasuredLayer) -> list[tuple[int, Typical]]:
     """Return the root mean square gain of random perturbations at each length that has one."""
     found = ((n, typical_of([r for r in place.records if r.ask.length == n])) for n in place.lengths)
     return [(n, gain) for n, gain in found if gain is not None]
 
 
-def _heading(place: Place) -> str:
+def _heading(place: MeasuredLayer) -> str:
     summary = place.summary
     first = f"{number(summary.constant)} at {number(summary.length)} tokens"
     growth = first if summary.growth is None else law_in_words(summary.growth)
@@ -114,7 +114,7 @@ def _heading(place: Place) -> str:
     return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {cells['R']}{bound}") if line)
 
 
-def _title(found: list[Place]) -> str:
+def _title(found: list[MeasuredLayer]) -> str:
     said = laws_in_words((place.name, place.summary.growth) for place in found)
     beside = laws_in_words((place.name, place.summary.released_growth) for place in found)
     if not said:

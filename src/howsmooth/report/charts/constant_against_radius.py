@@ -9,7 +9,7 @@ import altair as alt
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import FEW_TO_MANY, GREY
 from howsmooth.report.drawing.panels import PANEL, panels
-from howsmooth.report.drawing.places import TOLD, Place, described, places
+from howsmooth.report.drawing.places import TOLD, MeasuredLayer, described, places
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.sections import Section
@@ -70,7 +70,7 @@ def table(section: Section) -> Numbers:
     return Numbers(head=head, rows=rows)
 
 
-def _row(place: Place, record: TextRecord) -> dict[str, Any]:
+def _row(place: MeasuredLayer, record: TextRecord) -> dict[str, Any]:
     answer = record.answer
     row = described(place.measurement, record) | {"panel": place.name, "n": record.ask.length, "x": answer.mean_radius}
     return row | ({"y": answer.lower} if drawable(answer.lower) else {})
@@ -95,7 +95,7 @@ def _length_colour(lengths: Sequence[int]) -> alt.Color:
     return alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
 
 
-def _title(found: Sequence[Place]) -> str:
+def _title(found: Sequence[MeasuredLayer]) -> str:
     attained = [[r.answer for r in place.records if drawable(r.answer.lower)] for place in found]
     radius = _widest([a.mean_radius for a in answers if drawable(a.mean_radius)] for answers in attained)
     constant = _widest([a.lower for a in answers] for answers in attained)

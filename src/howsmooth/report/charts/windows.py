@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.panels import Mark
-from howsmooth.report.drawing.places import Place, Value, factors, places, radius, window_panels, window_table
+from howsmooth.report.drawing.places import (
+    MeasuredLayer,
+    WindowValue,
+    factors,
+    places,
+    radius,
+    window_panels,
+    window_table,
+)
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, ends_in_words
 from howsmooth.report.sections import Section
@@ -12,7 +20,7 @@ from howsmooth.studies.kinds.text import TextRecord
 from howsmooth.wording import number
 
 
-def relative_to_the_shortest(found: list[Place]) -> Value:
+def relative_to_the_shortest(found: list[MeasuredLayer]) -> WindowValue:
     """Return what divides the constant of a window by that of the same window at the shortest length of its layer."""
 
     def window(r: TextRecord) -> tuple[str, str, int, int]:
@@ -33,11 +41,11 @@ def effective_tokens(record: TextRecord) -> float | None:
     return 1 / squares if squares else None
 
 
-def _changes(said: str) -> Callable[[list[Place], Value], str]:
+def _changes(said: str) -> Callable[[list[MeasuredLayer], WindowValue], str]:
     return lambda found, value: said + factors([factor for place in found for factor in place.change(value)])
 
 
-def _rests(found: list[Place], value: Value) -> str:
+def _rests(found: list[MeasuredLayer], value: WindowValue) -> str:
     records = [r for place in found for r in place.records if value(r)]
     longest = max(r.ask.length for r in records)
     numbers = [v for r in records if r.ask.length == longest and (v := value(r))]
@@ -48,12 +56,12 @@ def _chart(
     name: str,
     section: str,
     about: str,
-    value: Callable[[list[Place]], Value],
+    value: Callable[[list[MeasuredLayer]], WindowValue],
     *,
     rank: int,
     mark: Mark,
     up: str,
-    title: Callable[[list[Place], Value], str],
+    title: Callable[[list[MeasuredLayer], WindowValue], str],
     column: str,
 ) -> ChartKind:
     """Declare a chart of something that every window has: a panel for each layer."""

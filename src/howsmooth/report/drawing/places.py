@@ -51,7 +51,7 @@ def error_bar(record: TextRecord) -> str:
 
 
 # What is drawn of a window.
-Value = Callable[[TextRecord], float | None]
+WindowValue = Callable[[TextRecord], float | None]
 NO_LAW = "no power law"
 
 
@@ -76,7 +76,7 @@ def released(record: TextRecord) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MeasuredLayer:
     """A layer that was measured.
 
     Attributes:
@@ -96,7 +96,7 @@ class Place:
         """The lengths that were measured there."""
         return sorted({record.ask.length for record in self.records})
 
-    def means(self, value: Value) -> list[tuple[int, float]]:
+    def means(self, value: WindowValue) -> list[tuple[int, float]]:
         """Return the geometric mean over windows of something at each length that has it."""
         found = []
         for n in self.lengths:
@@ -105,17 +105,17 @@ class Place:
             found += [(n, geometric_mean(positive))] if positive else []
         return found
 
-    def change(self, value: Value) -> list[float]:
+    def change(self, value: WindowValue) -> list[float]:
         """Return the mean at the longest length over that at the shortest, or nothing."""
         means = self.means(value)
         return [means[-1][1] / means[0][1]] if len(means) > 1 else []
 
 
-def places(section: Section) -> list[Place]:
+def places(section: Section) -> list[MeasuredLayer]:
     """Return every layer of every measurement of a section; models and maps are named where there are several."""
     told = [part for part in ("model", "map", "text") if len({getattr(m, part) for m in section.measurements}) > 1]
     return [
-        Place(
+        MeasuredLayer(
             name=", ".join((*(_short(getattr(m, part)) for part in told), f"layer {summary.layer}")),
             measurement=m,
             summary=summary,
@@ -170,7 +170,7 @@ def _short(name: str) -> str:
 WINDOW, MEAN = "a window", "geometric mean"
 
 
-def window_panels(found: Sequence[Place], value: Value, *, mark: Mark, up: str, title: str) -> Chart:
+def window_panels(found: Sequence[MeasuredLayer], value: WindowValue, *, mark: Mark, up: str, title: str) -> Chart:
     """Draw a panel for each layer."""
     rows: Rows = []
     for place in found:
@@ -183,7 +183,7 @@ def window_panels(found: Sequence[Place], value: Value, *, mark: Mark, up: str, 
     return series_panels(rows, styles, across="number of tokens n", up=up, axis=axis, title=title, told=TOLD)
 
 
-def window_table(found: Sequence[Place], value: Value, what: str) -> Numbers:
+def window_table(found: Sequence[MeasuredLayer], value: WindowValue, what: str) -> Numbers:
     """Return a row for each layer and length that has the value."""
     rows: list[NumberRow] = []
     for place in found:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention

@@ -10,9 +10,9 @@ from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 from howsmooth.studies.records import Record
-from howsmooth.studies.settings import Reading
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.settings import ModelReading
 
 if TYPE_CHECKING:
     from howsmooth.certificates.scene import Scene
@@ -43,7 +43,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="certificate"):
     at: Annotated[str, Meta(extra={"plural": "places"})] = PLACES[0]
     layer: int = 0
     seed: int = 0
-    reading: Reading = Reading()
+    reading: ModelReading = ModelReading()
 
     def __post_init__(self) -> None:
         """Refuse what no certificate is about."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, Value
+from howsmooth.studies.json_values import ROUND_DOWN, JsonValue
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -27,7 +27,7 @@ class Ask(AboutHead, frozen=True, kw_only=True, tag="measures"):
         return super().cost * max(1, self.climb)
 
 
-class Atom(Value, frozen=True, kw_only=True):
+class Atom(JsonValue, frozen=True, kw_only=True):
     """A place and what it weighs.
 
     Attributes:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 from howsmooth.studies.records import Record
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources

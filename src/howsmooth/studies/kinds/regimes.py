@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.studies.asks import AboutHead
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources

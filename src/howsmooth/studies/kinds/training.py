@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from howsmooth.errors import AssumptionError, FileError, nearest
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN
 from howsmooth.studies.records import Record
-from howsmooth.studies.values import ASIDE, ROUND_DOWN
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -30,7 +30,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
         swaps: How many swaps of a word are tried at each.
     """
 
-    reviews: Annotated[str, ASIDE] = ""
+    reviews: Annotated[str, NOT_IN_KEY] = ""
     digest: str
     method: str = "plain"
     strength: float = 0.0
@@ -106,7 +106,7 @@ def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> l
 
 def _trained(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.studies.resources import seeded
-    from howsmooth.studies.sentiment.evaluation import judge
+    from howsmooth.studies.sentiment.evaluation import evaluate
     from howsmooth.studies.sentiment.learning import diverge, network, task_of, train
     from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 
@@ -126,7 +126,7 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
             trace=trace,
         )
     steps = train(model, task, method=ask.method, strength=ask.strength, seconds=ask.time_limit)
-    verdict = judge(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
+    verdict = evaluate(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
     return Answer(steps=steps, **vars(verdict))
 
 

@@ -19,7 +19,7 @@ from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import Reading, Solver, Where, Window, Windows
+from howsmooth.studies.settings import Compute, ModelReading, Solver, Window, Windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +37,8 @@ class ModelAndText:
     transformer: Transformer
     inputs: Inputs
     windows: tuple[Window, ...]
-    where: Where
-    reading: Reading
+    where: Compute
+    reading: ModelReading
 
     def layers(self, layers: Sequence[int] | None, part: str) -> list[int]:
         """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone.
@@ -107,7 +107,13 @@ class PlannedAsks:
 
 
 def model_and_text(
-    model: str, windows: Windows, where: Where, reading: Reading, resources: Resources, *, parts: Sequence[str] = ()
+    model: str,
+    windows: Windows,
+    where: Compute,
+    reading: ModelReading,
+    resources: Resources,
+    *,
+    parts: Sequence[str] = (),
 ) -> ModelAndText:
     """Load a model and a text, and refuse what they do not have; cheap mistakes first.
 

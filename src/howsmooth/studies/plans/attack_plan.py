@@ -11,8 +11,8 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
-from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, default_folder, options_of
-from howsmooth.studies.values import Value
+from howsmooth.studies.json_values import JsonValue
+from howsmooth.studies.settings import Compute, ModelReading, Solver, Windows, command, default_folder, options_of
 
 if TYPE_CHECKING:
     from howsmooth.studies.plans.at_text import PlannedAsks
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPS = (0.01, 0.1, 1.0, 10.0)
 
 
-class Attacking(Value, frozen=True, kw_only=True):
+class Attacking(JsonValue, frozen=True, kw_only=True):
     """What is to be attacked, as the command line says it: an option for each field."""
 
     model: str = "minilm"
@@ -49,8 +49,8 @@ class Attacking(Value, frozen=True, kw_only=True):
     ] = True
     windows: Windows = Windows()
     seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
-    where: Where = Where()
-    reading: Reading = Reading()
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
 
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before anything is loaded.

@@ -12,8 +12,8 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.sentences import read_sentences
 from howsmooth.models.text import read_text
-from howsmooth.studies.settings import Reading, Solver, Where, command, default_folder, options_of
-from howsmooth.studies.values import ASIDE, Value
+from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue
+from howsmooth.studies.settings import Compute, ModelReading, Solver, command, default_folder, options_of
 
 if TYPE_CHECKING:
     from howsmooth.models.transformer import Transformer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODEL = "reviews"
 
 
-class Certifying(Value, frozen=True, kw_only=True):
+class Certifying(JsonValue, frozen=True, kw_only=True):
     """What is to be certified, as the command line says it: an option for each field."""
 
     model: str = MODEL
@@ -54,8 +54,8 @@ class Certifying(Value, frozen=True, kw_only=True):
     layer: Annotated[int, Meta(description="With --at attention: which layer.")] = 0
     label: Annotated[str, Meta(description="Expected class; misclassified sentences are reported and skipped.")] = ""
     seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
-    threads: Annotated[int | None, Meta(description="How many threads a product uses."), ASIDE] = None
-    reading: Reading = Reading()
+    threads: Annotated[int | None, Meta(description="How many threads a product uses."), NOT_IN_KEY] = None
+    reading: ModelReading = ModelReading()
 
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before anything is loaded.
@@ -78,9 +78,9 @@ class Certifying(Value, frozen=True, kw_only=True):
         self.reading.check()
 
     @property
-    def where(self) -> Where:
+    def where(self) -> Compute:
         """Certificates are computed on the CPU in float64."""
-        return Where(threads=self.threads)
+        return Compute(threads=self.threads)
 
     @property
     def labelled(self) -> tuple[tuple[str, str | int | None], ...]:

@@ -15,8 +15,17 @@ from howsmooth.models.hub import check_model
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
-from howsmooth.studies.settings import SOURCES, Reading, Solver, Where, Windows, command, default_folder, options_of
-from howsmooth.studies.values import Value, from_leaves
+from howsmooth.studies.json_values import JsonValue, from_settings
+from howsmooth.studies.settings import (
+    SOURCES,
+    Compute,
+    ModelReading,
+    Solver,
+    Windows,
+    command,
+    default_folder,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.kinds.text import Ask
     from howsmooth.studies.kinds.whole import Ask as WholeAsk
     from howsmooth.studies.plans.at_text import ModelAndText
-    from howsmooth.studies.records import Plan
+    from howsmooth.studies.records import RunPlan
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.sweep.sweep import Progress
 
 
-class Measuring(Value, frozen=True, kw_only=True):
+class Measuring(JsonValue, frozen=True, kw_only=True):
     """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
 
     model: str = "minilm"
@@ -55,8 +64,8 @@ class Measuring(Value, frozen=True, kw_only=True):
     ] = False
     windows: Windows = Windows()
     solver: Solver = Solver()
-    where: Where = Where()
-    reading: Reading = Reading()
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
     certificate: Annotated[
         bool, Meta(description="Prove a bound at every window too: three times the work, far above the bracket.")
     ] = False
@@ -133,7 +142,7 @@ class PlannedMeasurement:
     asks: "tuple[Ask, ...]"
     heads: "tuple[Ask, ...]"
     blocks: "tuple[WholeAsk, ...]"
-    plans: "tuple[Plan, ...]"
+    plans: "tuple[RunPlan, ...]"
 
     @property
     def every(self) -> "tuple[Ask, ...]":
@@ -141,7 +150,7 @@ class PlannedMeasurement:
         return self.asks + self.heads + self.blocks
 
     @property
-    def plan(self) -> "Plan":
+    def plan(self) -> "RunPlan":
         """The plan of the measurement."""
         return self.plans[0]
 
@@ -254,7 +263,7 @@ def measure(
     if isinstance(model, nn.Module):
         transformer = load(model, device=settings.get("device"))
     name = model if isinstance(model, str) else transformer.name if transformer else model
-    measuring = from_leaves(Measuring, {"model": name} | _plain(settings))
+    measuring = from_settings(Measuring, {"model": name} | _plain(settings))
     resources = Resources([] if transformer is None else [transformer])
     made = planned(measuring, resources)
     with executor(threads=measuring.where.threads, resources=resources) as execute, Store(out) as store:

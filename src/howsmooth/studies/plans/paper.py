@@ -9,7 +9,7 @@ from howsmooth.models.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
 from howsmooth.studies.plans.at_text import block_spans
-from howsmooth.studies.records import Plan
+from howsmooth.studies.records import RunPlan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import measurements
 from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=AtText)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class StudySizes:
     """How large the studies are.
 
     Attributes:
@@ -74,7 +74,7 @@ class Sizes:
     reviews: str = ""
 
 
-FULL = Sizes(
+FULL = StudySizes(
     lengths=tuple(range(2, 99, 4)),
     windows=10,
     nested=(8, 16, 32, 64, 128, 256),
@@ -89,7 +89,7 @@ FULL = Sizes(
     whole=((8, 16, 32, 64, 128, 256), 4),
     training=(10.0, 1),
 )
-QUICK = Sizes(
+QUICK = StudySizes(
     lengths=(8, 16, 32, 64, 128),
     windows=4,
     nested=(8, 16, 32, 64, 128),
@@ -118,10 +118,10 @@ class Figure:
 
     title: str
     protocol: str
-    asks: Callable[[Sizes, Sequence[str]], Iterator[Ask]]
+    asks: Callable[[StudySizes, Sequence[str]], Iterator[Ask]]
 
 
-def _real(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+def _real(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     """Measure windows of a real text, and record what the released scripts compute beside it."""
     windows = Windows(lengths=sizes.lengths, sequences=sizes.windows)
     for model in models:
@@ -129,7 +129,7 @@ def _real(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(text.Ask, windows, model=model, layer=layer, released=True, certificate=True)
 
 
-def _adversarial(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+def _adversarial(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     """Measure the paper's two points and our tied pairs: on the head they are built from, and on the whole layer."""
     for model in models:
         if model in ("smollm2", "random:bert"):
@@ -144,7 +144,7 @@ def _adversarial(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
                         )
 
 
-def _worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+def _worst(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     """Bound the worst case on one pretrained head, against the length and against the radius."""
     head: dict[str, Any] = {"model": "minilm", "layer": 2, "map": "head:0", "biases": False}
     for n in sizes.worst:
@@ -156,7 +156,7 @@ def _worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
         yield ascent.Ask(length=n, radius=12.0, climb=steps, **head)
 
 
-def _regimes(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+def _regimes(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     """Follow the worst constant of explicit heads from few tokens to measures."""
     for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
         for n in sizes.regimes:
@@ -164,7 +164,7 @@ def _regimes(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
             yield regimes.Ask(A=A, V=V, length=n, radius=radius)
 
 
-def _splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+def _splitting(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     """Look how often windows of a real text split, head by head and layer by layer."""
     n, count = sizes.splitting
     for layer in range(6):
@@ -173,14 +173,14 @@ def _splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(splitting.Ask, windows, model="minilm", layer=layer, map=part)
 
 
-def _measures(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+def _measures(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     """Search for the worst measures on the line: few atoms, very unbalanced."""
     for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
         for atoms in sizes.atoms:
             yield measures.Ask(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
 
 
-def _robustness(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+def _robustness(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     """Let windows grow at the same places of a text, so that more tokens is all that changes."""
     windows = Windows(lengths=sizes.nested, sequences=sizes.windows, stride=sizes.nested[-1])
     for model in models:
@@ -188,7 +188,7 @@ def _robustness(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(text.Ask, windows, model=model, layer=layer)
 
 
-def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
+def _whole(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     """Measure the blocks of whole models alone and together."""
     lengths, count = sizes.whole
     for model in models:
@@ -200,7 +200,7 @@ def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
 
 
-def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
+def _training(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     """Train classifiers of reviews by several methods for equal time, and one until it breaks."""
     path = str(find_reviews(sizes.reviews))
     digest = read_reviews(path).digest
@@ -325,7 +325,7 @@ def keep_figures(store: Store, asks: Mapping[str, Sequence[Ask]], words: Sequenc
             # a plan at a text makes one measurement
             plans.setdefault((ask.kind, ask.group if isinstance(ask, text.Ask) else None), []).append(ask.key)
         for (kind, _group), keys in plans.items():
-            store.keep_plan(Plan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
+            store.keep_plan(RunPlan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
 
 
 def keep_models(store: Store, resources: Resources) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from howsmooth.errors import HowsmoothError, StudyError
 from howsmooth.studies.asks import AboutHead, Ask, AtText
+from howsmooth.studies.json_values import from_settings
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.plans.at_text import ModelAndText, model_and_text
 from howsmooth.studies.plans.study_file import Study
@@ -15,7 +16,6 @@ from howsmooth.studies.runs.run import measurement
 from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model, keep_words
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
-from howsmooth.studies.values import from_leaves
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[
     seen = set()
     for point in study.points():
         for layer in ({"layer": layer} for layer in study.layers) if study.layers is not None else ({},):
-            ask = from_leaves(kind, point | layer)
+            ask = from_settings(kind, point | layer)
             if (
                 isinstance(ask, AboutHead)
                 and (head := (ask.model, ask.family, ask.layer, ask.map, ask.A, ask.V)) not in seen
@@ -72,7 +72,7 @@ def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[
 
 def _at_text(study: Study, ask: type[AtText], point: dict[str, Any], resources: Resources) -> StudyPart:
     assert study.windows is not None
-    probe = from_leaves(ask, point | {"layer": 0, "digest": "", "length": 1})
+    probe = from_settings(ask, point | {"layer": 0, "digest": "", "length": 1})
     base = model_and_text(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
     layers = base.layers(study.layers, probe.map)
     others = {name: getattr(probe, name) for name in probe.__struct_fields__ if name not in AtText.__struct_fields__}

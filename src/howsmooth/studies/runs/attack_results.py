@@ -7,9 +7,9 @@ from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
+from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds.attack import AttackRecord
-from howsmooth.studies.runs.tables import fitted
-from howsmooth.studies.values import to_json
+from howsmooth.studies.runs.result_table import fitted
 from howsmooth.wording import at_least, at_most, count, number
 
 # Linearity ends where what is attained is so far from what is predicted.

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
+from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds.certificate import CertificateRecord
-from howsmooth.studies.runs.tables import fitted
-from howsmooth.studies.values import to_json
+from howsmooth.studies.runs.result_table import fitted
 from howsmooth.wording import at_least, at_most, number
 
 # A word is fragile where so many times the smallest attacked radius of its sentence is enough.
@@ -17,7 +17,7 @@ EXPENDABLE = ("seconds", "linear", "most is lost at")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class WordRadius:
     """What is known of one word, or of words that move together.
 
     Attributes:
@@ -79,7 +79,7 @@ class Certified:
     at: str
     layer: int
     table_seconds: float
-    words: tuple[Word, ...]
+    words: tuple[WordRadius, ...]
 
     @property
     def place(self) -> str:
@@ -143,12 +143,12 @@ def certified(records: Iterable[CertificateRecord]) -> list[Certified]:
     ]
 
 
-def _words(records: list[CertificateRecord]) -> tuple[Word, ...]:
+def _words(records: list[CertificateRecord]) -> tuple[WordRadius, ...]:
     # words that move together are no fragile word
     sizes = [r.answer.attacked for r in records if r.answer.attacked is not None and len(r.ask.word) == 1]
     limit = FRAGILE * min(sizes) if len(sizes) > 1 else 0.0
     found = [
-        Word(
+        WordRadius(
             places=r.answer.places,
             spelled=r.answer.spelled,
             certified=r.answer.certified,
@@ -163,5 +163,5 @@ def _words(records: list[CertificateRecord]) -> tuple[Word, ...]:
     return tuple(sorted(found, key=lambda word: (len(word.places) > 1, word.places)))
 
 
-def _quoted(word: Word) -> str:
+def _quoted(word: WordRadius) -> str:
     return f"{word.spelled!r}" if len(word.places) == 1 else f"{word.spelled!r} together"

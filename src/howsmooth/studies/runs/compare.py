@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.studies.kinds.text import TextRecord
-from howsmooth.studies.runs.comparison import Comparison, Difference, Ends, independent_ratio, paired_ratio
+from howsmooth.studies.runs.comparison import Comparison, Ends, LayerDifference, independent_ratio, paired_ratio
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run, read_run
 from howsmooth.studies.runs.summary import mean_constant
@@ -98,11 +98,11 @@ class _Sample:
         """Whether there are windows enough for an interval."""
         return self.positive and min(len(self.before), len(self.after)) > 1
 
-    def difference(self, confidence: float) -> Difference:
+    def difference(self, confidence: float) -> LayerDifference:
         ratio = paired_ratio if self.paired else independent_ratio
         part, layer, length = self.place
         ends = [_ends(record) for record in self.before], [_ends(record) for record in self.after]
-        return Difference(
+        return LayerDifference(
             models=self.models,
             texts=self.texts,
             map=part,

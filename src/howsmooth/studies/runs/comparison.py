@@ -12,8 +12,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy import stats
 
-from howsmooth.studies.runs.tables import ResultTable
-from howsmooth.studies.values import to_json
+from howsmooth.studies.json_values import to_json
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.wording import at_least, at_most, count, number, percent
 
 # The two ends that a constant lies between; without an upper one, infinity.
@@ -123,7 +123,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LayerDifference:
     """One part of a layer at one length, in two runs.
 
     Attributes:
@@ -231,12 +231,12 @@ class Comparison(ResultTable):
     EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
     first: str
     second: str
-    rows: tuple[Difference, ...]
+    rows: tuple[LayerDifference, ...]
     confidence: float
     notes: tuple[str, ...] = ()
 
     @property
-    def real(self) -> tuple[Difference, ...]:
+    def real(self) -> tuple[LayerDifference, ...]:
         """The differences that are real."""
         return tuple(row for row in self.rows if row.real)
 
@@ -335,11 +335,11 @@ def _either(first: int, second: int) -> str:
     return str(first) if first == second else f"{first}, {second}"
 
 
-def _value(row: Difference) -> float:
+def _value(row: LayerDifference) -> float:
     return math.nan if row.ratio is None else row.ratio.value
 
 
-def _size(row: Difference) -> float:
+def _size(row: LayerDifference) -> float:
     """How far a ratio lies from 1, upwards or downwards."""
     value = _value(row)
     return abs(math.log(value)) if 0 < value < math.inf else math.inf

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from howsmooth.markup import paragraph
 from howsmooth.studies.kinds.whole import WholeRecord
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
-from howsmooth.studies.runs.tables import ResultTable
 from howsmooth.wording import count, number, power_of_ten
 
 # Beyond this a float has no number, and before that nobody wants to count the digits.

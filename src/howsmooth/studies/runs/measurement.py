@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import LayerSummary
-from howsmooth.studies.runs.tables import ResultTable
-from howsmooth.studies.values import to_json
 from howsmooth.wording import at_most, count, percent
 
 

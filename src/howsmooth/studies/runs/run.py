@@ -10,7 +10,7 @@ from rich.console import Group
 from howsmooth.errors import FileError
 from howsmooth.markup import paragraph
 from howsmooth.studies.asks import AtText
-from howsmooth.studies.records import Failure, Plan, Record
+from howsmooth.studies.records import Failure, Record, RunPlan
 from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
@@ -39,7 +39,7 @@ class Run:
 
     records: tuple[Record, ...]
     failures: tuple[Failure, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[RunPlan, ...]
     measurements: tuple[Measurement, ...]
     commands: tuple[str, ...]
 
@@ -112,10 +112,10 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
     return Store(folder, writable=False)
 
 
-def measurements(store: Store, records: Sequence[Record], plans: Sequence[Plan]) -> list[Measurement]:
+def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPlan]) -> list[Measurement]:
     """Return the measurements at texts: plans that differ in layers and windows alone make one of them."""
     known = {record.ask.key: record for record in records if record.ask.kind == "text"}
-    merged: dict[AtText, list[Plan]] = {}
+    merged: dict[AtText, list[RunPlan]] = {}
     for plan in (*plans, *_unplanned(known, plans)):
         if plan.kind == "text" and (first := next((known[key] for key in plan.keys if key in known), None)):
             merged.setdefault(first.ask.group, []).append(plan)
@@ -123,13 +123,13 @@ def measurements(store: Store, records: Sequence[Record], plans: Sequence[Plan])
     return sorted(found, key=lambda m: (m.model, m.text, m.map, m.records[0].ask.window.stride))
 
 
-def _unplanned(known: Mapping[str, Record], plans: Iterable[Plan]) -> Iterator[Plan]:
+def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterator[RunPlan]:
     """Yield a plan for each record that none speaks of: someone kept it by hand."""
     spoken = {key for plan in plans for key in (*plan.keys, *plan.beside)}
-    return (Plan(kind="text", keys=(key,)) for key in known if key not in spoken)
+    return (RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)
 
 
-def measurement(store: Store, plans: Sequence[Plan], known: dict[str, Record]) -> Measurement:
+def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]) -> Measurement:
     """Build what is known of some plans that belong together; at least one of their records is there."""
     keys, beside = _keys(plans), _beside(plans)
     records, heads = (sorted((known[key] for key in some if key in known), key=_place) for some in (keys, beside))
@@ -159,11 +159,11 @@ def measurement(store: Store, plans: Sequence[Plan], known: dict[str, Record]) -
     )
 
 
-def _keys(plans: Iterable[Plan]) -> set[str]:
+def _keys(plans: Iterable[RunPlan]) -> set[str]:
     return {key for plan in plans for key in plan.keys}
 
 
-def _beside(plans: Iterable[Plan]) -> set[str]:
+def _beside(plans: Iterable[RunPlan]) -> set[str]:
     return {key for plan in plans for key in plan.beside} - _keys(plans)
 
 

@@ -8,10 +8,10 @@ from howsmooth.models.inputs import Inputs
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
+from howsmooth.studies.json_values import fingerprint, from_json, to_json
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import NO_BOUNDS
-from howsmooth.studies.values import fingerprint, from_json, to_json
 from howsmooth.theory.bounds import table
 from howsmooth.theory.results import Ladder, Refusal
 

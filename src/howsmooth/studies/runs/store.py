@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from howsmooth.errors import FieldError
 from howsmooth.studies.asks import Ask
+from howsmooth.studies.json_values import JsonValue, from_json, to_json
 from howsmooth.studies.kinds import Kind, kind_named, read_ask
-from howsmooth.studies.records import Failure, Machine, Outcome, Plan, Record
+from howsmooth.studies.records import Failure, Machine, Outcome, Record, RunPlan
 from howsmooth.studies.runs.database import Database
-from howsmooth.studies.values import Value, from_json, to_json
 
 
-class Result(Value, frozen=True, kw_only=True):
+class Result(JsonValue, frozen=True, kw_only=True):
     """What is written of a record beside its ask; the answer stays JSON until its kind is known."""
 
     answer: msgspec.Raw
@@ -123,7 +123,7 @@ class Store:
         """Return what :meth:`note_windows` kept, or nothing."""
         return next(iter(self._database.read("windows", lambda _key, kept: from_json(kept, Words), key=key)), ())
 
-    def keep_plan(self, plan: Plan) -> None:
+    def keep_plan(self, plan: RunPlan) -> None:
         """Remember what was asked for; plans are numbered as they come, and one that comes again stays where it is."""
         with self._database.transaction():
             known = self.plans()
@@ -131,9 +131,9 @@ class Store:
                 numbered = replace(plan, number=1 + max((other.number for other in known), default=-1))
                 self._database.insert("plans", (plan.key, numbered.to_json()))
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[RunPlan]:
         """Return everything that was asked for."""
-        found: list[Plan] = self._database.read("plans", lambda _key, value: from_json(value, Plan))
+        found: list[RunPlan] = self._database.read("plans", lambda _key, value: from_json(value, RunPlan))
         return sorted(found, key=lambda plan: plan.number)
 
     def _view(self, kind: str) -> None:
@@ -175,12 +175,12 @@ def view_of(kind: Kind) -> list[str]:
     ]
 
 
-def _columns(kind: type[Value], column: str, path: str) -> list[str]:
+def _columns(kind: type[JsonValue], column: str, path: str) -> list[str]:
     found: list[str] = []
     for field in msgspec.structs.fields(kind):
         place = f"{path}.{field.name}"
         bare = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
-        if isinstance(bare, type) and issubclass(bare, Value):
+        if isinstance(bare, type) and issubclass(bare, JsonValue):
             found += _columns(bare, column, place)
         elif get_origin(bare) not in (tuple, list, dict) and bare not in (tuple, list, dict):
             found.append(f"coalesce(json_extract({column}, '{place}'), {_literal(field.default)}) AS \"{field.name}\"")

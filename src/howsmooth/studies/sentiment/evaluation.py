@@ -18,7 +18,7 @@ EPS, PASSES = 0.1, 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ClassifierScores:
     """What was found at held-out sentences.
 
     Attributes:
@@ -38,7 +38,7 @@ class Verdict:
     swapped: float
 
 
-def judge(model: Any, task: Task, *, sentences: int, swaps: int, generator: torch.Generator) -> Verdict:
+def evaluate(model: Any, task: Task, *, sentences: int, swaps: int, generator: torch.Generator) -> ClassifierScores:
     """Look at a classifier."""
     model.eval()
     tokens, labels = _looked_at(task, sentences)
@@ -55,7 +55,7 @@ def judge(model: Any, task: Task, *, sentences: int, swaps: int, generator: torc
 
     turned = attack(network, X, eps=EPS, method="pgd", budget=PASSES, target=other_side, generator=generator)
     after = network(X + turned.perturbation)[:, 0].argmax(-1)
-    return Verdict(
+    return ClassifierScores(
         accuracy=_accuracy(model, task),
         network=_mean_constant(network, X, generator),
         attention=_attention(there, generator),

@@ -15,7 +15,7 @@ from howsmooth.files import require_size
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.processes import LOSSES
-from howsmooth.studies.sweep.sweep import Executor, Unit, attempt, sentence
+from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence
 
 # How long to wait for a scheduler before giving up.
 PATIENCE = 30.0
@@ -48,7 +48,7 @@ def cluster(scheduler: str, tls: str | os.PathLike[str] | None, threads: int | N
                 client.unregister_worker_plugin(name)
 
 
-def attempt_on_worker(unit: Unit, threads: int | None, plugin: str) -> list[Outcome]:
+def attempt_on_worker(unit: WorkUnit, threads: int | None, plugin: str) -> list[Outcome]:
     """Do a unit on a worker; models stay loaded between units."""
     from howsmooth.studies.sweep.workers import using_threads
 
@@ -91,7 +91,7 @@ async def _greet(address: str, security: Any) -> None:
         raise ValueError(f"{address} is a {who['type']}")
 
 
-def _spread(client: Any, work: Sequence[Unit], threads: int | None, plugin: str) -> Iterator[list[Outcome]]:
+def _spread(client: Any, work: Sequence[WorkUnit], threads: int | None, plugin: str) -> Iterator[list[Outcome]]:
     """Hand out units and yield what comes back, as it comes; a unit whose worker dies goes to another one."""
     waiting = {
         client.submit(attempt_on_worker, unit, threads, plugin, pure=False, retries=LOSSES): unit for unit in work
@@ -113,7 +113,7 @@ def _spread(client: Any, work: Sequence[Unit], threads: int | None, plugin: str)
             client.cancel(list(waiting), force=True)
 
 
-def _collected(future: Any, unit: Unit) -> list[Outcome]:
+def _collected(future: Any, unit: WorkUnit) -> list[Outcome]:
     if future.cancelled():
         raise concurrent.futures.CancelledError
     error = future.exception()

@@ -5,16 +5,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from howsmooth.studies.asks import Ask
+from howsmooth.studies.json_values import from_json
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.records import Failure, Outcome, Record, this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.values import from_json
 from howsmooth.wording import visible
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class WorkUnit:
     """What is done in one piece, by one worker.
 
     Attributes:
@@ -36,10 +36,10 @@ class Unit:
         return any(ask.alone for ask in self.cell)
 
 
-def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[Unit]:
+def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[WorkUnit]:
     """Return the work that is left: a cell is done whole or not at all, so that its answers never depend on when."""
     return [
-        Unit(batch=batch, cell=cell)
+        WorkUnit(batch=batch, cell=cell)
         for batch in batches(asks)
         for cell in cells(batch)
         if not all(ask.key in finished for ask in cell)
@@ -64,7 +64,7 @@ def _grouped(asks: Iterable[Ask], by: Callable[[Ask], Hashable]) -> list[tuple[A
     return [tuple(group) for group in found.values()]
 
 
-def attempt(unit: Unit, resources: Resources) -> list[Outcome]:
+def attempt(unit: WorkUnit, resources: Resources) -> list[Outcome]:
     """Do a unit; if it fails, say so for each of its asks."""
     try:
         return [*answered(unit.batch, unit.cell, resources)]
@@ -112,7 +112,7 @@ class Tally:
 
 Progress = Callable[[Tally], None]
 # Does units of work in any order, and yields what comes of each.
-Executor = Callable[[Sequence[Unit]], Iterator[list[Outcome]]]
+Executor = Callable[[Sequence[WorkUnit]], Iterator[list[Outcome]]]
 
 
 def sweep(

@@ -13,7 +13,7 @@ from howsmooth.studies.asks import Ask
 from howsmooth.studies.records import Outcome
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.processes import processes
-from howsmooth.studies.sweep.sweep import Executor, Unit, attempt, units
+from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, units
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def executor(
             held.release()
 
 
-def in_process(work: Sequence[Unit], resources: Resources, threads: int | None) -> Iterator[list[Outcome]]:
+def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | None) -> Iterator[list[Outcome]]:
     """Do units in this process and yield what comes of each, in no particular order.
 
     Why not every product on all threads, one unit after another: threads that share a product wait for each other many

@@ -14,8 +14,8 @@ import msgspec
 from howsmooth.errors import FieldError, HowsmoothError, nearest
 
 T = TypeVar("T")
-# A field that is told but tells nothing apart: where a text lies, how many threads summed.
-ASIDE = msgspec.Meta(extra={"aside": True})
+# A field that is stored but not part of the key: where a text lies, how many threads summed.
+NOT_IN_KEY = msgspec.Meta(extra={"aside": True})
 # A number that stays true when it is rounded down (attained, or certified as a radius), or up (not exceeded).
 ROUND_DOWN, ROUND_UP = (msgspec.Meta(extra={"rounded": side}) for side in ("down", "up"))
 # What msgspec calls a type, in the words of a refusal.
@@ -30,7 +30,7 @@ WORDS = {
 }
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class JsonValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A frozen value. Fields at their defaults are not written: a field that is added later changes no fingerprint."""
 
     def to_json(self) -> str:
@@ -95,7 +95,7 @@ def fingerprint(value: Any) -> str:
 
 def _canonical(value: Any) -> Any:
     """Write equal things alike: 2 and 2.0 are one number, 0.0 and -0.0 too."""
-    if isinstance(value, Value):
+    if isinstance(value, JsonValue):
         tag = value.__struct_config__
         fields = {name: _canonical(getattr(value, name)) for name in _telling(type(value))}
         told = {name: entry for name, entry in fields.items() if entry != _canonical(default_of(type(value), name))}
@@ -108,7 +108,7 @@ def _canonical(value: Any) -> Any:
 
 
 @functools.cache
-def _telling(kind: type[Value]) -> tuple[str, ...]:
+def _telling(kind: type[JsonValue]) -> tuple[str, ...]:
     """Return the fields that tell values of a kind apart."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
@@ -116,13 +116,13 @@ def _telling(kind: type[Value]) -> tuple[str, ...]:
     )
 
 
-def default_of(kind: type[Value], name: str) -> Any:
+def default_of(kind: type[JsonValue], name: str) -> Any:
     """Return what a field holds unless it is given; ``msgspec.NODEFAULT`` if it must be given."""
     return _defaults(kind)[name]
 
 
 @functools.cache
-def _defaults(kind: type[Value]) -> dict[str, Any]:
+def _defaults(kind: type[JsonValue]) -> dict[str, Any]:
     return {field.name: field.default for field in msgspec.structs.fields(kind)}
 
 
@@ -134,12 +134,12 @@ def extras(hint: Any) -> Iterator[dict[str, Any]]:
                 yield {"description": meta.description} | (meta.extra or {})
 
 
-def columns(value: Value) -> dict[str, Any]:
+def columns(value: JsonValue) -> dict[str, Any]:
     """Return a value as one row: fields of values inside it by their own names, lists left out."""
     row: dict[str, Any] = {}
     for name in value.__struct_fields__:
         entry = getattr(value, name)
-        if isinstance(entry, Value):
+        if isinstance(entry, JsonValue):
             row |= columns(entry)
         elif not isinstance(entry, tuple | list | dict):
             row[name] = entry
@@ -147,7 +147,7 @@ def columns(value: Value) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaf:
+class Setting:
     """A field of a value, or of a value inside it.
 
     Attributes:
@@ -171,31 +171,31 @@ class Leaf:
         return next((get_args(hint)[0] for hint in lists), None)
 
 
-def leaves(kind: type[Value], path: tuple[str, ...] = ()) -> dict[str, Leaf]:
+def settings_of(kind: type[JsonValue], path: tuple[str, ...] = ()) -> dict[str, Setting]:
     """Return every field of a value and of the values inside it, by its name."""
-    found: dict[str, Leaf] = {}
+    found: dict[str, Setting] = {}
     hints = get_type_hints(kind, include_extras=True)
     for name in kind.__struct_fields__:
         hint, here = hints[name], (*path, name)
         bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if isinstance(bare, type) and issubclass(bare, Value):
-            found |= leaves(bare, here)
+        if isinstance(bare, type) and issubclass(bare, JsonValue):
+            found |= settings_of(bare, here)
             continue
         declared = {key: value for extra in extras(hint) for key, value in extra.items() if value is not None}
-        found[name] = Leaf(name=name, path=here, type=bare, default=default_of(kind, name), declared=declared)
+        found[name] = Setting(name=name, path=here, type=bare, default=default_of(kind, name), declared=declared)
     return found
 
 
-V = TypeVar("V", bound=Value)
+V = TypeVar("V", bound=JsonValue)
 
 
-def from_leaves(kind: type[V], given: Mapping[str, Any]) -> V:
-    """Build a value from its leaves, whatever values they lie in; what is not given keeps its default.
+def from_settings(kind: type[V], given: Mapping[str, Any]) -> V:
+    """Build a value from its settings, in whatever values they lie; what is not given keeps its default.
 
     Raises:
-        FieldError: If there is no such leaf, or it does not fit.
+        FieldError: If there is no such setting, or it does not fit.
     """
-    known, nested = leaves(kind), dict[str, Any]()
+    known, nested = settings_of(kind), dict[str, Any]()
     for name, value in given.items():
         if name not in known:
             raise FieldError(f"there is no {name!r}{nearest(name, known)}", field=name)
@@ -207,6 +207,6 @@ def from_leaves(kind: type[V], given: Mapping[str, Any]) -> V:
         return msgspec.convert(nested, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         found = misfit(error)
-        # the reader knows leaves, not the values that they lie in
-        leaf = (found.field or "").rpartition(".")[2] or None
-        raise FieldError(str(found).replace(found.field or "", leaf or "", 1), field=leaf) from error
+        # the reader knows settings, not the values that they lie in
+        setting = (found.field or "").rpartition(".")[2] or None
+        raise FieldError(str(found).replace(found.field or "", setting or "", 1), field=setting) from error
