@@ -4,11 +4,10 @@ import functools
 from collections.abc import Hashable
 from typing import Annotated, Any
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.models.map_names import is_whole
-from howsmooth.studies.json_values import JsonValue, fingerprint
+from howsmooth.studies.json_values import JsonValue, described, fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Window
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -164,8 +163,8 @@ class AboutHead(Ask, frozen=True, kw_only=True):
     A: Matrix = ()
     V: Matrix = ()
     length: int
-    radius: Annotated[float, Meta(extra={"plural": "radii"})]
-    family: Annotated[str, Meta(extra={"plural": "families"})] = ""
+    radius: Annotated[float, described(plural="radii")]
+    family: Annotated[str, described(plural="families")] = ""
     solver: Solver = Solver()
 
     @property

@@ -16,6 +16,13 @@ from howsmooth.errors import FieldError, HowsmoothError, nearest
 T = TypeVar("T")
 # A field that is stored but not part of the key: where a text lies, how many threads summed.
 NOT_IN_KEY = msgspec.Meta(extra={"aside": True})
+
+
+def described(text: str | None = None, **extra: str) -> msgspec.Meta:
+    """Describe a field: what the command line says of it, its ``metavar``, and the ``plural`` of study files."""
+    return msgspec.Meta(description=text, extra=dict(extra))
+
+
 # A number that stays true when it is rounded down (attained, or certified as a radius), or up (not exceeded).
 ROUND_DOWN, ROUND_UP = (msgspec.Meta(extra={"rounded": side}) for side in ("down", "up"))
 # What msgspec calls a type, in the words of a refusal.

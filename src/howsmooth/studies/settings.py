@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta
-
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
 from howsmooth.spectral.settings import check_solver
-from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, fingerprint, settings_of
+from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 
 ALICE = "alice"
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -34,14 +32,13 @@ class Solver(JsonValue, frozen=True, kw_only=True):
         seed: The seed of everything random.
     """
 
-    rtol: Annotated[float, Meta(description="The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3
-    confidence: Annotated[
-        float,
-        Meta(description="The probability of upper ends; 0.999999999 costs a few steps more."),
-    ] = 0.999
-    certify: Annotated[bool, Meta(description="Whether to go on until the bracket closes.")] = True
-    max_steps: Annotated[int, Meta(description="When the solver gives up.")] = 200
-    seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
+    rtol: Annotated[float, described("The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3
+    confidence: Annotated[float, described("The probability of upper ends; 0.999999999 costs a few steps more.")] = (
+        0.999
+    )
+    certify: Annotated[bool, described("Whether to go on until the bracket closes.")] = True
+    max_steps: Annotated[int, described("When the solver gives up.")] = 200
+    seed: Annotated[int, described("The seed of everything random.")] = 0
 
     def __post_init__(self) -> None:
         """Refuse what no solver can reach."""
@@ -60,9 +57,9 @@ class Compute(JsonValue, frozen=True, kw_only=True):
             last bit, which is no reason to measure again.
     """
 
-    device: Annotated[str, Meta(description="Where to compute, as torch names it.")] = ""
-    dtype: Annotated[str, Meta(description="The numbers to compute with; those of the model by default.")] = ""
-    threads: Annotated[int | None, Meta(description="How many threads a product uses."), NOT_IN_KEY] = None
+    device: Annotated[str, described("Where to compute, as torch names it.")] = ""
+    dtype: Annotated[str, described("The numbers to compute with; those of the model by default.")] = ""
+    threads: Annotated[int | None, described("How many threads a product uses."), NOT_IN_KEY] = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that there are not."""
@@ -94,17 +91,10 @@ class ModelReading(JsonValue, frozen=True, kw_only=True):
     """
 
     family: Annotated[
-        str,
-        Meta(
-            description="The family of a model whose config.json has no model_type.",
-            extra={"metavar": "bert", "plural": "families"},
-        ),
+        str, described("The family of a model whose config.json has no model_type.", metavar="bert", plural="families")
     ] = ""
     tokenizer: Annotated[
-        str,
-        Meta(
-            description="A folder or hub id with the tokenizer; the model's own by default.", extra={"metavar": "DIR"}
-        ),
+        str, described("A folder or hub id with the tokenizer; the model's own by default.", metavar="DIR")
     ] = ""
 
     def check(self) -> None:
@@ -133,38 +123,28 @@ class Windows(JsonValue, frozen=True, kw_only=True):
         stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
     """
 
-    text: Annotated[
-        str, Meta(description="A text in UTF-8; Alice in Wonderland by default.", extra={"metavar": "FILE"})
-    ] = ALICE
+    text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
     token_ids: Annotated[
         str,
-        Meta(
-            description="Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured "
-            "whole) or .jsonl (a list on each line, measured whole).",
-            extra={"metavar": "FILE"},
+        described(
+            "Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured whole) or .jsonl "
+            "(a list on each line, measured whole).",
+            metavar="FILE",
         ),
     ] = ""
     sentences: Annotated[
         str,
-        Meta(
-            description='Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.',
-            extra={"metavar": "FILE"},
+        described(
+            'Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.', metavar="FILE"
         ),
     ] = ""
     images: Annotated[
-        str,
-        Meta(
-            description="A folder of pictures, each measured whole, for models of pictures.", extra={"metavar": "DIR"}
-        ),
+        str, described("A folder of pictures, each measured whole, for models of pictures.", metavar="DIR")
     ] = ""
-    lengths: Annotated[
-        tuple[int, ...], Meta(description="How many tokens a window has.", extra={"metavar": "8,16,…"})
-    ] = LENGTHS
-    sequences: Annotated[int, Meta(description="How many windows of each length.")] = 10
-    special_tokens: Annotated[bool, Meta(description="Begin and end windows as the model's own inputs do.")] = False
-    stride: Annotated[
-        int, Meta(description="Tokens between the beginnings of windows; as many as they hold by default.")
-    ] = 0
+    lengths: Annotated[tuple[int, ...], described("How many tokens a window has.", metavar="8,16,…")] = LENGTHS
+    sequences: Annotated[int, described("How many windows of each length.")] = 10
+    special_tokens: Annotated[bool, described("Begin and end windows as the model's own inputs do.")] = False
+    stride: Annotated[int, described("Tokens between the beginnings of windows; as many as they hold by default.")] = 0
 
     def __post_init__(self) -> None:
         """Refuse windows that hold nothing, and inputs of two kinds at once."""

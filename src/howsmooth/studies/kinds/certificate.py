@@ -3,14 +3,13 @@
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import ModelReading
 
@@ -38,9 +37,9 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="certificate"):
 
     model: str
     sentence: str
-    word: Annotated[Places, Meta(extra={"plural": "words"})] = ()
-    p: Annotated[str, Meta(extra={"plural": "norms"})] = "2"
-    at: Annotated[str, Meta(extra={"plural": "places"})] = PLACES[0]
+    word: Annotated[Places, described(plural="words")] = ()
+    p: Annotated[str, described(plural="norms")] = "2"
+    at: Annotated[str, described(plural="places")] = PLACES[0]
     layer: int = 0
     seed: int = 0
     reading: ModelReading = ModelReading()

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.attacks.settings import BUDGET, METHODS, check_attack
@@ -11,7 +10,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
-from howsmooth.studies.json_values import JsonValue
+from howsmooth.studies.json_values import JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Windows, command, default_folder, options_of
 
 if TYPE_CHECKING:
@@ -25,30 +24,27 @@ class Attacking(JsonValue, frozen=True, kw_only=True):
     """What is to be attacked, as the command line says it: an option for each field."""
 
     model: str = "minilm"
-    layer: Annotated[int | None, Meta(description="Which attention layer; all by default.")] = None
+    layer: Annotated[int | None, described("Which attention layer; all by default.")] = None
     map: Annotated[
         str,
-        Meta(
-            description="What is attacked: attention, heads, head:3, normed, residual, mlp or block of a layer; or "
+        described(
+            "What is attacked: attention, heads, head:3, normed, residual, mlp or block of a layer; or "
             "model, network, sentence, logits, to:3, from:3, layers:2-4."
         ),
     ] = "attention"
-    eps: Annotated[tuple[float, ...], Meta(description="How far tokens may move.", extra={"metavar": "0.01,0.1,…"})] = (
-        EPS
+    eps: Annotated[tuple[float, ...], described("How far tokens may move.", metavar="0.01,0.1,…")] = EPS
+    norm: Annotated[str, described("total: all tokens together within eps; token: each of them.", metavar="NORM")] = (
+        "total"
     )
-    norm: Annotated[
-        str, Meta(description="total: all tokens together within eps; token: each of them.", extra={"metavar": "NORM"})
-    ] = "total"
     method: Annotated[
-        tuple[str, ...],
-        Meta(description="How perturbations are searched for: any of the five.", extra={"metavar": "METHOD,…"}),
+        tuple[str, ...], described("How perturbations are searched for: any of the five.", metavar="METHOD,…")
     ] = METHODS
-    budget: Annotated[int, Meta(description="Forward passes and products that each attack may spend.")] = BUDGET
-    bounded: Annotated[
-        bool, Meta(description="Compute what the theory allows too: seconds for each window and radius.")
-    ] = True
+    budget: Annotated[int, described("Forward passes and products that each attack may spend.")] = BUDGET
+    bounded: Annotated[bool, described("Compute what the theory allows too: seconds for each window and radius.")] = (
+        True
+    )
     windows: Windows = Windows()
-    seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
+    seed: Annotated[int, described("The seed of everything random.")] = 0
     where: Compute = Compute()
     reading: ModelReading = ModelReading()
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
@@ -12,7 +11,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.sentences import read_sentences
 from howsmooth.models.text import read_text
-from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue
+from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, command, default_folder, options_of
 
 if TYPE_CHECKING:
@@ -27,34 +26,29 @@ class Certifying(JsonValue, frozen=True, kw_only=True):
     """What is to be certified, as the command line says it: an option for each field."""
 
     model: str = MODEL
-    text: Annotated[str, Meta(description="A sentence.", extra={"metavar": "SENTENCE"})] = ""
+    text: Annotated[str, described("A sentence.", metavar="SENTENCE")] = ""
     file: Annotated[
         str,
-        Meta(
-            description='Sentences: one on each line; or .jsonl, a string or {"text": …, "label": …} a line.',
-            extra={"metavar": "FILE"},
+        described(
+            'Sentences: one on each line; or .jsonl, a string or {"text": …, "label": …} a line.', metavar="FILE"
         ),
     ] = ""
     word: Annotated[
         str,
-        Meta(
-            description="Which words move: as written, or the numbers of tokens, from 0 on; all by default.",
-            extra={"metavar": "3,film"},
+        described(
+            "Which words move: as written, or the numbers of tokens, from 0 on; all by default.", metavar="3,film"
         ),
     ] = ""
-    together: Annotated[bool, Meta(description="Move all of these words at once, in one norm.")] = False
-    p: Annotated[str, Meta(description="How perturbations are measured: 1, 2 or inf.", extra={"metavar": "P"})] = "2"
+    together: Annotated[bool, described("Move all of these words at once, in one norm.")] = False
+    p: Annotated[str, described("How perturbations are measured: 1, 2 or inf.", metavar="P")] = "2"
     at: Annotated[
         str,
-        Meta(
-            description="Where words move: embeddings, before any norm; or attention, what enters a layer.",
-            extra={"metavar": "PLACE"},
-        ),
+        described("Where words move: embeddings, before any norm; or attention, what enters a layer.", metavar="PLACE"),
     ] = PLACES[0]
-    layer: Annotated[int, Meta(description="With --at attention: which layer.")] = 0
-    label: Annotated[str, Meta(description="Expected class; misclassified sentences are reported and skipped.")] = ""
-    seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
-    threads: Annotated[int | None, Meta(description="How many threads a product uses."), NOT_IN_KEY] = None
+    layer: Annotated[int, described("With --at attention: which layer.")] = 0
+    label: Annotated[str, described("Expected class; misclassified sentences are reported and skipped.")] = ""
+    seed: Annotated[int, described("The seed of everything random.")] = 0
+    threads: Annotated[int | None, described("How many threads a product uses."), NOT_IN_KEY] = None
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:

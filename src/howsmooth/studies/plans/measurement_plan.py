@@ -1,13 +1,12 @@
 """How smooth each attention layer of a model is on a text: what can be asked for, declared once, and ``measure``."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, StudyError
@@ -15,7 +14,7 @@ from howsmooth.models.hub import check_model
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import read_source
-from howsmooth.studies.json_values import JsonValue, from_settings
+from howsmooth.studies.json_values import JsonValue, described, from_settings
 from howsmooth.studies.settings import (
     SOURCES,
     Compute,
@@ -46,30 +45,28 @@ class Measuring(JsonValue, frozen=True, kw_only=True):
     """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
 
     model: str = "minilm"
-    layers: Annotated[
-        tuple[int, ...] | None,
-        Meta(description="Which attention layers; all by default.", extra={"metavar": "0,2,5"}),
-    ] = None
+    layers: Annotated[tuple[int, ...] | None, described("Which attention layers; all by default.", metavar="0,2,5")] = (
+        None
+    )
     map: Annotated[
         str,
-        Meta(
-            description="What is measured: attention, heads, head:3, normed, residual, mlp or block of every layer; or "
+        described(
+            "What is measured: attention, heads, head:3, normed, residual, mlp or block of every layer; or "
             "once: model, network, sentence, logits, to:3, from:3, layers:2-4."
         ),
     ] = "attention"
-    per_head: Annotated[bool, Meta(description="Measure every head by itself too.")] = False
+    per_head: Annotated[bool, described("Measure every head by itself too.")] = False
     whole: Annotated[
-        bool,
-        Meta(description="Measure the model as a whole, each block alone, and the blocks up to and from each layer."),
+        bool, described("Measure the model as a whole, each block alone, and the blocks up to and from each layer.")
     ] = False
     windows: Windows = Windows()
     solver: Solver = Solver()
     where: Compute = Compute()
     reading: ModelReading = ModelReading()
     certificate: Annotated[
-        bool, Meta(description="Prove a bound at every window too: three times the work, far above the bracket.")
+        bool, described("Prove a bound at every window too: three times the work, far above the bracket.")
     ] = False
-    released: Annotated[bool, Meta(description="Record the quantity of the paper's released scripts too.")] = False
+    released: Annotated[bool, described("Record the quantity of the paper's released scripts too.")] = False
 
     def check(self) -> None:
         """Refuse names that lead nowhere, before anything is loaded.
@@ -210,9 +207,9 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
     layers = base.layers(measuring.layers, part)
     others = {name: getattr(measuring, name) for name in ("solver", "certificate", "released")}
-    asks = tuple(base.each(Ask, layers, part, **others))
+    asks = tuple(cast(Iterator[Ask], base.each(Ask, layers, part, **others)))
     heads = tuple(
-        ask
+        cast(Ask, ask)
         for layer in (layers if measuring.per_head else ())
         for head in range(base.transformer.sites[layer].head_count)
         for ask in base.each(Ask, [layer], f"head:{head}", **others)
@@ -220,7 +217,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
     plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]
     plans += [plan_of(blocks, command=measuring.command)] if blocks else []
-    return PlannedMeasurement(ground=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))  # type: ignore[arg-type]
+    return PlannedMeasurement(ground=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
 
 
 def measure(
