@@ -127,8 +127,8 @@ class Windows(JsonValue, frozen=True, kw_only=True):
     token_ids: Annotated[
         str,
         described(
-            "Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured whole) or .jsonl "
-            "(a list on each line, measured whole).",
+            "Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured whole) or "
+            ".jsonl (a list on each line, measured whole).",
             metavar="FILE",
         ),
     ] = ""

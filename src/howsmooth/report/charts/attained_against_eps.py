@@ -4,7 +4,7 @@ from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable
-from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.attack_results import Attacked, attacked
 from howsmooth.theory.results import Side
@@ -55,7 +55,7 @@ def _title(every: list[Attacked]) -> str:
     ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
     if not ratios:
         return "What attacks attain"
-    ends = " to ".join(dict.fromkeys(number(ratio, 3) for ratio in (min(ratios), max(ratios))))
+    ends = extent(ratios, lambda value: number(value, 3))
     return f"The best attacks attain {ends} times what the derivative predicts"
 
 

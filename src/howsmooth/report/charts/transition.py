@@ -9,7 +9,7 @@ from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, ORANGE
 from howsmooth.report.drawing.panels import PANEL, Style, Styles, points, series_panels
 from howsmooth.report.drawing.places import cases
 from howsmooth.report.drawing.scales import drawable
-from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, ends_in_words
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
 from howsmooth.search.regimes import Regimes
 from howsmooth.studies.kinds.regimes import Answer
@@ -129,7 +129,7 @@ def _transition_title(records: Sequence[Record]) -> str:
     after = [r.answer.lower / r.answer.plateau for r in records if r.ask.length > CLEAR * r.answer.crossing]
     said = []
     if slopes:
-        ends = ends_in_words(slopes, lambda slope: f"n^{exponent(slope)}")
+        ends = extent(slopes, lambda slope: f"n^{exponent(slope)}")
         said.append(f"well below n* the constant grows like {ends}")
     said += [f"well above it is {number(median(after), 2)} of the plateau"] if after else []
     words = "; ".join(said) or "the constant around the crossing"

@@ -9,7 +9,7 @@ from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, SKY
 from howsmooth.report.drawing.panels import COLUMNS, Style, Styles, marks_of, panels
 from howsmooth.report.drawing.scales import drawable, labelled
-from howsmooth.report.drawing.tables import Chart, Numbers, Rows, cell, ends_in_words
+from howsmooth.report.drawing.tables import Chart, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.composition import Composition, Depth, compositions, large
 from howsmooth.wording import count, number
@@ -83,7 +83,7 @@ def draw_products(section: Section) -> Chart:
         NOISE: lambda depth: depth.typical_to.value if depth.typical_to else None,
     }
     every = found(section)
-    gaps = ends_in_words((each.depths[-1].log_gap for each in every), large)
+    gaps = extent((each.depths[-1].log_gap for each in every), large)
     title = f"Layers do not multiply: the product of the blocks is {gaps} times what they do together"
     rows = [row for each in every for row in over_layers(each, series)]
     return layer_panels(rows, PRODUCTS, up="multiplies perturbations by", title=title)

@@ -14,7 +14,7 @@ from howsmooth.report.drawing.places import (
     window_table,
 )
 from howsmooth.report.drawing.scales import drawable
-from howsmooth.report.drawing.tables import Chart, ends_in_words
+from howsmooth.report.drawing.tables import Chart, extent
 from howsmooth.report.sections import Section
 from howsmooth.studies.kinds.text import TextRecord
 from howsmooth.wording import number
@@ -49,7 +49,7 @@ def _rests(found: list[MeasuredLayer], value: WindowValue) -> str:
     records = [r for place in found for r in place.records if value(r)]
     longest = max(r.ask.length for r in records)
     numbers = [v for r in records if r.ask.length == longest and (v := value(r))]
-    return f"At n = {number(longest)} the worst perturbation rests on {ends_in_words(numbers)} tokens"
+    return f"At n = {number(longest)} the worst perturbation rests on {extent(numbers)} tokens"
 
 
 def _chart(

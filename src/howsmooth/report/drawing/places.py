@@ -11,7 +11,7 @@ import altair as alt
 from howsmooth.report.drawing.palette import BLUE, ORANGE
 from howsmooth.report.drawing.panels import Mark, Style, points, series_panels
 from howsmooth.report.drawing.scales import drawable, length_axis
-from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, ends_in_words
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.drawing.token_text import running_text
 from howsmooth.report.sections import Section
 from howsmooth.studies.asks import AboutHead, Matrix
@@ -159,7 +159,7 @@ def factors(found: Sequence[float]) -> str:
     """Write by which factors something changes."""
     if not found:
         return "an unknown factor"
-    return "a factor " + ends_in_words(found)
+    return "a factor " + extent(found)
 
 
 def _short(name: str) -> str:

@@ -35,7 +35,7 @@ def ends(records: Iterable[Record]) -> tuple[str, str]:
     return at_least(low, 4), at_most(high, 4)
 
 
-def ends_in_words(values: Iterable[float], written: Callable[[float], str] = number) -> str:
+def extent(values: Iterable[float], written: Callable[[float], str] = number) -> str:
     """Write the smallest and the largest of some numbers; once, where they read the same."""
     found = list(values)
     return " to ".join(dict.fromkeys(written(end) for end in (min(found), max(found))))
