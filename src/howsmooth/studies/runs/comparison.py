@@ -1,7 +1,6 @@
 """What a comparison of two runs returns: ratios with intervals that include error bars, and which differ from 1."""
 
 import enum
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -247,8 +246,7 @@ class Comparison(ResultTable):
 
     def chart(self) -> Any:
         """Draw every ratio with its interval, one panel for each length and map."""
-        # charts are drawn one room further on; by its name, since nothing here depends on it
-        return importlib.import_module("howsmooth.report.differences").differences_chart(self)
+        return self._drawn()
 
     @property
     def title(self) -> str:

@@ -1,6 +1,5 @@
 """What a measurement of a model returns: every record, and the answer for each layer."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,14 +49,13 @@ class Measurement(ResultTable):
         return tuple(r for r in self.records if layer in (None, r.ask.layer) and length in (None, r.ask.length))
 
     def chart(self, name: str = "length", *, layer: int | None = None) -> Any:
-        """Draw one chart, as :func:`howsmooth.draw` names them: ``length``, ``radius``, ``layers``, ``heads``, ….
+        """Draw one chart, as ``howsmooth figure`` names them: ``length``, ``radius``, ``layers``, ``heads``, ….
 
         Args:
             name: Which chart; a part of its name is enough.
             layer: Which layer, for charts of one layer; the least smooth by default.
         """
-        # charts are drawn one room further on; by its name, since nothing here depends on it
-        return importlib.import_module("howsmooth.report.figures").draw(self, name, layer=layer)
+        return self._drawn(name=name, layer=layer)
 
     @property
     def lengths(self) -> tuple[int, ...]:

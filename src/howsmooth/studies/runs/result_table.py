@@ -1,17 +1,21 @@
 """Results as tables: no wider than a terminal, in a notebook, and as plain text."""
 
 import abc
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
 
+from howsmooth.errors import AssumptionError
 from howsmooth.markup import paragraph
 from howsmooth.markup import table as table_html
 from howsmooth.wording import aligned, visible
+
+# What draws results, by the name of their type: ``howsmooth.report`` registers itself, since nothing here depends on it.
+DRAWERS: dict[str, Callable[..., Any]] = {}
 
 
 class ResultTable(abc.ABC):
@@ -49,6 +53,11 @@ class ResultTable(abc.ABC):
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the numbers has to know."""
         return ()
+
+    def _drawn(self, **options: Any) -> Any:
+        if type(self).__name__ not in DRAWERS:
+            raise AssumptionError("charts are drawn by howsmooth.report, which is not imported; import it first.")
+        return DRAWERS[type(self).__name__](self, **options)
 
     @property
     def _rows(self) -> list[list[str]]:
