@@ -19,7 +19,7 @@ import howsmooth as hs
 from howsmooth.studies import kinds
 from howsmooth.studies.kinds import attack, bounds
 from howsmooth.studies.records import Failure, Record, RunPlan, this_machine
-from howsmooth.studies.runs.certificate_results import certified
+from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.database import FILE, VERSION
 from howsmooth.studies.runs.store import Store
 
@@ -102,7 +102,7 @@ def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_comm
     assert howsmooth("report", "run").code == 0
     run, console = hs.read_run(tmp_path / "run"), Console(width=200)
     with console.capture() as words:
-        for found in (*certified(r for r in run.records if r.ask.kind == "certificate"), run):
+        for found in (*summarise_certificates(r for r in run.records if r.ask.kind == "certificate"), run):
             console.print(found)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     texts = (

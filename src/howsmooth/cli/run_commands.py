@@ -170,9 +170,9 @@ def attack(attacking: Attacking, options: RunOptions) -> None:
         return planned_attacks(attacking, resources)
 
     def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.attack_results import attacked
+        from howsmooth.studies.runs.attack_results import summarise_attacks
 
-        return attacked(records)
+        return summarise_attacks(records)
 
     fill_run(attacking, options, plan, results, name="attacks", done="attacked")
 
@@ -207,9 +207,9 @@ def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options:
         return planned_certificates(certifying, resources)
 
     def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.certificate_results import certified
+        from howsmooth.studies.runs.certificate_results import summarise_certificates
 
-        return certified(records)
+        return summarise_certificates(records)
 
     fill_run(certifying, options, plan, results, name="certificates", done="certified")
 

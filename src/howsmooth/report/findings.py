@@ -6,8 +6,8 @@ from typing import Any
 
 from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attack_results import attacked
-from howsmooth.studies.runs.certificate_results import certified
+from howsmooth.studies.runs.attack_results import summarise_attacks
+from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
@@ -211,8 +211,8 @@ KINDS: dict[str, Tell] = {
     "splitting": _splitting,
     "measures": _measures,
     "whole": _whole,
-    "attack": _sentences("attack", attacked),
-    "certificate": _sentences("certificate", certified),
+    "attack": _sentences("attack", summarise_attacks),
+    "certificate": _sentences("certificate", summarise_certificates),
     "training": _training,
     "monitor": _monitor,
 }

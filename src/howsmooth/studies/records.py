@@ -93,7 +93,7 @@ class RunPlan(JsonValue, frozen=True, kw_only=True):
         beside: The keys of asks that go with them: single heads beside whole layers.
         figure: The figure of the paper that they are for, if they are.
         command: What to type to ask for them again.
-        number: The how manieth plan of the run it is.
+        number: The index of this plan within the run.
     """
 
     kind: str

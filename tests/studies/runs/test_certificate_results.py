@@ -5,11 +5,11 @@ import json
 from drawn import certificates
 from rich.console import Console
 
-from howsmooth.studies.runs.certificate_results import certified
+from howsmooth.studies.runs.certificate_results import summarise_certificates
 
 
 def test_a_sentence_says_what_is_proven_of_every_word_and_which_one_is_fragile():
-    (found,) = certified(certificates(together=False))
+    (found,) = summarise_certificates(certificates(together=False))
     assert [word.spelled for word in found.words] == ["a", "gripping", "film"]
     assert [word.fragile for word in found.words] == [True, False, False]
     assert "less than 0.01 cannot change that, whichever it is" in found.sentence
@@ -17,13 +17,13 @@ def test_a_sentence_says_what_is_proven_of_every_word_and_which_one_is_fragile()
 
 
 def test_words_that_move_together_come_last_and_are_not_fragile():
-    (found,) = certified(reversed(certificates()))
+    (found,) = summarise_certificates(reversed(certificates()))
     assert found.words[-1].places == (1, 2, 3)
     assert not found.words[-1].fragile
 
 
 def test_what_is_not_found_is_said_and_is_null_in_json():
-    (found,) = certified(certificates(attacked=False))
+    (found,) = summarise_certificates(certificates(attacked=False))
     assert "nothing that does was found" in found.sentence
     assert not any(word.fragile for word in found.words)
     told = json.loads(found.to_json())
@@ -39,5 +39,5 @@ def test_norms_and_places_are_kept_apart():
 
     records = certificates(together=False)
     other = [replace(r, ask=replace(r.ask, p="inf", at="attention", layer=2)) for r in records]
-    found = certified([*records, *other])
+    found = summarise_certificates([*records, *other])
     assert [(each.norm, each.place) for each in found] == [("ℓ₂", "embeddings"), ("ℓ∞", "what enters layer 2")]

@@ -6,7 +6,7 @@ from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.attack_results import Attacked, attacked
+from howsmooth.studies.runs.attack_results import AttackSummary, summarise_attacks
 from howsmooth.theory.results import Side
 from howsmooth.wording import count, number
 
@@ -24,7 +24,7 @@ STYLES: Styles = {
 
 def draw(section: Section) -> Chart:
     """Draw a panel for each map, length and norm."""
-    every = attacked(section.of_kind("attack"))
+    every = summarise_attacks(section.of_kind("attack"))
     rows: Rows = []
     for each in every:
         at = {"panel": _panel(each)}
@@ -40,18 +40,18 @@ def draw(section: Section) -> Chart:
 
 def table(section: Section) -> Numbers:
     """Return a row for each map, radius and method."""
-    every = attacked(section.of_kind("attack"))
+    every = summarise_attacks(section.of_kind("attack"))
     rows: list[NumberRow] = [(each.layer, (each.name, *line.cells.values())) for each in every for line in each.lines]
     return Numbers(head=("where", *every[0].lines[0].cells), rows=rows)
 
 
-def _panel(each: Attacked) -> str:
+def _panel(each: AttackSummary) -> str:
     ends = each.linear_until
     until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
     return f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, {each.norm} norm: {until}"
 
 
-def _title(every: list[Attacked]) -> str:
+def _title(every: list[AttackSummary]) -> str:
     ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
     if not ratios:
         return "What attacks attain"

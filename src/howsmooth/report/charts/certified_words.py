@@ -9,7 +9,7 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.certificate_results import Certified, WordRadius, certified
+from howsmooth.studies.runs.certificate_results import CertifiedSentence, WordRadius, summarise_certificates
 from howsmooth.wording import at_least, at_most
 
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
@@ -23,7 +23,7 @@ def wanted(section: Section) -> bool:
 
 def draw(section: Section) -> Chart:
     """Draw a panel for each sentence, norm and place."""
-    every = certified(section.of_kind("certificate"))
+    every = summarise_certificates(section.of_kind("certificate"))
     sizes = [size for each in every for word in each.words for size in _sizes(word)]
     low, high = min(sizes) / 2, 2 * max(sizes)
     rows = [row for each in every for row in _rows(each, low, high)]
@@ -46,7 +46,7 @@ def draw(section: Section) -> Chart:
 
 def table(section: Section) -> Numbers:
     """Return a row for each word."""
-    every = certified(section.of_kind("certificate"))
+    every = summarise_certificates(section.of_kind("certificate"))
     rows: list[NumberRow] = [(None, (each.text, *word.cells.values())) for each in every for word in each.words]
     return Numbers(head=("sentence", *every[0].words[0].cells), rows=rows)
 
@@ -55,7 +55,7 @@ def _sizes(word: WordRadius) -> list[float]:
     return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
 
 
-def _rows(each: Certified, low: float, high: float) -> Rows:
+def _rows(each: CertifiedSentence, low: float, high: float) -> Rows:
     rows: Rows = []
     for word in each.words:
         known = {
@@ -84,11 +84,11 @@ def spelled(word: WordRadius) -> str:
     return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
 
 
-def _panel(each: Certified) -> str:
+def _panel(each: CertifiedSentence) -> str:
     return f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}"
 
 
-def _title(every: list[Certified]) -> str:
+def _title(every: list[CertifiedSentence]) -> str:
     alone = [word for each in every for word in each.words if len(word.places) == 1]
     found = [(word.attacked, word) for word in alone if word.attacked is not None]
     if not found:

@@ -19,7 +19,7 @@ EXPENDABLE = ("passes", "windows", "attained / predicted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attained:
+class AttackRow:
     """What one method attained with one radius: means over the windows, for each unit of eps.
 
     Attributes:
@@ -61,7 +61,7 @@ class Attained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacked:
+class AttackSummary:
     """All attacks on one map at windows of one length, by one norm.
 
     Attributes:
@@ -78,7 +78,7 @@ class Attacked:
     layer: int
     length: int
     norm: str
-    lines: tuple[Attained, ...]
+    lines: tuple[AttackRow, ...]
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Attacked:
         return f"{self.model}, {self.map} of layer {self.layer}, {count(self.length, 'token')}, {self.norm} norm"
 
     @property
-    def best(self) -> tuple[Attained, ...]:
+    def best(self) -> tuple[AttackRow, ...]:
         """The method that attained most, for every radius."""
         radii = sorted({line.eps for line in self.lines})
         return tuple(max((x for x in self.lines if x.eps == eps), key=lambda x: x.attained) for eps in radii)
@@ -128,19 +128,19 @@ class Attacked:
         return to_json(asdict(self) | {"linear_until": self.linear_until, "sentence": self.sentence})
 
 
-def attacked(records: Iterable[AttackRecord]) -> list[Attacked]:
+def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
     """Sum up records, one result for each map, length and norm."""
     groups: dict[tuple[str, str, int, int, str], list[AttackRecord]] = {}
     for r in records:
         place = (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.norm)
         groups.setdefault(place, []).append(r)
     return [
-        Attacked(model=model, map=part, layer=layer, length=length, norm=norm, lines=_lines(found))
+        AttackSummary(model=model, map=part, layer=layer, length=length, norm=norm, lines=_lines(found))
         for (model, part, layer, length, norm), found in sorted(groups.items())
     ]
 
 
-def _lines(records: Sequence[AttackRecord]) -> tuple[Attained, ...]:
+def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:
     groups: dict[tuple[float, str], list[AttackRecord]] = {}
     for r in records:
         groups.setdefault((r.ask.eps, r.ask.method), []).append(r)
@@ -148,9 +148,9 @@ def _lines(records: Sequence[AttackRecord]) -> tuple[Attained, ...]:
     return tuple(sorted(lines, key=lambda line: (line.eps, line.attained)))
 
 
-def _line(eps: float, method: str, found: Sequence[AttackRecord]) -> Attained:
+def _line(eps: float, method: str, found: Sequence[AttackRecord]) -> AttackRow:
     ceilings = [r.answer.ceiling for r in found]
-    return Attained(
+    return AttackRow(
         eps=eps,
         method=method,
         attained=fmean(r.answer.attained for r in found),

@@ -13,7 +13,7 @@ from howsmooth.wording import at_least, at_most, number
 # A word is fragile where so many times the smallest attacked radius of its sentence is enough.
 FRAGILE = 1.25
 # Columns that leave a narrow terminal, the first ones first.
-EXPENDABLE = ("seconds", "linear", "most is lost at")
+EXPENDABLE = ("seconds", "linear", "loosest stage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class WordRadius:
             "attacked": "none found" if self.attacked is None else at_most(self.attacked, 3),
             "linear": "—" if self.linear is None else number(self.linear),
             "fragile": "fragile" if self.fragile else "",
-            "most is lost at": self.slack,
+            "loosest stage": self.slack,
             "seconds": number(self.seconds, 2),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certified:
+class CertifiedSentence:
     """What is certified of one sentence, in one norm and at one place.
 
     Attributes:
@@ -121,14 +121,14 @@ class Certified:
         return to_json(asdict(self) | {"sentence": self.sentence})
 
 
-def certified(records: Iterable[CertificateRecord]) -> list[Certified]:
+def summarise_certificates(records: Iterable[CertificateRecord]) -> list[CertifiedSentence]:
     """Sum up records, one result for each sentence, norm and place."""
     groups: dict[tuple[str, str, str, str, int], list[CertificateRecord]] = {}
     for r in records:
         ask = r.ask
         groups.setdefault((ask.model, ask.sentence, ask.p, ask.at, ask.layer), []).append(r)
     return [
-        Certified(
+        CertifiedSentence(
             model=model,
             text=text,
             predicted=found[0].answer.predicted,

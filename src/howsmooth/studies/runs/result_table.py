@@ -14,7 +14,7 @@ from howsmooth.markup import paragraph
 from howsmooth.markup import table as table_html
 from howsmooth.wording import aligned, visible
 
-# What draws results, by the name of their type: ``howsmooth.report`` registers itself, since nothing here depends on it.
+# What draws results, by the name of their type: ``howsmooth.report`` registers itself; nothing here depends on it.
 DRAWERS: dict[str, Callable[..., Any]] = {}
 
 
