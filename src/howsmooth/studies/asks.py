@@ -1,14 +1,17 @@
 """What every question has: a key, a cost, a label, and with which others it is answered together."""
 
 import functools
-from collections.abc import Hashable
-from typing import Annotated, Any
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
 
 from howsmooth.models.map_names import is_whole
 from howsmooth.studies.json_values import JsonValue, described, fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Window
+
+if TYPE_CHECKING:
+    from howsmooth.studies.resources import Resources
 
 Matrix = tuple[tuple[float, ...], ...]
 # So many tokens of a text go through the model together: enough to be fast, few enough for the memory of a laptop.
@@ -65,6 +68,11 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
 
 class Answer(JsonValue, frozen=True, kw_only=True):
     """What came of an ask; its numbers say by their names what they are worth."""
+
+
+def one_by_one(answer: "Callable[[Any, Resources], Answer]") -> "Callable[..., list[Answer]]":
+    """Return what answers the asks of a cell one after the other."""
+    return lambda _batch, cell, resources: [answer(ask, resources) for ask in cell]
 
 
 class AtText(Ask, frozen=True, kw_only=True):

@@ -50,6 +50,11 @@ def to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def finite(value: float) -> float | None:
+    """Return a number, or none where it has no end: JSON has no infinity."""
+    return float(value) if abs(value) < float("inf") else None
+
+
 def from_json(text: str, kind: type[T] | GenericAlias) -> T:
     """Read what :func:`to_json` wrote.
 

@@ -9,7 +9,7 @@ from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described, finite
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import ModelReading
 
@@ -132,8 +132,8 @@ def _certified(ask: Ask, transformer: "Transformer", resources: "Resources") -> 
         spelled=" ".join(words[i] for i in places),
         places=places,
         certified=radius.certified,
-        attacked=_finite(radius.attacked),
-        linear=_finite(radius.linear),
+        attacked=finite(radius.attacked),
+        linear=finite(radius.linear),
         slack=told(radius.slack, words, layers=left, first=ask.layer),
         predicted=class_head(transformer).labels[scene.predicted],
         margin=float(scene.rivals.margins.min()),
@@ -152,8 +152,3 @@ def _scene(transformer: "Transformer", sentence: str, at: str, layer: int) -> "t
     numbers = read_sentence(transformer, sentence)
     f, X = classified(transformer, torch.tensor(numbers), at=at, layer=layer)
     return Scene(f, X), numbers
-
-
-def _finite(value: float) -> float | None:
-    # JSON has no infinity: none was found
-    return value if abs(value) < float("inf") else None

@@ -1,9 +1,8 @@
 """The worst measure with so many atoms in a ball that a search finds."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.json_values import ROUND_DOWN, JsonValue
 
@@ -53,11 +52,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     atoms: tuple[Atom, ...]
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Climb, one ask after the other."""
-    return [_climb(ask, resources) for ask in cell]
-
-
 def _climb(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.domains.ball import Ball
     from howsmooth.search.ascent import maximise
@@ -74,3 +68,6 @@ def _atoms(found: "Witness") -> tuple[Atom, ...]:
         Atom(mass=float(masses[i]), coordinate=float(places[i][0]), norm=float(places[i].norm()))
         for i in masses.argsort(descending=True).tolist()
     )
+
+
+run = one_by_one(_climb)

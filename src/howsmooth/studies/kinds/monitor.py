@@ -7,7 +7,6 @@ from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
 from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
-from howsmooth.studies.records import Record
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -69,9 +68,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     alarm: str = ""
     overhead: float = 0.0
     skipped: int = 0
-
-
-MonitorRecord = Record[Ask, Answer]
 
 
 def run(_batch: Sequence[Ask], _cell: Sequence[Ask], _resources: "Resources") -> list[AnyAnswer]:

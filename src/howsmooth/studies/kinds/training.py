@@ -1,13 +1,13 @@
 """A small classifier trained for a given time by one method: how right it is, how rough, and what adversaries get."""
 
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.errors import AssumptionError, FileError, nearest
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN
-from howsmooth.studies.records import Record
+from howsmooth.studies.asks import one_by_one
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, finite
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -96,14 +96,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     trace: tuple[tuple[float | None, ...], ...] = ()
 
 
-TrainingRecord = Record[Ask, Answer]
-
-
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Train one network after the other."""
-    return [_trained(ask, resources) for ask in cell]
-
-
 def _trained(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.studies.resources import seeded
     from howsmooth.studies.sentiment.evaluation import evaluate
@@ -117,7 +109,7 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
     model = network(task.words, ask.seed)
     if ask.method == "diverging":
         found = diverge(model, task, last_rate=ask.strength, steps=ask.updates, every=5)
-        trace = tuple(tuple(_finite(x) for x in row) for row in found.trace)
+        trace = tuple(tuple(finite(x) for x in row) for row in found.trace)
         return Answer(
             steps=len(trace) * 5,
             alarm_step=found.alarm_step,
@@ -130,5 +122,4 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
     return Answer(steps=steps, **vars(verdict))
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if abs(value) < float("inf") else None
+run = one_by_one(_trained)

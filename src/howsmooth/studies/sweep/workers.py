@@ -42,6 +42,8 @@ def executor(
         raise AssumptionError("tls is for a scheduler, and none was given; leave it out.", field="tls")
     if scheduler is not None:
         try:
+            import distributed  # noqa: F401 - asked for by itself, as the next line may have been imported before
+
             from howsmooth.studies.sweep.dask_cluster import cluster
         except ImportError as error:
             raise ClusterError(
