@@ -52,8 +52,9 @@ def attempt_on_worker(unit: WorkUnit, threads: int | None, plugin: str) -> list[
     """Do a unit on a worker; models stay loaded between units."""
     from howsmooth.studies.sweep.workers import using_threads
 
+    held: Any = distributed.get_worker().plugins[plugin]
     with using_threads(threads):
-        return attempt(unit, distributed.get_worker().plugins[plugin].resources)
+        return attempt(unit, held.resources)
 
 
 @contextlib.contextmanager
