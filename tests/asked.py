@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from howsmooth.studies.kinds import bounds, text
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
 from howsmooth.studies.sweep.sweep import sweep
 from howsmooth.studies.sweep.workers import executor
@@ -42,13 +41,13 @@ def filler(i, sizes=40):
     shares = tuple(j / 7 for j in range(37 * i % sizes))
     ask = text.Ask(model="m", layer=i, window=Window(text="t", digest="d", length=8))
     answer = text.Answer(lower=0.1 + i / 3, upper=0.2 + i / 3, steps=i, status="converged", sensitivity=shares)
-    return Record(ask=ask, answer=answer, machine=here(), seconds=0.1)
+    return Record(ask=ask, answer=answer, machine=this_machine(), seconds=0.1)
 
 
 def bounded(i=0):
     """Return a record of another kind."""
     ask = bounds.Ask(length=3 + i, radius=1.5, **TWO)
-    return Record(ask=ask, answer=bounds.Answer(sharp_upper=1 / 3, tied_pair=0.1 + 0.2), machine=here())
+    return Record(ask=ask, answer=bounds.Answer(sharp_upper=1 / 3, tied_pair=0.1 + 0.2), machine=this_machine())
 
 
 def answered(asks, store, *, resources=None, progress=None, retry_failed=False, **how):

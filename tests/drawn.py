@@ -19,8 +19,7 @@ from howsmooth.studies.kinds import (
     training,
     whole,
 )
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
 
 LENGTHS = (4, 8, 16, 32)
@@ -28,7 +27,7 @@ LINE, PLANE = ((-1.0,),), ((-1.0, 0.0), (0.0, -1.0))
 
 
 def _record(ask, answer):
-    return Record(ask=ask, answer=answer, machine=here())
+    return Record(ask=ask, answer=answer, machine=this_machine())
 
 
 def built(points, part, n, *, lower, head=0, model="minilm"):

@@ -5,10 +5,9 @@ import math
 from msgspec.structs import replace
 
 from howsmooth.studies.kinds import text
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 from howsmooth.studies.runs.summary import summarise
 from howsmooth.studies.settings import Window
 from howsmooth.theory.results import Ladder, upper_bound
@@ -49,7 +48,7 @@ def record(
         "sensitivity": shares,
         "response": shares,
     }
-    return Record(ask=ask, answer=text.Answer(lower=value, **fields | answered), machine=here(), seconds=0.1)
+    return Record(ask=ask, answer=text.Answer(lower=value, **fields | answered), machine=this_machine(), seconds=0.1)
 
 
 def changed(found, **answered):

@@ -10,8 +10,8 @@ import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.report.charts.regimes import regimes_chart
-from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+from howsmooth.report.charts.mass_splitting import splitting_chart
+from howsmooth.report.charts.transition import regimes_chart
 from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent

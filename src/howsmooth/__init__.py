@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from howsmooth.spectral.power import power_iteration
     from howsmooth.spectral.solvers import local_lipschitz, spectral_norm
     from howsmooth.spectral.typical import typical_gain
-    from howsmooth.studies.plans.measure import measure
+    from howsmooth.studies.plans.measurement_plan import measure
     from howsmooth.studies.runs.compare import compare
     from howsmooth.studies.runs.comparison import Comparison
     from howsmooth.studies.runs.growth import growth
     from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.reading import Run, read_run
+    from howsmooth.studies.runs.run import Run, read_run
     from howsmooth.studies.runs.training_log import RunLog
     from howsmooth.theory import bounds, extremal
     from howsmooth.theory.results import Bound, Bracket, Witness
@@ -194,7 +194,7 @@ _HOMES = {
     "Radius": "certificates.scene",
     "Residual": "maps.composition",
     "Rotary": "maps.rotary",
-    "Run": "studies.runs.reading",
+    "Run": "studies.runs.run",
     "RunLog": "studies.runs.training_log",
     "SigmoidAttention": "maps.mechanisms.sigmoid",
     "SingularValues": "spectral.estimates",
@@ -214,7 +214,7 @@ _HOMES = {
     "bracket": "search.brackets",
     "certify": "certificates.certify",
     "certify_synonyms": "certificates.synonyms",
-    "compare": "studies.runs.compare",
+    "compare": "report.results",
     "conditional_wasserstein": "transport.wasserstein",
     "growth": "studies.runs.growth",
     "invert": "tokens.inversion",
@@ -222,10 +222,10 @@ _HOMES = {
     "local_lipschitz": "spectral.solvers",
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",
-    "measure": "studies.plans.measure",
+    "measure": "report.results",
     "penalty": "training.penalty",
     "power_iteration": "spectral.power",
-    "read_run": "studies.runs.reading",
+    "read_run": "report.results",
     "regimes": "search.regimes",
     "singular_values": "spectral.deflation",
     "spectral_norm": "spectral.solvers",

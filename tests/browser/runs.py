@@ -10,11 +10,9 @@ from measured import measurement, record, run_of
 
 from howsmooth.report.page import render
 from howsmooth.studies.kinds import measures, regimes
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Failure, Record
+from howsmooth.studies.records import Failure, Record, plan_of, this_machine
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.plans import plan_of
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 from howsmooth.theory.results import Ladder, Refusal, lower_bound, upper_bound
 
 LAYERS, LENGTHS, WINDOWS, HEADS = (0, 2, 5), (8, 16, 32), 3, 4
@@ -138,7 +136,7 @@ def _paper() -> Run:
             answer=regimes.Answer(
                 lower=low, upper=3 * low, crossing=900.0, plateau=plateau, measures_upper=2 * plateau
             ),
-            machine=here(),
+            machine=this_machine(),
         )
         for ask, low, plateau in first
     ]
@@ -152,7 +150,7 @@ def _paper() -> Run:
                     for mass, place in ((0.9, 2.0), (0.1 / (atoms - 1), -2.0), (0.1 / (atoms - 1), 0.5))[:atoms]
                 ),
             ),
-            machine=here(),
+            machine=this_machine(),
         )
         for atoms in (2, 3)
     ]

@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 import howsmooth as hs
 from howsmooth.cli.app import main
-from howsmooth.cli.commands import COMMANDS
+from howsmooth.cli.commands import COMMANDS, app
 from howsmooth.cli.layer import LayerSource
-from howsmooth.cli.parser import app
 
 runner = CliRunner()
 
@@ -36,7 +35,7 @@ def test_the_help_lists_every_command_and_imports_none_of_them():
 
 
 def test_a_command_that_cannot_be_imported_breaks_no_other(monkeypatch, howsmooth):
-    monkeypatch.setitem(sys.modules, "howsmooth.cli.bounds", None)  # as if its file were broken
+    monkeypatch.setitem(sys.modules, "howsmooth.cli.layer_bounds", None)  # as if its file were broken
     assert howsmooth("models").code == 0
     assert "bounds" in howsmooth("--help").out
     with pytest.raises(ImportError):

@@ -5,7 +5,7 @@ import json
 import pytest
 from small import beginning, folder_model, module, save_model, tokenizer
 
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
 

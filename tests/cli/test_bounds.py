@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import howsmooth as hs
-from howsmooth.cli.bounds import bounds
+from howsmooth.cli.layer_bounds import bounds
 from howsmooth.cli.printing import print_json
 from howsmooth.cli.worst_case import worst_case
 from howsmooth.theory.results import label_of

@@ -7,7 +7,7 @@ from sentences import save_classifier, small_classifier
 from small import folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 
 __all__ = ["folder_model", "module", "save_classifier", "save_model", "small_classifier", "tokenizer"]
 

@@ -6,7 +6,7 @@ import pytest
 from measured import changed, grid, heads
 
 import howsmooth as hs
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import RunPlan
 from howsmooth.studies.runs.store import Store
 
 
@@ -21,7 +21,7 @@ def two(tmp_path):
         with Store(tmp_path / name) as store:
             store.add([*records, *heads()])
             store.keep_plan(
-                Plan(
+                RunPlan(
                     kind="text",
                     keys=tuple(r.ask.key for r in records),
                     beside=tuple(r.ask.key for r in heads()),

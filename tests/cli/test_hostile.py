@@ -8,10 +8,9 @@ from asked import filler
 from msgspec.structs import replace
 
 from howsmooth.files import whole
-from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.facts import to_json
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.plans import plan_of
+from howsmooth.studies.records import Failure, plan_of
+from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.run_metadata import to_json
 from howsmooth.studies.runs.store import Store
 
 # A title for the window, a cleared screen, a colour, a bell, and the other direction of writing.

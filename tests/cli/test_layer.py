@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.cli.array_files import read_matrix
 from howsmooth.cli.layer import LayerSource
-from howsmooth.cli.matrices import read_matrix
 from howsmooth.errors import HowsmoothError
 
 

@@ -117,7 +117,7 @@ def fails_with(error):
     ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
 )
 def test_the_outermost_handler_says_what_was_too_large(error, code, said, monkeypatch, capsys):
-    monkeypatch.setattr("howsmooth.cli.models.models", fails_with(error))
+    monkeypatch.setattr("howsmooth.cli.first_steps.models", fails_with(error))
     monkeypatch.setattr(sys, "argv", ["howsmooth", "models"])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -129,7 +129,7 @@ def test_the_outermost_handler_says_what_was_too_large(error, code, said, monkey
 
 
 def test_an_error_of_the_code_itself_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("howsmooth.cli.models.models", fails_with(RuntimeError("shapes do not match")))
+    monkeypatch.setattr("howsmooth.cli.first_steps.models", fails_with(RuntimeError("shapes do not match")))
     monkeypatch.setattr(sys, "argv", ["howsmooth", "models"])
     with pytest.raises(RuntimeError, match="shapes"):
         main()

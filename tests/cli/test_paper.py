@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 from measured import grid, heads
 
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import RunPlan
 from howsmooth.studies.runs.store import Store
 
 
@@ -81,7 +81,7 @@ def test_heads_have_a_figure_where_they_were_measured(howsmooth, tmp_path):
     layers, single = grid(), heads()
     with Store(tmp_path / "r") as store:
         store.add([*layers, *single])
-        store.keep_plan(Plan(kind="text", keys=keys(layers), beside=keys(single)))
+        store.keep_plan(RunPlan(kind="text", keys=keys(layers), beside=keys(single)))
     done = howsmooth("figure", str(tmp_path / "r"), "heads", "-o", str(tmp_path / "x.svg"))
     assert done.code == 0, done.err
     assert (tmp_path / "x.svg").read_text(encoding="utf-8").startswith("<svg")

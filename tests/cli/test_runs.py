@@ -18,12 +18,10 @@ from small import beginning, module, tokenizer
 import howsmooth as hs
 from howsmooth.studies import kinds
 from howsmooth.studies.kinds import attack, bounds
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Failure, Record
-from howsmooth.studies.runs.certificates import certified
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.store import VERSION, Store
+from howsmooth.studies.records import Failure, Record, RunPlan, this_machine
+from howsmooth.studies.runs.certificate_results import summarise_certificates
+from howsmooth.studies.runs.database import FILE, VERSION
+from howsmooth.studies.runs.store import Store
 
 __all__ = ["beginning", "module", "tokenizer"]
 
@@ -40,7 +38,7 @@ def test_runs_are_listed_with_what_is_left(howsmooth, tmp_path):
         answered(radii(1), store)
     with Store(tmp_path / "runs" / "deep" / "b") as store:
         store.add([filler(0), Failure(ask=filler(1).ask, error="no")])
-        store.keep_plan(Plan(kind="text", keys=tuple(filler(i).ask.key for i in range(3))))
+        store.keep_plan(RunPlan(kind="text", keys=tuple(filler(i).ask.key for i in range(3))))
     found = howsmooth("runs")
     assert found.out.splitlines() == [
         "runs/a: 1 record; no model; attention; n = 2",
@@ -95,8 +93,8 @@ def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_comm
     with Store(tmp_path / "run") as store:
         store.add(
             [
-                Record(ask=word.ask, answer=replace(word.answer, **proven), machine=here()),
-                Record(ask=attacked, answer=attained, machine=here()),
+                Record(ask=word.ask, answer=replace(word.answer, **proven), machine=this_machine()),
+                Record(ask=attacked, answer=attained, machine=this_machine()),
                 replace(bounded(), answer=bounds.Answer(sharp_upper=1.4300001, tied_pair=1.2899999)),
                 record(0, 4, 0, lower=2.1, upper=2.3700001, local_upper=5.5900001),
             ]
@@ -104,7 +102,7 @@ def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_comm
     assert howsmooth("report", "run").code == 0
     run, console = hs.read_run(tmp_path / "run"), Console(width=200)
     with console.capture() as words:
-        for found in (*certified(r for r in run.records if r.ask.kind == "certificate"), run):
+        for found in (*summarise_certificates(r for r in run.records if r.ask.kind == "certificate"), run):
             console.print(found)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     texts = (
@@ -136,7 +134,7 @@ def test_show_says_the_same_as_measure_did_with_heads_beside_the_layer(
 def test_failures_are_said_and_a_run_without_records_too(howsmooth, tmp_path):
     with Store(tmp_path / "run") as store:
         store.add([Failure(ask=filler(1).ask, error="no such thing")])
-        store.keep_plan(Plan(kind="text", keys=(filler(1).ask.key,)))
+        store.keep_plan(RunPlan(kind="text", keys=(filler(1).ask.key,)))
     done = howsmooth("show", "run")
     assert done.code == 0
     assert "of 1 planned" in done.out

@@ -15,7 +15,7 @@ from asked import untimed
 from small import beginning, folder_model, module, save_model, tokenizer
 
 from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.folders import FILE
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.store import Store
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]

@@ -19,19 +19,14 @@ from howsmooth.report.saving import save_chart
 from howsmooth.studies.kinds import kind_names
 from howsmooth.studies.plans.paper import ALSO, FIGURES
 
-NAMES = [module.name for module in pkgutil.iter_modules(folder.__path__)]
+NAMES = [kind.name for kind in charts()]
+FILES = [module.name for module in pkgutil.iter_modules(folder.__path__)]
 TOY = '''"""How many records there are."""
 
 import altair as alt
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.tables import Numbers
-
-SECTIONS, RANK, PER_LAYER = ("measures",), 99, False
-ABOUT = "A dot, and in its title how many records there are."
-
-
-def wanted(section):
-    return bool(section.records)
 
 
 def draw(section):
@@ -41,6 +36,19 @@ def draw(section):
 
 def table(section):
     return Numbers(head=("records",), rows=((None, (str(len(section.records)),)),))
+
+
+CHARTS = (
+    ChartKind(
+        name="toy",
+        sections=("measures",),
+        rank=99,
+        about="A dot, and in its title how many records there are.",
+        wanted=lambda section: bool(section.records),
+        draw=draw,
+        table=table,
+    ),
+)
 '''
 LIGHT_PAGE, DARK_PAGE = "#ffffff", "#14171b"
 
@@ -56,12 +64,19 @@ def drawn(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_chart_declares_words_sections_and_a_place(name):
     kind = next(kind for kind in charts() if kind.name == name)
-    assert importlib.import_module(f"{folder.__name__}.{name}").__doc__
     assert len(kind.about) > 40
     assert kind.about.endswith(".")
     assert kind.sections
     assert set(kind.sections) <= {"measurement", *FIGURES, *ALSO, *kind_names()}
     assert (kind.layers is not None) == kind.per_layer
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_charts_says_what_they_are(file):
+    module = importlib.import_module(f"{folder.__name__}.{file}")
+    assert module.__doc__
+    assert set(module.CHARTS) <= set(charts())
+    assert len(set(NAMES)) == len(NAMES)
 
 
 @pytest.mark.slow

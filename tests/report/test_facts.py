@@ -5,8 +5,7 @@ import dataclasses
 from measured import grid, heads, measurement, record, run_of
 
 from howsmooth.report.facts import facts, gaps, warnings, worst_inputs
-from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.plans import Plan
+from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.theory.results import Ladder, lower_bound
 
 
@@ -24,7 +23,7 @@ def test_an_unfinished_run_says_how_much_is_missing():
 
 
 def test_what_is_missing_beside_measurements_is_said_of_the_whole_run():
-    plan = Plan(kind="regimes", keys=("a", "b"), figure="regimes")
+    plan = RunPlan(kind="regimes", keys=("a", "b"), figure="regimes")
     assert gaps(run_of(plans=(plan,))) == ["Unfinished: 2 of 2 records are missing; the same command goes on."]
 
 

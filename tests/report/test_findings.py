@@ -5,16 +5,15 @@ from measured import grid, record
 
 from howsmooth.report.findings import finding
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting
-from howsmooth.studies.machines import here
 from howsmooth.studies.plans.paper import ALSO, FIGURES
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
 
 HEAD = {"A": ((-1.0,),), "V": ((1.0,),), "radius": 2.0}
 
 
 def kept(ask, answer):
-    return Record(ask=ask, answer=answer, machine=here(), seconds=0.1)
+    return Record(ask=ask, answer=answer, machine=this_machine(), seconds=0.1)
 
 
 def at_inputs():

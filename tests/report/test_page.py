@@ -19,10 +19,8 @@ from howsmooth.report.embedding import apart, asset, columns, in_script
 from howsmooth.report.figures import drawings, section_of, sections
 from howsmooth.report.page import render, write_page, write_report
 from howsmooth.studies.kinds import extremal
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Failure, Record
-from howsmooth.studies.runs.plans import plan_of
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.records import Failure, Record, plan_of, this_machine
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 from howsmooth.theory.results import Ladder, upper_bound
 from howsmooth.wording import visible
@@ -84,7 +82,7 @@ def extremal_records():
         Record(
             ask=extremal.Ask(model="m", map="head:0", points=points, length=n, radius=3.0),
             answer=extremal.Answer(lower=c * n**0.5, upper=c * n**0.5),
-            machine=here(),
+            machine=this_machine(),
         )
         for points, c in (("two_point", 1.0), ("tied_pair", 30.0))
         for n in (7, 12, 22)

@@ -8,7 +8,7 @@ import pytest
 from drawn import WHOLE
 
 import howsmooth as hs
-from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+from howsmooth.report.charts.mass_splitting import splitting_chart
 from howsmooth.report.figures import draw
 from howsmooth.report.saving import PADDING, checked_target, save_chart
 

@@ -4,8 +4,8 @@ import pytest
 from drawn import WHOLE
 from measured import grid, measurement
 
+from howsmooth.report.drawing.panels import titled
 from howsmooth.report.drawing.scales import labelled, length_axis, linear, round_numbers
-from howsmooth.report.drawing.titles import titled
 from howsmooth.report.figures import chart_names, draw
 
 

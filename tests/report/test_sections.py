@@ -9,9 +9,8 @@ from measured import grid, measurement, record
 from howsmooth.report.sections import MEASUREMENT, prefixes, sections
 from howsmooth.studies.kinds import text
 from howsmooth.studies.plans.paper import FIGURES, keep_figures, title_and_protocol
-from howsmooth.studies.records import Record
-from howsmooth.studies.runs.plans import Plan, plan_of
-from howsmooth.studies.runs.reading import Run, measurements
+from howsmooth.studies.records import Record, RunPlan, plan_of
+from howsmooth.studies.runs.run import Run, measurements
 from howsmooth.studies.runs.store import Store
 
 
@@ -76,7 +75,8 @@ def test_records_that_no_plan_calls_a_figure_have_a_section_by_their_kind(made, 
 
 def test_what_is_swept_over_beside_a_figure_of_the_same_name_has_charts_of_its_own_name():
     records = [proven(8, 1.0), proven(16, 2.0)]
-    found = sections(run_with(records=records, plans=[Plan(kind="bounds", keys=(records[0].ask.key,), figure="worst")]))
+    plan = RunPlan(kind="bounds", keys=(records[0].ask.key,), figure="worst")
+    found = sections(run_with(records=records, plans=[plan]))
     assert [(s.prefix, s.records) for s in found] == [("worst-", (records[0],)), ("worst~2-", (records[1],))]
 
 

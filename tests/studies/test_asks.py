@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from howsmooth.errors import FieldError
+from howsmooth.studies.json_values import JsonValue, fingerprint, from_json, settings_of, to_json
 from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, kind_names, measures, read_ask, regimes, text
-from howsmooth.studies.settings import Solver, Where, Window
-from howsmooth.studies.sweep.batches import batches, cells
-from howsmooth.studies.values import Value, fingerprint, from_json, leaves, to_json
+from howsmooth.studies.settings import Compute, Solver, Window
+from howsmooth.studies.sweep.sweep import batches, cells
 
 LITERAL = regimes.Ask(length=5, radius=1.5, solver=Solver(seed=3), **ONE)
-AT_TEXT = text.Ask(model="m", layer=2, window=Window(digest="d", length=8, index=1), where=Where(dtype="float64"))
+AT_TEXT = text.Ask(model="m", layer=2, window=Window(digest="d", length=8, index=1), where=Compute(dtype="float64"))
 # Worked out by hand from the definition: the first 16 digits of SHA-256 of the sorted JSON of what is not a default.
 KEYS = {
     '{"A":[[-1]],"V":[[1]],"kind":"regimes","length":5,"radius":1.5,"solver":{"seed":3}}': (
@@ -71,8 +71,8 @@ CHANGES = {
     "index": {"window": replace(WINDOW, index=0)},
     "special tokens": {"window": replace(WINDOW, special_tokens=True)},
     "stride": {"window": replace(WINDOW, stride=4)},
-    "dtype": {"where": Where()},
-    "device": {"where": Where(dtype="float64", device="cuda")},
+    "dtype": {"where": Compute()},
+    "device": {"where": Compute(dtype="float64", device="cuda")},
     "rtol": {"solver": Solver(rtol=1e-4)},
     "confidence": {"solver": Solver(confidence=0.9)},
     "certify": {"solver": Solver(certify=False)},
@@ -90,7 +90,7 @@ def test_every_setting_makes_another_ask():
 
 @pytest.mark.parametrize(
     "change",
-    [{"window": replace(WINDOW, text="elsewhere.txt")}, {"where": Where(dtype="float64", threads=3)}],
+    [{"window": replace(WINDOW, text="elsewhere.txt")}, {"where": Compute(dtype="float64", threads=3)}],
     ids=["where a text lies", "how many threads"],
 )
 def test_what_is_only_told_does_not_count(change):
@@ -117,14 +117,14 @@ def test_equal_asks_have_equal_keys(one, other):
 
 
 def test_a_field_that_is_added_with_a_default_changes_no_key():
-    class Before(Value, frozen=True, kw_only=True, tag_field="kind", tag="toy"):
+    class Before(JsonValue, frozen=True, kw_only=True, tag_field="kind", tag="toy"):
         length: int
         solver: Solver = Solver()
 
     class Harder(Solver, frozen=True, kw_only=True):
         restarts: int = 3
 
-    class After(Value, frozen=True, kw_only=True, tag_field="kind", tag="toy"):
+    class After(JsonValue, frozen=True, kw_only=True, tag_field="kind", tag="toy"):
         shape: tuple[int, ...] = ()
         length: int
         radius: float = 1.5
@@ -174,7 +174,7 @@ at_texts = {
         stride=counts,
     ),
     "where": st.builds(
-        Where,
+        Compute,
         device=st.text(max_size=8),
         dtype=st.sampled_from(["", "float32", "float64"]),
         threads=st.none() | st.integers(1, 64),
@@ -217,8 +217,8 @@ def test_a_kind_is_the_name_of_its_file():
 def test_no_name_of_an_ask_is_one_of_its_answer(name):
     # tables have one column for each
     kind = kind_named(name)
-    assert leaves(kind.ask).keys() & leaves(kind.answer).keys() == set()
-    assert not {"key", "kind", "seconds"} & (leaves(kind.ask).keys() | leaves(kind.answer).keys())
+    assert settings_of(kind.ask).keys() & settings_of(kind.answer).keys() == set()
+    assert not {"key", "kind", "seconds"} & (settings_of(kind.ask).keys() | settings_of(kind.answer).keys())
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,20 @@ import shlex
 import pytest
 
 from howsmooth.errors import FieldError, HowsmoothError
+from howsmooth.studies.json_values import fingerprint, from_settings, settings_of
 from howsmooth.studies.kinds.text import Ask
-from howsmooth.studies.plans.measuring import Measuring
-from howsmooth.studies.settings import LENGTHS, SOURCES, Reading, Solver, Where, Window, Windows, command, options_of
-from howsmooth.studies.values import fingerprint, from_leaves, leaves
+from howsmooth.studies.plans.measurement_plan import Measuring
+from howsmooth.studies.settings import (
+    LENGTHS,
+    SOURCES,
+    Compute,
+    ModelReading,
+    Solver,
+    Window,
+    Windows,
+    command,
+    options_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,8 +31,8 @@ from howsmooth.studies.values import fingerprint, from_leaves, leaves
         (lambda: Solver(max_steps=0), "max_steps"),
         (lambda: Solver(seed=-1), "seed"),
         (lambda: Solver(seed=2**63), "seed"),
-        (lambda: Where(dtype="float8"), "dtype"),
-        (lambda: Where(threads=0), "threads"),
+        (lambda: Compute(dtype="float8"), "dtype"),
+        (lambda: Compute(threads=0), "threads"),
         (lambda: Windows(lengths=()), "lengths"),
         (lambda: Windows(lengths=(8, 0)), "lengths"),
         (lambda: Windows(sequences=0), "sequences"),
@@ -30,8 +40,8 @@ from howsmooth.studies.values import fingerprint, from_leaves, leaves
         (lambda: Windows(text="a.txt", sentences="b.jsonl"), "sentences"),
         (lambda: Windows(token_ids="a.npy", images="b"), "images"),
         (lambda: Windows(token_ids="a.npy", special_tokens=True), "special_tokens"),
-        (lambda: Where(dtype="bfloat16").check(), "dtype"),
-        (lambda: Where(dtype="float16").check(), "dtype"),
+        (lambda: Compute(dtype="bfloat16").check(), "dtype"),
+        (lambda: Compute(dtype="float16").check(), "dtype"),
         (lambda: list(Windows(sentences="a.jsonl", lengths=(8,)).whole("d", [3])), "lengths"),
         (lambda: list(Windows(sentences="a.jsonl", sequences=2).whole("d", [3])), "sequences"),
     ],
@@ -49,11 +59,12 @@ def test_windows_are_each_length_once_the_shortest_first():
 
 
 def test_every_setting_has_its_own_name_and_a_description():
-    known = leaves(Measuring)
-    names = [name for kind in (Solver, Where, Windows, Reading) for name in leaves(kind)]
+    known = settings_of(Measuring)
+    names = [name for kind in (Solver, Compute, Windows, ModelReading) for name in settings_of(kind)]
     assert len(names) == len(set(names))
     assert set(names) < known.keys()
-    assert [name for name, leaf in known.items() if name != "model" and not leaf.declared.get("description")] == []
+    bare = [name for name, field in known.items() if name != "model" and not field.declared.get("description")]
+    assert bare == []
 
 
 CHANGED = {
@@ -87,13 +98,13 @@ CHANGED = {
 def test_defaults_need_no_words():
     assert options_of(Measuring()) == []
     assert Measuring().command == "howsmooth measure minilm"
-    assert leaves(Measuring)["lengths"].default == LENGTHS
+    assert settings_of(Measuring)["lengths"].default == LENGTHS
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_setting_is_typed_as_it_is_called(name):
-    assert CHANGED.keys() == leaves(Measuring).keys() - {"model"}
-    measuring = from_leaves(Measuring, {name: CHANGED[name]})
+    assert CHANGED.keys() == settings_of(Measuring).keys() - {"model"}
+    measuring = from_settings(Measuring, {name: CHANGED[name]})
     flag, *rest = options_of(measuring)
     assert flag.removeprefix("--").removeprefix("no-" if name == "certify" else "").replace("-", "_") == name
     assert len(rest) == (0 if isinstance(CHANGED[name], bool) else 1)
@@ -104,14 +115,14 @@ def test_a_setting_is_typed_as_it_is_called(name):
 
 
 def test_a_command_can_be_given_to_a_shell():
-    line = from_leaves(Measuring, {"model": "a folder/model", "text": "my book.txt", "lengths": (8,)}).command
+    line = from_settings(Measuring, {"model": "a folder/model", "text": "my book.txt", "lengths": (8,)}).command
     assert shlex.split(line) == ["howsmooth", "measure", "a folder/model", "--text", "my book.txt", "--lengths", "8"]
     assert command("show", "it's") == "howsmooth show 'it'\"'\"'s'"
 
 
 @pytest.mark.parametrize("name", sorted(CHANGED.keys() - {*SOURCES, "threads"}))
 def test_another_question_has_another_folder(name):
-    assert from_leaves(Measuring, {name: CHANGED[name]}).folder != Measuring().folder
+    assert from_settings(Measuring, {name: CHANGED[name]}).folder != Measuring().folder
 
 
 def test_another_text_under_the_same_name_has_another_folder(tmp_path):
@@ -119,20 +130,20 @@ def test_another_text_under_the_same_name_has_another_folder(tmp_path):
     folders = []
     for content in ("the cat", "the dog", "the cat"):
         file.write_text(content, encoding="utf-8")
-        folders.append(from_leaves(Measuring, {"text": str(file)}).folder)
+        folders.append(from_settings(Measuring, {"text": str(file)}).folder)
     assert folders[0] == folders[2] != folders[1]
 
 
 def test_the_same_question_in_other_words_has_the_same_folder():
     one = {"layers": (0, 1), "lengths": (8, 16)}
     other = {"layers": (1, 0, 1), "lengths": (16, 8), "threads": 2, "device": "cpu"}
-    assert from_leaves(Measuring, one).folder == from_leaves(Measuring, other).folder
+    assert from_settings(Measuring, one).folder == from_settings(Measuring, other).folder
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_leaves_find_their_values_wherever_they_lie(name):
-    measuring = from_leaves(Measuring, {name: CHANGED[name]})
-    assert functools.reduce(getattr, leaves(Measuring)[name].path, measuring) == CHANGED[name]
+    measuring = from_settings(Measuring, {name: CHANGED[name]})
+    assert functools.reduce(getattr, settings_of(Measuring)[name].path, measuring) == CHANGED[name]
 
 
 def test_sequences_that_are_measured_whole_are_windows_of_their_own_length():
@@ -143,7 +154,7 @@ def test_sequences_that_are_measured_whole_are_windows_of_their_own_length():
 
 
 def test_what_was_asked_before_there_were_other_inputs_has_the_key_that_it_had():
-    ask = Ask(model="m", layer=1, window=Window(digest="d", length=8), where=Where(dtype="float64"))
+    ask = Ask(model="m", layer=1, window=Window(digest="d", length=8), where=Compute(dtype="float64"))
     assert ask.key == fingerprint(
         {
             "kind": "text",
@@ -169,6 +180,6 @@ def test_what_was_asked_before_there_were_other_inputs_has_the_key_that_it_had()
 )
 def test_a_leaf_that_does_not_fit_is_refused_by_its_own_name(given, words, field):
     with pytest.raises(FieldError, match=words) as refusal:
-        from_leaves(Measuring, given)
+        from_settings(Measuring, given)
     assert refusal.value.field == field
     assert "solver" not in str(refusal.value)

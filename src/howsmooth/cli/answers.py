@@ -51,7 +51,7 @@ def _print_each(found: "Measurement", console: "Console") -> None:
     from rich.text import Text
 
     from howsmooth.report.drawing.token_text import running_text
-    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.runs.result_table import fitted
     from howsmooth.wording import number
 
     rows: dict[tuple[int, int], dict[str, str]] = {}
@@ -73,7 +73,7 @@ def _print_each(found: "Measurement", console: "Console") -> None:
 def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
     from rich.text import Text
 
-    from howsmooth.studies.runs.measurement import fitted
+    from howsmooth.studies.runs.result_table import fitted
     from howsmooth.studies.runs.summary import mean_constant
     from howsmooth.wording import number
 
@@ -104,12 +104,13 @@ def print_records(kind: str, records: "Sequence[Record]") -> None:
     """Print the records of a kind as a table: what tells the asks apart, then the answers."""
     from rich.text import Text
 
+    from howsmooth.studies.json_values import columns, settings_of
     from howsmooth.studies.kinds import kind_named
-    from howsmooth.studies.runs.measurement import fitted
-    from howsmooth.studies.values import columns, leaves
+    from howsmooth.studies.runs.result_table import fitted
 
     asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]
-    rules = {name: leaf.declared.get("rounded", "") for name, leaf in leaves(type(records[0].answer)).items()}
+    fields = settings_of(type(records[0].answer))
+    rules = {name: field.declared.get("rounded", "") for name, field in fields.items()}
     apart = [name for name in asked[0] if len({row.get(name) for row in asked}) > 1]
     rows = [
         {name: _cell(row[name]) for name in apart} | {name: _cell(value, rules[name]) for name, value in answer.items()}

@@ -1,6 +1,9 @@
-"""``howsmooth audit``: does a layer keep the Lipschitz constant that is claimed for it?"""
+"""``howsmooth audit``: does a layer of the user's own code keep the Lipschitz constant that is claimed for it?"""
 
+import ast
+import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,17 +11,89 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.ascent_bar import ascent_bar
-from howsmooth.cli.named_code import check_code, run_code
+from howsmooth.cli.array_files import require_writable
+from howsmooth.cli.memory_errors import require_room, too_large
 from howsmooth.cli.options import OptionJson, OptionN, OptionSave, OptionSeed
-from howsmooth.cli.printing import print_json, say
-from howsmooth.cli.reach import require_room, too_large
-from howsmooth.cli.witnesses import require_writable
-from howsmooth.errors import AssumptionError, FileError, HowsmoothError
+from howsmooth.cli.printing import ascent_bar, print_json, say
+from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
+from howsmooth.files import read_bytes
 from howsmooth.theory.sizes import require_radius
 
 if TYPE_CHECKING:
     from howsmooth.search.audit import Audit
+
+
+def check_code(source: str) -> tuple[Path, str]:
+    """Return the file and the name in it, without running anything.
+
+    Raises:
+        AssumptionError: If it is not written as ``FILE.py:NAME``, or the file does not define the name.
+        FileError: If there is no such file, or it is no Python.
+    """
+    file, colon, name = source.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        raise AssumptionError(f"name code as FILE.py:NAME, got {source!r}.", field="code")
+    path = Path(file)
+    if path.suffix != ".py":
+        raise FileError(f"code is a .py file, got {file!r}.", field="code")
+    if not path.is_file():
+        raise FileError(f"there is no file {file!r}.", field="code")
+    if not os.access(path, os.R_OK):
+        raise FileError(f"{file!r} may not be read; see its permissions.", field="code")
+    try:
+        tree = ast.parse(read_bytes(path, "code", field="code"), file)
+    except (SyntaxError, ValueError) as error:
+        raise FileError(f"{file!r} is no Python: {error}.", field="code") from error
+    known = sorted(_defined(tree))
+    if name not in known and not _imports_everything(tree):
+        raise AssumptionError(f"{file!r} defines no {name!r}{nearest(name, known)}", field="code")
+    return path, name
+
+
+def run_code(path: Path, name: str) -> Any:
+    """Import the file and return what it calls ``name``; a function or class is called without arguments.
+
+    A map or a module is taken as it is.
+    """
+    from torch import nn
+
+    from howsmooth.spectral.abilities import Differentiable
+
+    spec = importlib.util.spec_from_file_location(f"howsmooth_audited_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise FileError(f"{str(path)!r} cannot be imported.", field="code")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, name)
+        ready = isinstance(found, nn.Module) or (isinstance(found, Differentiable) and not isinstance(found, type))
+        made = found if ready or not callable(found) else found()
+    except Exception as error:  # whatever the code of others raises
+        raise AssumptionError(f"{path.name}:{name} failed: {type(error).__name__}: {error}", field="code") from error
+    if not callable(made) and not isinstance(made, Differentiable):
+        raise AssumptionError(
+            f"{path.name}:{name} must give a map, a module or a callable on tensors, got {type(made).__name__}.",
+            field="code",
+        )
+    return made
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Return the names that a file defines at its top level."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
+
+
+def _imports_everything(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
+
 
 FINDING = 1
 STEPS, STARTS = 60, 4
@@ -30,7 +105,7 @@ def _checked_claim(claimed: float) -> float:
     return claimed
 
 
-def _checked_radius(radius: float | None) -> float | None:
+def _checked_ball(radius: float | None) -> float | None:
     if radius is not None:
         require_radius(radius)
     return radius
@@ -45,7 +120,7 @@ OptionClaimed = Annotated[
 ]
 OptionRadius = Annotated[
     float | None,
-    typer.Option("--radius", "-r", help="Tokens in this ball; in all of space if left out.", callback=_checked_radius),
+    typer.Option("--radius", "-r", help="Tokens in this ball; in all of space if left out.", callback=_checked_ball),
 ]
 OptionD = Annotated[int | None, typer.Option("--d", help="The dimension of a token, where the layer does not tell.")]
 

@@ -1,12 +1,18 @@
-"""The commands by name: a command's file is imported when the command is called, and not before."""
+"""The commands by name, each imported when it is called; what goes wrong in one ends in a sentence and exit code 2."""
 
 import importlib
-from typing import Any
+import io
+import sys
+import warnings
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from howsmooth.errors import AssumptionError
+from howsmooth import __version__
+from howsmooth.cli.memory_errors import too_large
+from howsmooth.cli.printing import one_line, say
+from howsmooth.errors import AssumptionError, HowsmoothError
 
 # What ``howsmooth --help`` lists, without importing any of them.
 COMMANDS = {
@@ -33,6 +39,15 @@ COMMANDS = {
 }
 
 
+# Commands that share a file.
+FILES = {
+    **dict.fromkeys(("measure", "attack", "certify"), "run_commands"),
+    **dict.fromkeys(("runs", "show", "compare", "report", "figure", "export"), "stored_runs"),
+    **dict.fromkeys(("demo", "models", "lab"), "first_steps"),
+    **dict.fromkeys(("bounds", "regimes"), "layer_bounds"),
+}
+
+
 class Commands(TyperGroup):
     """The group of all commands; the one that is called takes the place of its line in the help."""
 
@@ -55,18 +70,78 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """Import the file of a command and return what typer makes of it."""
-    file = name.replace("-", "_")
-    function = getattr(importlib.import_module(f"howsmooth.cli.{file}"), file)
+    function = name.replace("-", "_")
+    module = importlib.import_module(f"howsmooth.cli.{FILES.get(name, function)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(function)
+    alone.command(name)(getattr(module, function))
     return typer.main.get_command(alone)
 
 
-def listed(name: str) -> Any:
-    """Return a stand-in with a name and one line of help."""
+def _stand_in(name: str) -> Any:
+    """Return a function with one line of help, which stands for a command that is not imported."""
 
     def stand_in() -> None:
         pass
 
     stand_in.__doc__ = COMMANDS[name]
     return stand_in
+
+
+MISUSE = 2
+
+app = typer.Typer(
+    cls=Commands,
+    help="How smooth is attention? Measure, bound and attack its Lipschitz constant.\n\nExample: howsmooth measure",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for name in COMMANDS:
+    app.command(name)(_stand_in(name))
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"howsmooth {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+def _show_warning(message: Warning | str, *_where: object, **_place: object) -> None:
+    """Say what a warning says, not where in the code it was raised."""
+    say(f"howsmooth: {message}", err=True)
+
+
+def run() -> None:
+    """Run the command line; a mistake, or more than the machine can do, ends in one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
+    warnings.showwarning = _show_warning
+    try:
+        app(prog_name="howsmooth")
+    except HowsmoothError as error:
+        _refuse(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise  # of a stream and not of a file, as when nobody reads what is printed
+        _refuse(f"{error.filename!r} cannot be used: {error.strerror}.")
+    except (MemoryError, OverflowError, RuntimeError) as error:  # RecursionError is a RuntimeError
+        sentence = too_large(error)
+        if sentence is None:
+            raise
+        _refuse(sentence)
+
+
+def _refuse(sentence: str) -> None:
+    say(f"howsmooth: {one_line(sentence)}", err=True)
+    sys.exit(MISUSE)

@@ -1,10 +1,7 @@
 """One attention layer, from files or from a model: the options that name it, and the map it is."""
 
 import dataclasses
-import functools
-import inspect
 import math
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.heads import many_heads, single_head
-from howsmooth.cli.matrices import holds_by_name, read_matrix, split_source
+from howsmooth.cli.array_files import holds_by_name, read_matrix, split_source
 from howsmooth.cli.options import checked_model
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.names import check_family_name, check_map_name
 from howsmooth.search.kinds import KINDS, check_kind, of_kind
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.heads import Heads
+
 
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
 BIASES = tuple(f"{name}_bias" for name in MANY)
@@ -52,29 +51,7 @@ def _where(
 class LayerSource:
     """Where one attention layer comes from, as written on the command line: files, or a layer of a model.
 
-    The options of the command line are declared here, beside their fields: :func:`takes_a_layer` gives them to a
-    command.
-
-    Attributes:
-        A: The bilinear form of a single head, ``FILE`` or ``FILE:KEY``, as all files.
-        V: The values of a single head; the identity if ``None``.
-        query: The queries of all heads.
-        key: The keys of all groups.
-        value: The values of all groups.
-        output: The output projection; heads are concatenated if ``None``.
-        query_bias: The biases of queries; what is called so in the file of the queries if ``None``, as for the others.
-        key_bias: The biases of keys.
-        value_bias: The biases of values.
-        output_bias: The bias of the output.
-        heads: Into how many heads a 2-D matrix is split.
-        groups: Into how many groups 2-D keys and values are split.
-        scale: What scores are multiplied by.
-        causal: Whether a token sees only itself and the past.
-        model: A model whose layer stands in place of files.
-        layer: Which one.
-        map: Which part of it.
-        family: Of which family the model is, where its config.json does not say.
-        kind: How scores become weights: softmax, l2, sigmoid, …
+    The options of the command line are declared here, beside their fields.
     """
 
     A: Annotated[str | None, _file("A", "The matrix of the scores, (d, d).")] = None
@@ -224,29 +201,6 @@ class LayerSource:
         return many_heads(matrices, heads=self.heads, groups=self.groups, scale=self.scale, causal=self.causal)
 
 
-def takes_a_layer(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :class:`LayerSource`, in place of its parameter ``source``.
-
-    Typer reads flat signatures alone; written out, these eighteen options would stand in every command three times.
-    """
-    hints = typing.get_type_hints(LayerSource, include_extras=True)
-    defaults = {field.name: field.default for field in dataclasses.fields(LayerSource)}
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-        for name, default in defaults.items()
-    ]
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "source"]
-
-    @functools.wraps(command)
-    def run(**given: typing.Any) -> None:
-        source = LayerSource(**{name: given.pop(name) for name in defaults})
-        command(source=source, **given)
-
-    run.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*options, *own)}
-    return run
-
-
 def _flags(names: dict[str, str]) -> str:
     return ", ".join(_flag(name) for name in names)
 
@@ -259,3 +213,86 @@ def _layer_of(model: str, layer: int, part: str, family: str) -> "Attention":
     if not isinstance(found, Attention):
         raise AssumptionError(f"theorems are about attention alone, got --map {part}.", field="map")
     return found
+
+
+def single_head(matrices: "dict[str, Tensor]", *, scale: float | None, causal: bool) -> "Attention":
+    """Build one head from ``A`` and ``V``; without values they are the identity."""
+    import torch
+
+    import howsmooth as hs
+
+    A = matrices["A"]
+    if A.ndim != 2 or A.shape[0] != A.shape[1]:
+        raise ShapeError(f"A must be a square matrix, (d, d), got the shape {tuple(A.shape)}.", field="A")
+    V = matrices.get("V", torch.eye(len(A), dtype=A.dtype))
+    if V.ndim != 2 or V.shape[1] != len(A):
+        raise ShapeError(
+            f"V must be a matrix with as many columns as A, (v, {len(A)}), got the shape {tuple(V.shape)}.", field="V"
+        )
+    head = hs.Attention.single_head(A=A, V=V, causal=causal)
+    return head if scale is None else dataclasses.replace(head, scale=scale)
+
+
+def many_heads(
+    matrices: "dict[str, Tensor]", *, heads: int | None, groups: int | None, scale: float | None, causal: bool
+) -> "Attention":
+    """Build a layer from ``query``, ``key``, ``value`` and ``output``, and their biases.
+
+    Matrices in three axes say how many heads there are.
+    """
+    import howsmooth as hs
+
+    query = matrices["query"]
+    heads = heads or (len(query) if query.ndim == 3 else 1)
+    shared = [len(matrices[name]) for name in ("key", "value") if matrices[name].ndim == 3]
+    groups = groups or (shared[0] if shared else heads)
+    output = matrices.get("output")
+    return hs.Attention(
+        query=_split_rows(query, heads, "query", "heads"),
+        key=_split_rows(matrices["key"], groups, "key", "groups"),
+        value=_split_rows(matrices["value"], groups, "value", "groups"),
+        output=None if output is None else _split_columns(output, heads),
+        query_bias=_split_bias(matrices, "query", heads, "heads"),
+        key_bias=_split_bias(matrices, "key", groups, "groups"),
+        value_bias=_split_bias(matrices, "value", groups, "groups"),
+        output_bias=matrices.get("output_bias"),
+        scale=scale,
+        positions=hs.Positions(causal=causal),
+    )
+
+
+def _split_bias(matrices: "dict[str, Tensor]", name: str, parts: int, option: str) -> "Tensor | None":
+    """Give a bias its head axis: ``(parts · rows,)`` becomes ``(parts, rows)``."""
+    bias = matrices.get(f"{name}_bias")
+    if bias is None or bias.ndim == 2:
+        return bias
+    if bias.ndim != 1:
+        raise ShapeError(f"{name}_bias must have 1 or 2 axes, got the shape {tuple(bias.shape)}.", field=f"{name}_bias")
+    if len(bias) % parts:
+        raise ShapeError(
+            f"{name}_bias must split into {parts} {option}, but has {len(bias)} entries; see --{option}.",
+            field=f"{name}_bias",
+        )
+    return bias.unflatten(0, (parts, -1))
+
+
+def _split_rows(x: "Tensor", parts: int, name: str, option: str) -> "Tensor":
+    """Give a 2-D matrix its head axis: ``(parts · rows, d)`` becomes ``(parts, rows, d)``."""
+    _require_split(x, parts, name, option, axis=0)
+    return x if x.ndim == 3 else x.unflatten(0, (parts, -1))
+
+
+def _split_columns(x: "Tensor", heads: int) -> "Tensor":
+    """Give a 2-D output projection its head axis: ``(out, heads · v)`` becomes ``(heads, out, v)``."""
+    _require_split(x, heads, "output", "heads", axis=1)
+    return x if x.ndim == 3 else x.unflatten(1, (heads, -1)).movedim(1, 0)
+
+
+def _require_split(x: "Tensor", parts: int, name: str, option: str, *, axis: int) -> None:
+    if x.ndim not in (2, 3):
+        raise ShapeError(f"{name} must have 2 or 3 axes, got the shape {tuple(x.shape)}.")
+    if x.ndim == 3 and len(x) != parts:
+        raise ShapeError(f"{name} must have {parts} {option} along its first axis, got the shape {tuple(x.shape)}.")
+    if x.ndim == 2 and x.shape[axis] % parts:
+        lines = ("rows", "columns")[axis]
+        raise ShapeError(f"{name} must split into {parts} {option}, but has {x.shape[axis]} {lines}; see --{option}.")

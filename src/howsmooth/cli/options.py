@@ -1,18 +1,53 @@
 """The options that more than one command takes: each is declared, described and checked here, once.
 
-Settings of a study are declared in ``howsmooth.studies.settings``, and become options by ``howsmooth.cli.declared``.
 Checks run while the command line is parsed: what cannot work is refused before anything heavy is imported.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from howsmooth.cli.numbers import require_seed
-from howsmooth.errors import FileError
+from howsmooth.errors import AssumptionError
 from howsmooth.models.names import check_model_name
 from howsmooth.theory.sizes import require_length, require_radius
+
+T = TypeVar("T")
+# More tokens than this are no index of a tensor; what fits into memory is far less.
+LARGEST = 2**53
+
+
+def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
+    """Read numbers with commas between them, of which none is below ``least``.
+
+    Raises:
+        AssumptionError: If there is anything else, or a number is out of range.
+
+    Example:
+        >>> whole_numbers("8,16", "--lengths")
+        [8, 16]
+    """
+    found = _listed(text, option, int, "whole numbers with commas between them, as in 0,2,5")
+    field = option.lstrip("-").replace("-", "_")
+    if min(found) < least:
+        raise AssumptionError(f"{option} must be at least {least}, got {min(found)}.", field=field)
+    if max(found) > LARGEST:
+        raise AssumptionError(f"{option} must be at most 2^53, got {max(found)}.", field=field)
+    return found
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Read ``0.01,1,10``; refuse anything else."""
+    return _listed(text, option, float, "numbers with commas between them, as in 0.1,1,10")
+
+
+def _listed(text: str, option: str, kind: Callable[[str], T], needed: str) -> list[T]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        field = option.lstrip("-").replace("-", "_")
+        raise AssumptionError(f"{option} takes {needed}, got {text!r}.", field=field) from None
 
 
 def _checked_n(n: int) -> int:
@@ -26,7 +61,8 @@ def _checked_radius(radius: float) -> float:
 
 
 def _checked_seed(seed: int) -> int:
-    require_seed(seed)
+    if not 0 <= seed < 2**63:
+        raise AssumptionError(f"--seed must be between 0 and 2^63 - 1, got {seed}.", field="seed")
     return seed
 
 
@@ -35,12 +71,6 @@ def checked_model(model: str | None) -> str | None:
     if model is not None:
         check_model_name(model)
     return model
-
-
-def _checked_out(out: str | None) -> str | None:
-    if out is not None and not out.strip():
-        raise FileError("--out must name a folder, got nothing; leave it out for the default.", field="out")
-    return out
 
 
 def _checked_figure(figure: str | None) -> str | None:
@@ -53,12 +83,6 @@ def _checked_figure(figure: str | None) -> str | None:
 
 # What comes out.
 OptionJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-OptionOut = Annotated[
-    str | None,
-    typer.Option(
-        "--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.", callback=_checked_out
-    ),
-]
 OptionFigure = Annotated[
     str | None,
     typer.Option("--figure", metavar="FILE", help="Draw it: .html, .svg, .pdf or .png.", callback=_checked_figure),
@@ -80,16 +104,3 @@ OptionRadius = Annotated[
 ]
 OptionSearch = Annotated[bool, typer.Option("--search", help="Look for a worse input by gradient ascent; slower.")]
 OptionSeed = Annotated[int, typer.Option("--seed", help="The seed of everything random.", callback=_checked_seed)]
-
-# Who computes it.
-OptionWorkers = Annotated[
-    int, typer.Option("--workers", help="How many processes share the work; 0 does it in this one.", min=0)
-]
-OptionScheduler = Annotated[
-    str | None, typer.Option("--scheduler", metavar="tcp://…", help="The address of a Dask scheduler to use.")
-]
-OptionTls = Annotated[
-    str | None,
-    typer.Option("--tls", metavar="DIR", help="Speak TLS to it: a folder with ca.pem, cert.pem and key.pem."),
-]
-OptionRetry = Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.options import OptionJson, OptionOut, OptionRetry, OptionScheduler, OptionTls, OptionWorkers
+from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.printing import print_json, say
-from howsmooth.cli.runs_here import leave, stopped
+from howsmooth.cli.run_commands import RunOptions, exit_with_failures
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
 
 
+@option_groups
 def paper(
     figures: Annotated[
         list[str] | None,
@@ -40,12 +41,8 @@ def paper(
             "vaderSentiment-3.3.2.tar.gz as pip downloads it, which is looked for in this folder by default.",
         ),
     ] = "",
-    workers: OptionWorkers = 0,
-    scheduler: OptionScheduler = None,
-    tls: OptionTls = None,
-    retry_failed: OptionRetry = False,
-    as_json: OptionJson = False,
-    out: OptionOut = None,
+    *,
+    options: RunOptions,
 ) -> None:
     """Repeat the experiments of the paper, with the constant itself, error bars and sharper bounds.
 
@@ -53,11 +50,9 @@ def paper(
     """
     from howsmooth.models.names import check_model_name
     from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures
-    from howsmooth.studies.runs.folders import check_writable
 
     chosen = chosen_figures(figures or ())
-    folder = Path(out) if out is not None else Path("runs") / ("paper-quick" if quick else "paper")
-    check_writable(folder)
+    folder = options.folder(lambda: Path("runs") / ("paper-quick" if quick else "paper"))
     for name in model or ():
         check_model_name(name)
     sizes = replace(QUICK if quick else FULL, reviews=reviews)
@@ -67,14 +62,10 @@ def paper(
 
     resources = Resources()
     _check_models(asks, resources)
-    words = ["paper", *(figures or ()), *_options(quick, model), *(["--reviews", reviews] if reviews else [])]
-    who = {"workers": workers, "scheduler": scheduler, "tls": tls, "resources": resources}
-    interrupted = _run(asks, folder, who, words, retry_failed)
-    leave(_tell(folder, as_json), interrupted=interrupted)
-
-
-def _options(quick: bool, models: Sequence[str] | None) -> list[str]:
-    return ["--quick"] * quick + [word for model in models or () for word in ("--model", model)]
+    words = ["paper", *(figures or ()), *["--quick"] * quick]
+    words += [word for name in model or () for word in ("--model", name)] + (["--reviews", reviews] if reviews else [])
+    interrupted = _run(asks, folder, resources, words, options)
+    exit_with_failures(_print_figures(folder, options.as_json), interrupted=interrupted)
 
 
 def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
@@ -93,30 +84,26 @@ def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
             )
 
 
-def _run(asks: "dict[str, list[Ask]]", folder: Path, who: dict, words: Sequence[str], retry_failed: bool) -> bool:
+def _run(
+    asks: "dict[str, list[Ask]]", folder: Path, resources: "Resources", words: Sequence[str], options: RunOptions
+) -> bool:
     from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.runs.store import Store
-    from howsmooth.studies.sweep.sweep import sweep
-    from howsmooth.studies.sweep.workers import executor
 
-    alone = not who["workers"] and who["scheduler"] is None
-    with executor(threads=None if alone else 1, **who) as execute, Store(folder) as store:
+    with options.executor(resources, None) as execute, Store(folder) as store:
         keep_figures(store, asks, words)
-        every = [ask for found in asks.values() for ask in found]
-        interrupted = stopped(
-            lambda progress: sweep(every, store, execute=execute, retry_failed=retry_failed, progress=progress)
-        )
+        interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)
         if not interrupted:
-            keep_models(store, who["resources"])
+            keep_models(store, resources)
     return interrupted
 
 
-def _tell(folder: Path, as_json: bool) -> "Sequence[Failure]":
+def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
     from howsmooth.report.saving import save_chart
-    from howsmooth.studies.runs.reading import read_run
+    from howsmooth.studies.runs.run import read_run
     from howsmooth.wording import count
 
     run = read_run(folder)

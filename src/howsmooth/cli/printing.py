@@ -1,15 +1,19 @@
-"""What goes to standard output as JSON, and how messages are kept to one line."""
+"""What goes to standard output and standard error: JSON, lines, rich tables, and how far an ascent is."""
 
 import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from howsmooth.strict import strict_json
-from howsmooth.wording import visible
+from howsmooth.wording import at_least, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 LONGEST = 600
 
@@ -52,3 +56,25 @@ def one_line(text: str) -> str:
     line = visible(" ".join(text.splitlines()))
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}"
+
+
+AscentProgress = Callable[[int, float], None]
+
+
+@contextmanager
+def ascent_bar(wanted: bool, steps: int | None = None) -> Iterator[AscentProgress | None]:
+    """Show the best value so far on standard error, if a search runs and someone is looking."""
+    if not (wanted and sys.stderr.isatty()):
+        yield None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("ascent", total=steps)
+
+        def show(step: int, best: float) -> None:
+            bar.update(task, completed=step, description=f"ascent, step {step}: Lip ≥ {at_least(best)}")
+
+        yield show

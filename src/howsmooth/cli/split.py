@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.layer import LayerSource, takes_a_layer
-from howsmooth.cli.measures import check_measure, read_measure
+from howsmooth.cli.array_files import check_measure, read_measure
+from howsmooth.cli.layer import LayerSource
+from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import OptionFigure, OptionJson
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
@@ -36,7 +37,7 @@ LARGEST = 1e150
 PAIR = 8 * 4 * 8
 
 
-@takes_a_layer
+@option_groups
 def split(
     *,
     source: LayerSource,
@@ -113,7 +114,7 @@ def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool,
 
     found = splitting_map(A=A, V=V, span=span, step=step, kind=kind)
     if figure is not None:
-        from howsmooth.report.charts.splitting_on_the_line import splitting_chart
+        from howsmooth.report.charts.mass_splitting import splitting_chart
         from howsmooth.report.saving import save_chart
 
         save_chart(splitting_chart(found), figure)

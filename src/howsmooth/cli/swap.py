@@ -39,7 +39,7 @@ OptionCandidates = Annotated[
     typer.Option("--candidates", metavar="FILE", help='What may come in, JSON: {"king": ["queen"]} or ["queen"].'),
 ]
 OptionAny = Annotated[
-    bool, typer.Option("--any-token", help="Tokens that no text spells so may come in as well, as ##ing by itself.")
+    bool, typer.Option("--any-token", help="Also allow tokens that cannot occur alone in text, such as ##ing.")
 ]
 OptionDuplicate = Annotated[
     bool, typer.Option("--duplicate", help="Copy a token and change the copy, beside changing the token itself.")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
 from howsmooth.models.names import RANDOM
-from howsmooth.studies.plans.certifying import Certifying
-from howsmooth.studies.values import default_of
+from howsmooth.studies.json_values import default_of
+from howsmooth.studies.plans.certificate_plan import Certifying
 from howsmooth.tokens.candidates_file import read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -33,7 +33,7 @@ def certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
     candidates, labelled = read_candidates(file), certifying.labelled
 
     import howsmooth as hs
-    from howsmooth.studies.plans.certify import by_their_labels
+    from howsmooth.studies.plans.certificate_plan import by_their_labels
     from howsmooth.studies.resources import Resources
 
     model = Resources().transformer(certifying.model, reading=certifying.reading)

@@ -2,24 +2,22 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.ascent_bar import ascent_bar
-from howsmooth.cli.layer import LayerSource, takes_a_layer
+from howsmooth.cli.array_files import require_writable, save_witness
+from howsmooth.cli.layer import LayerSource
+from howsmooth.cli.memory_errors import require_range, require_room, within_reach
 from howsmooth.cli.near_text import LENGTH, NearText, answer, as_dict, details
+from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import OptionJson, OptionSave, OptionSearch, OptionSeed
-from howsmooth.cli.printing import print_json, visible_console
-from howsmooth.cli.reach import require_range, require_room, within_reach
-from howsmooth.cli.witnesses import require_writable, save_witness
+from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.sizes import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, percent
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from howsmooth.maps.heads import Heads
@@ -34,33 +32,6 @@ OptionN = Annotated[
 OptionRadius = Annotated[
     float | None, typer.Option("--radius", "-r", help="The radius of the ball.", show_default=False)
 ]
-OptionEps = Annotated[
-    float | None, typer.Option("--eps", help="How far every token may move (Euclidean norm).", rich_help_panel=NEAR)
-]
-OptionText = Annotated[
-    str | None,
-    typer.Option(
-        "--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.", rich_help_panel=NEAR
-    ),
-]
-OptionWindow = Annotated[
-    int | None,
-    typer.Option("--window", help="Which window of n tokens, from 0; the first by default.", rich_help_panel=NEAR),
-]
-OptionTogether = Annotated[
-    bool, typer.Option("--together", help="--eps bounds all tokens together, not each one.", rich_help_panel=NEAR)
-]
-OptionTokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="DIR",
-        help="A folder or hub id with the tokenizer; the model's own by default.",
-        rich_help_panel=NEAR,
-    ),
-]
-OptionSteps = Annotated[int | None, typer.Option("--steps", help=f"Steps of the ascent; {STEPS} if left out.")]
-OptionStarts = Annotated[int | None, typer.Option("--starts", help=f"Starts of the ascent; {STARTS} if left out.")]
 # What is special about the inputs that the theory builds.
 ORIGINS = {
     "equal_tokens": "all tokens at the origin (equal tokens)",
@@ -70,50 +41,69 @@ ORIGINS = {
 }
 
 
-@takes_a_layer
-def worst_case(
-    *,
-    source: LayerSource,
-    n: OptionN = None,
-    radius: OptionRadius = None,
-    eps: OptionEps = None,
-    text: OptionText = None,
-    window: OptionWindow = None,
-    together: OptionTogether = False,
-    tokenizer: OptionTokenizer = None,
-    search: OptionSearch = False,
-    steps: OptionSteps = None,
-    starts: OptionStarts = None,
-    seed: OptionSeed = 0,
-    as_json: OptionJson = False,
-    save: OptionSave = None,
-) -> None:
-    """Find n tokens in a ball where attention is least smooth, and how near they come to the proven maximum.
+@dataclass(frozen=True, kw_only=True)
+class NearOptions:
+    """Which inputs near a text are meant, as far as it was said."""
 
-    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear. With --eps, find
-    the worst input near a window of a text instead, and which words matter.
+    eps: Annotated[
+        float | None, typer.Option("--eps", help="How far every token may move (Euclidean norm).", rich_help_panel=NEAR)
+    ] = None
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.", rich_help_panel=NEAR
+        ),
+    ] = None
+    window: Annotated[
+        int | None,
+        typer.Option("--window", help="Which window of n tokens, from 0; the first by default.", rich_help_panel=NEAR),
+    ] = None
+    together: Annotated[
+        bool, typer.Option("--together", help="--eps bounds all tokens together, not each one.", rich_help_panel=NEAR)
+    ] = False
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="DIR",
+            help="A folder or hub id with the tokenizer; the model's own by default.",
+            rich_help_panel=NEAR,
+        ),
+    ] = None
 
-    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 -n 64 -r 9
-    """
-    about = {"text": text, "window": window, "together": together or None, "tokenizer": tokenizer}
-    near = _near(eps, n, radius, about)
-    _check_search(search or near is not None, steps, starts)
-    how = _How(steps=steps or STEPS, starts=starts or STARTS, seed=seed, as_json=as_json, save=save)
-    if near is not None:
-        _near_text(source, near, how)
-    else:
-        _in_ball(source, *_ball(n, radius), search, how)
+    def inputs(self, n: int | None, radius: float | None) -> NearText | None:
+        """Return which inputs near a text are meant, or none for those in a ball."""
+        named = {name: value for name, value in vars(self).items() if name != "eps"}
+        given = {name: value for name, value in named.items() if value is not None and value is not False}
+        if self.eps is None:
+            for name in given:
+                raise AssumptionError(f"--{name} is for inputs near a text; add --eps.", field=name)
+            return None
+        if radius is not None:
+            raise AssumptionError(
+                "give --radius for a ball, or --eps for the inputs near a text; got both.", field="eps"
+            )
+        return NearText(eps=self.eps, n=LENGTH if n is None else n, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _How:
+class SearchOptions:
     """How to search, and where the answer goes."""
 
-    steps: int
-    starts: int
-    seed: int
-    as_json: bool
-    save: Path | None
+    search: OptionSearch = False
+    steps: Annotated[int | None, typer.Option("--steps", help=f"Steps of the ascent; {STEPS} if left out.")] = None
+    starts: Annotated[int | None, typer.Option("--starts", help=f"Starts of the ascent; {STARTS} if left out.")] = None
+    seed: OptionSeed = 0
+    as_json: OptionJson = False
+    save: OptionSave = None
+
+    def check(self, *, searches: bool) -> None:
+        """Refuse options of the ascent where there is none, and numbers that make no sense."""
+        for name, many in (("steps", self.steps), ("starts", self.starts)):
+            if many is not None and not searches:
+                raise AssumptionError(f"--{name} is for the ascent; add --search, or leave --{name} out.", field=name)
+            if many is not None and many < 1:
+                raise AssumptionError(f"--{name} must be at least 1, got {many}.", field=name)
 
     def begin(self, source: LayerSource, n: int) -> None:
         """Refuse what cannot be held or kept, before anything is read."""
@@ -122,24 +112,36 @@ class _How:
             require_writable(self.save, source.paths)
 
     @property
-    def generator(self) -> "torch.Generator":
+    def ascent(self) -> dict[str, Any]:
+        """How the ascent is done."""
         import torch
 
-        return torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        return {"steps": self.steps or STEPS, "starts": self.starts or STARTS, "generator": generator}
 
 
-def _near(eps: float | None, n: int | None, radius: float | None, about: "dict[str, Any]") -> NearText | None:
-    """Return which inputs near a text are meant, or none for those in a ball."""
-    given = {name: value for name, value in about.items() if value is not None}
-    if eps is None:
-        if given:
-            raise AssumptionError(
-                f"--{next(iter(given))} is for inputs near a text; add --eps.", field=next(iter(given))
-            )
-        return None
-    if radius is not None:
-        raise AssumptionError("give --radius for a ball, or --eps for the inputs near a text; got both.", field="eps")
-    return NearText(eps=eps, n=LENGTH if n is None else n, **given)
+@option_groups
+def worst_case(
+    *,
+    source: LayerSource,
+    n: OptionN = None,
+    radius: OptionRadius = None,
+    near: NearOptions,
+    how: SearchOptions,
+) -> None:
+    """Find n tokens in a ball where attention is least smooth, and how near they come to the proven maximum.
+
+    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear. With --eps, find
+    the worst input near a window of a text instead, and which words matter.
+
+    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 -n 64 -r 9
+    """
+    inputs = near.inputs(n, radius)
+    how.check(searches=how.search or inputs is not None)
+    if inputs is not None:
+        _near_text(source, inputs, how)
+    else:
+        _in_ball(source, *_ball(n, radius), how)
 
 
 def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
@@ -151,7 +153,7 @@ def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
     return n, radius
 
 
-def _near_text(source: LayerSource, near: NearText, how: _How) -> None:
+def _near_text(source: LayerSource, near: NearText, how: SearchOptions) -> None:
     near.check(source)
     how.begin(source, near.n)
     f, X, pieces = near.read(source)
@@ -159,17 +161,8 @@ def _near_text(source: LayerSource, near: NearText, how: _How) -> None:
 
     from howsmooth.search.nearby import worst_nearby
 
-    with ascent_bar(True, how.steps) as progress:
-        found = worst_nearby(
-            f,
-            X,
-            eps=near.eps,
-            per_token=not near.together,
-            steps=how.steps,
-            starts=how.starts,
-            generator=how.generator,
-            progress=progress,
-        )
+    with ascent_bar(True, how.ascent["steps"]) as progress:
+        found = worst_nearby(f, X, eps=near.eps, per_token=not near.together, progress=progress, **how.ascent)
     require_range(found.witness)
     if how.as_json:
         print_json(as_dict(near, found, pieces))
@@ -179,7 +172,7 @@ def _near_text(source: LayerSource, near: NearText, how: _How) -> None:
         save_witness(found.witness, how.save, source.about | near.about, quiet=how.as_json)
 
 
-def _in_ball(source: LayerSource, n: int, radius: float, search: bool, how: _How) -> None:
+def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> None:
     source.check()
     how.begin(source, n)
     attention = source.read()
@@ -188,12 +181,12 @@ def _in_ball(source: LayerSource, n: int, radius: float, search: bool, how: _How
     import howsmooth as hs
     from howsmooth.domains.ball import in_ball
 
-    generator = how.generator
+    ascent = how.ascent
     with within_reach(n, radius):
-        bracket = hs.bracket(attention, n=n, radius=radius, generator=generator)
+        bracket = hs.bracket(attention, n=n, radius=radius, generator=ascent["generator"])
         witness, origin = bracket.lower, ORIGINS.get(bracket.lower.name, bracket.lower.label)
-        if search:
-            witness, origin = _climb(attention, witness, radius, how.steps, how.starts, generator)
+        if how.search:
+            witness, origin = _climb(attention, witness, radius, ascent)
         require_range(witness)
         if how.as_json:
             result = {"witness": witness.as_dict(), "upper": bracket.upper.as_dict()}
@@ -205,36 +198,19 @@ def _in_ball(source: LayerSource, n: int, radius: float, search: bool, how: _How
         save_witness(witness, how.save, source.about, quiet=how.as_json)
 
 
-def _check_search(search: bool, steps: int | None, starts: int | None) -> None:
-    for name, many in (("steps", steps), ("starts", starts)):
-        if many is not None and not search:
-            raise AssumptionError(f"--{name} is for the ascent; add --search, or leave --{name} out.", field=name)
-        if many is not None and many < 1:
-            raise AssumptionError(f"--{name} must be at least 1, got {many}.", field=name)
-
-
-def _climb(
-    attention: "Heads", known: "Witness", radius: float, steps: int, starts: int, generator: "torch.Generator"
-) -> "tuple[Witness, str]":
+def _climb(attention: "Heads", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs
 
-    with ascent_bar(True, steps) as progress:
-        found = hs.maximise(
-            attention,
-            n=known.tokens.shape[-2],
-            domain=hs.Ball(radius),
-            starts=starts,
-            steps=steps,
-            generator=generator,
-            progress=progress,
-        )
+    n, domain = known.tokens.shape[-2], hs.Ball(radius)
+    with ascent_bar(True, ascent["steps"]) as progress:
+        found = hs.maximise(attention, n=n, domain=domain, progress=progress, **ascent)
     taken = len(found.trace) - 1
-    begin = f"{known.label} ({at_least(known.value)}) and {count(starts, 'random input')}"
-    ascent = f"{count(taken, 'step')} of ascent from {begin}"
+    begin = f"{known.label} ({at_least(known.value)}) and {count(ascent['starts'], 'random input')}"
+    climbed = f"{count(taken, 'step')} of ascent from {begin}"
     if found.value > known.value:
-        return found, ascent
-    return known, f"{ORIGINS.get(known.name, known.label)}; {ascent} found nothing worse"
+        return found, climbed
+    return known, f"{ORIGINS.get(known.name, known.label)}; {climbed} found nothing worse"
 
 
 def _share(witness: "Witness", upper: "Bound") -> float | None:

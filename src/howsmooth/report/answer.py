@@ -1,10 +1,13 @@
 """The answer on top of a report and in the terminal: one sentence for each measurement, one row for each layer."""
 
+import functools
 import math
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from howsmooth.models.map_names import is_whole
+from howsmooth.report.embedding import asset
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
@@ -119,44 +122,15 @@ class Column:
     meaning: str
 
 
-COLUMNS = (
-    Column(
-        key="typical",
-        cell="typical",
-        name="typical",
-        hint="a random perturbation",
-        meaning=(
-            "What a random perturbation is multiplied by: root mean square over directions and windows, with its 95 % "
-            "interval over random directions."
-        ),
-    ),
-    Column(
-        key="worst",
-        cell="worst",
-        name="worst",
-        hint="the worst one",
-        meaning="What the worst perturbation is multiplied by, attained: geometric mean over windows.",
-    ),
-    Column(
-        key="certificate",
-        cell="certificate",
-        name="this text",
-        hint="proven at these windows",
-        meaning="A number that the worst at these windows provably does not exceed: geometric mean over windows.",
-    ),
-    Column(
-        key="any",
-        cell="any input",
-        name="any input",
-        hint="proven up to the longest token",
-        meaning="The smallest proven bound: no tokens, as many and none longer than the longest here, exceed it.",
-    ),
-)
+@functools.cache
+def every_column() -> tuple[Column, ...]:
+    """Return all columns, in their order."""
+    return tuple(Column(**column) for column in tomllib.loads(asset("glossary.toml"))["columns"])
 
 
 def columns_of(rows: "Sequence[AnswerRow]") -> list[Column]:
     """Return the columns in which some row has a number."""
-    return [column for column in COLUMNS if any(row.cells[column.cell] != "—" for row in rows)]
+    return [column for column in every_column() if any(row.cells[column.cell] != "—" for row in rows)]
 
 
 @dataclass(frozen=True, kw_only=True)

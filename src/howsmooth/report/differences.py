@@ -5,8 +5,8 @@ import altair as alt
 from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.studies.runs.comparison import Comparison, Difference, Verdict, bracketed
+from howsmooth.report.drawing.tables import Chart, Rows
+from howsmooth.studies.runs.comparison import Comparison, LayerDifference, Verdict, bracketed
 from howsmooth.wording import number, percent
 
 LARGER, SMALLER, NEITHER = "larger", "smaller", "not told apart"
@@ -57,7 +57,7 @@ def _heights(rows: Rows) -> list[float]:
     return [low / room, high * room]
 
 
-def _row(difference: Difference, found: Comparison) -> dict:
+def _row(difference: LayerDifference, found: Comparison) -> dict:
     ratio = difference.ratio
     assert ratio is not None  # the caller has left those out
     low, high = ratio.within or ratio.near
@@ -79,7 +79,7 @@ def _row(difference: Difference, found: Comparison) -> dict:
     }
 
 
-def _panel(difference: Difference, found: Comparison) -> str:
+def _panel(difference: LayerDifference, found: Comparison) -> str:
     """Name a panel by what tells it from the others."""
     parts = {
         "map": difference.map,

@@ -9,7 +9,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from howsmooth.report.drawing.specs import Chart, Rows
+from howsmooth.report.drawing.tables import Chart, Rows
 from howsmooth.wording import visible
 
 DIGITS = 6

@@ -8,11 +8,10 @@ from typing import Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.report.charts import ChartKind, charts_of
-from howsmooth.report.drawing.specs import Chart
-from howsmooth.report.drawing.tables import Numbers
+from howsmooth.report.drawing.tables import Chart, Numbers
 from howsmooth.report.sections import Section, section_of, sections
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 
 __all__ = ["Drawing", "Section", "chart_names", "draw", "drawings", "section_of", "sections", "thinned"]
 
@@ -119,7 +118,7 @@ def _chosen(parts: Sequence[Section], name: str) -> tuple[Section, ChartKind]:
     known = [(section, kind) for section in parts for kind in charts_of(section)]
     for fits in (
         lambda section, kind: name == section.prefix + kind.name,
-        lambda section, kind: name in (kind.name, kind.short, section.prefix + kind.short),
+        lambda section, kind: name in (kind.name, kind.short or kind.name, section.prefix + (kind.short or kind.name)),
         lambda section, kind: name in section.prefix + kind.name,
     ):
         found = [pair for pair in known if fits(*pair)]

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
 
+from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attacks import attacked
-from howsmooth.studies.runs.certificates import certified
+from howsmooth.studies.runs.attack_results import summarise_attacks
+from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
@@ -57,14 +58,14 @@ def _nested(records: Records) -> str:
     lengths = sorted({r.ask.length for r in records if r.ask.kind == "text"})
     return (
         f"Windows that grow from {number(lengths[0])} to {number(lengths[-1])} tokens at the same places have "
-        f"constants {_between(ratios.values())} times as large; the most in {most}."
+        f"constants {extent(ratios.values())} times as large; the most in {most}."
     )
 
 
 def _certificates(records: Records) -> str:
     pairs = [(r.answer.local_upper, r.answer.lower) for r in records if r.ask.kind == "text"]
     ratios = [proven / lower for proven, lower in pairs if proven is not None and lower > 0]
-    return f"Certificates prove bounds {_between(ratios)} times what is measured at the same windows." if ratios else ""
+    return f"Certificates prove bounds {extent(ratios)} times what is measured at the same windows." if ratios else ""
 
 
 def _extremal(records: Records) -> str:
@@ -82,7 +83,7 @@ def _extremal(records: Records) -> str:
         return ""
     return (
         f"The paper's two points grow like n^{laws['two_point']}, tied pairs like n^{laws['tied_pair']}; at the same "
-        f"head, length and radius tied pairs attain {_between(ratios)} times as much."
+        f"head, length and radius tied pairs attain {extent(ratios)} times as much."
     )
 
 
@@ -93,7 +94,7 @@ def _exponents(records: Iterable[Record[Any, Any]]) -> str:
         place = (r.ask.model, r.ask.layer, r.ask.map, r.ask.head, r.ask.radius)
         groups.setdefault(place, []).append((r.ask.length, r.answer.lower))
     found = [law.exponent for group in groups.values() if (law := growth_of(group))]
-    return " to ".join(dict.fromkeys(exponent(end) for end in (min(found), max(found)))) if found else ""
+    return extent(found, exponent) if found else ""
 
 
 def _worst(records: Records) -> str:
@@ -104,7 +105,7 @@ def _worst(records: Records) -> str:
             ratios.append(r.answer.sharp_upper / max(attained))
     if not ratios:
         return ""
-    return f"The worst-case bound is {_between(ratios)} times what explicit inputs attain, over all lengths and radii."
+    return f"The worst-case bound is {extent(ratios)} times what explicit inputs attain, over all lengths and radii."
 
 
 def _regimes(records: Records) -> str:
@@ -112,7 +113,7 @@ def _regimes(records: Records) -> str:
     if not crossings:
         return ""
     return (
-        f"The worst constant stops growing with the number of tokens at {_between(crossings)} tokens, where sequences "
+        f"The worst constant stops growing with the number of tokens at {extent(crossings)} tokens, where sequences "
         "become measures: it depends on the head and the radius."
     )
 
@@ -123,7 +124,7 @@ def _transition(records: Records) -> str:
         return ""
     longest = max(r.ask.length for r in found)
     shares = [r.answer.lower / r.answer.plateau for r in found if r.ask.length == longest]
-    return f"At {number(longest)} tokens the worst inputs found attain {_between(shares)} times what measures attain."
+    return f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures attain."
 
 
 def _splitting(records: Records) -> str:
@@ -149,12 +150,8 @@ def _measures(records: Records) -> str:
     )
 
 
-def _attack(records: Records) -> str:
-    return " ".join(each.sentence for each in attacked(r for r in records if r.ask.kind == "attack"))
-
-
-def _certificate(records: Records) -> str:
-    return " ".join(each.sentence for each in certified(r for r in records if r.ask.kind == "certificate"))
+def _sentences(kind: str, summed_up: Callable[[Iterable[Record[Any, Any]]], Sequence[Any]]) -> "Tell":
+    return lambda records: " ".join(each.sentence for each in summed_up(r for r in records if r.ask.kind == kind))
 
 
 def _whole(records: Records) -> str:
@@ -214,8 +211,8 @@ KINDS: dict[str, Tell] = {
     "splitting": _splitting,
     "measures": _measures,
     "whole": _whole,
-    "attack": _attack,
-    "certificate": _certificate,
+    "attack": _sentences("attack", summarise_attacks),
+    "certificate": _sentences("certificate", summarise_certificates),
     "training": _training,
     "monitor": _monitor,
 }
@@ -231,8 +228,3 @@ def _by_layer(records: Records) -> dict[str, list[Record[Any, Any]]]:
 
 def _law(records: Records) -> Growth | None:
     return growth_of((r.ask.length, r.answer.lower) for r in records)
-
-
-def _between(values: Iterable[float]) -> str:
-    found = list(values)
-    return " to ".join(dict.fromkeys(number(end) for end in (min(found), max(found))))

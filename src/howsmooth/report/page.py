@@ -1,8 +1,10 @@
 """A run as one HTML file that holds everything it needs: same records, same bytes."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,99 @@ from howsmooth.files import whole
 from howsmooth.report.answer import AnswerRow, answer_rows, columns_of, growth_sentence, sentence
 from howsmooth.report.drawing.palette import CONFIG, themed
 from howsmooth.report.drawing.scales import linear
+from howsmooth.report.drawing.token_text import words
 from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
-from howsmooth.report.facts import WorstInput, facts, gaps, warnings, worst_inputs
+from howsmooth.report.facts import WorstInput, facts, gaps, terms, warnings, worst_inputs
 from howsmooth.report.figures import Drawing, drawings, sections, thinned
 from howsmooth.report.findings import finding
-from howsmooth.report.glossary import terms
 from howsmooth.report.sections import MEASUREMENT, Section
-from howsmooth.report.shares import Shares, Word, shares, words_of
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.reading import Run, read_run
+from howsmooth.studies.runs.run import Run, read_run
+from howsmooth.wording import percent
+
+# How many tokens a cell names.
+NAMED_TOKENS = 8
+# How many tokens of a long window are shown.
+SHOWN_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadedWord:
+    """A token as it stands in running text.
+
+    Attributes:
+        text: What a reader sees.
+        space: Whether a space comes before it.
+        shade: How dark it is, from 0 to 1.
+    """
+
+    text: str
+    space: bool
+    shade: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The shares of all tokens of the first of the longest windows in one layer.
+
+    Attributes:
+        layer: Which one.
+        sensitivity: Of the worst perturbation.
+        response: Of the response to it.
+        tokens: The tokens in words.
+    """
+
+    layer: int
+    sensitivity: tuple[float, ...]
+    response: tuple[float, ...]
+    tokens: tuple[str, ...]
+
+    @property
+    def sensitive(self) -> str:
+        """The tokens that hold most of the worst perturbation."""
+        return self._largest(self.sensitivity)
+
+    @property
+    def responding(self) -> str:
+        """The tokens that respond most."""
+        return self._largest(self.response)
+
+    def as_dict(self) -> dict[str, tuple[float, ...]]:
+        """Return the shares of the tokens that are shown, by name."""
+        return {"sensitivity": self.sensitivity[:SHOWN_TOKENS], "response": self.response[:SHOWN_TOKENS]}
+
+    def _largest(self, values: Sequence[float]) -> str:
+        order = sorted(range(len(values)), key=lambda i: -values[i])[:NAMED_TOKENS]
+        return ", ".join(f"“{self.tokens[i]}” ({i}, {percent(values[i])})" for i in order)
+
+
+def shares(m: Measurement) -> list[Shares]:
+    """Return the shares of every layer that was measured at the window whose tokens are kept."""
+    texts = tuple(text for _space, text in words(m.tokens))
+    here = [record for record in m.at(length=len(texts)) if len(record.answer.sensitivity) == len(texts)]
+    # of sentences, the longest need not be the first
+    first = min((record.ask.window.index for record in here), default=0)
+    shown = [record for record in here if record.ask.window.index == first]
+    return [
+        Shares(
+            layer=record.ask.layer,
+            sensitivity=record.answer.sensitivity,
+            response=record.answer.response,
+            tokens=texts,
+        )
+        for record in shown
+    ]
+
+
+def words_of(m: Measurement, shown: Shares | None) -> list[ShadedWord]:
+    """Return the window as running text, shaded as one layer has it; without shades if that layer has none."""
+    some = shown.sensitivity if shown is not None else (0.0,) * len(m.tokens)
+    most = max(some, default=0.0) or 1.0
+    return [
+        ShadedWord(text=text, space=space, shade=math.sqrt(share / most))
+        for (space, text), share in islice(zip(words(m.tokens), some, strict=True), SHOWN_TOKENS)
+    ]
+
 
 FILE = "report.html"
 # Every section of a run with its charts.
@@ -27,7 +113,7 @@ Drawn = Mapping[Section, Sequence[Drawing]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closer:
+class LayerDetail:
     """One layer of a measurement, more closely: whichever the reader chooses.
 
     Attributes:
@@ -43,12 +129,12 @@ class Closer:
     drawings: list[Drawing]
     worst_inputs: list[WorstInput]
     tokens: int
-    words: list[Word]
+    words: list[ShadedWord]
     shares: list[Shares]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SectionView:
     """What the page says about one section.
 
     Attributes:
@@ -65,7 +151,7 @@ class Part:
     title: str
     legend: str
     drawings: list[Drawing]
-    closer: Closer | None
+    closer: LayerDetail | None
 
     @property
     def charts(self) -> list[Drawing]:
@@ -74,7 +160,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead:
+class Finding:
     """What was found, in a sentence or two.
 
     Attributes:
@@ -155,10 +241,10 @@ def _page(run: Run, drawn: Drawn) -> str:
     )
 
 
-def _part(section: Section, drawn: Sequence[Drawing]) -> Part:
+def _part(section: Section, drawn: Sequence[Drawing]) -> SectionView:
     own = section.measurements[0] if section.name == MEASUREMENT else None
     left_out = "".join(map(_left_out, section.measurements))
-    return Part(
+    return SectionView(
         name=section.name,
         map=own.map if own else "",
         title=section.title,
@@ -168,12 +254,12 @@ def _part(section: Section, drawn: Sequence[Drawing]) -> Part:
     )
 
 
-def _closer(m: Measurement, drawn: list[Drawing]) -> Closer:
+def _closer(m: Measurement, drawn: list[Drawing]) -> LayerDetail:
     # the order of roughness: where the reader chose nothing, or hid what was chosen, the first is shown
     order = sorted(m.layers, key=lambda layer: (-layer.constant, layer.layer))
     found = shares(m)
     first = next((row for row in found if row.layer == order[0].layer), None)
-    return Closer(
+    return LayerDetail(
         layers=[layer.layer for layer in order],
         drawings=drawn,
         worst_inputs=worst_inputs(m),
@@ -183,7 +269,7 @@ def _closer(m: Measurement, drawn: list[Drawing]) -> Closer:
     )
 
 
-def _answered(found: Sequence[Section], parts: Sequence[Part]) -> list[tuple[int | None, Measurement]]:
+def _answered(found: Sequence[Section], parts: Sequence[SectionView]) -> list[tuple[int | None, Measurement]]:
     """Return the measurements that the answer is about, with the section that looks at their layers, if one does.
 
     Windows that grow in place are no sample of the text: where a study asks for them, its own sentence speaks of them.
@@ -197,15 +283,15 @@ def _answered(found: Sequence[Section], parts: Sequence[Part]) -> list[tuple[int
     return told
 
 
-def _leads(found: Sequence[Section]) -> list[Lead]:
+def _leads(found: Sequence[Section]) -> list[Finding]:
     leads = []
     for place, section in enumerate(found):
         if section.name == MEASUREMENT:
             (m,) = section.measurements
             name = section.title if len(found) > 1 else ""
-            leads.append(Lead(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
+            leads.append(Finding(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
         else:
-            leads.append(Lead(place=place, name=section.title, said=finding(section.name, section.records)))
+            leads.append(Finding(place=place, name=section.title, said=finding(section.name, section.records)))
     return leads
 
 
@@ -219,7 +305,7 @@ def _left_out(m: Measurement) -> str:
     return "" if shown == found else f" Dots are drawn for {shown:,} of {found:,} windows; the tables hold all."
 
 
-def _data(parts: Sequence[Part]) -> dict[str, Any]:
+def _data(parts: Sequence[SectionView]) -> dict[str, Any]:
     return {
         "charts": {drawing.name: _chart(drawing) for part in parts for drawing in part.charts},
         "tokens": [{row.layer: row.as_dict() for row in part.closer.shares} if part.closer else {} for part in parts],

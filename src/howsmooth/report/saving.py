@@ -8,7 +8,7 @@ from howsmooth.errors import AssumptionError, FileError
 from howsmooth.files import whole
 
 if TYPE_CHECKING:
-    from howsmooth.report.drawing.specs import Chart
+    from howsmooth.report.drawing.tables import Chart
 
 ENDINGS = (".html", ".svg", ".pdf", ".png")
 # Who opens an SVG may have wider letters than who made it: room at the sides, so that no label is cut off.

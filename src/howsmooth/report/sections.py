@@ -7,7 +7,7 @@ from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.plans.paper import ALSO, FIGURES, title_and_protocol
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.measurement import Measurement
-from howsmooth.studies.runs.reading import Run
+from howsmooth.studies.runs.run import Run
 
 # The section of what was measured on a text.
 MEASUREMENT = "measurement"

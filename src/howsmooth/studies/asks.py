@@ -1,15 +1,17 @@
 """What every question has: a key, a cost, a label, and with which others it is answered together."""
 
 import functools
-from collections.abc import Hashable
-from typing import Annotated, Any
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.models.map_names import is_whole
-from howsmooth.studies.settings import Reading, Solver, Where, Window
-from howsmooth.studies.values import Value, fingerprint
+from howsmooth.studies.json_values import JsonValue, described, fingerprint
+from howsmooth.studies.settings import Compute, ModelReading, Solver, Window
+
+if TYPE_CHECKING:
+    from howsmooth.studies.resources import Resources
 
 Matrix = tuple[tuple[float, ...], ...]
 # So many tokens of a text go through the model together: enough to be fast, few enough for the memory of a laptop.
@@ -20,7 +22,7 @@ MANY = 10.0
 LONG = 512
 
 
-class Ask(Value, frozen=True, tag_field="kind"):
+class Ask(JsonValue, frozen=True, tag_field="kind"):
     """One thing to find out. Equal asks have equal keys, on every machine."""
 
     @property
@@ -64,8 +66,13 @@ class Ask(Value, frozen=True, tag_field="kind"):
         return (self.key,)
 
 
-class Answer(Value, frozen=True, kw_only=True):
+class Answer(JsonValue, frozen=True, kw_only=True):
     """What came of an ask; its numbers say by their names what they are worth."""
+
+
+def one_by_one(answer: "Callable[[Any, Resources], Answer]") -> "Callable[..., list[Answer]]":
+    """Return what answers the asks of a cell one after the other."""
+    return lambda _batch, cell, resources: [answer(ask, resources) for ask in cell]
 
 
 class AtText(Ask, frozen=True, kw_only=True):
@@ -84,8 +91,8 @@ class AtText(Ask, frozen=True, kw_only=True):
     layer: int
     map: str = "attention"
     window: Window
-    where: Where = Where()
-    reading: Reading = Reading()
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
 
     @property
     def label(self) -> str:
@@ -164,8 +171,8 @@ class AboutHead(Ask, frozen=True, kw_only=True):
     A: Matrix = ()
     V: Matrix = ()
     length: int
-    radius: Annotated[float, Meta(extra={"plural": "radii"})]
-    family: Annotated[str, Meta(extra={"plural": "families"})] = ""
+    radius: Annotated[float, described(plural="radii")]
+    family: Annotated[str, described(plural="families")] = ""
     solver: Solver = Solver()
 
     @property

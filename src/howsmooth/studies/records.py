@@ -1,16 +1,59 @@
-"""What came of an ask: the typed answer, and all that is needed to repeat it."""
+"""What came of asks: the typed answer, all that is needed to repeat it, and what was planned together."""
 
+import functools
+import os
+import platform
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 from howsmooth.studies.asks import Answer, Ask
-from howsmooth.studies.machines import Machine
-from howsmooth.studies.values import Value
+from howsmooth.studies.json_values import JsonValue, fingerprint
+
+
+class Machine(JsonValue, frozen=True, kw_only=True):
+    """Versions, hardware and threads.
+
+    Attributes:
+        howsmooth: The version of this library.
+        torch: The version of torch.
+        transformers: The version of transformers.
+        python: The version of Python.
+        processor: The kind of processor and how many cores it has.
+        threads: How many threads a product used: sums in another order differ in the last bit.
+    """
+
+    howsmooth: str
+    torch: str
+    transformers: str
+    python: str
+    processor: str
+    threads: int
+
+
+def this_machine() -> Machine:
+    """Describe this process."""
+    import torch
+
+    return _described(torch.get_num_threads())
+
+
+@functools.cache
+def _described(threads: int) -> Machine:
+    return Machine(
+        howsmooth=metadata.version("howsmooth"),
+        torch=metadata.version("torch"),
+        transformers=metadata.version("transformers"),
+        python=platform.python_version(),
+        processor=f"{platform.machine()}, {os.cpu_count()} cores",
+        threads=threads,
+    )
+
 
 A = TypeVar("A", bound=Ask)
 B = TypeVar("B", bound=Answer)
 
 
-class Record(Value, Generic[A, B], frozen=True, kw_only=True):
+class Record(JsonValue, Generic[A, B], frozen=True, kw_only=True):
     """What came of an ask; of its kind by the types of its ask and answer.
 
     Attributes:
@@ -26,7 +69,7 @@ class Record(Value, Generic[A, B], frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Failure(Value, frozen=True, kw_only=True):
+class Failure(JsonValue, frozen=True, kw_only=True):
     """An ask that nothing came of.
 
     Attributes:
@@ -39,3 +82,38 @@ class Failure(Value, frozen=True, kw_only=True):
 
 
 Outcome = Record[Any, Any] | Failure
+
+
+class RunPlan(JsonValue, frozen=True, kw_only=True):
+    """Some asks that were planned together.
+
+    Attributes:
+        kind: The kind of its asks.
+        keys: The keys of all of them, done or not.
+        beside: The keys of asks that go with them: single heads beside whole layers.
+        figure: The figure of the paper that they are for, if they are.
+        command: What to type to ask for them again.
+        number: The index of this plan within the run.
+    """
+
+    kind: str
+    keys: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    figure: str = ""
+    command: str = ""
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        """What tells plans apart: the same command makes the same plan."""
+        return fingerprint([self.kind, self.figure, self.command, sorted(self.keys), sorted(self.beside)])
+
+    @property
+    def count(self) -> int:
+        """How many asks there are."""
+        return len(self.keys) + len(self.beside)
+
+
+def plan_of(asks: "tuple[Ask, ...]", **others: object) -> RunPlan:
+    """Return the plan of some asks of one kind."""
+    return RunPlan(kind=asks[0].kind, keys=tuple(ask.key for ask in asks), **others)  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ from howsmooth.models.sources import Source, read_source
 from howsmooth.models.transformer import Transformer
 from howsmooth.spectral.abilities import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
-from howsmooth.studies.settings import Reading, Where, Window
-from howsmooth.studies.values import fingerprint
+from howsmooth.studies.json_values import fingerprint
+from howsmooth.studies.settings import Compute, ModelReading, Window
 
 T = TypeVar("T")
 # How many models are kept, each under at most two names: with the numbers that were asked for, and with those it has.
@@ -36,7 +36,7 @@ class Resources:
     def __init__(self, transformers: Iterable[Transformer] = ()) -> None:
         """Begin with models that are in memory already; some of them no name leads to."""
         self._given = {transformer.name: transformer for transformer in transformers}
-        self._models: dict[tuple[str, str, str, Reading], Transformer] = {}
+        self._models: dict[tuple[str, str, str, ModelReading], Transformer] = {}
         # what threads share is made once: who wants it too waits for it
         self._turn = threading.RLock()
         # caches of this object, not of the class: they go when it goes
@@ -63,17 +63,17 @@ class Resources:
         with self._turn:
             return self._latest(make, *arguments)
 
-    def transformer(self, model: str, where: Where | None = None, reading: Reading | None = None) -> Transformer:
+    def transformer(self, model: str, where: Compute | None = None, reading: ModelReading | None = None) -> Transformer:
         """Return a model."""
-        where = Where() if where is None else where
-        reading = Reading() if reading is None else reading
+        where = Compute() if where is None else where
+        reading = ModelReading() if reading is None else reading
         with self._turn:
             given = self._given.get(model)
             if given is None:
                 return self._loaded(model, where.dtype, where.device, reading)
             return self._once(_with_tokenizer, given, reading.tokenizer) if reading.tokenizer else given
 
-    def _loaded(self, model: str, dtype: str, device: str, reading: Reading) -> Transformer:
+    def _loaded(self, model: str, dtype: str, device: str, reading: ModelReading) -> Transformer:
         if (model, dtype, device, reading) not in self._models:
             while len(set(map(id, self._models.values()))) >= MODELS:
                 self._models.pop(next(iter(self._models)))
@@ -126,7 +126,7 @@ class Resources:
         if ask.A:
             A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (ask.A, ask.V))
             return Attention.single_head(A=A, V=V)
-        found = self.transformer(ask.model, reading=Reading(family=ask.family)).site(ask.layer).map(ask.map)
+        found = self.transformer(ask.model, reading=ModelReading(family=ask.family)).site(ask.layer).map(ask.map)
         if not isinstance(found, Attention):
             raise AssumptionError(
                 f"{ask.kind!r} is about attention alone, got the map {ask.map!r}; use attention, heads or head:3.",
@@ -148,7 +148,7 @@ def seeded(asks: Iterable[Ask]) -> torch.Generator:
     return torch.Generator().manual_seed(int(fingerprint([ask.key for ask in asks]), 16) >> 1)
 
 
-def _load(model: str, dtype: str, device: str, reading: Reading) -> Transformer:
+def _load(model: str, dtype: str, device: str, reading: ModelReading) -> Transformer:
     return load(
         model,
         dtype=getattr(torch, dtype) if dtype else None,

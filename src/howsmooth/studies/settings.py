@@ -3,15 +3,14 @@
 import functools
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
-
-from msgspec import Meta
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
 from howsmooth.spectral.settings import check_solver
-from howsmooth.studies.values import ASIDE, Value, default_of, leaves
+from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 
 ALICE = "alice"
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -22,7 +21,7 @@ MEASURED = ("float32", "float64")
 SOURCES = ("text", "token_ids", "sentences", "images")
 
 
-class Solver(Value, frozen=True, kw_only=True):
+class Solver(JsonValue, frozen=True, kw_only=True):
     """How well a norm is to be known.
 
     Attributes:
@@ -33,14 +32,13 @@ class Solver(Value, frozen=True, kw_only=True):
         seed: The seed of everything random.
     """
 
-    rtol: Annotated[float, Meta(description="The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3
-    confidence: Annotated[
-        float,
-        Meta(description="The probability of upper ends; 0.999999999 costs a few steps more."),
-    ] = 0.999
-    certify: Annotated[bool, Meta(description="Whether to go on until the bracket closes.")] = True
-    max_steps: Annotated[int, Meta(description="When the solver gives up.")] = 200
-    seed: Annotated[int, Meta(description="The seed of everything random.")] = 0
+    rtol: Annotated[float, described("The bracket to reach: upper / lower ≤ 1 + rtol.")] = 1e-3
+    confidence: Annotated[float, described("The probability of upper ends; 0.999999999 costs a few steps more.")] = (
+        0.999
+    )
+    certify: Annotated[bool, described("Whether to go on until the bracket closes.")] = True
+    max_steps: Annotated[int, described("When the solver gives up.")] = 200
+    seed: Annotated[int, described("The seed of everything random.")] = 0
 
     def __post_init__(self) -> None:
         """Refuse what no solver can reach."""
@@ -49,7 +47,7 @@ class Solver(Value, frozen=True, kw_only=True):
             raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {self.seed}.", field="seed")
 
 
-class Where(Value, frozen=True, kw_only=True):
+class Compute(JsonValue, frozen=True, kw_only=True):
     """Where to compute, and with which numbers.
 
     Attributes:
@@ -59,9 +57,9 @@ class Where(Value, frozen=True, kw_only=True):
             last bit, which is no reason to measure again.
     """
 
-    device: Annotated[str, Meta(description="Where to compute, as torch names it.")] = ""
-    dtype: Annotated[str, Meta(description="The numbers to compute with; those of the model by default.")] = ""
-    threads: Annotated[int | None, Meta(description="How many threads a product uses."), ASIDE] = None
+    device: Annotated[str, described("Where to compute, as torch names it.")] = ""
+    dtype: Annotated[str, described("The numbers to compute with; those of the model by default.")] = ""
+    threads: Annotated[int | None, described("How many threads a product uses."), NOT_IN_KEY] = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that there are not."""
@@ -84,7 +82,7 @@ class Where(Value, frozen=True, kw_only=True):
             )
 
 
-class Reading(Value, frozen=True, kw_only=True):
+class ModelReading(JsonValue, frozen=True, kw_only=True):
     """How a model is read, where its folder does not say.
 
     Attributes:
@@ -93,17 +91,10 @@ class Reading(Value, frozen=True, kw_only=True):
     """
 
     family: Annotated[
-        str,
-        Meta(
-            description="The family of a model whose config.json has no model_type.",
-            extra={"metavar": "bert", "plural": "families"},
-        ),
+        str, described("The family of a model whose config.json has no model_type.", metavar="bert", plural="families")
     ] = ""
     tokenizer: Annotated[
-        str,
-        Meta(
-            description="A folder or hub id with the tokenizer; the model's own by default.", extra={"metavar": "DIR"}
-        ),
+        str, described("A folder or hub id with the tokenizer; the model's own by default.", metavar="DIR")
     ] = ""
 
     def check(self) -> None:
@@ -118,7 +109,7 @@ class Reading(Value, frozen=True, kw_only=True):
             check_tokenizer(self.tokenizer)
 
 
-class Windows(Value, frozen=True, kw_only=True):
+class Windows(JsonValue, frozen=True, kw_only=True):
     """At which inputs: windows of a text, consecutive, from its beginning, some of each length; or sequences, whole.
 
     Attributes:
@@ -132,38 +123,28 @@ class Windows(Value, frozen=True, kw_only=True):
         stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
     """
 
-    text: Annotated[
-        str, Meta(description="A text in UTF-8; Alice in Wonderland by default.", extra={"metavar": "FILE"})
-    ] = ALICE
+    text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
     token_ids: Annotated[
         str,
-        Meta(
-            description="Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured "
-            "whole) or .jsonl (a list on each line, measured whole).",
-            extra={"metavar": "FILE"},
+        described(
+            "Numbers of tokens in place of a text: .npy (one row is cut into windows, more are measured whole) or "
+            ".jsonl (a list on each line, measured whole).",
+            metavar="FILE",
         ),
     ] = ""
     sentences: Annotated[
         str,
-        Meta(
-            description='Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.',
-            extra={"metavar": "FILE"},
+        described(
+            'Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.', metavar="FILE"
         ),
     ] = ""
     images: Annotated[
-        str,
-        Meta(
-            description="A folder of pictures, each measured whole, for models of pictures.", extra={"metavar": "DIR"}
-        ),
+        str, described("A folder of pictures, each measured whole, for models of pictures.", metavar="DIR")
     ] = ""
-    lengths: Annotated[
-        tuple[int, ...], Meta(description="How many tokens a window has.", extra={"metavar": "8,16,…"})
-    ] = LENGTHS
-    sequences: Annotated[int, Meta(description="How many windows of each length.")] = 10
-    special_tokens: Annotated[bool, Meta(description="Begin and end windows as the model's own inputs do.")] = False
-    stride: Annotated[
-        int, Meta(description="Tokens between the beginnings of windows; as many as they hold by default.")
-    ] = 0
+    lengths: Annotated[tuple[int, ...], described("How many tokens a window has.", metavar="8,16,…")] = LENGTHS
+    sequences: Annotated[int, described("How many windows of each length.")] = 10
+    special_tokens: Annotated[bool, described("Begin and end windows as the model's own inputs do.")] = False
+    stride: Annotated[int, described("Tokens between the beginnings of windows; as many as they hold by default.")] = 0
 
     def __post_init__(self) -> None:
         """Refuse windows that hold nothing, and inputs of two kinds at once."""
@@ -229,7 +210,7 @@ class Windows(Value, frozen=True, kw_only=True):
         )
 
 
-class Window(Value, frozen=True, kw_only=True):
+class Window(JsonValue, frozen=True, kw_only=True):
     """One input: a window of a text, or a sequence that is measured whole.
 
     Attributes:
@@ -244,7 +225,7 @@ class Window(Value, frozen=True, kw_only=True):
     """
 
     source: str = SOURCES[0]
-    text: Annotated[str, ASIDE] = ALICE
+    text: Annotated[str, NOT_IN_KEY] = ALICE
     digest: str
     length: int
     index: int = 0
@@ -253,7 +234,7 @@ class Window(Value, frozen=True, kw_only=True):
     whole: bool = False
 
 
-def options_of(*settings: Value) -> list[str]:
+def options_of(*settings: JsonValue) -> list[str]:
     """Return the words of the command line that say these settings, as far as they differ from the defaults.
 
     Example:
@@ -261,11 +242,11 @@ def options_of(*settings: Value) -> list[str]:
         ['--rtol', '0.01', '--no-certify', '--lengths', '8,16']
     """
     words: list[str] = []
-    for setting in settings:
-        for leaf in leaves(type(setting)).values():
-            value = functools.reduce(getattr, leaf.path, setting)
-            if value != leaf.default:
-                words += _option(leaf.name, value)
+    for group in settings:
+        for setting in settings_of(type(group)).values():
+            value = functools.reduce(getattr, setting.path, group)
+            if value != setting.default:
+                words += _option(setting.name, value)
     return words
 
 
@@ -281,3 +262,9 @@ def _option(name: str, value: Any) -> list[str]:
 def command(*words: str) -> str:
     """Return a line for the shell."""
     return shlex.join(["howsmooth", *words])
+
+
+def default_folder(model: str, what: str, question: Any) -> Path:
+    """Return where the records of a question go unless told otherwise: the same question, the same folder."""
+    label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(model).name)
+    return Path("runs") / f"{label}-{what.replace(':', '-')}-{fingerprint(question)[:6]}"

@@ -4,10 +4,10 @@ import pytest
 from asked import ONE, TWO
 
 import howsmooth as hs
+from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, kind_names, measures, regimes, splitting
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
-from howsmooth.studies.values import leaves
 
 ASKS = [
     regimes.Ask(length=5, radius=1.5, **ONE),
@@ -34,7 +34,7 @@ ESTIMATES = {
 
 @pytest.mark.parametrize("name", kind_names())
 def test_every_number_of_an_answer_that_is_proven_says_to_which_side_it_may_be_rounded(name):
-    for field in leaves(kind_named(name).answer).values():
+    for field in settings_of(kind_named(name).answer).values():
         if "float" in str(field.type) and "tuple" not in str(field.type):
             assert ("rounded" in field.declared) != (field.name in ESTIMATES), field.name
 

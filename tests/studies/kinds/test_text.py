@@ -10,7 +10,7 @@ from howsmooth.models.text import read_text
 from howsmooth.studies.kinds import text
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
-from howsmooth.studies.sweep.batches import answered, batches, cells
+from howsmooth.studies.sweep.sweep import answered, batches, cells
 
 LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 16), 3
 

@@ -18,12 +18,12 @@ from howsmooth.studies import kinds
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import read_study
 from howsmooth.studies.resources import Resources
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.export import write_table
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep.batches import units
-from howsmooth.studies.sweep.costs import expected_seconds
+from howsmooth.studies.sweep.sweep import units
+from howsmooth.studies.sweep.workers import expected_seconds
 
 TOY = '''
     """How far a stone falls."""

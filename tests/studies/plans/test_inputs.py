@@ -16,7 +16,7 @@ from howsmooth.models.text import Text, read_text
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import read_study
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 
 SENTENCES = ("Alice was here.", "The cat sat on the mat, and looked at the dog.", "Down, down, down.")
 VISION = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}

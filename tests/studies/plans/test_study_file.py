@@ -9,14 +9,14 @@ from asked import ONE
 
 from howsmooth.errors import FileError, HowsmoothError, StudyError
 from howsmooth.studies.asks import Ask
+from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.kinds import extremal, kind_named, kind_names, regimes, text
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import OWN, plural, read_study
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Windows
-from howsmooth.studies.values import leaves
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SMALL = {"layers": "[0]", "lengths": "[8]", "sequences": "1"}
@@ -67,10 +67,12 @@ def test_the_documented_examples_ask_what_they_say(name, count, values, held):
 
 def test_every_key_of_a_study_at_a_text_is_documented():
     words = (EXAMPLES.parent / "studies.md").read_text(encoding="utf-8")
-    fields = [leaf for leaf in leaves(text.Ask).values() if leaf.path[0] != "window" and leaf.name != "threads"]
-    names = [*OWN, *leaves(Windows)]
+    every = settings_of(text.Ask).values()
+    fields = [field for field in every if field.path[0] != "window" and field.name != "threads"]
+    names = [*OWN, *settings_of(Windows)]
     assert [name for name in names if f"`{name}`" not in words] == []
-    assert [leaf.name for leaf in fields if not {f"`{leaf.name}`", f"`{plural(leaf)}`"} & set(_codes(words))] == []
+    missing = [field.name for field in fields if not {f"`{field.name}`", f"`{plural(field)}`"} & set(_codes(words))]
+    assert missing == []
     assert [name for name in kind_names() if f"`{name}`" not in words] == []
 
 
@@ -282,9 +284,9 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
 def test_every_kind_can_be_asked_by_a_study(name):
     kind = kind_named(name)
     assert issubclass(kind.ask, Ask)
-    plurals = [plural(leaf) for leaf in leaves(kind.ask).values()]
+    plurals = [plural(setting) for setting in settings_of(kind.ask).values()]
     assert len(set(plurals)) == len(plurals)
-    assert not set(plurals) & leaves(kind.ask).keys()
+    assert not set(plurals) & settings_of(kind.ask).keys()
 
 
 def test_a_layer_that_a_model_does_not_have_is_told_for_heads_too(study, folder_model, held):

@@ -13,8 +13,7 @@ from rich.console import Console
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.studies.runs.comparison import Verdict, bracketed
-from howsmooth.studies.runs.ratios import paired_ratio
+from howsmooth.studies.runs.comparison import Verdict, bracketed, paired_ratio
 from howsmooth.studies.runs.store import Store
 
 

@@ -22,10 +22,9 @@ from asked import answered, filler, radii, untimed, windows
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.folders import FILE
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep.batches import attempt
-from howsmooth.studies.sweep.sweep import sweep
+from howsmooth.studies.sweep.sweep import attempt, sweep
 from howsmooth.studies.sweep.workers import using_threads
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock("processes are killed while they work")]

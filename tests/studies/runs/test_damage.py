@@ -11,16 +11,15 @@ from asked import answered, bounded, filler, radii, untimed
 
 import howsmooth as hs
 from howsmooth.errors import FileError
-from howsmooth.studies.records import Failure
+from howsmooth.studies.records import Failure, RunPlan
+from howsmooth.studies.runs.database import FILE, TABLES, checksum
 from howsmooth.studies.runs.export import write_table
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.reading import read_run
-from howsmooth.studies.runs.store import TABLES, Store, checksum
+from howsmooth.studies.runs.run import read_run
+from howsmooth.studies.runs.store import Store
 
 FLIPS = 300
 FACT, WINDOW = "bounds of m, layer 0, n = 8, R = 5.25", "opening of 3fb1"
-PLAN = Plan(kind="text", keys=tuple(filler(i).ask.key for i in range(6)), command="howsmooth measure m")
+PLAN = RunPlan(kind="text", keys=tuple(filler(i).ask.key for i in range(6)), command="howsmooth measure m")
 FAILURE = Failure(ask=filler(77).ask, error="MemoryError: 30517 GiB")
 
 

@@ -11,9 +11,9 @@ from pyarrow import parquet
 
 from howsmooth.errors import FileError
 from howsmooth.studies.kinds import regimes
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.export import flat, write_table
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 
 FORMATS = ["csv", "jsonl", "parquet"]

@@ -11,9 +11,9 @@ import pytest
 from asked import filler
 
 from howsmooth.errors import FileError
+from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.export import write_table
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 
 RECORDS, FLIPS = 40, 60

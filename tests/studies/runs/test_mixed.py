@@ -11,7 +11,7 @@ import howsmooth as hs
 from howsmooth.cli.answers import print_answer
 from howsmooth.report.answer import sentence
 from howsmooth.report.page import render
-from howsmooth.studies.runs.reading import read_run
+from howsmooth.studies.runs.run import read_run
 
 
 def table(found, width):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from howsmooth.studies.runs.ratios import independent_ratio, paired_ratio
+from howsmooth.studies.runs.comparison import independent_ratio, paired_ratio
 
 WAYS = [paired_ratio, independent_ratio]
 

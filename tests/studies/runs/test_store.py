@@ -9,10 +9,9 @@ from measured import changed
 from msgspec.structs import replace
 
 import howsmooth as hs
-from howsmooth.studies.records import Failure
-from howsmooth.studies.runs.folders import FILE, check_writable
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.store import VERSION, Store
+from howsmooth.studies.records import Failure, RunPlan
+from howsmooth.studies.runs.database import FILE, VERSION, check_writable
+from howsmooth.studies.runs.store import Store
 
 FIRST = filler(0)
 
@@ -112,7 +111,7 @@ def test_windows_are_kept(tmp_path):
 
 
 def test_plans_are_numbered_as_they_come_and_one_that_comes_again_stays(tmp_path):
-    plans = [Plan(kind="text", keys=(name,), command=f"howsmooth {name}") for name in "zab"]
+    plans = [RunPlan(kind="text", keys=(name,), command=f"howsmooth {name}") for name in "zab"]
     with Store(tmp_path) as store:
         for plan in (*plans, plans[0], plans[2]):
             store.keep_plan(plan)

@@ -12,8 +12,7 @@ from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies.kinds import monitor, training
 from howsmooth.studies.plans.paper import QUICK, chosen_figures
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sentiment.diverging import shown
-from howsmooth.studies.sentiment.learning import METHODS, FromEmbeddings, _frobenius, network, task_of
+from howsmooth.studies.sentiment.learning import METHODS, FromEmbeddings, _frobenius, network, shown, task_of
 from howsmooth.studies.sentiment.reviews import INNER, PACKAGE, SNIPPETS, encode, find_reviews, read_reviews, vocabulary
 
 

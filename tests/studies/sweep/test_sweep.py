@@ -10,13 +10,12 @@ from msgspec.structs import replace
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.studies.kinds import regimes
-from howsmooth.studies.machines import here
+from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import Where
-from howsmooth.studies.sweep.batches import attempt, sentence, units
-from howsmooth.studies.sweep.costs import expected_seconds
-from howsmooth.studies.sweep.sweep import sweep
+from howsmooth.studies.settings import Compute
+from howsmooth.studies.sweep.sweep import attempt, sentence, sweep, units
+from howsmooth.studies.sweep.workers import expected_seconds
 
 
 class Counting:
@@ -247,15 +246,15 @@ def test_a_text_that_changes_between_two_asks_of_one_executor_is_read_again(asks
 
 def test_a_model_of_other_numbers_is_another_model(folder_model):
     held = Resources()
-    assert held.transformer(folder_model, Where(dtype="float32")).module.dtype == torch.float32
-    assert held.transformer(folder_model, Where(dtype="float64")).module.dtype == torch.float64
+    assert held.transformer(folder_model, Compute(dtype="float32")).module.dtype == torch.float32
+    assert held.transformer(folder_model, Compute(dtype="float64")).module.dtype == torch.float64
 
 
 def test_records_hold_versions_and_hardware(tmp_path):
     with Store(tmp_path) as store:
         answered(radii(1), store, threads=None)
         (record,) = store.records()
-    assert record.machine == here()
+    assert record.machine == this_machine()
     assert record.seconds > 0
     assert all(getattr(record.machine, name) for name in record.machine.__struct_fields__)
 

@@ -25,7 +25,7 @@ from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds import extremal
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep import processes, workers
+from howsmooth.studies.sweep import dask_cluster, processes
 from howsmooth.studies.sweep.sweep import sweep
 from howsmooth.studies.sweep.workers import executor
 
@@ -201,7 +201,7 @@ def _spawned():
 
 @pytest.mark.slow
 def test_a_lost_scheduler_is_a_clear_error_and_what_was_done_is_kept(mortal, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 10.0)
     asks = radii(400)  # so many that some are left when the news of the loss arrives
     seen = []
 
@@ -224,7 +224,7 @@ def test_a_lost_scheduler_is_a_clear_error_and_what_was_done_is_kept(mortal, tmp
 
 @pytest.mark.slow
 def test_an_address_where_nobody_listens_is_refused_in_time(monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 1.0)
     address = f"tcp://127.0.0.1:{free_port()}"
     began = time.monotonic()
     with pytest.raises(ClusterError, match="no Dask scheduler answers") as refusal, executor(scheduler=address):
@@ -236,7 +236,7 @@ def test_an_address_where_nobody_listens_is_refused_in_time(monkeypatch):
 
 @pytest.mark.slow
 def test_a_listener_that_says_nothing_is_refused_in_time(monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 1.0)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
@@ -247,7 +247,7 @@ def test_a_listener_that_says_nothing_is_refused_in_time(monkeypatch):
 
 @pytest.mark.parametrize("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1:x", "xyz://127.0.0.1:1", "127.0.0.1"])
 def test_an_address_that_is_none_is_refused(address, monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 0.5)
     with pytest.raises(ClusterError, match="no Dask scheduler answers"), executor(scheduler=address):
         pass
 
@@ -325,7 +325,7 @@ def _certified(folder):
 @pytest.mark.slow
 def test_a_cluster_that_speaks_tls_gives_the_same_records_and_no_other_is_trusted(certificates, tmp_path, monkeypatch):
     ours, theirs = certificates
-    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 10.0)
     files = {"ca_file": "ca.pem"} | {
         f"{role}_{part}": f"{part}.pem" for role in ("scheduler", "worker", "client") for part in ("cert", "key")
     }
@@ -351,7 +351,7 @@ def test_a_cluster_that_speaks_tls_gives_the_same_records_and_no_other_is_truste
 
 
 def test_plain_text_is_refused_where_tls_was_asked_for(certificates, cluster, monkeypatch):
-    monkeypatch.setattr(workers, "PATIENCE", 10.0)
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 10.0)
     with pytest.raises(ClusterError, match="with a certificate"), executor(scheduler=cluster, tls=certificates[0]):
         pass
 

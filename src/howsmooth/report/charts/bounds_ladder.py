@@ -6,21 +6,15 @@ from typing import Any
 
 import altair as alt
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, PINK, SKY
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
-from howsmooth.report.drawing.titles import titled
+from howsmooth.report.drawing.panels import titled
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.theory.results import Side, label_of
 from howsmooth.wording import at_most, interval, number
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("measurement",), 50, True, "ladder"
-ABOUT = (
-    "What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, what the "
-    "worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, none longer "
-    "than the longest of the text: what explicit inputs attain, and what no input exceeds."
-)
 TEXT_LANE, ANY_LANE = "At this text", "Any input, tokens no longer"
 TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
 ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
@@ -28,11 +22,6 @@ COLOURS = {TYPICAL: SKY, MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MO
 SHAPES = dict(zip(COLOURS, ("diamond", "circle", "square", "triangle-right", "triangle-left"), strict=True))
 # What stands right of this share of the axis has its number on its left.
 MIDDLE, WIDTH, NAMES = 0.5, 520, 130
-
-
-def wanted(section: Section) -> bool:
-    """Tell whether anything was measured."""
-    return any(m.layers for m in section.measurements)
 
 
 def layers(section: Section) -> list[LayerSummary]:
@@ -68,7 +57,7 @@ def table(section: Section) -> Numbers:
         for refusal in layer.ladder.refused:
             what = "all theorems" if refusal.name == "all" else label_of(refusal.name)
             rows.append((layer.layer, (str(layer.layer), ANY_LANE, what, "does not apply", "—", refusal.reason)))
-    return Numbers(head=("layer", "lane", "what", "value", "kind", "where, and why"), rows=tuple(rows))
+    return Numbers(head=("layer", "lane", "what", "value", "kind", "where, and why"), rows=rows)
 
 
 def rungs(summary: LayerSummary) -> Rows:
@@ -179,3 +168,20 @@ def _decades() -> alt.Axis:
     label = f"{plain} ? format(pow(10, datum.value), ',.2~r') : '10^' + format(datum.value, '.3~r')"
     # its own description would call these logarithms numbers
     return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=6, aria=False)
+
+
+CHARTS = (
+    ChartKind(
+        name="bounds_ladder",
+        short="ladder",
+        sections=("measurement",),
+        rank=50,
+        about="What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, "
+        "what the worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, "
+        "none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
+        wanted=lambda section: any(m.layers for m in section.measurements),
+        draw=draw,
+        table=table,
+        layers=layers,
+    ),
+)

@@ -2,21 +2,16 @@
 
 from statistics import median
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
-from howsmooth.report.drawing.places import Place, certificate, constant, factors, places
+from howsmooth.report.drawing.places import MeasuredLayer, certificate, constant, factors, places
 from howsmooth.report.drawing.scales import drawable, length_axis
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers, cell
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_most, number
 
-SECTIONS, RANK, PER_LAYER = ("measurement", "bounds"), 45, False
-ABOUT = (
-    "The mean constant that was measured and the mean certificate, a bound that is proven at each window, against the "
-    "number of tokens, one panel for each layer."
-)
 MEASURED, CERTIFIED = "measured", "certificate"
 STYLES: Styles = {
     CERTIFIED: Style(mark="dotted line", colour=GREEN, dash=(5, 3), side=Side.UPPER),
@@ -57,10 +52,10 @@ def table(section: Section) -> Numbers:
         for n, measured, certified, ratio in _means(place):
             numbers = (cell(measured), cell(certified, written=at_most), cell(ratio))
             rows.append((place.summary.layer, (place.name, number(n), *numbers)))
-    return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=tuple(rows))
+    return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=rows)
 
 
-def _means(place: Place) -> list[tuple[int, float | None, float | None, float | None]]:
+def _means(place: MeasuredLayer) -> list[tuple[int, float | None, float | None, float | None]]:
     measured, certified = dict(place.means(constant)), dict(place.means(certificate))
     return [
         (n, measured.get(n), certified.get(n), certified[n] / measured[n] if n in measured and n in certified else None)
@@ -68,7 +63,21 @@ def _means(place: Place) -> list[tuple[int, float | None, float | None, float | 
     ]
 
 
-def _title(found: list[Place]) -> str:
+def _title(found: list[MeasuredLayer]) -> str:
     proven = ((certificate(r), constant(r)) for place in found for r in place.records)
     each = [bound / value for bound, value in proven if bound and drawable(value)]
     return f"The certificate is {number(median(each))} times the constant (median)"
+
+
+CHARTS = (
+    ChartKind(
+        name="certificates",
+        sections=("measurement", "bounds"),
+        rank=45,
+        about="The mean constant that was measured and the mean certificate, a bound that is proven at each window, "
+        "against the number of tokens, one panel for each layer.",
+        wanted=wanted,
+        draw=draw,
+        table=table,
+    ),
+)

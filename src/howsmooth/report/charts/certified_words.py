@@ -2,22 +2,16 @@
 
 import altair as alt
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREY, ORANGE
 from howsmooth.report.drawing.panels import panels
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.certificates import Certified, Word, certified
+from howsmooth.studies.runs.certificate_results import CertifiedSentence, WordRadius, summarise_certificates
 from howsmooth.wording import at_least, at_most
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("certificate",), 10, False, "words"
-ABOUT = (
-    "The words of each sentence from top to bottom, against the size of a perturbation on a logarithmic axis: a dark "
-    "bar as far as it is proven that no perturbation of the word changes the prediction, a light one from there to the "
-    "smallest perturbation that was found to change it, and a mark there."
-)
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
 WIDTH, ROW = 520, 19
 
@@ -29,7 +23,7 @@ def wanted(section: Section) -> bool:
 
 def draw(section: Section) -> Chart:
     """Draw a panel for each sentence, norm and place."""
-    every = certified(section.of_kind("certificate"))
+    every = summarise_certificates(section.of_kind("certificate"))
     sizes = [size for each in every for word in each.words for size in _sizes(word)]
     low, high = min(sizes) / 2, 2 * max(sizes)
     rows = [row for each in every for row in _rows(each, low, high)]
@@ -52,16 +46,16 @@ def draw(section: Section) -> Chart:
 
 def table(section: Section) -> Numbers:
     """Return a row for each word."""
-    every = certified(section.of_kind("certificate"))
+    every = summarise_certificates(section.of_kind("certificate"))
     rows: list[NumberRow] = [(None, (each.text, *word.cells.values())) for each in every for word in each.words]
-    return Numbers(head=("sentence", *every[0].words[0].cells), rows=tuple(rows))
+    return Numbers(head=("sentence", *every[0].words[0].cells), rows=rows)
 
 
-def _sizes(word: Word) -> list[float]:
+def _sizes(word: WordRadius) -> list[float]:
     return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
 
 
-def _rows(each: Certified, low: float, high: float) -> Rows:
+def _rows(each: CertifiedSentence, low: float, high: float) -> Rows:
     rows: Rows = []
     for word in each.words:
         known = {
@@ -82,7 +76,7 @@ def _rows(each: Certified, low: float, high: float) -> Rows:
     return rows
 
 
-def spelled(word: Word) -> str:
+def spelled(word: WordRadius) -> str:
     """Return a word as a reader wants it, with its place, since it may stand there twice."""
     if len(word.places) > 1:
         return f"{len(word.places)} words together"
@@ -90,11 +84,11 @@ def spelled(word: Word) -> str:
     return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
 
 
-def _panel(each: Certified) -> str:
+def _panel(each: CertifiedSentence) -> str:
     return f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}"
 
 
-def _title(every: list[Certified]) -> str:
+def _title(every: list[CertifiedSentence]) -> str:
     alone = [word for each in every for word in each.words if len(word.places) == 1]
     found = [(word.attacked, word) for word in alone if word.attacked is not None]
     if not found:
@@ -103,3 +97,19 @@ def _title(every: list[Certified]) -> str:
     least = at_least(min(word.certified for word in alone), 3)
     name = spelled(worst).rpartition(" (")[0]
     return f"A word moved by less than {least} changes no prediction; ‘{name}’ moved by {at_most(attacked, 3)} does"
+
+
+CHARTS = (
+    ChartKind(
+        name="certified_words",
+        short="words",
+        sections=("certificate",),
+        rank=10,
+        about="The words of each sentence from top to bottom, against the size of a perturbation on a logarithmic "
+        "axis: a dark bar as far as it is proven that no perturbation of the word changes the prediction, a light one "
+        "from there to the smallest perturbation that was found to change it, and a mark there.",
+        wanted=wanted,
+        draw=draw,
+        table=table,
+    ),
+)

@@ -4,24 +4,27 @@ from statistics import geometric_mean
 
 import numpy as np
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, ORANGE
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
-from howsmooth.report.drawing.places import NO_LAW, Place, constant, law_in_words, laws_in_words, places, released
+from howsmooth.report.drawing.places import (
+    NO_LAW,
+    TOLD,
+    MeasuredLayer,
+    constant,
+    described,
+    law_in_words,
+    laws_in_words,
+    places,
+    released,
+)
 from howsmooth.report.drawing.scales import drawable, length_axis
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import Numbers, ends
-from howsmooth.report.drawing.windows import TOLD, described
+from howsmooth.report.drawing.tables import Chart, Numbers, Rows, ends
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
 from howsmooth.theory.results import Side
 from howsmooth.wording import number
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("measurement", "real"), 10, False, "length"
-ABOUT = (
-    "The local Lipschitz constant against the number of tokens, one panel for each layer: a dot for each window, the "
-    "fitted power law with its 95 % band (or the mean, where no power law describes the windows), and as a thin line "
-    "what random perturbations are multiplied by."
-)
 WINDOW, LAW, MEAN, TYPICAL = "a window", "power law", f"mean ({NO_LAW})", "random perturbations"
 RELEASED = "released quantity"
 STYLES: Styles = {
@@ -34,11 +37,6 @@ STYLES: Styles = {
 }
 # Enough for a law to look smooth on linear axes too.
 STEPS = 25
-
-
-def wanted(section: Section) -> bool:
-    """Tell whether a window attains anything."""
-    return any(drawable(r.answer.lower) for m in section.measurements for r in m.records)
 
 
 def draw(section: Section) -> Chart:
@@ -69,10 +67,10 @@ def table(section: Section) -> Numbers:
             numbers = (number(n), str(len(here)), str(gains.get(n, "—")), low, number(mean_constant(here), 4), high)
             rows.append((place.summary.layer, (name, *numbers)))
     head = ("layer", "tokens", "windows", "typical", "smallest", "mean", "largest (upper end)")
-    return Numbers(head=head, rows=tuple(rows))
+    return Numbers(head=head, rows=rows)
 
 
-def _rows(place: Place) -> Rows:
+def _rows(place: MeasuredLayer) -> Rows:
     at = {"panel": _heading(place), "layer": place.summary.layer}
     law = place.summary.growth
     # the first row keeps the panel of a layer that attains nothing
@@ -86,7 +84,7 @@ def _rows(place: Place) -> Rows:
     return rows + points(place.means(released), series=RELEASED, **at)
 
 
-def _law(place: Place) -> Rows:
+def _law(place: MeasuredLayer) -> Rows:
     law = place.summary.growth
     if law is None or law.doubted:
         return []
@@ -100,13 +98,13 @@ def _law(place: Place) -> Rows:
     return rows
 
 
-def _typical(place: Place) -> list[tuple[int, Typical]]:
+def _typical(place: MeasuredLayer) -> list[tuple[int, Typical]]:
     """Return the root mean square gain of random perturbations at each length that has one."""
     found = ((n, typical_of([r for r in place.records if r.ask.length == n])) for n in place.lengths)
     return [(n, gain) for n, gain in found if gain is not None]
 
 
-def _heading(place: Place) -> str:
+def _heading(place: MeasuredLayer) -> str:
     summary = place.summary
     first = f"{number(summary.constant)} at {number(summary.length)} tokens"
     growth = first if summary.growth is None else law_in_words(summary.growth)
@@ -116,9 +114,25 @@ def _heading(place: Place) -> str:
     return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {cells['R']}{bound}") if line)
 
 
-def _title(found: list[Place]) -> str:
+def _title(found: list[MeasuredLayer]) -> str:
     said = laws_in_words((place.name, place.summary.growth) for place in found)
     beside = laws_in_words((place.name, place.summary.released_growth) for place in found)
     if not said:
         return "The constants that the windows attain"
     return f"The constant {said}" + (f". The released quantity {beside}" if beside else "")
+
+
+CHARTS = (
+    ChartKind(
+        name="constant_against_length",
+        short="length",
+        sections=("measurement", "real"),
+        rank=10,
+        about="The local Lipschitz constant against the number of tokens, one panel for each layer: a dot for each "
+        "window, the fitted power law with its 95 % band (or the mean, where no power law describes the windows), and "
+        "as a thin line what random perturbations are multiplied by.",
+        wanted=lambda section: any(drawable(r.answer.lower) for m in section.measurements for r in m.records),
+        draw=draw,
+        table=table,
+    ),
+)

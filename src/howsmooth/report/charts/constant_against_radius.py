@@ -6,23 +6,17 @@ from typing import Any
 
 import altair as alt
 
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import FEW_TO_MANY, GREY
 from howsmooth.report.drawing.panels import PANEL, panels
-from howsmooth.report.drawing.places import Place, places
+from howsmooth.report.drawing.places import TOLD, MeasuredLayer, described, places
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import Numbers
-from howsmooth.report.drawing.windows import TOLD, described
+from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.studies.kinds.text import TextRecord
 from howsmooth.studies.runs.summary import mean_constant
 from howsmooth.wording import number
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("measurement", "real"), 20, False, "radius"
-ABOUT = (
-    "The local Lipschitz constant against the mean radius of the tokens, one panel for each layer: a dot for each "
-    "window, coloured by its number of tokens."
-)
 # Radii that differ by less than this factor are drawn as equal.
 FLAT = 1.02
 TOKENS, CONSTANT = alt.Tooltip("n:Q", title="tokens"), alt.Tooltip("y:Q", title="constant", format=",.5~r")
@@ -73,10 +67,10 @@ def table(section: Section) -> Numbers:
             name = place.name if several else str(place.summary.layer)
             rows.append((place.summary.layer, (name, number(n), *numbers)))
     head = ("layer", "tokens", "smallest radius", "mean radius", "largest radius", "mean constant")
-    return Numbers(head=head, rows=tuple(rows))
+    return Numbers(head=head, rows=rows)
 
 
-def _row(place: Place, record: TextRecord) -> dict[str, Any]:
+def _row(place: MeasuredLayer, record: TextRecord) -> dict[str, Any]:
     answer = record.answer
     row = described(place.measurement, record) | {"panel": place.name, "n": record.ask.length, "x": answer.mean_radius}
     return row | ({"y": answer.lower} if drawable(answer.lower) else {})
@@ -101,7 +95,7 @@ def _length_colour(lengths: Sequence[int]) -> alt.Color:
     return alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
 
 
-def _title(found: Sequence[Place]) -> str:
+def _title(found: Sequence[MeasuredLayer]) -> str:
     attained = [[r.answer for r in place.records if drawable(r.answer.lower)] for place in found]
     radius = _widest([a.mean_radius for a in answers if drawable(a.mean_radius)] for answers in attained)
     constant = _widest([a.lower for a in answers] for answers in attained)
@@ -112,3 +106,18 @@ def _title(found: Sequence[Place]) -> str:
 
 def _widest(values: Iterable[Sequence[float]]) -> float:
     return max((max(v) / min(v) for v in values if v), default=1.0)
+
+
+CHARTS = (
+    ChartKind(
+        name="constant_against_radius",
+        short="radius",
+        sections=("measurement", "real"),
+        rank=20,
+        about="The local Lipschitz constant against the mean radius of the tokens, one panel for each layer: a dot for "
+        "each window, coloured by its number of tokens.",
+        wanted=wanted,
+        draw=draw,
+        table=table,
+    ),
+)

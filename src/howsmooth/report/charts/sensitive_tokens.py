@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from howsmooth.errors import AssumptionError
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import ON_DARK, ON_LIGHT, SHADES
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import Numbers
+from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.drawing.token_text import columns_of, words
 from howsmooth.report.sections import Section
 from howsmooth.studies.kinds.text import TextRecord
@@ -15,20 +15,8 @@ from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.wording import count, percent
 
-SECTIONS, RANK, PER_LAYER, SHORT = ("measurement",), 60, True, "tokens"
-# A page has the same tokens as text of its own, which can be copied and shaded anew.
-ON_PAGE = False
-ABOUT = (
-    "The first of the longest windows as running text: a token is the darker, the more of the worst perturbation of "
-    "one layer it holds."
-)
 COLUMNS, COLUMN_WIDTH, LINE_HEIGHT, FONT_SIZE = 90, 7.6, 21, 12
 DARK, MOST = 0.5, 5
-
-
-def wanted(section: Section) -> bool:
-    """Tell whether the tokens of a window that was measured are kept."""
-    return bool(layers(section))
 
 
 def layers(section: Section) -> list[LayerSummary]:
@@ -61,9 +49,7 @@ def table(section: Section) -> Numbers:
         for layer in m.layers:
             if (record := window_record(m, layer.layer)) is not None:
                 rows += [(layer.layer, (str(layer.layer), *cells)) for cells in _shares(m, record)]
-    return Numbers(
-        head=("layer", "place", "token", "share of the perturbation", "share of the response"), rows=tuple(rows)
-    )
+    return Numbers(head=("layer", "place", "token", "share of the perturbation", "share of the response"), rows=rows)
 
 
 def window_record(measurement: Measurement, layer: int) -> TextRecord | None:
@@ -136,3 +122,20 @@ def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
         rows.append({"text": text, "share": share, "line": line, "centre": line + 0.45, "below": line + 0.9, **place})
         column = end
     return rows
+
+
+CHARTS = (
+    ChartKind(
+        name="sensitive_tokens",
+        short="tokens",
+        sections=("measurement",),
+        rank=60,
+        about="The first of the longest windows as running text: a token is the darker, the more of the worst "
+        "perturbation of one layer it holds.",
+        wanted=lambda section: bool(layers(section)),
+        draw=draw,
+        table=table,
+        layers=layers,
+        on_page=False,
+    ),
+)

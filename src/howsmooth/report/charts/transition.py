@@ -1,37 +1,96 @@
-"""All regimes in one: the constant in units of its plateau against the length in units of the crossing."""
+"""The worst constant from few tokens to measures: each head by itself, and all in units of the crossing."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
-from howsmooth.report.drawing.cases import cases
-from howsmooth.report.drawing.palette import GREY, HUES
-from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
+from howsmooth.report.charts import ChartKind
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, ORANGE
+from howsmooth.report.drawing.panels import PANEL, Style, Styles, points, series_panels
+from howsmooth.report.drawing.places import cases
 from howsmooth.report.drawing.scales import drawable
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
+from howsmooth.search.regimes import Regimes
+from howsmooth.studies.kinds.regimes import Answer
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.summary import growth_of
-from howsmooth.wording import exponent, number
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_least, at_most, exponent, number, percent
 
-SECTIONS, RANK, PER_LAYER = ("transition",), 20, False
-ABOUT = (
-    "The worst constant that was found in units of what measures attain, against the number of tokens in units of the "
-    "crossing n*: a line for each head and radius, and √(n/n*), then 1, as a guide."
-)
+UPPER, FOUND, PLATEAU, CROSSING = "worst-case bound", "worst found", "measures attain", "crossing n*"
+STYLES: Styles = {
+    UPPER: Style(mark="line", colour=BLUE),
+    PLATEAU: Style(mark="line", colour=GREEN, dash=(5, 3)),
+    CROSSING: Style(mark="rule", colour=GREY, dash=(2, 3)),
+    FOUND: Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
+}
+ACROSS = "number of tokens n"
+ALONE = {"width": 480, "height": 300}
 GUIDE = "√(n/n*), then 1"
 # How far from the crossing the transition is drawn, and how far its two laws are read off.
 FAR, CLEAR = 1e4, 10.0
 
 
-def wanted(section: Section) -> bool:
-    """Tell whether a length is near its crossing."""
-    return bool(_scaled(_records(section)))
+def draw_regimes(section: Section) -> Chart:
+    """Draw a panel for each head and radius."""
+    records = section.of_kind("regimes")
+    shares = [r.answer.lower / r.answer.upper for r in records if r.answer.upper] or [0.0]
+    title = f"The worst found lies between {percent(min(shares))} and {percent(max(shares))} of the worst-case bound"
+    found = {case: [(r.ask.length, r.answer) for r in some] for case, some in cases(records).items()}
+    return _panels(found, title=title, size=PANEL)
 
 
-def draw(section: Section) -> Chart:
+def regimes_chart(found: Regimes) -> Chart:
+    """Draw the regimes of one head by itself."""
+    plateau = None if found.lower is None else found.lower.value
+    known = {"crossing": found.crossing, "plateau": plateau, "measures_upper": None}
+    answers = [(row.n, Answer(lower=row.found, upper=row.upper.value, **known)) for row in found.rows]
+    case = f"R = {number(found.radius)}"
+    if found.crossing is None:  # no theorem says where it stops
+        title = "The worst constant that a search found, below the bound for so many tokens"
+        return series_panels(_lines(case, answers), STYLES, across=ACROSS, title=title, size=ALONE)
+    title = "The worst constant rises with the number of tokens until measures attain it"
+    return _panels({case: answers}, title=title, size=ALONE)
+
+
+def table_regimes(section: Section) -> Numbers:
+    """Return a row for each head, radius and length."""
+    rows: list[NumberRow] = []
+    for case, found in cases(section.of_kind("regimes")).items():
+        for r in found:
+            answer = r.answer
+            attained, plateau = (cell(value, written=at_least) for value in (answer.lower, answer.plateau))
+            numbers = (attained, cell(answer.upper, written=at_most), plateau, cell(answer.crossing))
+            rows.append((None, (case, number(r.ask.length), *numbers)))
+    return Numbers(head=("head and radius", "tokens", FOUND, UPPER, PLATEAU, CROSSING), rows=rows)
+
+
+def _panels(found: dict[str, list[tuple[int, Answer]]], *, title: str, size: dict[str, int]) -> Chart:
+    rows = [row for case, answers in found.items() for row in _rows(case, answers)]
+    return series_panels(rows, STYLES, across=ACROSS, title=title, size=size)
+
+
+def _lines(panel: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
+    fields = {UPPER: "upper", PLATEAU: "plateau", FOUND: "lower"}
+    series = {name: [(n, getattr(answer, field)) for n, answer in answers] for name, field in fields.items()}
+    return [row for name, pairs in series.items() for row in points(pairs, panel=panel, series=name)]
+
+
+def _rows(case: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
+    # none where it does not fit a float
+    crossing = answers[0][1].crossing or math.inf
+    panel = f"{case}: n* ≈ {number(crossing)}"
+    rows = _lines(panel, answers)
+    # where the lengths reach it
+    if answers[0][0] <= crossing <= answers[-1][0]:
+        rows.append({"x": crossing, "panel": panel, "series": CROSSING})
+    return rows
+
+
+def draw_transition(section: Section) -> Chart:
     """Draw a line for each head and radius."""
-    records = _records(section)
+    records = _crossing(section)
     rows: Rows = []
     for case, found in cases(records).items():
         rows += points(_scaled(found), panel="", series=case)
@@ -41,15 +100,14 @@ def draw(section: Section) -> Chart:
     styles: Styles = {GUIDE: Style(mark="line", colour=GREY, dash=(5, 3), width=1.5)}
     styles |= {case: Style(mark="dotted line", colour=hue, width=1.5) for case, hue in hues.items()}
     size, up = {"width": 460, "height": 280}, "constant / plateau"
-    return series_panels(rows, styles, across="n / n*", up=up, title=_title(records), size=size)
+    return series_panels(rows, styles, across="n / n*", up=up, title=_transition_title(records), size=size)
 
 
-def table(section: Section) -> Numbers:
+def table_transition(section: Section) -> Numbers:
     """Return a row for each head, radius and length near its crossing."""
-    rows: list[NumberRow] = []
-    for case, found in cases(_records(section)).items():
-        rows += [(None, (case, number(x), number(y))) for x, y in _scaled(found)]
-    return Numbers(head=("head and radius", "n / n*", "constant / plateau"), rows=tuple(rows))
+    groups = cases(_crossing(section))
+    rows = [(None, (case, number(x), number(y))) for case, found in groups.items() for x, y in _scaled(found)]
+    return Numbers(head=("head and radius", "n / n*", "constant / plateau"), rows=rows)
 
 
 def _scaled(records: Sequence[Record]) -> list[tuple[float, float]]:
@@ -57,20 +115,46 @@ def _scaled(records: Sequence[Record]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in pairs if 1 / FAR <= x <= FAR and drawable(y)]
 
 
-def _records(section: Section) -> list[Record]:
+def _crossing(section: Section) -> list[Record]:
     """Return what has a crossing and a plateau that fit a float."""
     return [r for r in section.of_kind("regimes") if r.answer.crossing and r.answer.plateau]
 
 
-def _title(records: Sequence[Record]) -> str:
+def _transition_title(records: Sequence[Record]) -> str:
     before = [
         growth_of((r.ask.length, r.answer.lower) for r in found if r.ask.length * CLEAR < r.answer.crossing)
         for found in cases(records).values()
     ]
     slopes = [law.exponent for law in before if law is not None]
     after = [r.answer.lower / r.answer.plateau for r in records if r.ask.length > CLEAR * r.answer.crossing]
-    ends = " to ".join(dict.fromkeys(f"n^{exponent(end)}" for end in (min(slopes), max(slopes)))) if slopes else ""
-    said = [f"well below n* the constant grows like {ends}"] if slopes else []
+    said = []
+    if slopes:
+        ends = extent(slopes, lambda slope: f"n^{exponent(slope)}")
+        said.append(f"well below n* the constant grows like {ends}")
     said += [f"well above it is {number(median(after), 2)} of the plateau"] if after else []
     words = "; ".join(said) or "the constant around the crossing"
     return words[0].upper() + words[1:]
+
+
+CHARTS = (
+    ChartKind(
+        name="regimes",
+        sections=("regimes",),
+        rank=10,
+        about="The worst constant that was found against the number of tokens, one panel for each head and radius: "
+        "below the bound for so many tokens, and from the crossing n* on near what measures attain.",
+        wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("regimes")),
+        draw=draw_regimes,
+        table=table_regimes,
+    ),
+    ChartKind(
+        name="transition",
+        sections=("transition",),
+        rank=20,
+        about="The worst constant that was found in units of what measures attain, against the number of tokens in "
+        "units of the crossing n*: a line for each head and radius, and √(n/n*), then 1, as a guide.",
+        wanted=lambda section: bool(_scaled(_crossing(section))),
+        draw=draw_transition,
+        table=table_transition,
+    ),
+)

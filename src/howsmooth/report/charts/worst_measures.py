@@ -4,27 +4,17 @@ from typing import Any
 
 import altair as alt
 
-from howsmooth.report.drawing.cases import cases
+from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, INK
 from howsmooth.report.drawing.panels import panels
-from howsmooth.report.drawing.specs import Chart, Rows
-from howsmooth.report.drawing.tables import NumberRow, Numbers
+from howsmooth.report.drawing.places import cases
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.studies.records import Record
 from howsmooth.wording import at_least, count, number, percent
 
-SECTIONS, RANK, PER_LAYER = ("measures",), 10, False
-ABOUT = (
-    "The atoms of the worst measures that were found on the line, one panel for each head and radius and one row for "
-    "each measure: a disc at each place, the larger the heavier; those without a number hold less than 10⁻⁴."
-)
 # Atoms lighter than this are drawn alike; atoms nearer than this share of the radius are one.
 LIGHT, NEAR = 1e-4, 1e-3
-
-
-def wanted(section: Section) -> bool:
-    """Tell whether a measure was found."""
-    return any(merged(r) for r in section.of_kind("measures"))
 
 
 def draw(section: Section) -> Chart:
@@ -49,7 +39,7 @@ def table(section: Section) -> Numbers:
             for atom in merged(r):
                 cells = (number(r.ask.length), at_least(r.answer.lower, 4), number(atom["place"]), number(atom["mass"]))
                 rows.append((None, (case, *cells)))
-    return Numbers(head=("head and radius", "atoms", "constant", "place", "mass"), rows=tuple(rows))
+    return Numbers(head=("head and radius", "atoms", "constant", "place", "mass"), rows=rows)
 
 
 def merged(record: Record) -> list[dict[str, float]]:
@@ -80,3 +70,18 @@ def _layers() -> list[Any]:
     size = alt.Size("mass:Q", scale=sizes, legend=legend)
     dots = base.mark_point(filled=True, color=BLUE, opacity=0.75).encode(size=size)
     return [dots, base.mark_text(dy=-15, fontSize=10, color=INK).encode(text="label:N")]
+
+
+CHARTS = (
+    ChartKind(
+        name="worst_measures",
+        sections=("measures",),
+        rank=10,
+        about="The atoms of the worst measures that were found on the line, one panel for each head and radius and one "
+        "row for each measure: a disc at each place, the larger the heavier; those without a number hold less than "
+        "10⁻⁴.",
+        wanted=lambda section: any(merged(r) for r in section.of_kind("measures")),
+        draw=draw,
+        table=table,
+    ),
+)

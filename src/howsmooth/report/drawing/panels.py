@@ -1,5 +1,6 @@
-"""Panels side by side with logarithmic axes: points and lines, one series over the other."""
+"""Panels side by side with logarithmic axes: points and lines, one series over the other, under a wrapped title."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,10 +9,21 @@ import altair as alt
 
 from howsmooth.report.drawing.palette import BLUE
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
-from howsmooth.report.drawing.specs import Rows
-from howsmooth.report.drawing.titles import titled
+from howsmooth.report.drawing.tables import Rows
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, number
+
+# The width of a letter in pixels: of a wide font, so that a line fits whatever font it is shown in.
+LETTER = 8.5
+# A line of fewer letters is hard to read, however narrow the chart is.
+SHORTEST = 45
+
+
+def titled(text: str, width: float) -> alt.TitleParams:
+    """Return a title in lines that fit a width in pixels."""
+    lines = textwrap.wrap(text, max(SHORTEST, int(width / LETTER)), break_long_words=False)
+    return alt.TitleParams(lines if len(lines) > 1 else text, offset=12)
+
 
 COLUMNS, PANEL, GAP = 3, {"width": 215, "height": 165}, 20
 Mark = Literal["points", "line", "dotted line", "threads", "rule", "bars"]

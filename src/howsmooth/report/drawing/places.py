@@ -1,20 +1,57 @@
-"""Where something was measured, and how it grows there: layers of models, with the laws that were fitted."""
+"""Where something was measured: windows of a text, layers of models with fitted laws, explicit heads in a ball."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
+from typing import Any
 
-from howsmooth.report.drawing.scales import drawable
+import altair as alt
+
+from howsmooth.report.drawing.palette import BLUE, ORANGE
+from howsmooth.report.drawing.panels import Mark, Style, points, series_panels
+from howsmooth.report.drawing.scales import drawable, length_axis
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
+from howsmooth.report.drawing.token_text import running_text
 from howsmooth.report.sections import Section
+from howsmooth.studies.asks import AboutHead, Matrix
 from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.summary import LayerSummary
-from howsmooth.wording import exponent, number
+from howsmooth.wording import exponent, interval, number, percent
+
+TOLD = (
+    alt.Tooltip("layer:Q", title="layer"),
+    alt.Tooltip("error:N", title="error bar"),
+    alt.Tooltip("radius:Q", title="mean radius", format=",.4~r"),
+    alt.Tooltip("window:Q", title="window"),
+    alt.Tooltip("begins:N", title="sequence"),
+)
+
+
+def described(measurement: Measurement, record: TextRecord) -> dict[str, Any]:
+    """Return what is told of one window: the error bar of its constant, and which sequence it is."""
+    opening = measurement.openings.get((record.ask.length, record.ask.window.index), ())
+    return {
+        "layer": record.ask.layer,
+        "window": record.ask.window.index,
+        "error": error_bar(record),
+        "radius": record.answer.mean_radius,
+        "begins": f"{running_text(opening)} …" if opening else "—",
+    }
+
+
+def error_bar(record: TextRecord) -> str:
+    """Write both ends of one constant, and with which probability the upper one holds."""
+    answer = record.answer
+    worth = "" if answer.upper is None else f" ({percent(record.ask.solver.confidence)})"
+    return f"{interval(answer.lower, answer.upper, 5)}{worth}"
+
 
 # What is drawn of a window.
-Value = Callable[[TextRecord], float | None]
+WindowValue = Callable[[TextRecord], float | None]
 NO_LAW = "no power law"
 
 
@@ -39,7 +76,7 @@ def released(record: TextRecord) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MeasuredLayer:
     """A layer that was measured.
 
     Attributes:
@@ -59,7 +96,7 @@ class Place:
         """The lengths that were measured there."""
         return sorted({record.ask.length for record in self.records})
 
-    def means(self, value: Value) -> list[tuple[int, float]]:
+    def means(self, value: WindowValue) -> list[tuple[int, float]]:
         """Return the geometric mean over windows of something at each length that has it."""
         found = []
         for n in self.lengths:
@@ -68,17 +105,17 @@ class Place:
             found += [(n, geometric_mean(positive))] if positive else []
         return found
 
-    def change(self, value: Value) -> list[float]:
+    def change(self, value: WindowValue) -> list[float]:
         """Return the mean at the longest length over that at the shortest, or nothing."""
         means = self.means(value)
         return [means[-1][1] / means[0][1]] if len(means) > 1 else []
 
 
-def places(section: Section) -> list[Place]:
+def places(section: Section) -> list[MeasuredLayer]:
     """Return every layer of every measurement of a section; models and maps are named where there are several."""
     told = [part for part in ("model", "map", "text") if len({getattr(m, part) for m in section.measurements}) > 1]
     return [
-        Place(
+        MeasuredLayer(
             name=", ".join((*(_short(getattr(m, part)) for part in told), f"layer {summary.layer}")),
             measurement=m,
             summary=summary,
@@ -122,9 +159,60 @@ def factors(found: Sequence[float]) -> str:
     """Write by which factors something changes."""
     if not found:
         return "an unknown factor"
-    return "a factor " + " to ".join(dict.fromkeys(number(end) for end in (min(found), max(found))))
+    return "a factor " + extent(found)
 
 
 def _short(name: str) -> str:
     """Return the last part of a path or of a name on a hub."""
     return name.rstrip("/").rpartition("/")[2] or name
+
+
+WINDOW, MEAN = "a window", "geometric mean"
+
+
+def window_panels(found: Sequence[MeasuredLayer], value: WindowValue, *, mark: Mark, up: str, title: str) -> Chart:
+    """Draw a panel for each layer."""
+    rows: Rows = []
+    for place in found:
+        at = {"panel": place.name, "layer": place.summary.layer}
+        for r in place.records:
+            rows += points([(r.ask.length, value(r))], series=WINDOW, **at | described(place.measurement, r))
+        rows += points(place.means(value), series=MEAN, **at)
+    styles = {WINDOW: Style(mark=mark, colour=BLUE, width=1.0), MEAN: Style(mark="line", colour=ORANGE)}
+    axis = length_axis(n for place in found for n in place.lengths)
+    return series_panels(rows, styles, across="number of tokens n", up=up, axis=axis, title=title, told=TOLD)
+
+
+def window_table(found: Sequence[MeasuredLayer], value: WindowValue, what: str) -> Numbers:
+    """Return a row for each layer and length that has the value."""
+    rows: list[NumberRow] = []
+    for place in found:
+        for n, mean in place.means(value):
+            here = [v for r in place.records if r.ask.length == n and (v := value(r))]
+            numbers = (number(end, 4) for end in (min(here), mean, max(here)))
+            rows.append((place.summary.layer, (place.name, number(n), str(len(here)), *numbers)))
+    return Numbers(
+        head=("where", "tokens", "windows", f"smallest {what}", f"mean {what}", f"largest {what}"), rows=rows
+    )
+
+
+def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each head and radius by what to call them, shorter ones first."""
+    groups: dict[tuple[str, int, str, int, Matrix, float], list[Record]] = {}
+    for r in sorted(records, key=lambda r: r.ask.length):
+        ask: AboutHead = r.ask
+        groups.setdefault((ask.model, ask.layer, ask.map, len(ask.A), ask.A, ask.radius), []).append(r)
+    return {_case_name(found[0].ask): found for _key, found in sorted(groups.items())}
+
+
+def _case_name(ask: AboutHead) -> str:
+    head = f"{ask.model}, layer {ask.layer}, {ask.map}" if ask.model else f"A = {_matrix(ask.A)}"
+    return f"{head}, R = {number(ask.radius)}"
+
+
+def _matrix(A: Matrix) -> str:
+    """Write a multiple of the identity as such, and of any other matrix its size."""
+    d = len(A)
+    a = A[0][0] if A else 0.0
+    multiple = all(value == (a if i == j else 0.0) for i, row in enumerate(A) for j, value in enumerate(row))
+    return number(a) if d == 1 else f"{number(a)}·I ({d}×{d})" if multiple else f"{d}×{d}"

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from howsmooth.errors import AssumptionError
-from howsmooth.report.drawing.specs import Chart
+from howsmooth.report.drawing.tables import Chart
 from howsmooth.wording import number
 
 # Which digits of each decade get a tick, the most crowded first.

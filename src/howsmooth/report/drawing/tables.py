@@ -1,12 +1,16 @@
-"""What charts show, as tables: for readers who do not see them, and for those who want the digits."""
+"""What charts are made of, and their numbers as tables: for readers who do not see them, or want the digits."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import altair as alt
+
 from howsmooth.studies.records import Record
 from howsmooth.wording import at_least, at_most, number
 
+Rows = list[dict[str, Any]]
+Chart = alt.LayerChart | alt.FacetChart
 # A row of a table of numbers: the layer it is about, if it is about one, and its cells.
 NumberRow = tuple[int | None, tuple[str, ...]]
 
@@ -16,7 +20,7 @@ class Numbers:
     """What a chart shows, as a table."""
 
     head: tuple[str, ...]
-    rows: tuple[NumberRow, ...]
+    rows: Sequence[NumberRow]
 
 
 def cell(value: float | None, digits: int = 4, *, written: Callable[[float, int], str] = number) -> str:
@@ -29,3 +33,9 @@ def ends(records: Iterable[Record]) -> tuple[str, str]:
     answers: Sequence[Any] = [record.answer for record in records]
     low, high = min(a.lower for a in answers), max(a.upper or a.lower for a in answers)
     return at_least(low, 4), at_most(high, 4)
+
+
+def extent(values: Iterable[float], written: Callable[[float], str] = number) -> str:
+    """Write the smallest and the largest of some numbers; once, where they read the same."""
+    found = list(values)
+    return " to ".join(dict.fromkeys(written(end) for end in (min(found), max(found))))

@@ -16,7 +16,7 @@ import msgspec
 
 from howsmooth.errors import AssumptionError, FieldError, nearest
 from howsmooth.studies.asks import Answer, Ask
-from howsmooth.studies.values import from_json
+from howsmooth.studies.json_values import from_json
 
 # Answers the asks of one cell; the batch says with which others they go through the model.
 Run = Callable[[Sequence[Any], Sequence[Any], Any], list[Answer]]

@@ -1,11 +1,10 @@
 """The worst sequence of tokens in a ball that a search finds."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN
+from howsmooth.studies.json_values import ROUND_DOWN
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -38,21 +37,14 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     lower: Annotated[float, ROUND_DOWN]
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Climb, one ask after the other."""
+def _climb(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.domains.ball import Ball
     from howsmooth.search.ascent import maximise
     from howsmooth.studies.resources import seeded
 
-    found = (
-        maximise(
-            resources.attention(ask),
-            n=ask.length,
-            domain=Ball(ask.radius),
-            starts=STARTS,
-            steps=ask.climb,
-            generator=seeded([ask]),
-        )
-        for ask in cell
-    )
-    return [Answer(lower=witness.value) for witness in found]
+    f, ball, generator = resources.attention(ask), Ball(ask.radius), seeded([ask])
+    found = maximise(f, n=ask.length, domain=ball, starts=STARTS, steps=ask.climb, generator=generator)
+    return Answer(lower=found.value)
+
+
+run = one_by_one(_climb)

@@ -3,15 +3,14 @@
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.attacks.settings import BUDGET, check_attack
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ class Ask(AtText, frozen=True, kw_only=True, tag="attack"):
         solver: The seed.
     """
 
-    eps: Annotated[float, Meta(extra={"plural": "epsilons"})] = 1.0
+    eps: Annotated[float, described(plural="epsilons")] = 1.0
     norm: str = "total"
     method: str = "ascent"
     budget: int = BUDGET

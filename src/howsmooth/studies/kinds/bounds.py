@@ -1,15 +1,14 @@
 """Theorems about n tokens in a ball: the paper's bounds and ours, and what explicit inputs attain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from howsmooth.errors import AssumptionError
-from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
-    from howsmooth.maps.attention import Attention
     from howsmooth.studies.resources import Resources
 
 
@@ -37,15 +36,11 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     tied_pair: Annotated[float | None, ROUND_DOWN] = None
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Go through the theorems, one ask after the other."""
-    return [_bounds(resources.attention(ask), ask.length, ask.radius) for ask in cell]
-
-
-def _bounds(f: "Attention", n: int, radius: float) -> Answer:
+def _bounds(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.theory.discrete import discrete_lower, discrete_upper, sharp_lower, sharp_upper
     from howsmooth.theory.extremal import tied_pair, two_point
 
+    f, n, radius = resources.attention(ask), ask.length, ask.radius
     theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)
     found = {theorem.__name__: _value(theorem, f, n=n, radius=radius) for theorem in theorems}
     inputs = (two_point, tied_pair) if n > 2 else ()
@@ -58,3 +53,6 @@ def _value(find: Callable[..., Any], *subject: Any, **size: Any) -> float | None
         return find(*subject, **size).value
     except AssumptionError:
         return None
+
+
+run = one_by_one(_bounds)

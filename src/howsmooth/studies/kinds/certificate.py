@@ -3,16 +3,15 @@
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described, finite
 from howsmooth.studies.records import Record
-from howsmooth.studies.settings import Reading
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.settings import ModelReading
 
 if TYPE_CHECKING:
     from howsmooth.certificates.scene import Scene
@@ -38,12 +37,12 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="certificate"):
 
     model: str
     sentence: str
-    word: Annotated[Places, Meta(extra={"plural": "words"})] = ()
-    p: Annotated[str, Meta(extra={"plural": "norms"})] = "2"
-    at: Annotated[str, Meta(extra={"plural": "places"})] = PLACES[0]
+    word: Annotated[Places, described(plural="words")] = ()
+    p: Annotated[str, described(plural="norms")] = "2"
+    at: Annotated[str, described(plural="places")] = PLACES[0]
     layer: int = 0
     seed: int = 0
-    reading: Reading = Reading()
+    reading: ModelReading = ModelReading()
 
     def __post_init__(self) -> None:
         """Refuse what no certificate is about."""
@@ -133,8 +132,8 @@ def _certified(ask: Ask, transformer: "Transformer", resources: "Resources") -> 
         spelled=" ".join(words[i] for i in places),
         places=places,
         certified=radius.certified,
-        attacked=_finite(radius.attacked),
-        linear=_finite(radius.linear),
+        attacked=finite(radius.attacked),
+        linear=finite(radius.linear),
         slack=told(radius.slack, words, layers=left, first=ask.layer),
         predicted=class_head(transformer).labels[scene.predicted],
         margin=float(scene.rivals.margins.min()),
@@ -153,8 +152,3 @@ def _scene(transformer: "Transformer", sentence: str, at: str, layer: int) -> "t
     numbers = read_sentence(transformer, sentence)
     f, X = classified(transformer, torch.tensor(numbers), at=at, layer=layer)
     return Scene(f, X), numbers
-
-
-def _finite(value: float) -> float | None:
-    # JSON has no infinity: none was found
-    return value if abs(value) < float("inf") else None

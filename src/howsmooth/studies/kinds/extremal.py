@@ -1,12 +1,10 @@
 """The constant at inputs that are built from the weights: the paper's two points, and tied pairs."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
-from howsmooth.studies.asks import AboutHead
-from howsmooth.studies.asks import Answer as AnyAnswer
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.kinds.text import Answer, answer_at, norm_of
 
 if TYPE_CHECKING:
@@ -29,11 +27,6 @@ class Ask(AboutHead, frozen=True, kw_only=True, tag="extremal"):
     head: int = 0
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Measure every ask by itself."""
-    return [_measure(ask, resources) for ask in cell]
-
-
 def _measure(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.spectral.solvers import local_lipschitz
     from howsmooth.studies.resources import seeded
@@ -50,3 +43,6 @@ def _tokens(ask: Ask, resources: "Resources") -> "Tensor":
 
     build = {"two_point": two_point, "tied_pair": tied_pair}[ask.points]
     return build(resources.attention(ask), ask.length, ask.radius).tokens
+
+
+run = one_by_one(_measure)

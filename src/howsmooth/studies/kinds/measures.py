@@ -1,11 +1,10 @@
 """The worst measure with so many atoms in a ball that a search finds."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, Value
+from howsmooth.studies.json_values import ROUND_DOWN, JsonValue
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -27,7 +26,7 @@ class Ask(AboutHead, frozen=True, kw_only=True, tag="measures"):
         return super().cost * max(1, self.climb)
 
 
-class Atom(Value, frozen=True, kw_only=True):
+class Atom(JsonValue, frozen=True, kw_only=True):
     """A place and what it weighs.
 
     Attributes:
@@ -53,11 +52,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     atoms: tuple[Atom, ...]
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Climb, one ask after the other."""
-    return [_climb(ask, resources) for ask in cell]
-
-
 def _climb(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.domains.ball import Ball
     from howsmooth.search.ascent import maximise
@@ -74,3 +68,6 @@ def _atoms(found: "Witness") -> tuple[Atom, ...]:
         Atom(mass=float(masses[i]), coordinate=float(places[i][0]), norm=float(places[i].norm()))
         for i in masses.argsort(descending=True).tolist()
     )
+
+
+run = one_by_one(_climb)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.records import Record
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -69,9 +68,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     alarm: str = ""
     overhead: float = 0.0
     skipped: int = 0
-
-
-MonitorRecord = Record[Ask, Answer]
 
 
 def run(_batch: Sequence[Ask], _cell: Sequence[Ask], _resources: "Resources") -> list[AnyAnswer]:

@@ -1,11 +1,10 @@
 """One length on the way from few tokens to measures: the worst constant found, between bounds and plateau."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from howsmooth.studies.asks import AboutHead
+from howsmooth.studies.asks import AboutHead, one_by_one
 from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -38,11 +37,6 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     measures_upper: Annotated[float | None, ROUND_UP]
 
 
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Look at one length after the other."""
-    return [_look(ask, resources) for ask in cell]
-
-
 def _look(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.search.regimes import regimes
 
@@ -55,3 +49,6 @@ def _look(ask: Ask, resources: "Resources") -> Answer:
         plateau=None if found.lower is None else found.lower.value,
         measures_upper=None if found.upper is None else found.upper.value,
     )
+
+
+run = one_by_one(_look)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
+from howsmooth.studies.json_values import ROUND_DOWN
 from howsmooth.studies.settings import Solver
-from howsmooth.studies.values import ROUND_DOWN
 
 if TYPE_CHECKING:
     from torch import Tensor

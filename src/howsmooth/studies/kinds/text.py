@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
-from howsmooth.studies.values import ROUND_DOWN, ROUND_UP
 
 if TYPE_CHECKING:
     from torch import Tensor

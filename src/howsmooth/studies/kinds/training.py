@@ -1,13 +1,13 @@
 """A small classifier trained for a given time by one method: how right it is, how rough, and what adversaries get."""
 
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.errors import AssumptionError, FileError, nearest
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.records import Record
-from howsmooth.studies.values import ASIDE, ROUND_DOWN
+from howsmooth.studies.asks import one_by_one
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, finite
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -30,7 +30,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="training"):
         swaps: How many swaps of a word are tried at each.
     """
 
-    reviews: Annotated[str, ASIDE] = ""
+    reviews: Annotated[str, NOT_IN_KEY] = ""
     digest: str
     method: str = "plain"
     strength: float = 0.0
@@ -96,19 +96,10 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     trace: tuple[tuple[float | None, ...], ...] = ()
 
 
-TrainingRecord = Record[Ask, Answer]
-
-
-def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
-    """Train one network after the other."""
-    return [_trained(ask, resources) for ask in cell]
-
-
 def _trained(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.studies.resources import seeded
-    from howsmooth.studies.sentiment.diverging import diverge
-    from howsmooth.studies.sentiment.judging import judge
-    from howsmooth.studies.sentiment.learning import network, task_of, train
+    from howsmooth.studies.sentiment.evaluation import evaluate
+    from howsmooth.studies.sentiment.learning import diverge, network, task_of, train
     from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 
     reviews = read_reviews(str(find_reviews(ask.reviews)))
@@ -118,7 +109,7 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
     model = network(task.words, ask.seed)
     if ask.method == "diverging":
         found = diverge(model, task, last_rate=ask.strength, steps=ask.updates, every=5)
-        trace = tuple(tuple(_finite(x) for x in row) for row in found.trace)
+        trace = tuple(tuple(finite(x) for x in row) for row in found.trace)
         return Answer(
             steps=len(trace) * 5,
             alarm_step=found.alarm_step,
@@ -127,9 +118,8 @@ def _trained(ask: Ask, resources: "Resources") -> Answer:
             trace=trace,
         )
     steps = train(model, task, method=ask.method, strength=ask.strength, seconds=ask.time_limit)
-    verdict = judge(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
+    verdict = evaluate(model, task, sentences=ask.sentences, swaps=ask.swaps, generator=seeded([ask]))
     return Answer(steps=steps, **vars(verdict))
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if abs(value) < float("inf") else None
+run = one_by_one(_trained)

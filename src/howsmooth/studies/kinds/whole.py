@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
+from howsmooth.studies.json_values import NOT_IN_KEY
 from howsmooth.studies.kinds import text
 from howsmooth.studies.kinds.text import Answer as Answer
 from howsmooth.studies.kinds.text import run as run
 from howsmooth.studies.records import Record
-from howsmooth.studies.values import ASIDE
 
 # A block is attention and a feed-forward part, which takes twice as long.
 BLOCK = 3.0
@@ -19,7 +19,7 @@ class Ask(text.Ask, frozen=True, kw_only=True, tag="whole"):
         blocks: How many blocks these are; the map says it, if one knows the model.
     """
 
-    blocks: Annotated[int, ASIDE] = 1
+    blocks: Annotated[int, NOT_IN_KEY] = 1
 
     @property
     def share(self) -> float:

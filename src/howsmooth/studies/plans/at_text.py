@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from msgspec.structs import replace
@@ -13,14 +13,18 @@ from howsmooth.models.map_names import is_whole
 from howsmooth.models.names import check_map_name
 from howsmooth.models.sources import Source, read_source
 from howsmooth.models.transformer import Transformer
-from howsmooth.studies.asks import AtText
+from howsmooth.studies.asks import Ask, AtText
+from howsmooth.studies.kinds.whole import Ask as WholeAsk
+from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.settings import Reading, Where, Window, Windows
+from howsmooth.studies.runs.run_metadata import keep_model, keep_words
+from howsmooth.studies.runs.store import Store
+from howsmooth.studies.settings import Compute, ModelReading, Solver, Window, Windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ground:
-    """A model and a text, and which windows of it: what questions at a text stand on.
+class ModelAndText:
+    """A model, a text, and which windows of it are measured.
 
     Attributes:
         transformer: The model.
@@ -33,8 +37,8 @@ class Ground:
     transformer: Transformer
     inputs: Inputs
     windows: tuple[Window, ...]
-    where: Where
-    reading: Reading
+    where: Compute
+    reading: ModelReading
 
     def layers(self, layers: Sequence[int] | None, part: str) -> list[int]:
         """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone.
@@ -76,9 +80,41 @@ class Ground:
                 )
 
 
-def ground(
-    model: str, windows: Windows, where: Where, reading: Reading, resources: Resources, *, parts: Sequence[str] = ()
-) -> Ground:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedAsks:
+    """Asks that were checked against a model; what is left is work.
+
+    Attributes:
+        asks: What to answer, all of one kind.
+        transformer: The model.
+        inputs: What the windows are cut from, for questions at a text.
+        command: What to type to ask for them again.
+        remarks: What the user has to know before: sentences that are misclassified.
+    """
+
+    asks: tuple[Ask, ...]
+    transformer: Transformer
+    inputs: Inputs | None = None
+    command: str
+    remarks: tuple[str, ...] = ()
+
+    def begin(self, store: Store) -> None:
+        """Keep what is known about the model, the windows and the plan before any work."""
+        keep_model(store, self.transformer, () if self.inputs is None else self.inputs.notes)
+        if self.inputs is not None:
+            keep_words(store, [ask for ask in self.asks if isinstance(ask, AtText)], self.inputs)
+        store.keep_plan(plan_of(self.asks, command=self.command))
+
+
+def model_and_text(
+    model: str,
+    windows: Windows,
+    where: Compute,
+    reading: ModelReading,
+    resources: Resources,
+    *,
+    parts: Sequence[str] = (),
+) -> ModelAndText:
     """Load a model and a text, and refuse what they do not have; cheap mistakes first.
 
     Raises:
@@ -93,7 +129,7 @@ def ground(
     transformer = resources.transformer(model, where, reading)
     inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
-    return Ground(
+    return ModelAndText(
         transformer=transformer,
         inputs=inputs,
         windows=_windows(windows, source, inputs),
@@ -119,3 +155,37 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         what = str(error).splitlines()[0].rstrip(".")
         raise AssumptionError(f"the device {device!r} cannot be used: {what}.", field="device") from error
+
+
+# Blocks that are looked at together are bracketed to one percent: there are as many of them as squares of layers, and
+# what they are compared with is larger by orders of magnitude.
+LOOSE = 0.01
+
+
+class BlockSpan(NamedTuple):
+    """Some consecutive blocks: the layer at which they are asked about, their map, how many, and how well."""
+
+    layer: int
+    map: str
+    blocks: int
+    solver: Solver
+
+
+def block_spans(layers: int, solver: Solver) -> Iterator[BlockSpan]:
+    """Yield every block of a model, the blocks up to every layer, and those from every layer on."""
+    loose = replace(solver, rtol=max(solver.rtol, LOOSE))
+    for layer in range(layers):
+        yield BlockSpan(layer, "block", 1, solver)
+        yield BlockSpan(0, f"to:{layer}", layer + 1, loose)
+        yield BlockSpan(layer, f"from:{layer}", layers - layer, loose)
+
+
+def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:
+    """Yield the asks about every block of a model, alone and together with those before and behind it.
+
+    Raises:
+        AssumptionError: If its blocks cannot be measured.
+    """
+    for layer, part, blocks, accuracy in block_spans(len(base.transformer.sites), solver):
+        base.transformer.check_map(part, layer)
+        yield from cast(Iterator[WholeAsk], base.each(WholeAsk, [layer], part, blocks=blocks, solver=accuracy))

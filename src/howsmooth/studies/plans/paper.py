@@ -8,11 +8,11 @@ from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
-from howsmooth.studies.plans.pieces import pieces_of
+from howsmooth.studies.plans.at_text import block_spans
+from howsmooth.studies.records import RunPlan
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.facts import keep_ladders, keep_model
-from howsmooth.studies.runs.plans import Plan
-from howsmooth.studies.runs.reading import measurements
+from howsmooth.studies.runs.run import measurements
+from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 from howsmooth.studies.settings import Solver, Windows, command
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=AtText)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class StudySizes:
     """How large the studies are.
 
     Attributes:
@@ -74,7 +74,7 @@ class Sizes:
     reviews: str = ""
 
 
-FULL = Sizes(
+FULL = StudySizes(
     lengths=tuple(range(2, 99, 4)),
     windows=10,
     nested=(8, 16, 32, 64, 128, 256),
@@ -89,7 +89,7 @@ FULL = Sizes(
     whole=((8, 16, 32, 64, 128, 256), 4),
     training=(10.0, 1),
 )
-QUICK = Sizes(
+QUICK = StudySizes(
     lengths=(8, 16, 32, 64, 128),
     windows=4,
     nested=(8, 16, 32, 64, 128),
@@ -106,6 +106,9 @@ QUICK = Sizes(
 )
 
 
+Asks = Callable[[StudySizes, Sequence[str]], Iterator[Ask]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One figure of the paper, or a check that its readers ask for.
@@ -118,19 +121,43 @@ class Figure:
 
     title: str
     protocol: str
-    asks: Callable[[Sizes, Sequence[str]], Iterator[Ask]]
+    asks: Asks
 
 
-def _real(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
-    """Measure windows of a real text, and record what the released scripts compute beside it."""
+FIGURES: dict[str, Figure] = {}
+
+
+def figure(name: str, title: str, protocol: str) -> Callable[[Asks], Asks]:
+    """Declare what a figure asks."""
+
+    def declare(asks: Asks) -> Asks:
+        FIGURES[name] = Figure(title=title, protocol=protocol, asks=asks)
+        return asks
+
+    return declare
+
+
+@figure(
+    "real",
+    "Real data: the constant against the length and the radius",
+    "The paper: bert-base-uncased, gpt2 and random GPT-2 on Alice and AG_NEWS, ten windows for each length, "
+    "the quantity ‖Jᵀf(X)‖^½. Here: MiniLM and SmolLM2 (4-bit weights) on Alice, random BERT and GPT-2, the "
+    "constant itself, and the released quantity beside it; others with --model.",
+)
+def _real(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     windows = Windows(lengths=sizes.lengths, sequences=sizes.windows)
     for model in models:
         for layer in MODELS.get(model, (0, 6)):
             yield from _on_alice(text.Ask, windows, model=model, layer=layer, released=True, certificate=True)
 
 
-def _adversarial(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
-    """Measure the paper's two points and our tied pairs: on the head they are built from, and on the whole layer."""
+@figure(
+    "adversarial",
+    "Adversarial data: inputs built from one head",
+    "The paper: two points on an eigenvector of A, n = 2, 7, …, 97. Here the same points, and tied pairs, "
+    "built from the head without its biases and measured with them, on the head alone and on the whole layer.",
+)
+def _adversarial(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     for model in models:
         if model in ("smollm2", "random:bert"):
             continue  # rotary scores are no form ⟨Ax, y⟩; one random model is enough
@@ -144,8 +171,12 @@ def _adversarial(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
                         )
 
 
-def _worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
-    """Bound the worst case on one pretrained head, against the length and against the radius."""
+@figure(
+    "worst",
+    "Worst case: bounds, witnesses and ascent",
+    "The paper's bounds and ours for head 0 of layer 2 of MiniLM without its biases; not in the paper.",
+)
+def _worst(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     head: dict[str, Any] = {"model": "minilm", "layer": 2, "map": "head:0", "biases": False}
     for n in sizes.worst:
         yield bounds.Ask(length=n, radius=12.0, **head)
@@ -156,16 +187,24 @@ def _worst(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
         yield ascent.Ask(length=n, radius=12.0, climb=steps, **head)
 
 
-def _regimes(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
-    """Follow the worst constant of explicit heads from few tokens to measures."""
+@figure(
+    "regimes",
+    "From few tokens to measures",
+    "Explicit heads on the line and in the plane; the paper states the two regimes and draws neither.",
+)
+def _regimes(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
         for n in sizes.regimes:
             V = _identity(1.0) if len(A) == 2 else _number(1.0)
             yield regimes.Ask(A=A, V=V, length=n, radius=radius)
 
 
-def _splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
-    """Look how often windows of a real text split, head by head and layer by layer."""
+@figure(
+    "splitting",
+    "Mass splitting: on the line, and on real text",
+    "The first version maps the line, A = −1, by search; here from the formula, and on MiniLM on Alice.",
+)
+def _splitting(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     n, count = sizes.splitting
     for layer in range(6):
         for part in ("attention", *(f"head:{head}" for head in range(0, 12, 3))):
@@ -173,35 +212,41 @@ def _splitting(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
             yield from _on_alice(splitting.Ask, windows, model="minilm", layer=layer, map=part)
 
 
-def _measures(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
-    """Search for the worst measures on the line: few atoms, very unbalanced."""
+@figure(
+    "measures",
+    "Worst measures by ascent",
+    "The first version climbs on the constant of measures on the line; here with explicit starts too.",
+)
+def _measures(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
         for atoms in sizes.atoms:
             yield measures.Ask(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
 
 
-def _robustness(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
-    """Let windows grow at the same places of a text, so that more tokens is all that changes."""
-    windows = Windows(lengths=sizes.nested, sequences=sizes.windows, stride=sizes.nested[-1])
-    for model in models:
-        for layer in MODELS.get(model, (0, 6)):
-            yield from _on_alice(text.Ask, windows, model=model, layer=layer)
-
-
-def _whole(sizes: Sizes, models: Sequence[str]) -> Iterator[Ask]:
-    """Measure the blocks of whole models alone and together."""
+@figure(
+    "whole",
+    "Whole models: layers do not multiply",
+    "Not in the paper, which is about single layers: blocks alone, the product of their constants, the blocks "
+    "up to each layer, and those from each layer on.",
+)
+def _whole(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     lengths, count = sizes.whole
     for model in models:
         blocks = DEPTHS.get(model)
         if blocks is None:
             continue  # measure --whole has other models: their depth is known when they are loaded
         windows = Windows(lengths=lengths, sequences=count)
-        for layer, part, size, solver in pieces_of(blocks, Solver()):
+        for layer, part, size, solver in block_spans(blocks, Solver()):
             yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
 
 
-def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
-    """Train classifiers of reviews by several methods for equal time, and one until it breaks."""
+@figure(
+    "training",
+    "Training: what keeps a network smooth, and what it costs",
+    "Not in the paper: classifiers of film reviews, two layers, trained for equal time with the constant as a "
+    "penalty, with a Frobenius norm by projections, with normalised weights, with weight decay, and plainly.",
+)
+def _training(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     path = str(find_reviews(sizes.reviews))
     digest = read_reviews(path).digest
     seconds, seeds = sizes.training
@@ -215,66 +260,18 @@ def _training(sizes: Sizes, _models: Sequence[str]) -> Iterator[Ask]:
                 )
 
 
-FIGURES = {
-    "real": Figure(
-        title="Real data: the constant against the length and the radius",
-        protocol=(
-            "The paper: bert-base-uncased, gpt2 and random GPT-2 on Alice and AG_NEWS, ten windows for each length, "
-            "the quantity ‖Jᵀf(X)‖^½. Here: MiniLM and SmolLM2 (4-bit weights) on Alice, random BERT and GPT-2, the "
-            "constant itself, and the released quantity beside it; others with --model."
-        ),
-        asks=_real,
-    ),
-    "adversarial": Figure(
-        title="Adversarial data: inputs built from one head",
-        protocol=(
-            "The paper: two points on an eigenvector of A, n = 2, 7, …, 97. Here the same points, and tied pairs, "
-            "built from the head without its biases and measured with them, on the head alone and on the whole layer."
-        ),
-        asks=_adversarial,
-    ),
-    "worst": Figure(
-        title="Worst case: bounds, witnesses and ascent",
-        protocol="The paper's bounds and ours for head 0 of layer 2 of MiniLM without its biases; not in the paper.",
-        asks=_worst,
-    ),
-    "regimes": Figure(
-        title="From few tokens to measures",
-        protocol="Explicit heads on the line and in the plane; the paper states the two regimes and draws neither.",
-        asks=_regimes,
-    ),
-    "splitting": Figure(
-        title="Mass splitting: on the line, and on real text",
-        protocol="The first version maps the line, A = −1, by search; here from the formula, and on MiniLM on Alice.",
-        asks=_splitting,
-    ),
-    "measures": Figure(
-        title="Worst measures by ascent",
-        protocol="The first version climbs on the constant of measures on the line; here with explicit starts too.",
-        asks=_measures,
-    ),
-    "whole": Figure(
-        title="Whole models: layers do not multiply",
-        protocol=(
-            "Not in the paper, which is about single layers: blocks alone, the product of their constants, the blocks "
-            "up to each layer, and those from each layer on."
-        ),
-        asks=_whole,
-    ),
-    "training": Figure(
-        title="Training: what keeps a network smooth, and what it costs",
-        protocol=(
-            "Not in the paper: classifiers of film reviews, two layers, trained for equal time with the constant as a "
-            "penalty, with a Frobenius norm by projections, with normalised weights, with weight decay, and plainly."
-        ),
-        asks=_training,
-    ),
-    "robustness": Figure(
-        title="What more tokens do to robustness",
-        protocol="Windows that begin at the same places and grow; not in the paper.",
-        asks=_robustness,
-    ),
-}
+@figure(
+    "robustness",
+    "What more tokens do to robustness",
+    "Windows that begin at the same places and grow; not in the paper.",
+)
+def _robustness(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
+    windows = Windows(lengths=sizes.nested, sequences=sizes.windows, stride=sizes.nested[-1])
+    for model in models:
+        for layer in MODELS.get(model, (0, 6)):
+            yield from _on_alice(text.Ask, windows, model=model, layer=layer)
+
+
 # Figures that need what does not come with the library: only by their name.
 BY_NAME = ("training",)
 # Figures that are drawn from the asks of others.
@@ -325,7 +322,7 @@ def keep_figures(store: Store, asks: Mapping[str, Sequence[Ask]], words: Sequenc
             # a plan at a text makes one measurement
             plans.setdefault((ask.kind, ask.group if isinstance(ask, text.Ask) else None), []).append(ask.key)
         for (kind, _group), keys in plans.items():
-            store.keep_plan(Plan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
+            store.keep_plan(RunPlan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
 
 
 def keep_models(store: Store, resources: Resources) -> None:

@@ -6,20 +6,20 @@ from typing import Any
 
 from howsmooth.errors import HowsmoothError, StudyError
 from howsmooth.studies.asks import AboutHead, Ask, AtText
+from howsmooth.studies.json_values import from_settings
 from howsmooth.studies.kinds import kind_named
-from howsmooth.studies.plans.at_text import Ground, ground
+from howsmooth.studies.plans.at_text import ModelAndText, model_and_text
 from howsmooth.studies.plans.study_file import Study
+from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.facts import keep_ladders, keep_model, keep_words
-from howsmooth.studies.runs.plans import plan_of
-from howsmooth.studies.runs.reading import measurement
+from howsmooth.studies.runs.run import measurement
+from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model, keep_words
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
-from howsmooth.studies.values import from_leaves
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class StudyPart:
     """The asks of a study that differ in layers and windows alone.
 
     Attributes:
@@ -28,7 +28,7 @@ class Part:
     """
 
     asks: tuple[Ask, ...]
-    ground: Ground | None
+    ground: ModelAndText | None
 
     def begin(self, store: Store, words: Sequence[str]) -> None:
         """Keep what is known before any work: the model, the words of the windows, the plan."""
@@ -38,7 +38,7 @@ class Part:
         store.keep_plan(plan_of(self.asks, command=command(*words)))
 
 
-def parts(study: Study, resources: Resources) -> list[Part]:
+def parts(study: Study, resources: Resources) -> list[StudyPart]:
     """List what a study asks for; loads each model once.
 
     Raises:
@@ -48,7 +48,7 @@ def parts(study: Study, resources: Resources) -> list[Part]:
     try:
         if issubclass(ask, AtText):
             return [_at_text(study, ask, point, resources) for point in study.points()]
-        return [Part(asks=tuple(_elsewhere(study, ask, resources)), ground=None)]
+        return [StudyPart(asks=tuple(_elsewhere(study, ask, resources)), ground=None)]
     except StudyError:
         raise
     except HowsmoothError as error:
@@ -60,7 +60,7 @@ def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[
     seen = set()
     for point in study.points():
         for layer in ({"layer": layer} for layer in study.layers) if study.layers is not None else ({},):
-            ask = from_leaves(kind, point | layer)
+            ask = from_settings(kind, point | layer)
             if (
                 isinstance(ask, AboutHead)
                 and (head := (ask.model, ask.family, ask.layer, ask.map, ask.A, ask.V)) not in seen
@@ -70,16 +70,16 @@ def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[
             yield ask
 
 
-def _at_text(study: Study, ask: type[AtText], point: dict[str, Any], resources: Resources) -> Part:
+def _at_text(study: Study, ask: type[AtText], point: dict[str, Any], resources: Resources) -> StudyPart:
     assert study.windows is not None
-    probe = from_leaves(ask, point | {"layer": 0, "digest": "", "length": 1})
-    base = ground(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
+    probe = from_settings(ask, point | {"layer": 0, "digest": "", "length": 1})
+    base = model_and_text(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
     layers = base.layers(study.layers, probe.map)
     others = {name: getattr(probe, name) for name in probe.__struct_fields__ if name not in AtText.__struct_fields__}
-    return Part(asks=tuple(base.each(ask, layers, probe.map, **others)), ground=base)
+    return StudyPart(asks=tuple(base.each(ask, layers, probe.map, **others)), ground=base)
 
 
-def keep_bounds(store: Store, made: Sequence[Part]) -> None:
+def keep_bounds(store: Store, made: Sequence[StudyPart]) -> None:
     """Keep the bounds of every layer that was measured at a text, so that the run can be read without its models."""
     for part in made:
         if part.ground is not None and part.asks[0].kind == "text":

@@ -14,9 +14,9 @@ import msgspec
 
 from howsmooth.errors import FileError, HowsmoothError, StudyError, nearest
 from howsmooth.studies.asks import Ask, AtText
+from howsmooth.studies.json_values import Setting, from_settings, misfit, settings_of
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.settings import Windows
-from howsmooth.studies.values import Leaf, from_leaves, leaves, misfit
 
 # A grid that a person writes is a page long; what is larger is something else.
 LARGEST = 1_000_000
@@ -113,8 +113,8 @@ def _study(values: Mapping[str, Any], file: File) -> Study:
     name, kind = (_own(values, key, default, file) for key, default in (("name", "study"), ("kind", "text")))
     ask = kind_named(kind).ask
     fields, at_text = _fields(ask), issubclass(ask, AtText)
-    windows = leaves(Windows) if at_text else {}
-    file = replace(file, plurals={leaf.name: plural(leaf) for leaf in fields.values()})
+    windows = settings_of(Windows) if at_text else {}
+    file = replace(file, plurals={setting.name: plural(setting) for setting in fields.values()})
     # matrices stand in place of a model
     axes = {key: (value,) for key, value in USUAL.items() if key in fields and "A" not in values}
     of_windows: dict[str, Any] = {}
@@ -124,12 +124,12 @@ def _study(values: Mapping[str, Any], file: File) -> Study:
         if key in windows:
             of_windows[key] = value
             continue
-        leaf, many = _axis(key, fields, windows, file)
-        if at_text and leaf.name == "layer" and value == "all":
+        setting, many = _axis(key, fields, windows, file)
+        if at_text and setting.name == "layer" and value == "all":
             continue
-        axes[leaf.name] = _values(leaf, key, value, many, file)
+        axes[setting.name] = _values(setting, key, value, many, file)
     return Study(
-        name=name, kind=kind, axes=axes, windows=from_leaves(Windows, of_windows) if at_text else None, file=file
+        name=name, kind=kind, axes=axes, windows=from_settings(Windows, of_windows) if at_text else None, file=file
     )
 
 
@@ -140,39 +140,39 @@ def _own(values: Mapping[str, Any], key: str, default: str, file: File) -> str:
     return value
 
 
-def _fields(ask: type[Ask]) -> dict[str, Leaf]:
+def _fields(ask: type[Ask]) -> dict[str, Setting]:
     """Return the fields of an ask that a study may set; which windows there are is said otherwise."""
-    return {name: leaf for name, leaf in leaves(ask).items() if leaf.path[0] != "window"}
+    return {name: setting for name, setting in settings_of(ask).items() if setting.path[0] != "window"}
 
 
-def _axis(key: str, fields: Mapping[str, Leaf], windows: Mapping[str, Leaf], file: File) -> tuple[Leaf, bool]:
+def _axis(key: str, fields: Mapping[str, Setting], windows: Mapping[str, Setting], file: File) -> tuple[Setting, bool]:
     """Return the field that a key sets, and whether to a list of values."""
     if key in fields:
         return fields[key], False
-    for leaf in fields.values():
-        if plural(leaf) == key:
-            return leaf, True
+    for setting in fields.values():
+        if plural(setting) == key:
+            return setting, True
     known = [*OWN, *windows, *fields]
     near = nearest(key, [*known, *map(plural, fields.values())])
     # where nothing is near, one form of each is enough
     raise file.refusal(f"there is no key {key!r}{near if '?' in near else nearest(key, known)}", key)
 
 
-def _values(leaf: Leaf, key: str, value: Any, many: bool, file: File) -> tuple[Any, ...]:
+def _values(setting: Setting, key: str, value: Any, many: bool, file: File) -> tuple[Any, ...]:
     if many and not isinstance(value, list):
         raise file.refusal(f"{key!r} must be a list, got {value!r}.", key)
     if many and not value:
         raise file.refusal(f"{key!r} is empty, so there is nothing to measure; give at least one.", key)
     try:
-        return tuple(msgspec.convert(entry, leaf.type) for entry in (value if many else [value]))
+        return tuple(msgspec.convert(entry, setting.type) for entry in (value if many else [value]))
     except msgspec.ValidationError as error:
         said = str(misfit(error)).removeprefix("it ")
         raise file.refusal(f"{key!r} {said.rpartition(', got ')[0] or said}, got {value!r}.", key) from error
 
 
-def plural(leaf: Leaf) -> str:
+def plural(setting: Setting) -> str:
     """Return what a list of values of a field is called: models, layers, radii."""
-    return leaf.declared.get("plural") or f"{leaf.name}s"
+    return setting.declared.get("plural") or f"{setting.name}s"
 
 
 def _read(path: Path) -> File:

@@ -1,24 +1,113 @@
-"""What a comparison of two runs returns: a ratio for each layer, and which differences are real."""
+"""What a comparison of two runs returns: ratios with intervals that include error bars, and which differ from 1."""
 
 import enum
-import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.text import Text
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy import stats
 
-from howsmooth.markup import paragraph
-from howsmooth.markup import table as table_html
-from howsmooth.studies.runs.measurement import fitted
-from howsmooth.studies.runs.ratios import Ratio
-from howsmooth.studies.values import to_json
-from howsmooth.wording import aligned, at_least, at_most, count, number, percent, visible
+from howsmooth.studies.json_values import to_json
+from howsmooth.studies.runs.result_table import ResultTable
+from howsmooth.wording import at_least, at_most, count, number, percent
 
-# Columns that leave a narrow terminal, the first ones first.
-EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
+# The two ends that a constant lies between; without an upper one, infinity.
+Ends = tuple[float, float]
+Logs = Float[ndarray, "_ 2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """The mean of ratios, taken on logarithms.
+
+    Attributes:
+        value: The ratio of the geometric means of what is attained.
+        near: Between which ends the error bars leave that ratio, for these windows alone.
+        within: The interval for windows like these, error bars counted in; none if there is a single window.
+    """
+
+    value: float
+    near: Ends
+    within: Ends | None
+
+
+def paired_ratio(first: Sequence[Ends], second: Sequence[Ends], *, confidence: float) -> Ratio:
+    r"""Compare constants at the same windows: a t-interval of the mean of the differences of their logarithms.
+
+    .. math:: \bar d \pm t_{m-1}\,\frac{s}{\sqrt m},\qquad d_i = \log\frac{\sigma_i'}{\sigma_i} \in [a_i, b_i]
+
+    No constant is known better than its error bar, so the interval holds all those that any constants within their
+    bars would give: it begins at the mean of :math:`a_i`, ends at that of :math:`b_i`, and
+    :math:`s \le \mathrm{sd}((a_i+b_i)/2) + (\sum_i (b_i-a_i)^2/4(m-1))^{1/2}`.
+
+    Why no bootstrap: of five windows it makes intervals that are too short. Those of t are exact for normal logarithms,
+    whatever the number of windows, and near to it otherwise.
+
+    Args:
+        first: The ends of each constant.
+        second: Likewise, at the same windows.
+        confidence: The probability with which the interval holds.
+    """
+    x, y = np.log(first), np.log(second)
+    differences = np.stack((y[:, 0] - x[:, 1], y[:, 1] - x[:, 0]), axis=1)
+    near, m = differences.mean(0), len(differences)
+    if m < 2:
+        return _ratio(x, y, near, None)
+    return _ratio(x, y, near, _quantile(confidence, m - 1) * _scatter(differences) / math.sqrt(m))
+
+
+def independent_ratio(first: Sequence[Ends], second: Sequence[Ends], *, confidence: float) -> Ratio:
+    r"""Compare constants at windows that have nothing to do with each other: Welch's t-interval on their logarithms.
+
+    .. math:: \bar y - \bar x \pm t_\nu\,(s_x^2/m_x + s_y^2/m_y)^{1/2}
+
+    with the degrees of freedom of Welch and Satterthwaite, and error bars counted in as :func:`paired_ratio` does.
+
+    Args:
+        first: The ends of each constant.
+        second: Likewise, at other windows.
+        confidence: The probability with which the interval holds.
+    """
+    x, y = np.log(first), np.log(second)
+    near = y.mean(0) - x.mean(0)[::-1]
+    if min(len(x), len(y)) < 2:
+        return _ratio(x, y, near, None)
+    squares = [_scatter(logs) ** 2 / len(logs) for logs in (x, y)]
+    total = sum(squares)
+    if not 0 < total < math.inf:
+        return _ratio(x, y, near, total)
+    shares = [(square / total) ** 2 / (len(logs) - 1) for square, logs in zip(squares, (x, y), strict=True)]
+    return _ratio(x, y, near, _quantile(confidence, 1 / sum(shares)) * math.sqrt(total))
+
+
+def _ratio(x: Logs, y: Logs, near: Float[ndarray, " 2"], reach: float | None) -> Ratio:
+    low, high = near.tolist()
+    return Ratio(
+        value=_exp(float(y[:, 0].mean() - x[:, 0].mean())),
+        near=(_exp(low), _exp(high)),
+        within=None if reach is None else (_exp(low - reach), _exp(high + reach)),
+    )
+
+
+def _scatter(logs: Logs) -> float:
+    """Bound the standard deviation of numbers that are known between ends; infinite where an end is missing."""
+    if not np.isfinite(logs).all():
+        return math.inf
+    half = (logs[:, 1] - logs[:, 0]) / 2
+    return float(logs.mean(1).std(ddof=1) + math.sqrt(float(half @ half) / (len(logs) - 1)))
+
+
+def _quantile(confidence: float, freedom: float) -> float:
+    # from the far tail: 1 − confidence is smaller than what (1 + confidence)/2 can tell from 1
+    return float(stats.t.isf((1 - confidence) / 2, freedom))
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < math.log(np.finfo(float).max) else math.inf
 
 
 class Verdict(enum.StrEnum):
@@ -33,7 +122,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LayerDifference:
     """One part of a layer at one length, in two runs.
 
     Attributes:
@@ -127,7 +216,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(ResultTable):
     """How many times larger the constants of one run are than those of another.
 
     Attributes:
@@ -138,14 +227,15 @@ class Comparison:
         notes: What a reader has to know: windows that are no pairs, places that one run alone has.
     """
 
+    EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
     first: str
     second: str
-    rows: tuple[Difference, ...]
+    rows: tuple[LayerDifference, ...]
     confidence: float
     notes: tuple[str, ...] = ()
 
     @property
-    def real(self) -> tuple[Difference, ...]:
+    def real(self) -> tuple[LayerDifference, ...]:
         """The differences that are real."""
         return tuple(row for row in self.rows if row.real)
 
@@ -156,8 +246,7 @@ class Comparison:
 
     def chart(self) -> Any:
         """Draw every ratio with its interval, one panel for each length and map."""
-        # charts are drawn one room further on; by its name, since nothing here depends on it
-        return importlib.import_module("howsmooth.report.differences").differences_chart(self)
+        return self._drawn()
 
     @property
     def title(self) -> str:
@@ -187,36 +276,28 @@ class Comparison:
         )
 
     @property
+    def lead(self) -> tuple[str, ...]:
+        """The answer comes first."""
+        return (self.sentence,)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader has to know."""
+        return self.notes
+
+    @property
+    def cells(self) -> list[dict[str, str]]:
+        """One row for each ratio."""
+        return [row.cells(self.confidence) for row in self.rows]
+
+    @property
     def columns(self) -> list[str]:
         """The names of the columns that have something to say."""
-        rows = [row.cells(self.confidence) for row in self.rows]
+        rows = self.cells
         alike = {name for name in ("model", "text", "map") if len({row[name] for row in rows}) == 1}
         return [
             name for name in (rows[0] if rows else {}) if name not in alike and any(row[name] != "—" for row in rows)
         ]
-
-    def __repr__(self) -> str:
-        """Show the ratios as plain text."""
-        found = [row.cells(self.confidence) for row in self.rows]
-        rows = [self.columns, *([row[name] for name in self.columns] for row in found)]
-        shown = (self.title, self.sentence, *aligned(rows), *(f"Note: {note}." for note in self.notes))
-        return visible("\n".join(shown))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Render in a rich console: the answer, every ratio, what they are worth, and what to know."""
-        # names may hold brackets, which are no markup
-        yield Text(self.sentence)
-        yield Text(self.title, style="bold")
-        rows = [row.cells(self.confidence) for row in self.rows]
-        yield fitted(rows, self.columns, EXPENDABLE, console, options)
-        yield Text(self.legend, style="dim")
-        yield from (Text(f"Note: {note}.", style="yellow") for note in self.notes)
-
-    def _repr_html_(self) -> str:
-        found = (row.cells(self.confidence) for row in self.rows)
-        answer = table_html(self.columns, ([row[name] for name in self.columns] for row in found), caption=self.title)
-        said = "".join(paragraph(f"Note: {note}.") for note in self.notes)
-        return paragraph(self.sentence) + answer + paragraph(self.legend) + said
 
     def to_json(self) -> str:
         """Return one JSON object; a number without end is null."""
@@ -252,11 +333,11 @@ def _either(first: int, second: int) -> str:
     return str(first) if first == second else f"{first}, {second}"
 
 
-def _value(row: Difference) -> float:
+def _value(row: LayerDifference) -> float:
     return math.nan if row.ratio is None else row.ratio.value
 
 
-def _size(row: Difference) -> float:
+def _size(row: LayerDifference) -> float:
     """How far a ratio lies from 1, upwards or downwards."""
     value = _value(row)
     return abs(math.log(value)) if 0 < value < math.inf else math.inf

@@ -1,21 +1,15 @@
 """Layers do not multiply: the product of what blocks do alone against what they do together, layer by layer."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.text import Text
-
 from howsmooth.markup import paragraph
-from howsmooth.markup import table as table_html
 from howsmooth.studies.kinds.whole import WholeRecord
-from howsmooth.studies.runs.measurement import fitted
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
-from howsmooth.wording import aligned, count, number, power_of_ten
+from howsmooth.wording import count, number, power_of_ten
 
-# Columns that leave a narrow terminal, the first ones first.
-EXPENDABLE = ("typical from here", "gap", "from here", "typical to here")
 # Beyond this a float has no number, and before that nobody wants to count the digits.
 MANY_DIGITS = 7
 
@@ -63,7 +57,7 @@ class Depth:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Composition:
+class Composition(ResultTable):
     """What the blocks of a model do alone and together, at windows of one length.
 
     Attributes:
@@ -74,6 +68,7 @@ class Composition:
         depths: What is known at each layer, as far as it is known.
     """
 
+    EXPENDABLE = ("typical from here", "gap", "from here", "typical to here")
     model: str
     text: str
     length: int
@@ -97,24 +92,22 @@ class Composition:
         )
 
     @property
+    def cells(self) -> list[dict[str, str]]:
+        """One row for each layer."""
+        return [depth.cells for depth in self.depths]
+
+    @property
+    def legend(self) -> str:
+        """What the columns mean."""
+        return LEGEND
+
+    @property
     def columns(self) -> list[str]:
         """The names of the columns."""
         return list(self.depths[0].cells)
 
-    def __repr__(self) -> str:
-        """Show the table as plain text."""
-        rows = [self.columns, *([depth.cells[name] for name in self.columns] for depth in self.depths)]
-        return "\n".join((self.title, *aligned(rows)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Render in a rich console."""
-        yield Text(self.title, style="bold")
-        yield fitted([depth.cells for depth in self.depths], self.columns, EXPENDABLE, console, options)
-        yield Text(LEGEND, style="dim")
-
     def _repr_html_(self) -> str:
-        cells = ([depth.cells[name] for name in self.columns] for depth in self.depths)
-        return table_html(self.columns, cells, caption=self.title) + paragraph(self.sentence) + paragraph(LEGEND)
+        return super()._repr_html_() + paragraph(self.sentence)
 
 
 LEGEND = (

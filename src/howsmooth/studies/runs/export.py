@@ -7,10 +7,10 @@ from typing import Any
 
 from howsmooth.errors import FileError
 from howsmooth.files import whole
+from howsmooth.studies.json_values import columns, to_json
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.folders import FILE
-from howsmooth.studies.runs.reading import open_run
-from howsmooth.studies.values import columns, to_json
+from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.run import open_run
 
 
 def write_table(folder: str, target: Path, to: str) -> int:

@@ -1,28 +1,18 @@
 """What a measurement of a model returns: every record, and the answer for each layer."""
 
-import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement as Width
-from rich.table import Table
-from rich.text import Text
-
-from howsmooth.markup import paragraph
-from howsmooth.markup import table as table_html
+from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import LayerSummary
-from howsmooth.studies.values import to_json
-from howsmooth.wording import aligned, at_most, count, percent, visible
-
-# Columns that leave a narrow terminal, the first ones first; the others always fit.
-EXPENDABLE = ("R", "range", "95 %", "certificate", "longest", "any input", "exponent", "typical 95 %")
+from howsmooth.wording import at_most, count, percent
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Measurement:
+class Measurement(ResultTable):
     """How smooth each attention layer of a model is on a text.
 
     Attributes:
@@ -40,6 +30,7 @@ class Measurement:
         commands: What to type to measure the same again.
     """
 
+    EXPENDABLE = ("R", "range", "95 %", "certificate", "longest", "any input", "exponent", "typical 95 %")
     model: str
     text: str
     map: str
@@ -58,14 +49,13 @@ class Measurement:
         return tuple(r for r in self.records if layer in (None, r.ask.layer) and length in (None, r.ask.length))
 
     def chart(self, name: str = "length", *, layer: int | None = None) -> Any:
-        """Draw one chart, as :func:`howsmooth.draw` names them: ``length``, ``radius``, ``layers``, ``heads``, ….
+        """Draw one chart, as ``howsmooth figure`` names them: ``length``, ``radius``, ``layers``, ``heads``, ….
 
         Args:
             name: Which chart; a part of its name is enough.
             layer: Which layer, for charts of one layer; the least smooth by default.
         """
-        # charts are drawn one room further on; by its name, since nothing here depends on it
-        return importlib.import_module("howsmooth.report.figures").draw(self, name, layer=layer)
+        return self._drawn(name=name, layer=layer)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -162,31 +152,17 @@ class Measurement:
         return self.gaps + self.doubts
 
     @property
+    def cells(self) -> list[dict[str, str]]:
+        """One row for each layer."""
+        return [layer.cells for layer in self.layers]
+
+    @property
     def columns(self) -> list[str]:
         """The names of the columns that have something to say."""
-        rows = [layer.cells for layer in self.layers]
+        rows = self.cells
         names = list(rows[0]) if rows else []
         alike = {name for name in ("n", "windows") if len({row[name] for row in rows}) == 1}  # the title says it
         return [name for name in names if name not in alike and any(row[name] != "—" for row in rows)]
-
-    def __repr__(self) -> str:
-        """Show the answer for each layer as plain text."""
-        rows = [self.columns, *([layer.cells[name] for name in self.columns] for layer in self.layers)]
-        return visible("\n".join((self.title, *aligned(rows), *(f"Note: {remark}." for remark in self.remarks))))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Render in a rich console: the answer, what it is worth, and what to know."""
-        # names may hold brackets, which are no markup
-        yield Text(self.title, style="bold")
-        yield fitted([layer.cells for layer in self.layers], self.columns, EXPENDABLE, console, options)
-        yield Text(self.legend, style="dim")
-        yield from (Text(f"Note: {remark}.", style="yellow") for remark in self.remarks)
-
-    def _repr_html_(self) -> str:
-        cells = ([layer.cells[name] for name in self.columns] for layer in self.layers)
-        answer = table_html(self.columns, cells, caption=self.title)
-        said = "".join(paragraph(f"Note: {remark}.") for remark in self.remarks)
-        return answer + paragraph(self.legend) + said
 
     def to_json(self) -> str:
         """Return one JSON object; a number without end is null."""
@@ -227,28 +203,6 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "local_upper": answer.local_upper,
     }
     return row | ({"released": answer.released_quantity} if ask.released else {})
-
-
-def fitted(
-    rows: Sequence[dict[str, str]],
-    columns: Sequence[str],
-    expendable: Sequence[str],
-    console: Console,
-    options: ConsoleOptions,
-) -> Table:
-    """Return a table that is no wider than the terminal: columns leave before digits do."""
-    kept = list(columns)
-    leaving = [name for name in expendable if name in kept]
-    while True:
-        table = Table(box=None, padding=(0, 1, 0, 0))
-        for name in kept:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[name] for name in kept))
-        wide = Width.get(console, options.update(max_width=10_000), table).maximum
-        if wide <= options.max_width or not leaving:
-            return table
-        kept.remove(leaving.pop(0))
 
 
 def least_smooth(layers: Sequence[LayerSummary]) -> LayerSummary:

@@ -3,9 +3,9 @@
 import os
 from types import TracebackType
 
+from howsmooth.studies.json_values import finite
 from howsmooth.studies.kinds import monitor
-from howsmooth.studies.machines import here
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.runs.store import Store
 from howsmooth.training.readings import Look
 
@@ -32,12 +32,12 @@ class RunLog:
             Record(
                 ask=monitor.Ask(training=self._training, step=look.step, layer=r.layer, map=r.map),
                 answer=monitor.Answer(
-                    lower=_finite(r.lower),
-                    upper=_finite(r.upper),
+                    lower=finite(r.lower),
+                    upper=finite(r.upper),
                     typical=r.typical,
                     typical_low=r.typical_low,
                     typical_high=r.typical_high,
-                    radius=_finite(r.radius),
+                    radius=finite(r.radius),
                     entropy=r.entropy,
                     sequences=r.sequences,
                     length=r.length,
@@ -45,7 +45,7 @@ class RunLog:
                     overhead=look.overhead,
                     skipped=len(look.skipped),
                 ),
-                machine=here(),
+                machine=this_machine(),
                 seconds=r.seconds,
             )
             for r in look.readings
@@ -62,7 +62,3 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

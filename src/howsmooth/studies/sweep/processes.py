@@ -14,8 +14,7 @@ import torch
 
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sweep.batches import Unit, attempt, sentence
-from howsmooth.studies.sweep.sweep import Executor
+from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence
 
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
@@ -32,7 +31,7 @@ class Worker:
             self._process.start()
         other.close()
 
-    def attempt(self, unit: Unit) -> list[Outcome]:
+    def attempt(self, unit: WorkUnit) -> list[Outcome]:
         """Do a unit; raise ``OSError`` or ``EOFError`` if the process is lost."""
         self._pipe.send(unit)
         found = self._pipe.recv()
@@ -81,7 +80,7 @@ def processes(count: int, threads: int | None) -> Iterator[Executor]:
                 workers[place].kill()
                 workers[place] = Worker(threads)
 
-    def done(unit: Unit) -> list[Outcome]:
+    def done(unit: WorkUnit) -> list[Outcome]:
         place = free.get()
         try:
             for _attempt in range(LOSSES):

@@ -1,0 +1,186 @@
+"""``howsmooth bounds`` and ``howsmooth regimes``: what is proven about one layer, for n tokens, and as n grows."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howsmooth.cli.array_files import require_writable, save_witness
+from howsmooth.cli.layer import LayerSource
+from howsmooth.cli.memory_errors import require_range, require_room, within_reach
+from howsmooth.cli.option_groups import option_groups
+from howsmooth.cli.options import (
+    OptionFigure,
+    OptionJson,
+    OptionN,
+    OptionRadius,
+    OptionSave,
+    OptionSearch,
+    whole_numbers,
+)
+from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.search.kinds import COUNTING, require_count
+from howsmooth.wording import at_least, number, percent
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from howsmooth.search.regimes import Regimes
+    from howsmooth.theory.results import Bound, Bracket, Ladder, Witness
+
+
+@option_groups
+def bounds(
+    *,
+    source: LayerSource,
+    n: OptionN,
+    radius: OptionRadius,
+    search: OptionSearch = False,
+    as_json: OptionJson = False,
+    save: OptionSave = None,
+) -> None:
+    """Bound the Lipschitz constant of attention on n tokens in a ball: every theorem, and a measured input.
+
+    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear.
+
+    Example: howsmooth bounds --model minilm --layer 4 --map head:3 -n 64 -r 9
+    """
+    source.check()
+    require_room(n)
+    if save is not None:
+        require_writable(save, source.paths)
+    attention = source.read()
+    require_room(n, attention.d)
+
+    import torch
+
+    import howsmooth as hs
+    from howsmooth.domains.ball import in_ball
+
+    generator = torch.Generator().manual_seed(0)
+    with within_reach(n, radius):
+        ladder = hs.bounds.table(attention, n=n, radius=radius)
+        with ascent_bar(search) as progress:
+            bracket = hs.bracket(attention, n=n, radius=radius, search=search, generator=generator, progress=progress)
+        require_range(bracket.lower)
+        if as_json:
+            found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())
+            print_json(found | {"n": n, "radius": radius, "causal": attention.positions.causal})
+        else:
+            _print_ladder(repr(attention), ladder, bracket, in_ball(n, radius))
+    if save is not None:
+        save_witness(bracket.lower, save, source.about, quiet=as_json)
+
+
+def _print_ladder(attention: str, ladder: "Ladder", bracket: "Bracket", domain: str) -> None:
+
+    console = visible_console()
+    ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
+    answer = f"{at_least(bracket.lower.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}"
+    console.print(answer, style="bold", soft_wrap=True)
+    console.print(attention, soft_wrap=True)
+    console.print()
+    console.print(_bounds_table(ladder, bracket.lower, domain))
+    if ladder.refused:
+        console.print("\nDo not apply:", style="dim")
+        console.print(_refusals(ladder))
+
+
+def _bounds_table(ladder: "Ladder", witness: "Witness", domain: str) -> "Table":
+    """Show every bound and the measured input, from the lowest to the highest."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from howsmooth.theory.results import Side
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("bound")
+    table.add_column("Lip", no_wrap=True, justify="right")
+    table.add_column("what it is worth")
+    log_value = math.log(witness.value) if witness.value > 0 else -math.inf
+    measured = (witness.label, f"{Side.LOWER} {at_least(witness.value)}", "measured at a stored input")
+    # sorted is stable: of two equal values the measured one comes after the theorem that it confirms
+    rows = [((b.side is Side.UPPER, b.log_value), _row(b, domain), "") for b in ladder.rungs]
+    rows.append(((False, log_value), measured, "bold green"))
+    for _place, cells, style in sorted(rows, key=lambda row: row[0]):
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return table
+
+
+def _row(bound: "Bound", domain: str) -> tuple[str, str, str]:
+    elsewhere = "" if bound.domain == domain else f"; on {bound.domain}"
+    probably = "" if bound.confidence == 1 else f", with probability {percent(bound.confidence)}"
+    return bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
+
+
+def _refusals(ladder: "Ladder") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from howsmooth.theory.results import label_of
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    for refused in ladder.refused:
+        table.add_row(Text(label_of(refused.name)), Text(refused.reason), style="dim")
+    return table
+
+
+LENGTHS = "3,10,30,100,300,1000,3000,10000,30000,100000"
+# Fewer tokens have no place for the inputs that are compared.
+LEAST = 3
+
+
+@option_groups
+def regimes(
+    *,
+    source: LayerSource,
+    radius: OptionRadius,
+    lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = LENGTHS,
+    count: Annotated[
+        float | None,
+        typer.Option("--count", help=f"How many tokens all mass stands for, with --kind {' or '.join(COUNTING)}."),
+    ] = None,
+    as_json: OptionJson = False,
+    figure: OptionFigure = None,
+) -> None:
+    """Find the worst constants of one head in a ball against the number of tokens, with their bounds.
+
+    Attention of another kind is searched, below the bound for so many tokens.
+
+    Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
+    """
+    source.check()
+    numbers = whole_numbers(lengths, "--lengths", least=LEAST)
+    require_count(source.kind, count)
+    attention = source.read()
+
+    from howsmooth.search.contexts import counting
+    from howsmooth.search.regimes import regimes as find
+
+    found = find(attention if count is None else counting(attention, count), radius, numbers)
+    if figure is not None:
+        from howsmooth.report.charts.transition import regimes_chart
+        from howsmooth.report.saving import save_chart
+
+        save_chart(regimes_chart(found), figure)
+    if as_json:
+        print_json(json.loads(found.to_json()))
+    else:
+        _print_regimes(found)
+    if figure is not None:
+        typer.echo(f"Drawn in {figure}.", err=True)
+
+
+def _print_regimes(found: "Regimes") -> None:
+    if found.crossing is None or found.lower is None:
+        typer.echo("The largest constants that a search found; where they stop growing no theorem says.")
+    else:
+        plateau = f"on measures it is at least {found.lower.digits}"
+        typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
+    sizes = [number(row.n, 4) for row in found.rows]
+    values = [at_least(row.found) for row in found.rows]
+    for size, value, row in zip(sizes, values, found.rows, strict=True):
+        left = f"n = {size:>{max(map(len, sizes))}}   {value:>{max(map(len, values))}}"
+        typer.echo(f"{left} ≤ Lip ≤ {row.upper.digits}")

@@ -1,0 +1,280 @@
+"""Commands that fill a run: ``measure``, ``attack``, ``certify``; and what ``sweep`` and ``paper`` share with them."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from howsmooth.cli.app import INTERRUPTED, interrupt_handled
+from howsmooth.cli.option_groups import option_groups
+from howsmooth.cli.options import OptionJson
+from howsmooth.cli.printing import print_json, say, visible_console
+from howsmooth.errors import FileError
+from howsmooth.studies.plans.attack_plan import Attacking
+from howsmooth.studies.plans.certificate_plan import Certifying
+from howsmooth.studies.plans.measurement_plan import Measuring
+
+if TYPE_CHECKING:
+    from howsmooth.studies.asks import Ask
+    from howsmooth.studies.plans.at_text import PlannedAsks
+    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.composition import Composition
+    from howsmooth.studies.runs.measurement import Measurement
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.sweep import Executor
+
+FAILED = 1
+
+
+def _checked_out(out: str | None) -> str | None:
+    if out is not None and not out.strip():
+        raise FileError("--out must name a folder, got nothing; leave it out for the default.", field="out")
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Who does the work of a run, and where its records go: options of every command that fills one."""
+
+    workers: Annotated[
+        int, typer.Option("--workers", help="How many processes share the work; 0 does it in this one.", min=0)
+    ] = 0
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="tcp://…", help="The address of a Dask scheduler to use.")
+    ] = None
+    tls: Annotated[
+        str | None,
+        typer.Option("--tls", metavar="DIR", help="Speak TLS to it: a folder with ca.pem, cert.pem and key.pem."),
+    ] = None
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False
+    as_json: OptionJson = False
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.", callback=_checked_out
+        ),
+    ] = None
+
+    def folder(self, default: Callable[[], Path]) -> Path:
+        """Return where the run lies, after a look whether it can be written there."""
+        from howsmooth.studies.runs.database import check_writable
+
+        check_writable(Path("runs") if self.out is None else Path(self.out))
+        return default() if self.out is None else Path(self.out)
+
+    def executor(self, resources: "Resources", threads: int | None) -> Any:
+        """Provide who does the work; other processes have one thread each unless told."""
+        from howsmooth.studies.sweep.workers import executor
+
+        alone = self.scheduler is None and not self.workers
+        return executor(
+            workers=self.workers,
+            scheduler=self.scheduler,
+            tls=self.tls,
+            threads=threads or (None if alone else 1),
+            resources=resources,
+        )
+
+    def answer(self, asks: "Sequence[Ask]", store: "Store", execute: "Executor") -> bool:
+        """Answer what has no record yet, and show how far it is; return whether Ctrl-C ended it before its time."""
+        from howsmooth.studies.sweep.progress import watching
+        from howsmooth.studies.sweep.sweep import sweep
+
+        try:
+            with watching() as progress:
+                sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)
+        except KeyboardInterrupt:
+            interrupt_handled()
+            return True
+        return False
+
+
+@option_groups
+def measure(measuring: Measuring, options: RunOptions) -> None:
+    """Measure the local Lipschitz constant of every attention layer of a model on real text.
+
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+    Example: howsmooth measure minilm --layers 0,5 --lengths 16,32,64 --sequences 5
+    """
+    folder = options.folder(lambda: measuring.folder)
+    measuring.check()
+
+    import warnings
+
+    from howsmooth.errors import ConvergenceWarning
+    from howsmooth.studies.plans.measurement_plan import planned
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+
+    resources = Resources()
+    made = planned(measuring, resources)
+    execution = options.executor(resources, measuring.where.threads)
+    with execution as execute, Store(folder) as store, warnings.catch_warnings():
+        warnings.simplefilter("once", ConvergenceWarning)
+        before = len(store.done(made.every))
+        made.begin(store)
+        interrupted = options.answer(made.every, store, execute)
+        kept, failures = store.keys(), store.failures(made.every)
+        done = kept & {ask.key for ask in made.every}
+        found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
+        composed = made.compositions(store)
+    if found is not None:
+        _print_measurement(
+            found, composed, folder, (len(done), len(done) - before, len(kept) - len(done)), options.as_json
+        )
+    exit_with_failures(failures, interrupted=interrupted, kept=f"{len(done)} of {len(made.every)} measured and kept")
+
+
+def _print_measurement(
+    found: "Measurement",
+    composed: "Sequence[Composition]",
+    folder: Path,
+    counts: tuple[int, int, int],
+    as_json: bool,
+) -> None:
+    """Print the answer, write the report, say where it is, and what else it tells."""
+    from howsmooth.cli.answers import print_answer, print_compositions
+    from howsmooth.wording import count
+
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        print_answer(found)
+        print_compositions(composed)
+    done, new, others = counts
+    report = report_page(folder, new=bool(new))
+    say(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    if others:
+        say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
+
+
+@option_groups
+def attack(attacking: Attacking, options: RunOptions) -> None:
+    """Attack a map of a model at real text: what is attained, predicted and allowed, for each unit of eps.
+
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+    Example: howsmooth attack minilm --layer 4 --eps 0.1,1,10 --norm token --lengths 16 --sequences 5
+    """
+    attacking.check()
+
+    def plan(resources: "Resources") -> "PlannedAsks":
+        from howsmooth.studies.plans.attack_plan import planned_attacks
+
+        return planned_attacks(attacking, resources)
+
+    def results(records: "list[Record]") -> Sequence[Any]:
+        from howsmooth.studies.runs.attack_results import summarise_attacks
+
+        return summarise_attacks(records)
+
+    fill_run(attacking, options, plan, results, name="attacks", done="attacked")
+
+
+OptionSynonyms = Annotated[
+    str | None,
+    typer.Option(
+        "--synonyms",
+        metavar="FILE",
+        help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
+    ),
+]
+
+
+@option_groups
+def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options: RunOptions) -> None:
+    """Certify a classifier at a sentence: how far each word may move before the prediction could change, proven.
+
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+    Example: howsmooth certify reviews --text "a gripping film"
+    """
+    certifying.check()
+    if synonyms is not None:
+        from howsmooth.cli.synonyms import certify_synonyms
+
+        sys.exit(certify_synonyms(certifying, synonyms, options.as_json))
+
+    def plan(resources: "Resources") -> "PlannedAsks":
+        from howsmooth.studies.plans.certificate_plan import planned_certificates
+
+        return planned_certificates(certifying, resources)
+
+    def results(records: "list[Record]") -> Sequence[Any]:
+        from howsmooth.studies.runs.certificate_results import summarise_certificates
+
+        return summarise_certificates(records)
+
+    fill_run(certifying, options, plan, results, name="certificates", done="certified")
+
+
+def fill_run(
+    settings: Attacking | Certifying,
+    options: RunOptions,
+    plan: "Callable[[Resources], PlannedAsks]",
+    results: "Callable[[list[Record]], Sequence[Any]]",
+    *,
+    name: str,
+    done: str,
+) -> None:
+    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells.
+
+    Args:
+        settings: What was asked for.
+        options: Who does the work, and where its records go.
+        plan: Checks everything and lists the asks.
+        results: Sums records up: results that show themselves.
+        name: What the results are called in JSON.
+        done: What was done with an ask, in a word.
+    """
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+
+    folder, resources = options.folder(lambda: settings.folder), Resources()
+    made = plan(resources)
+    for remark in made.remarks:
+        say(remark, err=True)
+    with options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
+        made.begin(store)
+        before = len(store.done(made.asks))
+        interrupted = options.answer(made.asks, store, execute)
+        found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
+    if found:
+        said = results(list(found.values()))
+        if options.as_json:
+            print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in said]})
+        else:
+            console = visible_console()
+            for each in said:
+                console.print(each)
+        report = report_page(folder, new=len(found) > before)
+        if not options.as_json:
+            say(f"The report is {report}. {len(found)} records are in {folder}.")
+    exit_with_failures(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} {done} and kept")
+
+
+def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:
+    """Say what failed, and what is kept if Ctrl-C ended it; exit with a code that tells."""
+    from howsmooth.cli.answers import say_failures
+
+    say_failures(failures)
+    if interrupted:
+        say(f"Stopped: {kept}; the same command goes on from there.", err=True)
+        sys.exit(INTERRUPTED)
+    if failures:
+        sys.exit(FAILED)
+
+
+def report_page(folder: Path, *, new: bool) -> Path:
+    """Return where the page of a run is; one of the same records would be the same, byte by byte."""
+    from howsmooth.report.page import FILE, write_report
+
+    if new or not (folder / FILE).is_file():
+        write_report(folder)
+    return folder / FILE

@@ -1,0 +1,222 @@
+"""Commands about runs that are there: ``runs``, ``show``, ``compare``, ``report``, ``figure`` and ``export``."""
+
+import enum
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from howsmooth.cli.options import OptionJson
+from howsmooth.cli.printing import print_json, say, visible_console
+from howsmooth.errors import AssumptionError, FileError
+from howsmooth.studies.runs.database import FILE
+from howsmooth.wording import count
+
+MANY = 5
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(help="Where to look for runs.")] = "runs", as_json: OptionJson = False
+) -> None:
+    """List the runs in a folder: how many records each holds, of which models.
+
+    Example: howsmooth runs
+    """
+    if not Path(folder).is_dir():
+        raise FileError(f"there is no folder {folder!r} with runs; howsmooth measure makes one.")
+    rows = [_runs_row(path.parent) for path in sorted(Path(folder).rglob(FILE))]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        say(_run_line(row))
+    if not rows:
+        say(f"No runs in {folder}.")
+
+
+def _runs_row(folder: Path) -> dict[str, Any]:
+    from howsmooth.studies.json_values import columns
+    from howsmooth.studies.runs.store import Store
+
+    try:
+        with Store(folder, writable=False) as store:
+            asks, failed, plans = [record.ask for record in store.records()], len(store.failures()), store.plans()
+    except FileError as error:  # one damaged run does not hide the others
+        return {"run": str(folder), "error": str(error)}
+    told = [columns(ask) | {"kind": ask.kind} for ask in asks]
+    planned = {key for plan in plans for key in (*plan.keys, *plan.beside)} | {ask.key for ask in asks}
+    counts = {"run": str(folder), "records": len(asks), "planned": len(planned), "failed": failed}
+    names = {f"{part}s": _named(row.get(part, "") for row in told) for part in ("kind", "model", "text", "map")}
+    return counts | names | {"lengths": sorted({row["length"] for row in told if "length" in row})}
+
+
+def _run_line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['run']}: {row['error']}"
+    left = row["planned"] - row["records"]
+    state = (f" of {row['planned']} planned" if left else "") + (f", {row['failed']} failed" if row["failed"] else "")
+    told = ", ".join(row["models"]) or "no model"
+    told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
+    maps, sizes = row["maps"], row["lengths"]
+    told += f"; {', '.join(maps) if len(maps) < MANY else f'{len(maps)} maps'}" if maps else ""
+    told += f"; n = {_span(sizes)}" if sizes else ""
+    return f"{row['run']}: {count(row['records'], 'record')}{state}; {told}"
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
+
+
+def _named(names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name})
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: OptionJson = False
+) -> None:
+    """Show the answer of a run again: constants, growth and bounds of each layer, and every other kind of record.
+
+    Example: howsmooth show runs/minilm-attention-1a2b3c
+    """
+    from howsmooth.cli.answers import print_answer, print_records, say_failures
+    from howsmooth.studies.runs.export import flat
+    from howsmooth.studies.runs.run import read_run
+
+    found = read_run(run)
+    told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
+    others = [record for record in found.records if record.ask.key not in told]
+    if as_json:
+        measured = [json.loads(measurement.to_json()) for measurement in found.measurements]
+        print_json({"measurements": measured, "records": [flat(record) for record in others]})
+        return
+    for measurement in found.measurements:
+        print_answer(measurement)
+    for kind in sorted({record.ask.kind for record in others}):
+        print_records(kind, [record for record in others if record.ask.kind == kind])
+    if not found.records:
+        say(f"Nothing in {run} is answered yet; of {found.planned} planned.")
+    say_failures(found.failures)
+
+
+def _checked_confidence(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise AssumptionError(f"--confidence must lie between 0 and 1, got {confidence}.", field="confidence")
+    return confidence
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN1", help="The folder of a run: what ratios are relative to.")],
+    second: Annotated[str, typer.Argument(metavar="RUN2", help="The folder of the run to compare with it.")],
+    part: Annotated[
+        str | None, typer.Option("--map", help="Which part of the layers, where runs hold several; all by default.")
+    ] = None,
+    per_head: Annotated[bool, typer.Option("--per-head", help="Compare every head by itself too.")] = False,
+    confidence: Annotated[
+        float,
+        typer.Option(
+            "--confidence", help="The probability that all intervals hold together.", callback=_checked_confidence
+        ),
+    ] = 0.95,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--out", "--output", metavar="FILE", help="Draw it: .svg, .pdf, .png or .html."),
+    ] = None,
+    as_json: OptionJson = False,
+) -> None:
+    """Compare two runs: how many times larger the constants of each layer are in the second, and what of it is real.
+
+    Windows of the same tokens are compared each with itself; other texts as two independent samples.
+
+    Example: howsmooth compare runs/original runs/quantised -o ratios.svg
+    """
+    from howsmooth.report.saving import checked_target
+
+    target = None if output is None else checked_target(output)
+
+    from howsmooth.studies.runs.compare import compare as find
+
+    found = find(first, second, map=part, per_head=per_head, confidence=confidence)
+    if target is not None:
+        from howsmooth.report.saving import save_chart
+
+        save_chart(found.chart(), target)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        visible_console().print(found)
+    if target is not None:
+        say(f"Drawn in {target}.", err=as_json)
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes; RUN/report.html by default."),
+    ] = None,
+) -> None:
+    """Write one HTML file with the answer, the pictures and how to read them; it needs no network.
+
+    Example: howsmooth report runs/minilm-attention-1a2b3c
+    """
+    from howsmooth.report.page import write_report
+
+    say(f"The report is {write_report(run, output)}.")
+
+
+def figure(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As the report names it, or a part of that: length.")],
+    output: Annotated[
+        str, typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
+    ],
+    layer: Annotated[
+        int | None, typer.Option("--layer", help="Which layer, for figures of one layer; the least smooth by default.")
+    ] = None,
+    linear: Annotated[bool, typer.Option("--linear", help="Linear axes in place of logarithmic ones.")] = False,
+) -> None:
+    """Draw one figure of a run.
+
+    Example: howsmooth figure runs/minilm-attention-1a2b3c constant_against_length -o growth.pdf
+    """
+    from howsmooth.report.saving import checked_target
+
+    target = checked_target(output)
+
+    from howsmooth.report.drawing.scales import straightened
+    from howsmooth.report.figures import draw
+    from howsmooth.report.saving import save_chart
+    from howsmooth.studies.runs.run import read_run
+
+    chart = draw(read_run(run), name, layer=layer)
+    save_chart(straightened(chart) if linear else chart, target)
+    say(f"{name} is in {target}.")
+
+
+class Format(enum.StrEnum):
+    """What other tools read."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[Format, typer.Option("--to", help="The format.")] = Format.CSV,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; records.FORMAT in the run by default.")
+    ] = None,
+) -> None:
+    """Write the records of a run as one table; the SQLite file itself has a view with the same rows for each kind.
+
+    Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
+    """
+    from howsmooth.studies.runs.export import write_table
+    from howsmooth.wording import count
+
+    target = Path(run) / f"records.{to}" if out is None else Path(out)
+    records = write_table(run, target, to)
+    say(f"{count(records, 'record')} in {target}.")

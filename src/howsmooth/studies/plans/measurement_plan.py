@@ -1,0 +1,294 @@
+"""How smooth each attention layer of a model is on a text: what can be asked for, declared once, and ``measure``."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from msgspec.structs import replace
+
+from howsmooth.errors import AssumptionError, StudyError
+from howsmooth.models.hub import check_model
+from howsmooth.models.map_names import is_whole
+from howsmooth.models.names import check_map_name
+from howsmooth.models.sources import read_source
+from howsmooth.studies.json_values import JsonValue, described, from_settings
+from howsmooth.studies.settings import (
+    SOURCES,
+    Compute,
+    ModelReading,
+    Solver,
+    Windows,
+    command,
+    default_folder,
+    options_of,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from howsmooth.models.transformer import Transformer
+    from howsmooth.studies.kinds.text import Ask
+    from howsmooth.studies.kinds.whole import Ask as WholeAsk
+    from howsmooth.studies.plans.at_text import ModelAndText
+    from howsmooth.studies.records import RunPlan
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.composition import Composition
+    from howsmooth.studies.runs.measurement import Measurement
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.sweep import Progress
+
+
+class Measuring(JsonValue, frozen=True, kw_only=True):
+    """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
+
+    model: str = "minilm"
+    layers: Annotated[tuple[int, ...] | None, described("Which attention layers; all by default.", metavar="0,2,5")] = (
+        None
+    )
+    map: Annotated[
+        str,
+        described(
+            "What is measured: attention, heads, head:3, normed, residual, mlp or block of every layer; or "
+            "once: model, network, sentence, logits, to:3, from:3, layers:2-4."
+        ),
+    ] = "attention"
+    per_head: Annotated[bool, described("Measure every head by itself too.")] = False
+    whole: Annotated[
+        bool, described("Measure the model as a whole, each block alone, and the blocks up to and from each layer.")
+    ] = False
+    windows: Windows = Windows()
+    solver: Solver = Solver()
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
+    certificate: Annotated[
+        bool, described("Prove a bound at every window too: three times the work, far above the bracket.")
+    ] = False
+    released: Annotated[bool, described("Record the quantity of the paper's released scripts too.")] = False
+
+    def check(self) -> None:
+        """Refuse names that lead nowhere, before anything is loaded.
+
+        Raises:
+            HowsmoothError: If there is no such model, part of a layer, family or text, or nothing to compute with.
+        """
+        check_model(self.model)
+        self.check_map()
+        self.where.check()
+        self.reading.check()
+        read_source(self.windows.source, self.windows.place)
+
+    def check_map(self) -> None:
+        """Refuse a map that no model has, and heads beside one that is not of one layer.
+
+        Raises:
+            AssumptionError: If it is refused.
+        """
+        check_map_name(self.map)
+        if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
+            raise AssumptionError(
+                "a whole model is measured in all its layers and blocks: leave map, layers and per_head out.",
+                field="whole",
+            )
+        if self.per_head and is_whole(self.map):
+            raise AssumptionError(
+                f"the map {self.map!r} is one of many layers, and heads are of one: measure them by themselves.",
+                field="per_head",
+            )
+
+    @property
+    def part(self) -> str:
+        """The map that is measured: that of the whole model if it is asked for."""
+        return "model" if self.whole else self.map
+
+    @property
+    def command(self) -> str:
+        """What to type to measure the same."""
+        return command("measure", self.model, *options_of(replace(self, model="minilm")))
+
+    @property
+    def folder(self) -> Path:
+        """Where records go unless told otherwise: the same question, the same folder; another one, another folder.
+
+        Raises:
+            FileError: If the text cannot be read: what it holds is a part of the question.
+        """
+        layers = None if self.layers is None else tuple(sorted(set(self.layers)))
+        windows = replace(self.windows, lengths=tuple(sorted(set(self.windows.lengths))))
+        where = replace(self.where, device="" if self.where.device == "cpu" else self.where.device)
+        settings = replace(self, layers=layers, windows=windows, where=where)
+        digest = read_source(windows.source, windows.place).digest
+        return default_folder(self.model, self.part, [settings, digest])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedMeasurement:
+    """Everything that a measurement needs, checked; what is left is work.
+
+    Attributes:
+        ground: The model and the text.
+        asks: One for each layer, length and window.
+        heads: Likewise for single heads.
+        blocks: Likewise for the blocks of the model, alone and together, if it is measured as a whole.
+        plans: What the run remembers of it: first the plan of the measurement.
+    """
+
+    ground: "ModelAndText"
+    asks: "tuple[Ask, ...]"
+    heads: "tuple[Ask, ...]"
+    blocks: "tuple[WholeAsk, ...]"
+    plans: "tuple[RunPlan, ...]"
+
+    @property
+    def every(self) -> "tuple[Ask, ...]":
+        """All asks."""
+        return self.asks + self.heads + self.blocks
+
+    @property
+    def plan(self) -> "RunPlan":
+        """The plan of the measurement."""
+        return self.plans[0]
+
+    def begin(self, store: "Store") -> None:
+        """Keep what is known about the model, the windows and the plan before any work."""
+        from howsmooth.studies.runs.run_metadata import keep_model, keep_words
+
+        keep_model(store, self.ground.transformer, self.ground.inputs.notes)
+        keep_words(store, self.asks, self.ground.inputs)
+        for plan in self.plans:
+            store.keep_plan(plan)
+
+    def result(self, store: "Store", *, bounded: bool = True) -> "Measurement":
+        """Sum up what is done, with every bound that the theory has, which takes about a second for each layer.
+
+        Raises:
+            StudyError: If everything failed.
+        """
+        from howsmooth.studies.runs.run_metadata import keep_ladders
+
+        found = self._measurement(store)
+        if bounded:
+            keep_ladders(store, found, self.ground.transformer)
+            found = self._measurement(store)
+        return found
+
+    def compositions(self, store: "Store") -> "list[Composition]":
+        """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""
+        from howsmooth.studies.runs.composition import compositions
+
+        return compositions(store.find(ask.key for ask in self.blocks).values())
+
+    def _measurement(self, store: "Store") -> "Measurement":
+        from howsmooth.studies.runs.run import measurement
+
+        known = store.find((*self.plan.keys, *self.plan.beside))
+        if not any(key in known for key in self.plan.keys):
+            failures = [failure for failure in store.failures() if failure.ask.key in set(self.plan.keys)]
+            said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
+            raise StudyError(f"there is nothing to sum up: {said}")
+        return measurement(store, [self.plan], known)
+
+
+def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
+    """Check everything that is asked for against the model and the text, and list the asks.
+
+    Raises:
+        HowsmoothError: If anything cannot be had; before any long work.
+    """
+    from howsmooth.studies.kinds.text import Ask
+    from howsmooth.studies.plans.at_text import block_asks, model_and_text
+    from howsmooth.studies.records import plan_of
+
+    measuring.check_map()
+    part = measuring.part
+    where, reading = measuring.where, measuring.reading
+    base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
+    layers = base.layers(measuring.layers, part)
+    others = {name: getattr(measuring, name) for name in ("solver", "certificate", "released")}
+    asks = tuple(cast(Iterator[Ask], base.each(Ask, layers, part, **others)))
+    heads = tuple(
+        cast(Ask, ask)
+        for layer in (layers if measuring.per_head else ())
+        for head in range(base.transformer.sites[layer].head_count)
+        for ask in base.each(Ask, [layer], f"head:{head}", **others)
+    )
+    blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
+    plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]
+    plans += [plan_of(blocks, command=measuring.command)] if blocks else []
+    return PlannedMeasurement(ground=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
+
+
+def measure(
+    model: "str | nn.Module | Transformer" = "minilm",
+    *,
+    out: str | os.PathLike[str] | None = None,
+    progress: "Progress | bool | None" = None,
+    **settings: Any,
+) -> "Measurement":
+    """Measure how smooth the attention layers of a model are at windows of a text.
+
+    Args:
+        model: What :func:`load` takes, or what it returned.
+        out: The folder that keeps the records; what is there already is not measured again.
+        progress: True for a bar, on a terminal or in a notebook; or what is called after each step with how far the
+            work is.
+        **settings: What the command line takes, under the same names: ``text`` (a file in UTF-8; *Alice's Adventures
+            in Wonderland* by default), ``token_ids``, ``sentences`` or ``images`` in place of a text, ``family``,
+            ``tokenizer``, ``layers``, ``lengths``, ``sequences``, ``map`` (of a layer:
+            ``attention``, ``heads``, ``head:3``, ``normed``, ``residual``, ``mlp``, ``block``; of many, measured once:
+            ``model``, ``network``, ``sentence``, ``logits``, ``to:3``, ``from:3``, ``layers:2-4``), ``per_head``,
+            ``special_tokens``, ``stride``, ``rtol``, ``confidence``, ``certify``, ``max_steps``, ``seed``, ``device``,
+            ``dtype``, ``threads``, ``certificate``, ``released``.
+
+    Raises:
+        HowsmoothError: If anything asked for cannot be had; before any long work.
+        StudyError: If everything failed.
+    """
+    from torch import nn
+
+    from howsmooth.models.base import load
+    from howsmooth.models.transformer import Transformer
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.progress import shown_by
+    from howsmooth.studies.sweep.sweep import sweep
+    from howsmooth.studies.sweep.workers import executor
+
+    transformer = model if isinstance(model, Transformer) else None
+    if isinstance(model, nn.Module):
+        transformer = load(model, device=settings.get("device"))
+    name = model if isinstance(model, str) else transformer.name if transformer else model
+    measuring = from_settings(Measuring, {"model": name} | _plain(settings))
+    resources = Resources([] if transformer is None else [transformer])
+    made = planned(measuring, resources)
+    with executor(threads=measuring.where.threads, resources=resources) as execute, Store(out) as store:
+        with shown_by(progress) as shown:
+            made.begin(store)
+            sweep(made.every, store, execute=execute, progress=shown)
+        return made.result(store)
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Accept what Python users write: ranges, arrays, paths, types of torch, and ``None`` for a default."""
+    plain: dict[str, Callable[[Any], Any]] = {
+        "layers": _whole_numbers,
+        "lengths": _whole_numbers,
+        **dict.fromkeys((*SOURCES, "tokenizer"), _path),
+        "device": str,
+        "dtype": lambda dtype: str(dtype).removeprefix("torch."),
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return {name: plain[name](value) if name in plain else value for name, value in given.items()}
+
+
+def _path(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+
+def _whole_numbers(given: Any) -> Any:
+    """Return a list of plain integers, if these are some; what is none is refused by its type later."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return given
+    return [int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in given]

@@ -1,0 +1,172 @@
+"""A run as results again: from its records alone, without any model."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group
+
+from howsmooth.errors import FileError
+from howsmooth.markup import paragraph
+from howsmooth.studies.asks import AtText
+from howsmooth.studies.records import Failure, Record, RunPlan
+from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
+from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.summary import summarise
+from howsmooth.theory.results import Ladder
+from howsmooth.wording import count
+
+OLD_BOUNDS = (
+    "an earlier version kept bounds for tokens of mean norm, and some here are longer; the command that made the run "
+    "computes those for any input anew, and nothing else"
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run:
+    """Everything that a run holds.
+
+    Attributes:
+        records: Every record, in the order of their keys.
+        failures: What nothing came of.
+        plans: What was asked for.
+        measurements: What was measured at texts: one for each model, text, map and setting.
+        commands: What makes such a run again.
+    """
+
+    records: tuple[Record, ...]
+    failures: tuple[Failure, ...]
+    plans: tuple[RunPlan, ...]
+    measurements: tuple[Measurement, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def figures(self) -> dict[str, tuple[Record, ...]]:
+        """The records of each figure of the paper that was asked for."""
+        known = {record.ask.key: record for record in self.records}
+        # a figure of several kinds or models has a plan for each; asked for twice, it has its keys twice
+        found: dict[str, dict[str, Record]] = {}
+        for plan in self.plans:
+            if plan.figure:
+                found.setdefault(plan.figure, {}).update((key, known[key]) for key in plan.keys if key in known)
+        return {name: tuple(records.values()) for name, records in found.items()}
+
+    @property
+    def planned(self) -> int:
+        """How many records there will be when all is done."""
+        keys = {key for plan in self.plans for key in (*plan.keys, *plan.beside)}
+        return len(keys | {record.ask.key for record in self.records})
+
+    def __repr__(self) -> str:
+        """Show the answers one after the other."""
+        return "\n".join((self._summary, *map(repr, self.measurements)))
+
+    def __rich__(self) -> Group:
+        """Render in a rich console."""
+        return Group(self._summary, *self.measurements)
+
+    def _repr_html_(self) -> str:
+        return paragraph(self._summary) + "".join(m._repr_html_() for m in self.measurements)
+
+    @property
+    def _summary(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        missing = self.planned - len(self.records)
+        left = f" of {self.planned} planned" if missing else ""
+        figures = f"; figures: {', '.join(self.figures)}" if self.figures else ""
+        return f"Run: {count(len(self.records), 'record')}{left}{failed}{figures}"
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a run back: its records, what they say about each layer, and how they were asked for.
+
+    Raises:
+        FileError: If the folder holds no run, or its records are damaged.
+    """
+    with open_run(folder) as store:
+        records, plans = store.records(), store.plans()
+        return Run(
+            records=tuple(records),
+            failures=tuple(store.failures()),
+            plans=tuple(plans),
+            measurements=tuple(measurements(store, records, plans)),
+            commands=tuple(dict.fromkeys(plan.command for plan in plans if plan.command)),
+        )
+
+
+def open_run(folder: str | os.PathLike[str]) -> Store:
+    """Open a run that is there.
+
+    Raises:
+        FileError: If the folder holds no run.
+    """
+    path = Path(folder)
+    if path.is_file():
+        raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
+    if not (path / FILE).is_file():
+        missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
+        raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
+    return Store(folder, writable=False)
+
+
+def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPlan]) -> list[Measurement]:
+    """Return the measurements at texts: plans that differ in layers and windows alone make one of them."""
+    known = {record.ask.key: record for record in records if record.ask.kind == "text"}
+    merged: dict[AtText, list[RunPlan]] = {}
+    for plan in (*plans, *_unplanned(known, plans)):
+        if plan.kind == "text" and (first := next((known[key] for key in plan.keys if key in known), None)):
+            merged.setdefault(first.ask.group, []).append(plan)
+    found = [measurement(store, some, known) for some in merged.values()]
+    return sorted(found, key=lambda m: (m.model, m.text, m.map, m.records[0].ask.window.stride))
+
+
+def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterator[RunPlan]:
+    """Yield a plan for each record that none speaks of: someone kept it by hand."""
+    spoken = {key for plan in plans for key in (*plan.keys, *plan.beside)}
+    return (RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)
+
+
+def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]) -> Measurement:
+    """Build what is known of some plans that belong together; at least one of their records is there."""
+    keys, beside = _keys(plans), _beside(plans)
+    records, heads = (sorted((known[key] for key in some if key in known), key=_place) for some in (keys, beside))
+    first = records[0].ask
+    longest = first_of_the_longest(record.ask for record in records)
+
+    def bounds(layer: int, length: int, radius: float) -> Ladder:
+        return kept_ladder(store, first.model, first.map, layer, length, radius)
+
+    layers = summarise(records, bounds)
+    # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
+    old = any(not layer.ladder.rungs and bounds(layer.layer, layer.length, layer.radius).rungs for layer in layers)
+    places = {(record.ask.length, record.ask.window.index): record.ask for record in records}
+    return Measurement(
+        model=first.model,
+        text=first.window.text,
+        map=first.map,
+        records=tuple(records),
+        heads=tuple(heads),
+        layers=layers,
+        notes=kept_notes(store, first.model) + ((OLD_BOUNDS,) if old else ()),
+        tokens=store.window(window_key(longest)),
+        openings={place: store.window(opening_key(ask)) for place, ask in places.items()},
+        run=None if store.folder is None else str(store.folder),
+        planned=len(keys | beside),
+        commands=tuple(dict.fromkeys(plan.command for plan in plans if plan.command)),
+    )
+
+
+def _keys(plans: Iterable[RunPlan]) -> set[str]:
+    return {key for plan in plans for key in plan.keys}
+
+
+def _beside(plans: Iterable[RunPlan]) -> set[str]:
+    return {key for plan in plans for key in plan.beside} - _keys(plans)
+
+
+def _place(record: Record) -> tuple[int, ...]:
+    layer, _name, head, index = record.ask.rank
+    return layer, record.ask.length, head, index

@@ -1,0 +1,117 @@
+"""What a run keeps beside its records, so that it can be read without its models: weights, notes, bounds, words."""
+
+from collections.abc import Iterable
+
+from howsmooth.errors import AssumptionError, FileError
+from howsmooth.maps.attention import Attention
+from howsmooth.models.inputs import Inputs
+from howsmooth.models.map_names import is_whole
+from howsmooth.models.transformer import Transformer
+from howsmooth.studies.asks import AtText
+from howsmooth.studies.json_values import fingerprint, from_json, to_json
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.summary import NO_BOUNDS
+from howsmooth.theory.bounds import table
+from howsmooth.theory.results import Ladder, Refusal
+
+# How many heads a worst input is looked for at: the ladder is quick, and the best heads win almost always.
+PROMISING = 1
+# How many tokens say which window is meant.
+OPENING = 8
+
+
+def keep_model(store: Store, transformer: Transformer, notes: tuple[str, ...] = ()) -> None:
+    """Keep what is known about a model before any work, and notes on what it reads.
+
+    Raises:
+        FileError: If the run was begun with other weights.
+    """
+    if not store.agree(f"weights of {transformer.name}", transformer.digest):
+        raise FileError(
+            f"the run in {str(store.folder)!r} was begun with other weights of {transformer.name!r}; give another "
+            "folder with --out.",
+            field="out",
+        )
+    store.keep(f"notes on {transformer.name}", to_json(transformer.notes + notes))
+
+
+def kept_notes(store: Store, model: str) -> tuple[str, ...]:
+    """Return what a reader has to know about a model."""
+    return from_json(store.fact(f"notes on {model}") or "[]", tuple[str, ...])
+
+
+def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
+    """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
+    for layer in measurement.layers:
+        name = _ladder(measurement.model, measurement.map, layer.layer, layer.length, layer.ball)
+        if store.fact(name) is None:
+            bounds = _bounds(transformer, measurement.map, layer.layer, layer.length, layer.ball)
+            store.keep(name, bounds.to_json())
+
+
+def kept_ladder(store: Store, model: str, part: str, layer: int, n: int, radius: float) -> Ladder:
+    """Return what :func:`keep_ladders` kept, or no bounds."""
+    kept = store.fact(_ladder(model, part, layer, n, radius))
+    return NO_BOUNDS if kept is None else Ladder.from_json(kept)
+
+
+def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> Ladder:
+    site = transformer.sites[layer]
+    f = None if site.attention is None or part == "block" or is_whole(part) else site.map(part)
+    if not isinstance(f, Attention):
+        return Ladder(rungs=(), refused=(Refusal(name="all", reason="the theorems are about attention alone."),))
+    try:
+        return table(f, n=n, radius=radius, heads=PROMISING)
+    except AssumptionError as error:
+        return Ladder(rungs=(), refused=(Refusal(name="all", reason=str(error)),))
+
+
+def _ladder(model: str, part: str, layer: int, n: int, radius: float) -> str:
+    return f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
+
+
+def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:
+    """Keep how every window begins, and the whole of the first one of the longest length; of pictures their names.
+
+    Args:
+        store: Where to keep it.
+        asks: What is asked at these windows.
+        inputs: What the windows are cut from.
+
+    Raises:
+        FileError: If other words were kept for the same windows: the run was begun with another tokenizer.
+    """
+    windows = {(ask.window.length, ask.window.index): ask for ask in asks}
+    longest = first_of_the_longest(windows.values())
+    words = {place: _words(ask, inputs) for place, ask in windows.items()}
+    noted = {opening_key(ask): words[place][:OPENING] for place, ask in windows.items()}
+    whole = words[longest.window.length, longest.window.index]
+    # a picture has one word, its name, for all of its tokens
+    kept = {window_key(longest): whole} if len(whole) == longest.window.length else {}
+    if any(store.window(key) not in ((), tuple(words)) for key, words in noted.items()):
+        raise FileError(
+            f"the run in {str(store.folder)!r} was begun with another tokenizer of the same name; give another folder "
+            "with --out.",
+            field="out",
+        )
+    store.note_windows(noted | kept)
+
+
+def _words(ask: AtText, inputs: Inputs) -> list[str]:
+    return inputs.words(ask.window.index, length=ask.window.length, stride=ask.window.stride)
+
+
+def first_of_the_longest(asks: Iterable[AtText]) -> AtText:
+    """Return the ask whose tokens are kept whole."""
+    return min(asks, key=lambda ask: (-ask.window.length, ask.window.index, ask.layer))
+
+
+def window_key(ask: AtText) -> str:
+    """Name a window of a text as a model sees it."""
+    return fingerprint([ask.model, ask.window])
+
+
+def opening_key(ask: AtText) -> str:
+    """Name the first few tokens of a window."""
+    return f"opening of {window_key(ask)}"

@@ -1,0 +1,167 @@
+"""A run read back: what it holds, what was planned, and what its layers say; without any model."""
+
+import json
+import shutil
+
+import pytest
+from asked import answered, bounded, filler, radii
+from measured import LADDER, measurement, record
+
+import howsmooth as hs
+from howsmooth.studies.plans.study import keep_bounds, parts
+from howsmooth.studies.plans.study_file import read_study
+from howsmooth.studies.records import Failure, RunPlan
+from howsmooth.studies.resources import Resources
+from howsmooth.studies.runs.measurement import as_row
+from howsmooth.studies.runs.run import read_run
+from howsmooth.studies.runs.store import Store
+
+
+@pytest.fixture(scope="module")
+def swept(save_model, beginning, tmp_path_factory):
+    """A run of a small model that is gone meanwhile."""
+    folder = tmp_path_factory.mktemp("swept")
+    model = save_model(folder / "model")
+    (folder / "study.toml").write_text(
+        f'models = ["{model}"]\ntext = "{beginning}"\nlayers = [0]\nlengths = [6, 8]\nsequences = 2\nreleased = true\n'
+        'maps = ["attention", "residual", "head:1"]\nseeds = [0, 1]\n',
+        encoding="utf-8",
+    )
+    held = Resources()
+    made = parts(read_study(folder / "study.toml"), held)
+    with Store(folder / "run") as store:
+        for part in made:
+            part.begin(store, ["sweep", "study.toml"])
+        answered([ask for part in made for ask in part.asks], store, resources=held)
+        keep_bounds(store, made)
+    shutil.rmtree(model)
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_there_is_one_measurement_for_each_map_and_seed_though_the_model_is_gone(swept):
+    run = read_run(swept)
+    assert len(run.records) == run.planned == 2 * 2 * 3 * 2
+    assert run.failures == ()
+    assert sorted(m.map for m in run.measurements) == sorted(2 * ["attention", "residual", "head:1"])
+    assert sorted(m.records[0].ask.solver.seed for m in run.measurements) == [0, 0, 0, 1, 1, 1]
+    for found in run.measurements:
+        assert found.complete
+        assert found.heads == ()
+        assert len(found.records) == found.planned == 4
+        assert {r.ask.map for r in found.records} == {found.map}
+        assert found.tokens[:2] == ("alice", "'")
+        assert all((layer.any_input is not None) == (found.map != "residual") for layer in found.layers)
+        assert found.commands == run.commands == ("howsmooth sweep study.toml",)
+    assert "24 records" in repr(run)
+
+
+@pytest.mark.slow
+def test_what_is_printed_is_strict_json_with_every_record(swept):
+    for found in read_run(swept).measurements:
+        said = json.loads(found.to_json(), parse_constant=pytest.fail)
+        assert said["records"] == [json.loads(json.dumps(as_row(r))) for r in found.records]
+        assert (said["planned"], said["complete"], said["heads"]) == (4, True, [])
+        assert [layer["constant"] for layer in said["layers"]] == [layer.constant for layer in found.layers]
+        assert all(row["released"] is not None for row in said["records"])
+
+
+def test_bounds_of_an_earlier_version_for_the_mean_norm_are_not_shown_beside_longer_tokens(tmp_path):
+    found = [record(0, 4, w) for w in range(2)]
+    made(tmp_path, found)
+    mean = sum(r.answer.mean_radius for r in found) / 2
+    with Store(tmp_path) as store:
+        store.keep(f"bounds of m, attention, layer 0, n = 4, R = {mean:.12g}", LADDER.to_json())
+    (old,) = read_run(tmp_path).measurements
+    assert old.layers[0].any_input is None
+    assert "earlier version" in old.notes[-1]
+    with Store(tmp_path) as store:
+        store.keep("bounds of m, attention, layer 0, n = 4, R = 9", LADDER.to_json())
+    (new,) = read_run(tmp_path).measurements
+    assert new.layers[0].any_input == LADDER.upper
+    assert new.notes == ()
+
+
+def test_typical_gains_of_an_earlier_version_have_no_interval_and_one_digit(tmp_path):
+    unknown = {"typical": 0.2345, "typical_low": None, "typical_high": None, "probes": 0, "dimensions": 0}
+    (old,) = made(tmp_path, [record(0, 4, w, **unknown) for w in range(2)]).measurements
+    assert str(old.layers[0].typical) == "≈ 0.2"
+    assert (old.layers[0].typical.low, old.layers[0].typical.high) == (None, None)
+    assert "interval" not in old.legend
+
+
+def test_the_interval_of_a_mean_over_windows_is_narrower_than_that_of_each():
+    (one,) = measurement([record(0, 4, 0)]).layers
+    (many,) = measurement([record(0, 4, 0, typical=0.1) for _w in range(20)]).layers
+    assert many.typical.high / many.typical.value < one.typical.high / one.typical.value
+    assert one.typical.low < one.typical.value < one.typical.high
+
+
+def made(folder, records, *, planned=None, **others):
+    with Store(folder) as store:
+        store.add(records)
+        keys = tuple(r.ask.key for r in (planned or records))
+        store.keep_plan(RunPlan(kind="text", keys=keys, **others))
+    return read_run(folder)
+
+
+def grid(layers, lengths, windows=2):
+    return [record(layer, n, w) for layer in layers for n in lengths for w in range(windows)]
+
+
+def test_an_unfinished_run_is_not_called_complete_and_compares_at_a_common_length_only(tmp_path):
+    planned = grid((0, 1), (4, 8, 16))
+    done = [r for r in planned if r.ask.layer == 0 or r.ask.length < 16]
+    (found,) = made(tmp_path, done, planned=planned).measurements
+    assert (found.planned, found.missing, found.complete, found.comparable) == (12, 2, False, True)
+    assert [layer.length for layer in found.layers] == [8, 8]
+    assert "n = 8 tokens" in found.title
+    assert any("2 of 12 records are missing" in remark for remark in found.remarks)
+    assert read_run(tmp_path).planned == 12
+
+
+def test_layers_without_a_common_length_are_not_comparable(tmp_path):
+    planned = grid((0, 1), (4, 8))
+    done = [r for r in planned if (r.ask.layer, r.ask.length) in {(0, 8), (1, 4)}]
+    (found,) = made(tmp_path, done, planned=planned).measurements
+    assert not found.comparable
+    assert [layer.length for layer in found.layers] == [8, 4]
+    assert any("cannot be compared" in remark for remark in found.remarks)
+
+
+def test_a_run_without_texts_has_records_and_failures_and_no_measurement(tmp_path):
+    with Store(tmp_path) as store:
+        answered(radii(2), store)
+        store.add([bounded(), Failure(ask=filler(4).ask, error="no such thing")])
+    run = read_run(tmp_path)
+    assert (len(run.records), run.measurements) == (3, ())
+    assert [failure.error for failure in run.failures] == ["no such thing"]
+    assert "3 records, 1 failed" in repr(run)
+
+
+def test_figures_of_the_paper_have_the_records_that_were_planned_for_them(tmp_path):
+    records = grid((0,), (4, 8))
+    with Store(tmp_path) as store:
+        store.add(records[:3])
+        store.keep_plan(RunPlan(kind="text", keys=tuple(r.ask.key for r in records), figure="real"))
+    run = read_run(tmp_path)
+    assert run.figures == {"real": tuple(records[:3])}
+    assert run.planned == 4
+
+
+def test_a_doubted_law_is_marked_in_the_table_and_said_below(tmp_path):
+    kinked = [record(0, n, w, lower=float(min(n, 16)) * (1 + 0.01 * w)) for n in (4, 8, 16, 32, 64) for w in range(3)]
+    (found,) = made(tmp_path, kinked).measurements
+    (layer,) = found.layers
+    assert layer.growth.doubted
+    assert layer.cells["exponent"].endswith("?")
+    assert any("no power law" in remark for remark in found.remarks)
+
+
+@pytest.mark.slow
+def test_a_run_is_not_changed_by_reading_it(swept):
+    from howsmooth.studies.runs.database import FILE
+
+    before = (swept / FILE).read_bytes()
+    hs.read_run(swept)
+    assert (swept / FILE).read_bytes() == before

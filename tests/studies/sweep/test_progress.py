@@ -1,0 +1,118 @@
+"""How far a sweep is: lines where there is no terminal, a bar in a notebook, and nothing that nobody asked for."""
+
+import builtins
+import re
+import sys
+import time
+import types
+
+import pytest
+
+import howsmooth as hs
+from howsmooth.studies.sweep import progress as watching
+from howsmooth.studies.sweep.sweep import Tally
+
+
+def tally(done, *, failed=0, total=10, last="m layer 3, 8 tokens"):
+    share = (done + failed) / total
+    return Tally(done=done, failed=failed, left=total - done - failed, share=share, last=last)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Talk every few milliseconds."""
+    monkeypatch.setattr(watching, "EVERY", 0.02)
+
+
+def said(capsys, wanted, tries=3000):
+    """Wait for a line that fits."""
+    heard = ""
+    for _try in range(tries):
+        heard += capsys.readouterr().err
+        if found := re.search(wanted, heard):
+            return found
+        time.sleep(0.02)
+    return pytest.fail(f"no line like {wanted!r} in {heard!r}")
+
+
+def test_off_a_terminal_a_line_says_how_far_it_is_what_was_last_and_how_long_it_takes(quick, capsys):
+    with watching.watching() as show:
+        said(capsys, r"^howsmooth: at the first piece of work, \d+ seconds? so far\n")
+        show(tally(2))
+        show(tally(4, failed=1))
+        said(
+            capsys,
+            r"howsmooth: 5 of 10 done, 1 failed, \d+ seconds? so far, about \d+ seconds? left; last m layer 3, 8 tok",
+        )
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""  # when it is over it is over
+
+
+def test_lines_come_while_one_long_piece_of_work_goes_on(quick, capsys):
+    with watching.watching():
+        said(capsys, r"(howsmooth: at the first piece of work.*\n){3}")
+
+
+def test_a_line_comes_every_thirty_seconds():
+    assert watching.EVERY == 30
+
+
+def test_the_time_left_does_not_count_what_an_earlier_run_did():
+    clock = watching._Clock()
+    clock.note(tally(8))
+    assert clock.left is None
+    time.sleep(0.05)
+    clock.note(tally(9))
+    assert 0.04 < clock.left < 60  # and not a ninth of it
+
+
+@pytest.mark.slow
+def test_a_short_run_off_a_terminal_says_nothing(tiny, small, capsys):
+    hs.measure(tiny, progress=True, **small | {"layers": [0]})
+    assert capsys.readouterr().err == ""
+
+
+class ZMQInteractiveShell:
+    """What a notebook calls its shell."""
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Let this process look like the kernel of a notebook; return what its cell shows."""
+    drawn = []
+
+    class Place:
+        def update(self, what):
+            drawn[-1] = what
+
+    def display(what, *, display_id):
+        drawn.append(what)
+        return Place()
+
+    inside = types.ModuleType("IPython.display")
+    inside.HTML, inside.display = str, display
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", inside)
+    shell = ZMQInteractiveShell()
+    monkeypatch.setattr("rich.console.get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    return drawn
+
+
+@pytest.mark.slow
+def test_in_a_notebook_one_bar_is_drawn_and_filled(notebook, tiny, small):
+    hs.measure(tiny, progress=True, **small | {"layers": [0]})
+    (bar,) = notebook
+    assert '<progress max="1" value="1.0000"></progress>' in bar
+    assert "4 of 4 done" in bar
+
+
+@pytest.mark.slow
+def test_a_bar_comes_only_when_it_is_asked_for(notebook, tiny, small):
+    steps, few = [], small | {"layers": [0]}
+    hs.measure(tiny, **few)
+    hs.measure(tiny, progress=False, **few)
+    hs.measure(tiny, progress=steps.append, **few)
+    assert notebook == []
+    assert len(steps) == 2
