@@ -15,9 +15,9 @@ from scipy.stats import spearmanr
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.tokens import methods
-from howsmooth.tokens.doubling import doubling
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import replacements
+from howsmooth.tokens.token_splitting import doubling
 from howsmooth.tokens.trials import Trials
 
 HERE = Path(__file__).parent

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.composition import Chain, Residual, Sum
     from howsmooth.maps.dense import Dense
+    from howsmooth.maps.mean_field import mean_field
     from howsmooth.maps.mechanisms.cosine import CosineAttention
     from howsmooth.maps.mechanisms.differential import DifferentialAttention
     from howsmooth.maps.mechanisms.entmax import EntmaxAttention
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from howsmooth.maps.pooling import Pooling
     from howsmooth.maps.positions import Positions
     from howsmooth.maps.rotary import Rotary
-    from howsmooth.maps.weighted import mean_field
     from howsmooth.models.base import load
     from howsmooth.models.transformer import Transformer
     from howsmooth.report.page import write_report

@@ -8,7 +8,17 @@ import howsmooth
 
 ROOT = Path(howsmooth.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-GROUND = {"errors", "validation", "files", "markup", "memory", "strict", "torch_internals", "values", "wording"}
+GROUND = {
+    "errors",
+    "validation",
+    "files",
+    "markup",
+    "memory",
+    "strict",
+    "torch_internals",
+    "tensor_dataclass",
+    "wording",
+}
 INSTRUMENTS = {
     "domains",
     "maps",
@@ -30,7 +40,7 @@ ALLOWED = {
     "files": {"errors", "memory"},
     "markup": {"wording"},
     "strict": set(),
-    "values": set(),
+    "tensor_dataclass": set(),
     "domains": GROUND,
     "memory": {"errors", "wording"},
     "wording": set(),

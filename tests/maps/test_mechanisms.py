@@ -12,7 +12,7 @@ from oracles import dense_jacobian, top
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.maps import pattern
+from howsmooth.maps import attention_weights as pattern
 
 FEATURE = {feature.name: feature for feature in FEATURES}
 CAUSAL = [Layer(kind, FEATURE["causal, grouped, weights"]) for kind in KINDS if kind.maskable]

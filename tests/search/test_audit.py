@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import howsmooth as hs
-from howsmooth.search.arrangements import arrangements
 from howsmooth.search.ascent import maximised
-from howsmooth.search.batches import on_batches
+from howsmooth.search.batched_callable import on_batches
+from howsmooth.search.start_patterns import start_patterns
 
 F64 = torch.float64
 QUICK = {"starts": 1, "steps": 5}
@@ -121,7 +121,7 @@ def test_structured_starts_find_what_random_tokens_miss(rng):
     eye = torch.eye(2, dtype=F64)
     f = hs.Attention.single_head(A=30 * eye, V=eye)
     ball, like = hs.Ball(3.0), torch.empty(2, dtype=F64)
-    X = arrangements(ball, 6, like, 8, rng)
+    X = start_patterns(ball, 6, like, 8, rng)
     random, structured = (float(hs.local_lipschitz(f, x).lower.max()) for x in (X[:8], X[8:]))
     assert structured > random
     assert float(X.norm(dim=-1).max()) <= 3.0
@@ -129,7 +129,7 @@ def test_structured_starts_find_what_random_tokens_miss(rng):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_every_arrangement_has_n_tokens(n, rng):
-    assert arrangements(hs.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
+    assert start_patterns(hs.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
 
 
 def one_by_one(X):

@@ -9,12 +9,12 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search import copies
-from howsmooth.search.copies import shapes, spread, stretched, worst_copies
-from howsmooth.search.kinds import COUNTING, KINDS, of_kind
+from howsmooth.search import repeated_tokens as copies
+from howsmooth.search.mechanisms import COUNTING, MECHANISMS, of_kind
+from howsmooth.search.repeated_tokens import shapes, spread, stretched, worst_repeated_tokens
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
-OTHERS = [kind for kind in KINDS if kind != "softmax"]
+OTHERS = [kind for kind in MECHANISMS if kind != "softmax"]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def of(kind: str, count: float) -> hs.Attention:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_is_found_is_attained_by_a_sequence_in_the_ball(kind):
     f = of(kind, 7.0)
-    found = worst_copies(f, 7, 1.0, [])
+    found = worst_repeated_tokens(f, 7, 1.0, [])
     assert sum(found.counts) == 7
     assert float(found.points.abs().max()) <= 1.0
     X = found.points.repeat_interleave(torch.tensor(found.counts), dim=0)

@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import UnmeasurableError
-from howsmooth.search.skipping import measurable_inputs, slope_or_skip
-from howsmooth.search.slopes import slope
+from howsmooth.search.norm_gradient import slope
+from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 # few steps, so that giving up takes no time

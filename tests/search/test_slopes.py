@@ -4,7 +4,7 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search.slopes import slope
+from howsmooth.search.norm_gradient import slope
 
 H = 1e-5
 

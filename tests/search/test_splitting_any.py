@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search.contexts import in_context
+from howsmooth.search.mean_field_context import in_context
 
 F64 = torch.float64
 

@@ -2,8 +2,8 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.spectral.abilities import Compressible, Differentiable, Guessing, Separable, measurable
 from howsmooth.spectral.deflation import Deflated
+from howsmooth.spectral.protocols import Compressible, Differentiable, Guessing, Separable, measurable
 
 
 def gauss(rng, *shape):

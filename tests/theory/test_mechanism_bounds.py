@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.search.arrangements import arrangements
+from howsmooth.search.start_patterns import arrangements
 from howsmooth.theory.mechanisms.entmax import pushed
 from howsmooth.theory.mechanisms.gibbs import column_energy, phi_inverse
 from howsmooth.theory.mechanisms.index import mechanism_upper

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.tokens.doubling import _Measured, _split, doubling
+from howsmooth.tokens.token_splitting import _Measured, _split, doubling
 
 P = 2
 INDEX = torch.tensor([*range(P + 1), *range(P, LENGTH)])

@@ -6,7 +6,7 @@ from tokens.tiny import tiny
 from torch.testing import assert_close
 
 from howsmooth.models.embedding import entrance, lexicon
-from howsmooth.tokens.one_swap import OneSwap
+from howsmooth.tokens.swap_displacement import SwapDisplacement
 
 
 def read(model, sums):
@@ -22,7 +22,7 @@ def test_a_swap_moves_the_output_as_far_as_applying_the_map_says(name):
     X = read(model, known(tokens))
     for part in ("heads", "head:1"):
         f = model.sites[0].map(part)
-        swap = OneSwap.at(f, X)
+        swap = SwapDisplacement.at(f, X)
         for p in range(len(tokens)):
             others = torch.tensor([v for v in range(50) if v != tokens[p]])
             rows = read(model, known.words[others] + known.places[p])
@@ -36,7 +36,7 @@ def test_displacements_are_counted_from_another_sequence(name):
     model, tokens = tiny(name)
     known, f = lexicon(model, len(tokens)), model.sites[0].exact
     before, X = read(model, known(tokens)), read(model, known(tokens.roll(1)))
-    swap = OneSwap.at(f, X, origin=OneSwap.at(f, before))
+    swap = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, before))
     for p in (0, 3):
         rows = read(model, known.words + known.places[p])
         changed = X.expand(len(rows), -1, -1).clone()

@@ -13,7 +13,7 @@ import howsmooth as hs
 from howsmooth.errors import AssumptionError, SmoothnessWarning
 from howsmooth.training.alarms import Watch
 from howsmooth.training.budget import Budget
-from howsmooth.training.readings import Reading
+from howsmooth.training.readings import LayerReading
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -33,7 +33,7 @@ def batch(count=6):
 
 
 def reading(step, lower, *, upper=None, layer=0):
-    return Reading(
+    return LayerReading(
         step=step, layer=layer, map="attention", lower=lower, upper=1.05 * lower if upper is None else upper,
         typical=1.0, typical_low=0.9, typical_high=1.1, radius=1.0, entropy=1.0, sequences=1, length=8, tokens=(7, 5),
         seconds=0.1,

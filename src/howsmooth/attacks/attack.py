@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.ceiling import ceiling
+from howsmooth.attacks.counted_evaluation import check_value, run
 from howsmooth.attacks.first_order import dual, steepest
 from howsmooth.attacks.methods import search_by
 from howsmooth.attacks.objective import Objective, Target
-from howsmooth.attacks.passes import check_value, run
 from howsmooth.attacks.result import Attack
-from howsmooth.attacks.settings import BUDGET, check_attack
+from howsmooth.attacks.theoretical_maximum import ceiling
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.spectral.abilities import HALF, measurable, require_map
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import HALF, measurable, require_map
 from howsmooth.spectral.vectors import norms
 from howsmooth.validation import require_sequences
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.attacks.objective import Objective
-from howsmooth.spectral.vectors import beside
+from howsmooth.spectral.vectors import broadcast
 
 # A step is an angle, as seen from the centre of the ball: at first, and at most.
 FIRST, LONGEST = 1.0, 1.5
@@ -16,7 +16,7 @@ SHORTEST = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
+class AscentRun:
     """A perturbation of every sequence on its way up.
 
     Attributes:
@@ -34,7 +34,7 @@ class Run:
     step: Float[Tensor, "*batch"]
 
     @classmethod
-    def at(cls, objective: Objective, E: Float[Tensor, "*batch n d"]) -> "Run":
+    def at(cls, objective: Objective, E: Float[Tensor, "*batch n d"]) -> "AscentRun":
         """Begin at a perturbation, for a forward and a backward pass."""
         value, G = objective.climb_from(E)
         slope = objective.ball.uphill(E, G)
@@ -45,7 +45,7 @@ class Run:
         """Whether no sequence has anything left to climb."""
         return bool((self.step < SHORTEST).all())
 
-    def advanced(self, objective: Objective) -> "Run":
+    def advanced(self, objective: Objective) -> "AscentRun":
         r"""Take a step of conjugate gradients (Polak–Ribière, restarted), for a forward and a backward pass.
 
         .. math:: E' = \Pi(E + t\,\rho\,d/\|d\|), \qquad d' = s' + \beta d, \qquad
@@ -59,12 +59,12 @@ class Run:
         # linear maps it overshoots.
         ball, length = objective.ball, _norm(self.heading)
         unit = self.heading / torch.where(length > 0, length, 1.0)
-        trial = ball.nearest(self.E + beside(self.step, unit) * ball.scale(self.E.shape[-2]) * unit)
+        trial = ball.nearest(self.E + broadcast(self.step, unit) * ball.scale(self.E.shape[-2]) * unit)
         value, G = objective.climb_from(trial)
         slope = ball.uphill(trial, G)
         before, after = _dot(unit, self.slope), _dot(ball.uphill(trial, unit), slope)
         longer = torch.where(after < before, before / (before - after), 2.0).nan_to_num(0.2).clamp(0.2, 2.0)
-        taken = Run(
+        taken = AscentRun(
             E=trial,
             value=value,
             slope=slope,
@@ -78,17 +78,17 @@ class Run:
         carried = objective.ball.uphill(trial, self.heading)
         turned = _dot(slope, slope - objective.ball.uphill(trial, self.slope))
         beta = (turned / _dot(self.slope, self.slope).clamp_min(1e-300)).clamp_min(0.0)
-        heading = slope + beside(beta, slope) * carried
-        return torch.where(beside(_dot(heading, slope), slope) > 0, heading, slope)
+        heading = slope + broadcast(beta, slope) * carried
+        return torch.where(broadcast(_dot(heading, slope), slope) > 0, heading, slope)
 
 
-def either(first: Bool[Tensor, "*batch"], this: Run, that: Run) -> Run:
+def either(first: Bool[Tensor, "*batch"], this: AscentRun, that: AscentRun) -> AscentRun:
     """Return one run or the other, for each sequence."""
     pairs = ((name, getattr(this, name), getattr(that, name)) for name in this.__dataclass_fields__)
-    return Run(**{name: torch.where(beside(first.double(), a) > 0, a, b) for name, a, b in pairs})
+    return AscentRun(**{name: torch.where(broadcast(first.double(), a) > 0, a, b) for name, a, b in pairs})
 
 
-def best_first(runs: list[Run]) -> list[Run]:
+def best_first(runs: list[AscentRun]) -> list[AscentRun]:
     """Sort runs by what they gain, for each sequence by itself."""
     order = torch.stack([run.value for run in runs]).argsort(dim=0, descending=True)
     sorted_ = {}
@@ -96,7 +96,7 @@ def best_first(runs: list[Run]) -> list[Run]:
         entries = torch.stack([getattr(run, name) for run in runs])
         index = order.reshape(*order.shape, *(1 for _ in range(entries.ndim - order.ndim))).expand_as(entries)
         sorted_[name] = entries.gather(0, index)
-    return [Run(**{name: entries[place] for name, entries in sorted_.items()}) for place in range(len(runs))]
+    return [AscentRun(**{name: entries[place] for name, entries in sorted_.items()}) for place in range(len(runs))]
 
 
 def _dot(A: Tensor, B: Tensor) -> Float[Tensor, "*batch"]:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.passes import CountedOperator, run, run_and_pull
+from howsmooth.attacks.counted_evaluation import CountedOperator, run, run_and_pull
 from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import divide, norms, random_start

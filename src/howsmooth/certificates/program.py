@@ -11,7 +11,7 @@ from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.pointwise import Pointwise
 from howsmooth.maps.pooling import Pooling
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 
 KNOWN = (Attention, MLP, GatedMLP, Norm, Dense, Pooling, Pointwise)
 

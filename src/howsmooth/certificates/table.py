@@ -29,7 +29,7 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.pointwise import Pointwise
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 
 MEMORY = 2**30
 # From so many numbers on columns are pushed in single precision: about half a minute in double precision.

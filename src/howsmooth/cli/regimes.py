@@ -9,7 +9,7 @@ from howsmooth.cli.layer import LayerSource, takes_a_layer
 from howsmooth.cli.numbers import whole_numbers
 from howsmooth.cli.options import OptionFigure, OptionJson, OptionRadius
 from howsmooth.cli.printing import print_json
-from howsmooth.search.kinds import COUNTING, require_count
+from howsmooth.search.mechanisms import COUNTING, require_count
 from howsmooth.wording import at_least, number
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def regimes(
     require_count(source.kind, count)
     attention = source.read()
 
-    from howsmooth.search.contexts import counting
+    from howsmooth.search.mean_field_context import counting
     from howsmooth.search.regimes import regimes as find
 
     found = find(attention if count is None else counting(attention, count), radius, numbers)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
     from howsmooth.theory.results import Bound, Witness
 
 STEPS, STARTS = 100, 4
@@ -214,7 +214,7 @@ def _check_search(search: bool, steps: int | None, starts: int | None) -> None:
 
 
 def _climb(
-    attention: "Heads", known: "Witness", radius: float, steps: int, starts: int, generator: "torch.Generator"
+    attention: "MultiHead", known: "Witness", radius: float, steps: int, starts: int, generator: "torch.Generator"
 ) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs

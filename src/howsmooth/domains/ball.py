@@ -9,8 +9,8 @@ from torch import Tensor
 
 from howsmooth.domains.domain import tokens
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite, require_floating
-from howsmooth.values import Value
 
 # Tokens are brought back to so many units in the last place below the radius: rounding leaves them inside.
 ROUNDING_UNITS = 8
@@ -19,7 +19,7 @@ SURFACE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Ball(Value):
+class Ball(TensorDataclass):
     r"""All points within ``radius`` of ``centre``; as a domain of inputs, every token lies in it.
 
     Attributes:

@@ -9,11 +9,11 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from howsmooth.domains.ball import Ball
-from howsmooth.values import Value
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ellipsoid(Value):
+class Ellipsoid(TensorDataclass):
     r"""The points :math:`\alpha\circ z + \beta` with :math:`|z| \le \sqrt d` and, if ``centred``, :math:`z \perp 1`.
 
     Attributes:

@@ -10,16 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.lifts import Lifts
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import Transforms
+from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Softmax
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Attention(Scored):
+class Attention(ScoreAttention):
     r"""Self-attention as a frozen value: a map on sequences of tokens.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
@@ -158,14 +158,14 @@ class Attention(Scored):
         rotary = self.positions.rotary
         if rotary is not None and places is not None:
             rotary = dataclasses.replace(rotary, positions=places)
-        q, k, v, _derivative = self._project(X, Lifts(), self.value, rotary, value_bias=self.value_bias)
+        q, k, v, _derivative = self._project(X, Transforms(), self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         sink = self.sink
         if sink is not None:
             sink = sink.expand(*X.shape[:-2], -1).reshape(-1, self.layout.shared)
-        return Mechanism(weighting=Softmax(sink=sink), lifts=Lifts(), value=self.value)
+        return Mechanism(weighting=Softmax(sink=sink), transforms=Transforms(), value=self.value)
 
     def _check_options(self) -> None:
         super()._check_options()

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
-from howsmooth.maps.values import Jacobian, Linearisable, Map
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
+from howsmooth.maps.protocols import Jacobian, Linearisable, Map
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -241,7 +241,7 @@ def _attentions(f: Map) -> int:
         return sum(map(_attentions, f.maps))
     if isinstance(f, Residual):
         return _attentions(f.map)
-    return int(isinstance(f, Heads))
+    return int(isinstance(f, MultiHead))
 
 
 def _total(terms: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

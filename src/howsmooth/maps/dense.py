@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from howsmooth.errors import ShapeError
 from howsmooth.maps.tokenwise import TokenwiseJacobian
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
     require_agreement,
     require_finite,
@@ -17,11 +18,10 @@ from howsmooth.validation import (
     require_shape,
     require_tokens,
 )
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Value):
+class Dense(TensorDataclass):
     r"""Multiply by one matrix and add a bias: :math:`f(x) = Wx + b`.
 
     A map on tokens, which composes with the others; and, since it is its own derivative, a linear operator on vectors:

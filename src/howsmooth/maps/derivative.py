@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.maps.attention_weights import AttentionPattern
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.heads_derivative import project_heads as project_heads
-from howsmooth.maps.pattern import Pattern
-from howsmooth.maps.tiles import Room, Tile, rows_of, unstack
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.maps.tiles import Tile, Workspace, rows_of, unstack
 from howsmooth.maps.weighting import Weights
 
 
@@ -41,7 +41,7 @@ class AttentionJacobian(HeadsJacobian):
             scores is linear in ``dq`` and ``dk``.
     """
 
-    pattern: Pattern
+    pattern: AttentionPattern
     scaled_k: Float[Tensor, "stack n k"]
     distances: Distances | None = None
 
@@ -128,7 +128,7 @@ class AttentionJacobian(HeadsJacobian):
         pattern = self.pattern
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
-        room = Room(left, right)
+        room = Workspace(left, right)
         for tile, weights, slope in pattern.parts():
             dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
             if self.distances is not None:
@@ -143,7 +143,7 @@ class AttentionJacobian(HeadsJacobian):
             g = g.flatten(1, 2)
             dS = whole.transpose(torch.bmm(g, pattern.v.mT))
             return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
-        room, moved = Room(g, pattern.v), []
+        room, moved = Workspace(g, pattern.v), []
         dk, dv = Columns(pattern.k), Columns(pattern.v)
         for tile, weights, slope in pattern.parts():
             columns, g_rows = tile.columns, rows_of(g, tile)
@@ -165,20 +165,20 @@ class AttentionJacobian(HeadsJacobian):
         """Push a perturbation of each token's own query to its mean, in a context that stays."""
         pattern = self.pattern
         dq = dq.reshape(pattern.q.shape)
-        room, moved = Room(dq, self.scaled_k), []
+        room, moved = Workspace(dq, self.scaled_k), []
         for tile, weights, slope in pattern.parts():
             dS = torch.bmm(rows_of(dq, tile), self.scaled_k[:, tile.columns].mT, out=room(tile))
-            dP = weights.own(dS if slope is None else dS * slope)
+            dP = weights.query_jvp(dS if slope is None else dS * slope)
             moved.append(unstack(torch.bmm(dP, pattern.v[:, tile.columns]), tile))
         return stitch(moved)
 
     def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
         """Pull a cotangent of each token's mean back to its own query."""
         pattern = self.pattern
-        room, moved = Room(g, pattern.v), []
+        room, moved = Workspace(g, pattern.v), []
         for tile, weights, slope in pattern.parts():
             dP = torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=room(tile))
-            dS = weights.own_transpose(dP)
+            dS = weights.query_vjp(dP)
             dS = dS if slope is None else dS * slope
             moved.append(unstack(torch.bmm(dS, self.scaled_k[:, tile.columns]), tile))
         return stitch(moved)

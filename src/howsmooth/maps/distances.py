@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import NonFiniteError, ShapeError
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Distances(Value):
+class Distances(TensorDataclass):
     r"""A key and a query for every distance, as DeBERTa has them.
 
     .. math:: S_{ij} = s\bigl(\langle q_i, k_j\rangle + \langle q_i, \kappa_{j-i}\rangle

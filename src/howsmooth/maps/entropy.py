@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from howsmooth.maps.attention_weights import unstack
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.pattern import unstack
 
 
 def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None) -> Float[Tensor, "*batch"]:

@@ -13,23 +13,23 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads_checks import check_biases, check_positions, check_projections
 from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
 from howsmooth.maps.joint_norm import JointNorm, JointNormJacobian
-from howsmooth.maps.lifts import Lifts
+from howsmooth.maps.mean_field import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import Norm, NormJacobian, RMSNorm
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections, sizes_of
+from howsmooth.maps.query_key_transforms import Transforms
 from howsmooth.maps.query_side import QuerySide
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_tokens
-from howsmooth.values import Value
 
 GIBIBYTE = 2**30
 T = TypeVar("T", Tensor, Tensor | None)
-H = TypeVar("H", bound="Heads")
+H = TypeVar("H", bound="MultiHead")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Heads(Value, ABC):
+class MultiHead(TensorDataclass, ABC):
     r"""Attention of any kind, as a frozen value: projections of tokens, what is done with them, and the output.
 
     Heads come first: ``query[h]`` is :math:`Q_h`, ``output[h]`` is :math:`W_h`. Keys and values may be shared: head
@@ -255,7 +255,7 @@ class Heads(Value, ABC):
         return query_norm, key_norm
 
     def _project(
-        self, X: Tensor, lifts: Lifts, value: Tensor, rotary: Rotary | None, *, value_bias: Tensor | None
+        self, X: Tensor, transforms: Transforms, value: Tensor, rotary: Rotary | None, *, value_bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Projections]:
         """Return queries, keys and values at ``X``, and their derivative."""
         layout, n = self.layout, X.shape[-2]
@@ -268,7 +268,7 @@ class Heads(Value, ABC):
         rotation = None if rotary is None else rotary.rotation(n, layout.k, X)
         if rotation is not None:
             q, k = rotation(q), rotation(k)
-        (q, k, v), lifted = lifts.apply(q, k, v)
+        (q, k, v), lifted = transforms.apply(q, k, v)
         sizes = None
         if query_norm is not None or key_norm is not None:
             sizes = sizes_of(X, self.query, self.query_bias), sizes_of(X, self.key, self.key_bias)
@@ -278,7 +278,7 @@ class Heads(Value, ABC):
             query_norm=query_norm,
             key_norm=key_norm,
             rotation=rotation,
-            lifts=lifted,
+            transforms=lifted,
             sizes=sizes,
         )
         return q, k, v, projections

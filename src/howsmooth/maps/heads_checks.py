@@ -9,10 +9,10 @@ from howsmooth.maps.norms import Norm, RMSNorm
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
 
 if TYPE_CHECKING:  # heads are checked as they are made
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
 
 
-def check_projections(f: "Heads") -> None:
+def check_projections(f: "MultiHead") -> None:
     """Refuse projections of tokens that do not fit together."""
     named = {"query": f.query, "key": f.key, "value": f.value, "output": f.output}
     for name, x in named.items():
@@ -32,7 +32,7 @@ def check_projections(f: "Heads") -> None:
         require_shape(f.output, (*w, heads, f.output.shape[-2], f.value.shape[-2]), "output")
 
 
-def check_biases(f: "Heads") -> None:
+def check_biases(f: "MultiHead") -> None:
     """Refuse biases that do not fit the projections."""
     w = tuple(f.query.shape[:-3])
     needed = {
@@ -49,7 +49,7 @@ def check_biases(f: "Heads") -> None:
             require_finite(x, name)
 
 
-def check_positions(f: "Heads") -> None:
+def check_positions(f: "MultiHead") -> None:
     """Refuse norms, positions and token weights that do not fit the heads."""
     _check_norm(f, f.query_norm, f.layout.heads, "query_norm")
     _check_norm(f, f.key_norm, f.layout.groups, "key_norm")
@@ -69,7 +69,7 @@ def check_positions(f: "Heads") -> None:
             raise AssumptionError("token weights are masses and must not be negative.", field="weights")
 
 
-def _check_norm(f: "Heads", norm: Norm | JointNorm | None, count: int, name: str) -> None:
+def _check_norm(f: "MultiHead", norm: Norm | JointNorm | None, count: int, name: str) -> None:
     if norm is None:
         return
     if not isinstance(norm, Norm | JointNorm):
@@ -91,7 +91,7 @@ def _check_norm(f: "Heads", norm: Norm | JointNorm | None, count: int, name: str
         )
 
 
-def _check_distances(f: "Heads", distances: Distances) -> None:
+def _check_distances(f: "MultiHead", distances: Distances) -> None:
     if f.layout.shared != 1:
         raise AssumptionError(
             f"distances need heads with keys of their own, got {f.layout.heads} heads and {f.layout.groups} groups.",

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.norms import NormJacobian, RMSNorm, require_spread
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class JointNorm(Value):
+class JointNorm(TensorDataclass):
     r"""Divide the queries of each head by the root mean square of those of all heads.
 
     .. math:: q_h \mapsto \alpha_h\circ q_h/\sigma + \beta_h,\qquad \sigma^2 = \tfrac1p\,|Mx + m|^2 + \epsilon

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.maps.activations import Activation, known_activation
+from howsmooth.maps.attention_weights import recorded
 from howsmooth.maps.dense import require_bias, require_matrix
-from howsmooth.maps.pattern import recorded
+from howsmooth.maps.protocols import take
 from howsmooth.maps.tokenwise import TokenwiseJacobian
-from howsmooth.maps.values import take
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_shape, require_tokens
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class MLP(Value):
+class MLP(TensorDataclass):
     r"""Two linear layers with an activation between them: :math:`f(x) = W_2\,\varphi(W_1x + b_1) + b_2`.
 
     Attributes:
@@ -82,7 +82,7 @@ class MLP(Value):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class GatedMLP(Value):
+class GatedMLP(TensorDataclass):
     r"""An MLP whose hidden layer is multiplied by a gate (SwiGLU, GeGLU).
 
     .. math:: f(x) = W_2\,\bigl(\varphi(a)\circ u\bigr) + b_2,\qquad a = Gx + b_g,\quad u = Ux + b_u

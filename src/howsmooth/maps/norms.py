@@ -10,8 +10,9 @@ from torch import Tensor
 
 from howsmooth.domains.ellipsoid import Ellipsoid
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.pattern import recorded
-from howsmooth.maps.values import take
+from howsmooth.maps.attention_weights import recorded
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.torch_internals import is_batched, project_out
 from howsmooth.validation import (
     require_agreement,
@@ -21,11 +22,10 @@ from howsmooth.validation import (
     require_shape,
     require_tokens,
 )
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Norm(Value):
+class Norm(TensorDataclass):
     r"""What LayerNorm and RMSNorm share: :math:`x \mapsto \alpha\circ z + \beta` with normalised :math:`z`.
 
     Attributes:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError
 from howsmooth.maps.activations import Activation, known_activation
+from howsmooth.maps.protocols import take
 from howsmooth.maps.tokenwise import TokenwiseJacobian
-from howsmooth.maps.values import take
 from howsmooth.validation import require_finite, require_floating
 
 

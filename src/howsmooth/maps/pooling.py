@@ -9,13 +9,13 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_like
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pooling(Value):
+class Pooling(TensorDataclass):
     r"""Make one token of many: :math:`f(X) = \sum_i w_i x_i`, a sequence of length one.
 
     Attributes:

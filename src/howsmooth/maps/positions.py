@@ -9,13 +9,13 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.maps.distances import Distances
+from howsmooth.maps.protocols import take
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Positions(Value):
+class Positions(TensorDataclass):
     r"""Who sees whom, and with which additive score.
 
     Token ``i`` may see token ``j`` when all of the conditions given hold:

@@ -76,7 +76,7 @@ class QuerySide:
         J = self.jacobian
         require_like(E, J.means, (*self.batch, *self.domain), "the perturbation")
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
-        lift = J.projections.lifts.query
+        lift = J.projections.transforms.query
         dq = (self._spread(E) @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
         dq = dq if norm is None else norm.jvp(dq)
         dq = dq if rotation is None else rotation(dq)
@@ -88,7 +88,7 @@ class QuerySide:
         J = self.jacobian
         require_like(G, J.means, (*self.batch, *self.codomain), "the cotangent")
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
-        lift = J.projections.lifts.query
+        lift = J.projections.transforms.query
         dq = J.pulled_to_queries(J.by_head(self._spread(G)))
         dq = dq.reshape(*J.lead, layout.heads, -1, dq.shape[-1])
         dq = dq if lift is None else lift.vjp(dq)

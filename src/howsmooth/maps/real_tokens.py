@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.values import Jacobian, Map, take
+from howsmooth.maps.protocols import Jacobian, Map, take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class RealTokens:
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
         """Apply the map, and put out nothing at padded tokens."""
         _require_fit(self.real, X)
-        return answering(self.map(X), self.real)
+        return zero_padded_outputs(self.map(X), self.real)
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "RealTokensJacobian":
         """Differentiate among real tokens."""
@@ -70,15 +70,15 @@ class OnRealTokens:
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
         """Push what a perturbation is at real tokens to real tokens."""
-        return answering(self.inner.jvp(only(E, self.real)), self.real)
+        return zero_padded_outputs(self.inner.jvp(zero_padding(E, self.real)), self.real)
 
     def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back, likewise."""
-        return only(self.inner.vjp(answering(G, self.real)), self.real)
+        return zero_padding(self.inner.vjp(zero_padded_outputs(G, self.real)), self.real)
 
     def constrain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return what a perturbation is at real tokens."""
-        return only(E, self.real)
+        return zero_padding(E, self.real)
 
 
 class RealTokensJacobian(OnRealTokens):
@@ -108,11 +108,11 @@ class RealAttentionJacobian(RealTokensJacobian):
 
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
         """Return how much longer the answers of heads are than their sum, and their terms."""
-        return self.inner.cancelled(only(E, self.real))
+        return self.inner.cancelled(zero_padding(E, self.real))
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
         """Return a direction that is likely to be stretched."""
-        return only(self.inner.guess(), self.real)
+        return zero_padding(self.inner.guess(), self.real)
 
     def compress(self) -> tuple["RealAttentionJacobian", Callable[[Tensor], Tensor]]:
         """Restrict tokens to what heads see; that mixes no tokens, so real ones stay real."""
@@ -120,14 +120,14 @@ class RealAttentionJacobian(RealTokensJacobian):
         return RealAttentionJacobian(small, self.real), embed
 
 
-def only(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
+def zero_padding(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
     """Write zeros at padded tokens; a product would keep NaN, which some modules put out there."""
     return X.masked_fill(~real.unsqueeze(-1), 0.0)
 
 
-def answering(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
+def zero_padded_outputs(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
     """Write zeros at padded tokens of what comes out; where all tokens became one, none of it is padding."""
-    return only(Y, real) if Y.shape[-2] == real.shape[-1] else Y
+    return zero_padding(Y, real) if Y.shape[-2] == real.shape[-1] else Y
 
 
 def _require_fit(real: Tensor, X: Tensor) -> None:

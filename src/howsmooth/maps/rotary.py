@@ -8,13 +8,13 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rotary(Value):
+class Rotary(TensorDataclass):
     r"""Turn coordinate pair ``m`` of the token at position ``s`` by the angle :math:`s\,\omega_m`.
 
     :math:`\omega_m = \text{base}^{-2m/\text{dim}}` unless ``frequencies`` are given. The rotation is orthogonal, so it

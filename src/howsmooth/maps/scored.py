@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.distances import Distances
-from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.pattern import Pattern, Scores, attend
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.projections import Projections
+from howsmooth.maps.query_key_transforms import Transforms
 from howsmooth.maps.weighting import Weighting
 from howsmooth.validation import require_finite
 
@@ -24,21 +24,21 @@ class Mechanism:
 
     Attributes:
         weighting: From scores to weights.
-        lifts: What is done to queries, keys and values before they meet.
+        transforms: What is done to queries, keys and values before they meet.
         value: The value projection.
         masses_in_scores: Whether the logarithms of token weights are added to scores.
-        lead: Axes that lifts put before those of the batch.
+        lead: Axes that transforms put before those of the batch.
     """
 
     weighting: Weighting
-    lifts: Lifts
+    transforms: Transforms
     value: Tensor
     masses_in_scores: bool = True
     lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Scored(Heads):
+class ScoreAttention(MultiHead):
     r"""Attention by scores :math:`S_{ij} = s\,\langle q_i, k_j\rangle`, capped, masked, and made into weights.
 
     Attributes:
@@ -89,9 +89,9 @@ class Scored(Heads):
         """Return the means of every head; no weights are kept."""
         return self._biased(*self._attend(X, memory=0))
 
-    def _biased(self, pattern: Pattern, projections: Projections) -> Float[Tensor, "stack shared n v"]:
+    def _biased(self, pattern: AttentionPattern, projections: Projections) -> Float[Tensor, "stack shared n v"]:
         """Return the means of every head with the bias of values, where the pattern is without."""
-        alone = pattern.weighting.sums_to_one and projections.lifts.value is None
+        alone = pattern.weighting.sums_to_one and projections.transforms.value is None
         return self._shifted(pattern.o, pattern.scores.batch) if alone else pattern.o
 
     def _linearised(self, X: Tensor, memory: int) -> AttentionJacobian:
@@ -109,12 +109,14 @@ class Scored(Heads):
             distances=_scaled(self.positions.distances, self.score_scale, self.score_scale),
         )
 
-    def _attend(self, X: Tensor, *, memory: int) -> tuple[Pattern, Projections]:
+    def _attend(self, X: Tensor, *, memory: int) -> tuple[AttentionPattern, Projections]:
         """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
         made, n = self._mechanism(X), X.shape[-2]
-        alone = made.weighting.sums_to_one and made.lifts.value is None  # the bias is added to the means
+        alone = made.weighting.sums_to_one and made.transforms.value is None  # the bias is added to the means
         value_bias = None if alone else self.value_bias
-        q, k, v, projections = self._project(X, made.lifts, made.value, self.positions.rotary, value_bias=value_bias)
+        q, k, v, projections = self._project(
+            X, made.transforms, made.value, self.positions.rotary, value_bias=value_bias
+        )
         masses = self.weights if made.masses_in_scores else None
         pattern = attend(
             (q * self.score_scale).reshape(-1, self.layout.shared, n, q.shape[-1]),

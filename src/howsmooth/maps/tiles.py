@@ -38,7 +38,7 @@ def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stac
     return x.unflatten(1, (-1, tile.height))
 
 
-class Room:
+class Workspace:
     """One tile's worth of memory, used again and again; autograd gets fresh memory every time."""
 
     def __init__(self, *operands: Tensor) -> None:

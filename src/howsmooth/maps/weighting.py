@@ -30,11 +30,11 @@ class Weights(Protocol):
     def transpose(self, D: Tensor) -> Tensor:
         """Return the cotangent of scores for the cotangent ``D`` of weights; ``D`` may be written over."""
 
-    def own(self, D: Tensor) -> Tensor:
+    def query_jvp(self, D: Tensor) -> Tensor:
         """Return dP when every row is moved by the query of its own token alone, in a context that stays."""
 
-    def own_transpose(self, D: Tensor) -> Tensor:
-        """Return the transpose of :meth:`own`."""
+    def query_vjp(self, D: Tensor) -> Tensor:
+        """Return the transpose of :meth:`query_jvp`."""
 
     def sizes(self, D: Tensor) -> Tensor:
         """Return what the entries of :meth:`derivative` are added up from, without signs; ``D`` may be written over."""
@@ -73,7 +73,7 @@ class Weighting(Protocol):
         """Return the rules of some entries of the batch."""
 
 
-class Symmetric(ABC):
+class SymmetricWeights(ABC):
     """Weights whose rows do not know each other, each with a symmetric derivative: one function serves all products."""
 
     @abstractmethod
@@ -84,17 +84,17 @@ class Symmetric(ABC):
         """Pull a cotangent of weights back."""
         return self.derivative(D)
 
-    def own(self, D: Tensor) -> Tensor:
+    def query_jvp(self, D: Tensor) -> Tensor:
         """Push a change of each row's own query forward: other rows do not change it."""
         return self.derivative(D)
 
-    def own_transpose(self, D: Tensor) -> Tensor:
+    def query_vjp(self, D: Tensor) -> Tensor:
         """Pull a cotangent of weights back to each row's own query."""
         return self.derivative(D)
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxWeights(Symmetric):
+class SoftmaxWeights(SymmetricWeights):
     """Softmax weights: the rows of P sum to one, or to less where there is a sink."""
 
     P: Float[Tensor, "stack rows columns"]

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
-from howsmooth.search.climb import Climb, vary
-from howsmooth.search.masses import OnMeasures, over_masses
-from howsmooth.search.skipping import measurable_inputs, slope_or_skip
-from howsmooth.search.slopes import PRODUCTS
+from howsmooth.search.measure_search import MeasureMap, over_masses
+from howsmooth.search.norm_gradient import PRODUCTS
+from howsmooth.search.population_ascent import PopulationAscent, vary
 from howsmooth.search.starts import Starts, checked, empty_token, gather
-from howsmooth.spectral.abilities import Differentiable, measurable, require_map
+from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
 
@@ -42,7 +42,7 @@ def maximise(
 
     .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
 
-    All starts climb in lockstep, see :class:`~howsmooth.search.climb.Climb`. The value is attained by the input that
+    All starts climb in lockstep, see :class:`~howsmooth.search.population_ascent.PopulationAscent`. The value is attained by the input that
     comes back, and never below that of any start; what a search has not found may be larger. Inputs where the map
     cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run
     about a dozen products with the Jacobian.
@@ -117,12 +117,12 @@ def maximised(
     better = last is not None and bool(last.lower > first.lower[begun])
     best = ended if better else X[begun]
     witness = Witness(
-        tokens=best[:, :-1] if isinstance(f, OnMeasures) else best,
+        tokens=best[:, :-1] if isinstance(f, MeasureMap) else best,
         measured=last if last is not None and better else first[begun],
         name="ascent",
         domain=domain.describe(n),
         trace=tuple(trace),
-        weights=f.masses(best) if isinstance(f, OnMeasures) else None,
+        weights=f.masses(best) if isinstance(f, MeasureMap) else None,
     )
     return witness, first.products + products + (0 if last is None else last.products)
 
@@ -144,7 +144,7 @@ def _climbed(
     generator: torch.Generator,
     progress: Callable[[int, float], None] | None,
 ) -> tuple[Tensor, list[float], int]:
-    """Climb from the starts ``X`` and variants of them.
+    """PopulationAscent from the starts ``X`` and variants of them.
 
     Return the best input, the best value after every trial, and how many products that took.
     """
@@ -154,7 +154,7 @@ def _climbed(
     room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
-    climb = Climb(
+    climb = PopulationAscent(
         lambda Y, guess: slope_or_skip(lambda _index: f, Y, guess, generator),
         domain,
         runs,

@@ -16,13 +16,13 @@ from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph
-from howsmooth.search.arrangements import arrangements
 from howsmooth.search.ascent import maximised
-from howsmooth.search.batches import on_batches
-from howsmooth.search.pairs import Pair, steepest_pair
+from howsmooth.search.batched_callable import on_batches
+from howsmooth.search.secant_check import SecantPair, steepest_pair
+from howsmooth.search.start_patterns import start_patterns
 from howsmooth.search.starts import empty_token
-from howsmooth.spectral.abilities import Differentiable, Recastable
 from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.protocols import Differentiable, Recastable
 from howsmooth.strict import strict_json
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
@@ -46,7 +46,7 @@ class Audit:
 
     claimed: float
     found: Witness
-    pair: Pair
+    pair: SecantPair
     products: int
 
     @property
@@ -182,7 +182,7 @@ def audit(
     wide, like = _widened(f, like, n, places[0], generator)
     best, products, unmeasured = None, 0, None
     for place in places:
-        begin = arrangements(place, n, like, starts, generator)
+        begin = start_patterns(place, n, like, starts, generator)
         try:
             found, spent = maximised(
                 wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.markup import paragraph, table
-from howsmooth.search.copies import Start, stretched, worst_copies
-from howsmooth.search.places import Places, few_places, tied_places
+from howsmooth.search.few_atom_measures import FewAtomMeasure, few_atom_measures, tied_pair_measures
+from howsmooth.search.repeated_tokens import Start, stretched, worst_repeated_tokens
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
@@ -89,7 +89,7 @@ class Regimes:
         return strict_json({"radius": self.radius, "crossing": self.crossing, "rows": rows} | ends)
 
 
-def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
+def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
     r"""Find the worst constants on sequences in a ball against their length.
 
     The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
@@ -118,15 +118,15 @@ def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     """
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
-    if isinstance(attention, Heads) and (not isinstance(attention, Attention) or attention.sink is not None):
+    if isinstance(attention, MultiHead) and (not isinstance(attention, Attention) or attention.sink is not None):
         return _searched(attention, radius, lengths)
     head = require_mean_field(attention, "regimes", radius)
-    places = list(few_places(head, radius))
+    places = list(few_atom_measures(head, radius))
     whole = sharp_mean_field_upper(attention, radius=radius)
     rows = []
     for n in lengths:
         found, shape = max(
-            _constants(attention, [*places, *tied_places(head, radius, n)], n, radius), key=lambda pair: pair[0]
+            _constants(attention, [*places, *tied_pair_measures(head, radius, n)], n, radius), key=lambda pair: pair[0]
         )
         upper = min((sharp_upper(attention, n=n, radius=radius), whole), key=lambda bound: bound.log_value)
         rows.append(Regime(n=n, found=found, shape=shape, upper=upper))
@@ -139,7 +139,7 @@ def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     )
 
 
-def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
+def _searched(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
     """Search at every length; what a shorter sequence has is a start for the longer ones."""
     require_radius(radius)
     require_plain(attention, "regimes", causal=False)
@@ -151,12 +151,12 @@ def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regime
         known = list(_softmax_places(wide, radius, n))
         if found is not None:
             known += [(found.points, counts) for counts in stretched(found.counts, n)]
-        found = worst_copies(wide, n, radius, known)
+        found = worst_repeated_tokens(wide, n, radius, known)
         rows[n] = Regime(n=n, found=found.value, shape=found.counts, upper=upper)
     return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius)
 
 
-def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
+def _softmax_places(attention: MultiHead, radius: float, n: int) -> Iterator[Start]:
     """Yield the places of the softmax, for attention that is one but for its sink."""
     if not isinstance(attention, Attention):
         return
@@ -164,12 +164,12 @@ def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
         head = require_mean_field(dataclasses.replace(attention, sink=None), "explicit inputs", radius)
     except AssumptionError:
         return  # several heads, or biases: patterns remain
-    for place in (*few_places(head, radius), *tied_places(head, radius, n)):
+    for place in (*few_atom_measures(head, radius), *tied_pair_measures(head, radius, n)):
         yield from ((place.points, counts) for counts in place.counts(n))
 
 
 def _constants(
-    attention: Attention, places: list[Places], n: int, radius: float
+    attention: Attention, places: list[FewAtomMeasure], n: int, radius: float
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
     # all tokens in one place: the constant is that of the values

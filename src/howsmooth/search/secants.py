@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
-from howsmooth.search.contexts import InContext, in_context, is_causal, outputs_at
+from howsmooth.search.mean_field_context import InContext, in_context, is_causal, outputs_at
 from howsmooth.transport.measures import DiscreteMeasure
 
 # Places to start from for every atom, steps of each, and the first step as a share of the radius.

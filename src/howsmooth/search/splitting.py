@@ -14,11 +14,11 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.contexts import counting, in_context, is_causal, moving, own_side
+from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, own_side
 from howsmooth.search.secants import Secant, steepest_secant
-from howsmooth.spectral.abilities import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.transport.measures import DiscreteMeasure

@@ -11,8 +11,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.contexts import counting
-from howsmooth.search.kinds import of_kind
+from howsmooth.search.mean_field_context import counting
+from howsmooth.search.mechanisms import of_kind
 from howsmooth.strict import strict_json
 
 
@@ -75,7 +75,7 @@ def splitting_map(
         V: The value.
         span: Half the side of the square.
         step: The distance between two points of the grid.
-        kind: How scores become weights (``howsmooth.search.kinds``): queries are Ax, keys x, values Vx. Of other
+        kind: How scores become weights (``howsmooth.search.mechanisms``): queries are Ax, keys x, values Vx. Of other
             kinds than the softmax the map is differentiated by its own closed form, with copies that have no mass.
 
     Example:

@@ -16,9 +16,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.abilities import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
 from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import beside
+from howsmooth.spectral.protocols import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
+from howsmooth.spectral.vectors import broadcast
 from howsmooth.validation import require_finite, require_floating, require_like
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
@@ -195,8 +195,8 @@ class JacobianOperator:
             return
         G = _gauss(self._value, torch.Generator().manual_seed(1))
         factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
-        expected = beside(factors, self._X) * self.vjp(G)
-        if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
+        expected = broadcast(factors, self._X) * self.vjp(G)
+        if bool((self.vjp(broadcast(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
             if self._mixes(G):
                 raise AssumptionError(
                     "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "

@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
-from howsmooth.spectral.abilities import Compressible
+from howsmooth.spectral.protocols import Compressible
 
 
 @runtime_checkable
 class LinearOperator(Protocol):
     """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
 
-    An operator may be able to do more, see :mod:`howsmooth.spectral.abilities`: ``compress`` itself to a smaller space,
+    An operator may be able to do more, see :mod:`howsmooth.spectral.protocols`: ``compress`` itself to a smaller space,
     ``take`` some operators out of the batch, ``guess`` a direction that it stretches.
     """
 

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import ConvergenceWarning
-from howsmooth.spectral.abilities import Guessing, Recastable, Rounded, Separable
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
@@ -24,8 +23,9 @@ from howsmooth.spectral.operators import (
     require_finite_products,
     root_share,
 )
-from howsmooth.spectral.settings import ROUNDING_UNITS, check_rtol, check_solver
-from howsmooth.spectral.stopping import Harvest, Stopping, least_norm, slack
+from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
+from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
+from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, slack
 from howsmooth.spectral.vectors import flat, informed_start, norms, random_start, unit
 
 # Both ends give way by so many times the forward rounding: a weight enters each of the derivative's terms about twice.
@@ -215,7 +215,7 @@ def _bracketed(
     core, embed = compressed(op)
     floor = np.broadcast_to(np.maximum(floor, least_norm(op.dtype)), (math.prod(op.batch),))
 
-    def explored(some: LinearOperator, floor: np.ndarray) -> tuple[Harvest, Stopping, float, int]:
+    def explored(some: LinearOperator, floor: np.ndarray) -> tuple[FinishedTriplets, Stopping, float, int]:
         start, share, spent = _start(some, certify, generator)
         rule = Stopping(
             rtol=rtol,
@@ -276,9 +276,9 @@ def _start(op: LinearOperator, certify: bool, generator: torch.Generator | None)
     return random_start(op, generator), 1.0, 0
 
 
-def _harvest(space: Bidiagonalisation, rule: Stopping) -> Harvest:
+def _harvest(space: Bidiagonalisation, rule: Stopping) -> FinishedTriplets:
     """Grow the Krylov spaces of all operators in lockstep; those that are done leave in groups."""
-    harvest = Harvest(space.op)
+    harvest = FinishedTriplets(space.op)
     waiting = np.arange(math.prod(space.op.batch))
     can_leave = isinstance(space.op, Separable)
     while waiting.size:

@@ -12,14 +12,14 @@ from scipy.special import chdtri, gdtrib
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.spectral.abilities import Constrained
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.gains import TypicalGain
 from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, require_finite_products
-from howsmooth.spectral.settings import check_confidence
+from howsmooth.spectral.protocols import Constrained
+from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.spectral.vectors import beside, norms, random_start, unit
+from howsmooth.spectral.vectors import broadcast, norms, random_start, unit
 
 # How well the norm is bracketed where nobody has: its upper end bounds what a random direction can miss.
 ROUGH, MAX_STEPS, SURE = 0.1, 40, 0.999
@@ -101,7 +101,7 @@ def typical_gain_of(
     for _sample in range(samples):
         v = embed(random_start(core, generator))
         overlap = (v * direction).reshape(*op.batch, -1).sum(-1)
-        directions.append(unit(v - beside(overlap, v) * direction, op.batch))
+        directions.append(unit(v - broadcast(overlap, v) * direction, op.batch))
     gains = torch.stack([norms(op.jvp(v), op.batch) for v in directions])
     require_finite_products(gains)
     scale = torch.where(gains.amax(0) > 0, gains.amax(0), 1.0)  # in this unit squares stay in the range of the numbers

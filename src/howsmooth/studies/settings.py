@@ -10,7 +10,7 @@ from msgspec import Meta
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
-from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.values import ASIDE, Value, default_of, leaves
 
 ALICE = "alice"

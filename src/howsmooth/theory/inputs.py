@@ -12,7 +12,7 @@ from howsmooth.domains.norm_image import HasImage, LayerNormImage
 from howsmooth.domains.sphere import Sphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.spectral.abilities import HALF
+from howsmooth.spectral.protocols import HALF
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import (
     has_key_bias,

@@ -7,8 +7,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.embedding import entrance
-from howsmooth.tokens.one_swap import OneSwap
 from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.trials import Trials
 
 # So many of the worst are looked at again by applying the map: the quick form has a rounding of its own.
@@ -41,7 +41,7 @@ def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
     if known is None:
         raise AssumptionError("enumeration needs a family in closed form; use method='random'.", field="method")
     X = _read(outputs, known(base))
-    quick = OneSwap.at(f, X, origin=OneSwap.at(f, _read(outputs, known(trials.tokens))))
+    quick = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
     found = X.new_full(trials.replacements.allowed.shape, -torch.inf)
     for p in ((base == trials.tokens) & trials.replacements.allowed.any(-1)).nonzero()[:, 0].tolist():
         coming = trials.replacements.allowed[p].nonzero()[:, 0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import Chain
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models import blocks
 from howsmooth.models.activations import Activations
 from howsmooth.models.embedding import Lexicon, entrance, lexicon

@@ -14,7 +14,7 @@ from howsmooth.tokens.enumeration import enumerated
 from howsmooth.tokens.methods import METHODS
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Replacements, Words, replacements
-from howsmooth.tokens.settings import BUDGET, ENUMERATION, check_search
+from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
 from howsmooth.tokens.trials import Trials
 from howsmooth.wording import at_least, count
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from howsmooth.training.readings import Alarm, Reading
+from howsmooth.training.readings import Alarm, LayerReading
 
 # A constant that grows by so much within the window doubles.
 FACTOR = 2.0
@@ -20,9 +20,9 @@ class Watch:
     def __init__(self, *, window: int, limit: float | None) -> None:
         """Begin with nothing read."""
         self.window, self.limit = window, limit
-        self._recent: dict[tuple[int, str], list[Reading]] = {}
+        self._recent: dict[tuple[int, str], list[LayerReading]] = {}
 
-    def look(self, reading: Reading) -> Iterator[Alarm]:
+    def look(self, reading: LayerReading) -> Iterator[Alarm]:
         """Yield what is wrong with a reading, and remember it."""
         place = reading.layer, reading.map
         recent = [r for r in self._recent.get(place, []) if reading.step - r.step <= self.window]

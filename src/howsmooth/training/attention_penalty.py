@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.maps.real_tokens import answering
-from howsmooth.spectral.abilities import HALF
+from howsmooth.maps.real_tokens import zero_padded_outputs
+from howsmooth.spectral.protocols import HALF
 from howsmooth.training.batches import read_batch
-from howsmooth.training.hooks import Heard, real_only
+from howsmooth.training.hooks import RecordedInputs, real_only
 from howsmooth.training.penalty import STEPS, Shape, constant
 from howsmooth.training.recorded import Recorded
 from howsmooth.training.warm_starts import WarmStart
@@ -75,7 +75,7 @@ class AttentionPenalty:
         generator: torch.Generator | None,
     ) -> None:
         """Begin to listen."""
-        self._heard = Heard(model)
+        self._heard = RecordedInputs(model)
         count = len(self._heard.transformer.sites)
         self.layers = tuple(range(count)) if layers is None else tuple(layers)
         if strays := [layer for layer in self.layers if not 0 <= layer < count]:
@@ -113,9 +113,9 @@ class AttentionPenalty:
             )
 
         def among_real(Y: Tensor) -> Tensor:
-            return part(Y) if real is None else answering(part(real_only(Y, X, real)), real)
+            return part(Y) if real is None else zero_padded_outputs(part(real_only(Y, X, real)), real)
 
-        with heard.deaf():
+        with heard.paused():
             recorded = Recorded(among_real, X, owner=module)
             return constant(
                 recorded, recorded.pull, state=self.states[layer], steps=self._steps, generator=self._generator

@@ -18,7 +18,7 @@ from howsmooth.models.transformer import Transformer
 from howsmooth.training.batches import NAMES, real_tokens
 
 
-class Heard:
+class RecordedInputs:
     """What the attention layers of a model read in its last forward pass.
 
     Attributes:
@@ -52,7 +52,7 @@ class Heard:
         self.real = None
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Do not listen for a while: parts of the model run once more."""
         kept, self._calls = self._calls, {}
         real = self.real

@@ -21,14 +21,14 @@ from howsmooth.models.base import read_anew
 from howsmooth.models.names import check_map_name
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.alarms import Watch
 from howsmooth.training.batches import read_batch
 from howsmooth.training.budget import Budget
 from howsmooth.training.hooks import borrowed, unwrapped
-from howsmooth.training.readings import Alarm, Look, Reading
+from howsmooth.training.readings import Alarm, LayerReading, Look
 from howsmooth.training.sinks import sink_of
 
 _LOG = logging.getLogger("howsmooth")
@@ -166,7 +166,7 @@ class Monitor:
 
     def _readings(
         self, step: int, tokens: Tensor, real: Tensor | None, places: list[tuple[int, str]]
-    ) -> tuple[Reading, ...]:
+    ) -> tuple[LayerReading, ...]:
         if not places:
             return ()
         try:
@@ -177,7 +177,7 @@ class Monitor:
         except NonFiniteError:
             return tuple(_lost(step, layer, name, tokens) for layer, name in places)
 
-    def _reading(self, step: int, tokens: Tensor, there: Activations, layer: int, name: str) -> Reading:
+    def _reading(self, step: int, tokens: Tensor, there: Activations, layer: int, name: str) -> LayerReading:
         begin = time.perf_counter()
         f, X = there.at(layer, name)
         op = linearise(f, X)
@@ -198,7 +198,7 @@ class Monitor:
             doubt=1 - gain.confidence,
             bound_doubt=1 - found.confidence,
         )
-        return Reading(
+        return LayerReading(
             step=step,
             layer=layer,
             map=name,
@@ -243,9 +243,9 @@ def _named(estimate: NormEstimate, row: Tensor) -> tuple[int, ...]:
     return tuple(int(row[place]) for place in shares.argsort(descending=True)[:NAMED])
 
 
-def _lost(step: int, layer: int, name: str, tokens: Tensor) -> Reading:
+def _lost(step: int, layer: int, name: str, tokens: Tensor) -> LayerReading:
     """Return the reading of a layer that is not finite any more."""
-    return Reading(
+    return LayerReading(
         step=step,
         layer=layer,
         map=name,

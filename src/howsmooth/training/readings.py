@@ -6,7 +6,7 @@ from howsmooth.wording import at_least, at_most, count, number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class LayerReading:
     """One layer at one step, at some sequences of the batch.
 
     Attributes:
@@ -66,8 +66,8 @@ class Alarm:
         limit: The limit that it left; none if it left none.
     """
 
-    reading: Reading
-    since: Reading | None = None
+    reading: LayerReading
+    since: LayerReading | None = None
     limit: float | None = None
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class Look:
     """
 
     step: int
-    readings: tuple[Reading, ...]
+    readings: tuple[LayerReading, ...]
     alarms: tuple[Alarm, ...]
     skipped: tuple[str, ...]
     overhead: float

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
-from howsmooth.spectral.abilities import HALF
 from howsmooth.spectral.autograd import check_value, measuring, require_gradients
-from howsmooth.spectral.vectors import beside
+from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.vectors import broadcast
 from howsmooth.torch_internals import compiled, compiler_loaded
 
 
@@ -117,8 +117,8 @@ class Recorded:
             return
         G = torch.randn(self.value.shape, generator=torch.Generator().manual_seed(1)).to(self.value)
         factors = torch.linspace(1, 2, count).to(self.value).reshape(self.batch)
-        expected = beside(factors, self.inputs) * self.vjp(G)
-        if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
+        expected = broadcast(factors, self.inputs) * self.vjp(G)
+        if bool((self.vjp(broadcast(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
             raise AssumptionError(
                 "the callable mixes the sequences of the batch, so that none of them has a constant of its own; "
                 "penalise them one by one.",

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.attacks.climb import Run, best_first
+from howsmooth.attacks.climb import AscentRun, best_first
 from howsmooth.attacks.leading import leading
 from howsmooth.attacks.objective import Objective
 
@@ -17,7 +17,7 @@ MOST = 8
 
 def search(objective: Objective, generator: torch.Generator) -> None:
     """Climb from the best starts; after each round the worse half is given up, for each sequence by itself."""
-    runs = [Run.at(objective, E) for E in _starts(objective, generator) if objective.left >= 2]
+    runs = [AscentRun.at(objective, E) for E in _starts(objective, generator) if objective.left >= 2]
     rounds = max(1, len(runs).bit_length())
     for round_ in range(rounds):
         share = objective.left // ((rounds - round_) * 2 * max(1, len(runs)))
@@ -26,7 +26,7 @@ def search(objective: Objective, generator: torch.Generator) -> None:
         runs = best_first(runs)[: (len(runs) + 1) // 2] if runs else runs
 
 
-def _climbed(run: Run, objective: Objective, steps: int) -> Run:
+def _climbed(run: AscentRun, objective: Objective, steps: int) -> AscentRun:
     for _step in range(steps):
         if run.arrived or objective.left < 2:
             break

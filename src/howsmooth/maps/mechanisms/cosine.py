@@ -7,16 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lift, Lifts, Times
 from howsmooth.maps.norms import RMSNorm
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import TokenScaling, Transform, Transforms
+from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Softmax
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CosineAttention(Scored):
+class CosineAttention(ScoreAttention):
     r"""Scaled cosine similarity attention :cite:`qi2023`.
 
     .. math:: f(X)_i = \nu\sum_h W_h \sum_j P^h_{ij}\,v_j + b_o,\qquad
@@ -93,12 +93,12 @@ class CosineAttention(Scored):
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         unit = self._unit(self.layout.k, 1.0)
-        values: Lift | None = None
+        values: Transform | None = None
         if self.normalise_values:
             values = self._unit(self.layout.v, self.gain)
         elif self.gain != 1:
-            values = Times(X.new_full((1, 1, 1), self.gain))
-        return Mechanism(weighting=Softmax(), lifts=Lifts(unit, unit, values), value=self.value)
+            values = TokenScaling(X.new_full((1, 1, 1), self.gain))
+        return Mechanism(weighting=Softmax(), transforms=Transforms(unit, unit, values), value=self.value)
 
     def _unit(self, width: int, length: float) -> RMSNorm:
         """Return the norm that gives vectors of ``width`` numbers the length ``length``, nearly."""

@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.scored import Scored
-from howsmooth.maps.weighted import Atoms
+from howsmooth.maps.mean_field import Atoms
+from howsmooth.maps.scored import ScoreAttention
 
-C = TypeVar("C", bound="Counted")
+C = TypeVar("C", bound="CountingAttention")
 
 
 def require_count(count: float | None) -> None:
@@ -30,7 +30,7 @@ def require_count_on_measures(count: float | None) -> None:
         )
 
 
-def counted(
+def token_counts(
     weights: Float[Tensor, "... n"] | None, count: float | None, n: int, like: Tensor
 ) -> Float[Tensor, "... n"] | None:
     r"""Return for how many tokens each token counts, :math:`m_j = \mathrm{count}\cdot a_j/\sum_la_l`.
@@ -43,7 +43,7 @@ def counted(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Counted(Scored):
+class CountingAttention(ScoreAttention):
     """Attention by scores in which each token counts once.
 
     Attributes:

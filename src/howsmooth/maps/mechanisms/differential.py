@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.lifts import Halves, Lifts
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import Halves, Transforms
+from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.tiles import Tile, in_place
 from howsmooth.maps.weighting import Pick, softmax, softmax_derivative, softmax_sizes
 from howsmooth.torch_internals import softmax_backward
@@ -20,7 +20,7 @@ from howsmooth.validation import require_agreement, require_finite, require_floa
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class DifferentialAttention(Scored):
+class DifferentialAttention(ScoreAttention):
     r"""Attention whose weights are the difference of two softmaxes, so that they may be negative :cite:`ye2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j\bigl(P^{h1}_{ij} - \lambda_hP^{h2}_{ij}\bigr)(V_h x_j + b_v) + b_o
@@ -89,8 +89,8 @@ class DifferentialAttention(Scored):
     def _mechanism(self, X: Tensor) -> Mechanism:
         subtracted = self.subtracted.expand(*X.shape[:-2], -1).reshape(-1, self.layout.shared)
         return Mechanism(
-            weighting=Difference(subtracted=subtracted),
-            lifts=Lifts(Halves(), Halves()),
+            weighting=SoftmaxDifference(subtracted=subtracted),
+            transforms=Transforms(Halves(), Halves()),
             value=self.value,
             lead=(2,),
         )
@@ -111,7 +111,7 @@ class DifferentialAttention(Scored):
 
 
 @dataclass(frozen=True, eq=False)
-class DifferenceWeights:
+class SoftmaxDifferenceWeights:
     r"""The weights :math:`P_1 - \lambda P_2`; their scores are stacked, those of :math:`P_1` first.
 
     Attributes:
@@ -144,20 +144,20 @@ class DifferenceWeights:
         softmax_backward(D, self.first, out=one)
         return both
 
-    own, own_transpose = derivative, transpose
+    query_jvp, query_vjp = derivative, transpose
 
     def sizes(self, D: Float[Tensor, "twice rows columns"]) -> Float[Tensor, "stack rows columns"]:
         """Return the terms of every entry, without signs."""
         one, two = D.chunk(2)
         return softmax_sizes(one, self.first) + self.subtracted.abs() * softmax_sizes(two, self.second)
 
-    def take(self, pick: Pick) -> "DifferenceWeights":
+    def take(self, pick: Pick) -> "SoftmaxDifferenceWeights":
         """Return the weights of some entries of the batch."""
-        return DifferenceWeights(pick(self.P), pick(self.first), pick(self.second), pick(self.subtracted))
+        return SoftmaxDifferenceWeights(pick(self.P), pick(self.first), pick(self.second), pick(self.subtracted))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Difference:
+class SoftmaxDifference:
     """The rule from two stacked scores to the difference of their softmaxes."""
 
     subtracted: Float[Tensor, "stack shared"]
@@ -167,16 +167,16 @@ class Difference:
     may_see_nothing = False
     sums_to_one = False
 
-    def __call__(self, S: Float[Tensor, "twice rows columns"], tile: Tile) -> DifferenceWeights:
+    def __call__(self, S: Float[Tensor, "twice rows columns"], tile: Tile) -> SoftmaxDifferenceWeights:
         """Return the weights of two stacked tiles of scores."""
         first, second = softmax(S).chunk(2)
         subtracted = self.subtracted.repeat_interleave(tile.height, dim=1).unsqueeze(-1)
-        return DifferenceWeights(torch.addcmul(first, second, subtracted, value=-1), first, second, subtracted)
+        return SoftmaxDifferenceWeights(torch.addcmul(first, second, subtracted, value=-1), first, second, subtracted)
 
     def rounding(self, n: int) -> float:
         """What is small after a subtraction is compared with what was there before."""
         return 2.0
 
-    def take(self, pick: Pick) -> "Difference":
+    def take(self, pick: Pick) -> "SoftmaxDifference":
         """Return the rules of some entries of the batch."""
-        return Difference(subtracted=pick(self.subtracted))
+        return SoftmaxDifference(subtracted=pick(self.subtracted))

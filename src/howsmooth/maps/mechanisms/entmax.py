@@ -7,19 +7,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.mechanisms.counting import Counted, counted
+from howsmooth.maps.mechanisms.counting import CountingAttention, token_counts
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
+from howsmooth.maps.query_key_transforms import Transforms
 from howsmooth.maps.scored import Mechanism
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, Symmetric, softmax_derivative, softmax_sizes
+from howsmooth.maps.weighting import Pick, SymmetricWeights, softmax_derivative, softmax_sizes
 
 ALPHAS = (1.5, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class EntmaxAttention(Counted):
+class EntmaxAttention(CountingAttention):
     r"""Attention with the α-entmax in place of the softmax :cite:`peters2019`.
 
     .. math:: P^h_{ij} = m_j\,\bigl[(\alpha-1)(S_{ij}-\tau_i)\bigr]_+^{1/(\alpha-1)},\qquad \sum_jP^h_{ij} = 1
@@ -77,11 +77,14 @@ class EntmaxAttention(Counted):
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
-        masses = counted(self.weights, self.count, n, X)
+        masses = token_counts(self.weights, self.count, n, X)
         if masses is not None:
             masses = masses.expand(*X.shape[:-2], n).reshape(-1, 1, n).repeat_interleave(self.layout.groups, dim=0)
         return Mechanism(
-            weighting=Entmax(alpha=self.alpha, masses=masses), lifts=Lifts(), value=self.value, masses_in_scores=False
+            weighting=Entmax(alpha=self.alpha, masses=masses),
+            transforms=Transforms(),
+            value=self.value,
+            masses_in_scores=False,
         )
 
     def _check_options(self) -> None:
@@ -94,7 +97,7 @@ class EntmaxAttention(Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class EntmaxWeights(Symmetric):
+class EntmaxWeights(SymmetricWeights):
     r"""Weights whose rows have the derivative :math:`\gamma\,(\mathrm{diag}(w) - ww^\top)`: γ times that of a softmax.
 
     Attributes:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +18,13 @@ class EluPlusOne:
         # Why not elu(x) + 1: far below zero that would be zero, and there would be nothing to divide by
         return torch.where(X > 0, X + 1, X.clamp_max(0).exp())
 
-    def linearise(self, X: Tensor) -> "Slopes":
+    def linearise(self, X: Tensor) -> "EntrywiseJacobian":
         """Differentiate."""
-        return Slopes(X.clamp_max(0).exp())
+        return EntrywiseJacobian(X.clamp_max(0).exp())
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes:
+class EntrywiseJacobian:
     """A derivative that multiplies every coordinate by its own slope."""
 
     slopes: Float[Tensor, "*batch n k"]
@@ -35,6 +35,6 @@ class Slopes:
 
     vjp = jvp
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Slopes":
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "EntrywiseJacobian":
         """Pick entries of the batch."""
-        return Slopes(take(self.slopes, batch, index, event=event))
+        return EntrywiseJacobian(take(self.slopes, batch, index, event=event))

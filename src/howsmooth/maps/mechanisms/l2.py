@@ -7,15 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Facing, Lifts, Paraboloid
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import L2KeyLift, L2QueryLift, Transforms
+from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Softmax
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class L2Attention(Scored):
+class L2Attention(ScoreAttention):
     r"""Attention by distance :cite:`kim2021`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
@@ -72,7 +72,7 @@ class L2Attention(Scored):
         value = self.value
         if self.tied:
             value = self.score_scale * (value @ self.query.mT) @ self.query
-        return Mechanism(weighting=Softmax(), lifts=Lifts(Facing(), Paraboloid()), value=value)
+        return Mechanism(weighting=Softmax(), transforms=Transforms(L2QueryLift(), L2KeyLift()), value=value)
 
     def _check_options(self) -> None:
         super()._check_options()

@@ -10,23 +10,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
-from howsmooth.maps.lifts import Lift, Lifts
-from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
+from howsmooth.maps.mean_field import Atoms
+from howsmooth.maps.mechanisms.counting import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.mechanisms.features import EluPlusOne
-from howsmooth.maps.mechanisms.sums import Seen, seen_by
+from howsmooth.maps.mechanisms.sums import Visibility, visibility
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.values import take
-from howsmooth.maps.weighted import Atoms
+from howsmooth.maps.protocols import take
+from howsmooth.maps.query_key_transforms import Transform, Transforms
 from howsmooth.validation import require_finite
 
 Features = Literal["elu", "identity"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LinearAttention(Heads):
+class LinearAttention(MultiHead):
     r"""Attention without exponentials of scores :cite:`katharopoulos2020`.
 
     .. math:: f(X)_i = \sum_h W_h\,\frac{\sum_j m_j\,\langle\phi(q_i),\phi(k_j)\rangle\,v_j}
@@ -123,13 +123,13 @@ class LinearAttention(Heads):
         return self._shifted(found.means, found.batch) if self.normalised else found.means
 
     def _attend(self, X: Tensor) -> "LinearJacobian":
-        feature: Lift | None = EluPlusOne() if self.features == "elu" else None
+        feature: Transform | None = EluPlusOne() if self.features == "elu" else None
         value_bias = None if self.normalised else self.value_bias  # weights sum to one: it is added to their means
         q, k, v, projections = self._project(
-            X, Lifts(feature, feature), self.value, self.positions.rotary, value_bias=value_bias
+            X, Transforms(feature, feature), self.value, self.positions.rotary, value_bias=value_bias
         )
         n, layout, batch = X.shape[-2], self.layout, tuple(X.shape[:-2])
-        masses = counted(self.weights, self.count, n, X)
+        masses = token_counts(self.weights, self.count, n, X)
         if self.positions.padding is not None:
             masses = (X.new_ones(n) if masses is None else masses) * self.positions.padding
         if masses is not None:
@@ -139,7 +139,7 @@ class LinearAttention(Heads):
         if self.normalised:
             c = torch.cat((c, torch.ones_like(c[..., :1])), dim=-1)
         c = c if masses is None else masses * c
-        seen = seen_by(self.positions, batch, layout, X)
+        seen = visibility(self.positions, batch, layout, X)
         sums = seen.forward(a, b, c)
         total = sums[..., -1:] if self.normalised else None
         if total is not None and self._may_hide_all and bool((total == 0).any()):
@@ -197,7 +197,7 @@ class LinearJacobian(HeadsJacobian):
         o: The means of every head.
     """
 
-    seen: Seen
+    seen: Visibility
     a: Float[Tensor, "stack shared n k"]
     b: Float[Tensor, "stack 1 n k"]
     c: Float[Tensor, "stack 1 n c"]

@@ -19,7 +19,7 @@ STEPS_BEFORE_NEWTON = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Balanced:
+class DoublyStochastic:
     r"""A matrix :math:`P_{ij} = e^{S_{ij}+f_i+g_j}a_j` with row sums one and column sums :math:`\sum_ia_iP_{ij} = a_j`.
 
     The derivative of the column sums with respect to g is :math:`\mathrm{diag}(a)-P^\top\mathrm{diag}(a)P`, in the
@@ -44,12 +44,14 @@ class Balanced:
         """Return the change of g that changes the column sums by ``y``."""
         return _solve(self.factor, self.masses, y)
 
-    def take(self, pick: Pick) -> "Balanced":
+    def take(self, pick: Pick) -> "DoublyStochastic":
         """Pick some entries of the batch."""
         return dataclasses.replace(self, P=pick(self.P), masses=pick(self.masses), factor=pick(self.factor))
 
 
-def balance(S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1 1 n"], *, max_steps: int) -> Balanced:
+def balance(
+    S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1 1 n"], *, max_steps: int
+) -> DoublyStochastic:
     r"""Find the potentials of scores.
 
     Where autograd watches, two steps of Newton's method from the potentials found, which stay fixed, carry the
@@ -67,7 +69,7 @@ def balance(S: Float[Tensor, "stack shared n n"], masses: Float[Tensor, "stack 1
             g = g - _solve(_factor(_curvature(P, masses)), masses, error)
     P, _error = _columns(S, g, masses, log_masses)
     factor = _factor(_curvature(P, masses))
-    return Balanced(P=P, masses=masses, factor=factor, steps=steps, solves=solves)
+    return DoublyStochastic(P=P, masses=masses, factor=factor, steps=steps, solves=solves)
 
 
 def _factor(curvature: Tensor) -> Tensor:

@@ -8,18 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lifts, Times
-from howsmooth.maps.mechanisms.counting import Counted, counted
+from howsmooth.maps.mechanisms.counting import CountingAttention, token_counts
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
+from howsmooth.maps.query_key_transforms import TokenScaling, Transforms
 from howsmooth.maps.scored import Mechanism
 from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, Symmetric
+from howsmooth.maps.weighting import Pick, SymmetricWeights
 from howsmooth.torch_internals import sigmoid_backward
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SigmoidAttention(Counted):
+class SigmoidAttention(CountingAttention):
     r"""Attention whose weights do not compete :cite:`ramapuram2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j m_j\,\sigma\bigl(s\,\langle Q_h x_i + b_q,\; K_h x_j + b_k\rangle + b\bigr)
@@ -78,10 +78,13 @@ class SigmoidAttention(Counted):
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
         bias = -math.log(n if self.count is None else self.count) if self.bias is None else self.bias
-        masses = counted(self.weights, self.count, n, X)
-        by_token = None if masses is None else Times(masses[..., None, :, None])
+        masses = token_counts(self.weights, self.count, n, X)
+        by_token = None if masses is None else TokenScaling(masses[..., None, :, None])
         return Mechanism(
-            weighting=Sigmoid(bias=bias), lifts=Lifts(value=by_token), value=self.value, masses_in_scores=False
+            weighting=Sigmoid(bias=bias),
+            transforms=Transforms(value=by_token),
+            value=self.value,
+            masses_in_scores=False,
         )
 
     def _check_options(self) -> None:
@@ -91,7 +94,7 @@ class SigmoidAttention(Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class SigmoidWeights(Symmetric):
+class SigmoidWeights(SymmetricWeights):
     r"""Weights that move with their own scores alone: :math:`dP = P\circ(1-P)\circ dS`."""
 
     P: Float[Tensor, "stack rows columns"]

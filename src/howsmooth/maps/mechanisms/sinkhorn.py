@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.mechanisms.potentials import Balanced, balance
+from howsmooth.maps.mechanisms.potentials import DoublyStochastic, balance
 from howsmooth.maps.one_head import one_head
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import Transforms
+from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.tiles import Tile
 from howsmooth.maps.weighting import Pick, softmax_derivative, softmax_sizes
 from howsmooth.memory import require_memory
@@ -20,7 +20,7 @@ MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SinkhornAttention(Scored):
+class SinkhornAttention(ScoreAttention):
     r"""Attention with doubly stochastic weights :cite:`sander2022`.
 
     .. math:: P^h_{ij} = e^{S_{ij} + f_i + g_j}a_j,\qquad \sum_jP^h_{ij} = 1,\quad \sum_ia_iP^h_{ij} = a_j
@@ -77,7 +77,7 @@ class SinkhornAttention(Scored):
         masses = masses.expand(*X.shape[:-2], n).reshape(-1, 1, n).repeat_interleave(self.layout.groups, dim=0)
         return Mechanism(
             weighting=Sinkhorn(masses=masses, max_steps=self.max_steps),
-            lifts=Lifts(),
+            transforms=Transforms(),
             value=self.value,
             masses_in_scores=False,
         )
@@ -97,7 +97,7 @@ class SinkhornAttention(Scored):
 
 @dataclass(frozen=True, eq=False)
 class SinkhornWeights:
-    r"""Balanced weights, which move with all scores of their matrix.
+    r"""DoublyStochastic weights, which move with all scores of their matrix.
 
     With L the derivative of the row-wise softmax, :math:`dP = L(dS + 1\,dg^\top)`, where :math:`dg` keeps the columns:
     :math:`G^{-1}dg = -\sum_ia_i\,(L\,dS)_{i\cdot}`. The transpose is :math:`L(D - a\,w^\top)`,
@@ -107,7 +107,7 @@ class SinkhornWeights:
         balanced: P with its masses and the factor of :math:`G^{-1}`.
     """
 
-    balanced: Balanced
+    balanced: DoublyStochastic
 
     @property
     def P(self) -> Float[Tensor, "stack rows n"]:
@@ -128,11 +128,11 @@ class SinkhornWeights:
         w = found.solve(moved.sum(-2, keepdim=True))
         return (moved - found.masses.mT * found.P * (w - found.P @ w.mT)).flatten(1, 2)
 
-    def own(self, D: Tensor) -> Tensor:
+    def query_jvp(self, D: Tensor) -> Tensor:
         """Push a change of each row's own query forward: g belongs to the context, f normalises the row."""
         return softmax_derivative(D, self.P)
 
-    own_transpose = own
+    query_vjp = query_jvp
 
     def sizes(self, D: Tensor) -> Tensor:
         """Return the terms of the row-wise softmax and the entries themselves, without signs."""

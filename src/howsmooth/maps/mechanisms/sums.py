@@ -17,7 +17,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 @runtime_checkable
-class Seen(Protocol):
+class Visibility(Protocol):
     r"""The map :math:`T(a,b,c)_i = \sum_{j\text{ seen by }i}\langle a_i,b_j\rangle c_j`."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -29,12 +29,12 @@ class Seen(Protocol):
     def derivative(self, at: Triple, moved: Triple) -> Tensor:
         """Return the derivative of T at three arguments, along three others."""
 
-    def take(self, pick: Pick) -> "Seen":
+    def take(self, pick: Pick) -> "Visibility":
         """Pick some entries of the batch."""
 
 
 @dataclass(frozen=True, eq=False)
-class Everything:
+class Unmasked:
     """Every token sees all: one sum serves all."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -52,13 +52,13 @@ class Everything:
         change = torch.cat((db, b), dim=-2).mT @ torch.cat((c, dc), dim=-2)
         return da @ (b.mT @ c) + a @ change
 
-    def take(self, pick: Pick) -> "Everything":
+    def take(self, pick: Pick) -> "Unmasked":
         """Pick some entries of the batch: all are alike."""
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Past:
+class Causal:
     """A token sees itself and what came before: sums run along the sequence, chunk by chunk."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Past:
         b2 = torch.cat((b, db), dim=-1)
         return self.forward(torch.cat((da, a), dim=-1), b2, c) + self.forward(a, b, dc)
 
-    def take(self, pick: Pick) -> "Past":
+    def take(self, pick: Pick) -> "Causal":
         """Pick some entries of the batch: all are alike."""
         return self
 
@@ -109,11 +109,13 @@ class Masked:
         return Masked(pick(self.mask))
 
 
-def seen_by(positions: Positions, batch: tuple[int, ...], layout: Layout, X: Float[Tensor, "*batch n d"]) -> Seen:
+def visibility(
+    positions: Positions, batch: tuple[int, ...], layout: Layout, X: Float[Tensor, "*batch n d"]
+) -> Visibility:
     """Return the sum over what each token sees; padding is left to masses."""
     n = X.shape[-2]
     if positions.mask is None and positions.window is None:
-        return Past() if positions.causal else Everything()
+        return Causal() if positions.causal else Unmasked()
     S = torch.zeros(*batch, layout.heads, n, n, dtype=X.dtype, device=X.device)
     positions.apply(S, slice(0, n), slice(0, n))
     return Masked((-torch.inf < S).reshape(-1, layout.shared, n, n))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from howsmooth.attacks.settings import BUDGET, check_attack
+from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Record

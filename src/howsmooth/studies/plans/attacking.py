@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from howsmooth.attacks.settings import BUDGET, METHODS, check_attack
+from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.names import check_map_name

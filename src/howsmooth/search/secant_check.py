@@ -19,7 +19,7 @@ POINTS, ALLOWANCE = 9, 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pair:
+class SecantPair:
     r"""Two inputs of a domain, and bounds on :math:`\|f(Y)-f(Z)\|/\|Y-Z\|`.
 
     Attributes:
@@ -41,7 +41,7 @@ def steepest_pair(
     X: Float[Tensor, "n d"],
     direction: Float[Tensor, "n d"],
     domain: Domain,
-) -> Pair:
+) -> SecantPair:
     r"""Return the best pair along a direction through ``X``, over a range of distances.
 
     Rounding may have added to the difference of two outputs, by more than their last digits where the map computes in
@@ -54,7 +54,7 @@ def steepest_pair(
         direction: Which way.
         domain: Where both have to lie.
     """
-    best: Pair | None = None
+    best: SecantPair | None = None
     here = f(X)
     for step in STEPS:
         move = step * domain.scale * direction
@@ -67,13 +67,13 @@ def steepest_pair(
                 continue  # nearer ones may do
             if best is None or pair.ratio > best.ratio:
                 best = pair
-    return Pair(first=X, second=X, ratio=0.0, upper=0.0) if best is None else best
+    return SecantPair(first=X, second=X, ratio=0.0, upper=0.0) if best is None else best
 
 
-def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor) -> Pair:
+def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor) -> SecantPair:
     way, moved = float((first - second).double().norm()), float((there - back).double().norm())
     if not way > 0:
-        return Pair(first=first, second=second, ratio=0.0, upper=0.0)
+        return SecantPair(first=first, second=second, ratio=0.0, upper=0.0)
     shares = torch.linspace(0, 1, POINTS, dtype=first.dtype, device=first.device)[1:-1, None, None]
     between = torch.cat((there[None], f(first + shares * (second - first)), back[None])).double()
     bends = (between[2:] - 2 * between[1:-1] + between[:-2]).flatten(1).norm(dim=1)
@@ -81,4 +81,4 @@ def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there
     noise = UNITS * torch.finfo(there.dtype).eps * size + ALLOWANCE * float(bends.max())
     # what is no number is no ratio
     ratio = (moved - noise) / way if moved > noise else 0.0
-    return Pair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
+    return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)

@@ -20,7 +20,7 @@ MIDDLE = 0.54
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Places:
+class FewAtomMeasure:
     """A few places with the masses that suit them; the last one holds nearly everything.
 
     Attributes:
@@ -34,7 +34,7 @@ class Places:
     exponent: float
 
     @classmethod
-    def of(cls, points: list[Tensor], log_masses: list[float], exponent: float) -> "Places":
+    def of(cls, points: list[Tensor], log_masses: list[float], exponent: float) -> "FewAtomMeasure":
         """Build from masses that need not add up to one, given by their logarithms."""
         stacked = torch.stack(points)
         return cls(points=stacked, masses=stacked.new_tensor(log_masses).softmax(0), exponent=exponent)
@@ -48,14 +48,14 @@ class Places:
                 yield (*light, n - sum(light))
 
 
-def few_places(head: Head, radius: float) -> Iterator[Places]:
+def few_atom_measures(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
     """Yield the places that suit measures, the ones on an eigenvector first."""
     with contextlib.suppress(AssumptionError):  # there may be no real eigenvalue
         yield from _on_an_eigenvector(head, radius)
-    yield from tied_places(head, radius, None)
+    yield from tied_pair_measures(head, radius, None)
 
 
-def _on_an_eigenvector(head: Head, radius: float) -> Iterator[Places]:
+def _on_an_eigenvector(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
     """Yield two Diracs on the steepest eigenvector, and three for a positive eigenvalue.
 
     Of three, the middle one at rRu dislikes the heavy one at −Ru, so that its own mass is all that competes with the
@@ -65,20 +65,20 @@ def _on_an_eigenvector(head: Head, radius: float) -> Iterator[Places]:
     if best.gamma <= 0:
         return
     exponent, u = 2 * best.gamma * radius**2, radius * best.direction
-    yield Places.of([best.far * u, best.near * u], [-exponent - math.log(3), 0.0], exponent)
+    yield FewAtomMeasure.of([best.far * u, best.near * u], [-exponent - math.log(3), 0.0], exponent)
     top = largest_eigenvalue(head)
     if top is None or top.value <= 0:
         return
     c, v, r = top.value * radius**2, radius * top.direction, MIDDLE
     log_masses = [-2 * r * c - math.log(1.5), -(r + r * r) * c, 0.0]
-    yield Places.of([v, r * v, -v], log_masses, 2 * r * c)
+    yield FewAtomMeasure.of([v, r * v, -v], log_masses, 2 * r * c)
 
 
-def tied_places(head: Head, radius: float, n: int | None) -> Iterator[Places]:
+def tied_pair_measures(head: Head, radius: float, n: int | None) -> Iterator[FewAtomMeasure]:
     """Yield the tied pair that suits n tokens, or measures."""
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return
     pair = best_pair(head, Frame.ball(head.d, radius, solid=True), n)
     delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
     light = -delta - math.log(2)
-    yield Places.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)
+    yield FewAtomMeasure.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)

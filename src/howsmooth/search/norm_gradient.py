@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.abilities import Differentiable
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import Differentiable
 from howsmooth.spectral.vectors import flat, random_start, unit
 
 # Krylov steps from a start that is nearly right already.
@@ -24,7 +24,7 @@ RANDOM_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Slope:
+class NormGradient:
     """The local constant of a map at a batch of inputs, to first order.
 
     Attributes:
@@ -45,7 +45,7 @@ def slope(
     generator: torch.Generator,
     *,
     steps: int = KRYLOV_STEPS,
-) -> Slope:
+) -> NormGradient:
     r"""Measure the local constant at each input, and differentiate it.
 
     Where the largest singular value is simple, with singular vectors u and v, the gradient is that of
@@ -72,9 +72,9 @@ def slope(
         (pulled,) = torch.autograd.grad(output, inputs, u, create_graph=True, materialize_grads=True)
         paired = (pulled * v).sum()
     if not paired.requires_grad:  # the derivative is the same everywhere
-        return Slope(value=value, direction=v, gradient=torch.zeros_like(X))
+        return NormGradient(value=value, direction=v, gradient=torch.zeros_like(X))
     (gradient,) = torch.autograd.grad(paired, inputs, materialize_grads=True)
-    return Slope(value=value, direction=v, gradient=gradient)
+    return NormGradient(value=value, direction=v, gradient=gradient)
 
 
 @torch.no_grad()

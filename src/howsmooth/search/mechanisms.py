@@ -9,10 +9,10 @@ from howsmooth.errors import AssumptionError, nearest
 
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
 
 # The file and the class, and the fields that make the kind.
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+MECHANISMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "softmax": ("attention", "Attention", {}),
     "off-by-one": ("attention", "Attention", {}),
     "l2": ("mechanisms.l2", "L2Attention", {}),
@@ -32,8 +32,8 @@ COUNTING = ("sigmoid", "linear-plain", "entmax", "sparsemax")
 
 def check_kind(kind: str) -> str:
     """Refuse a name that stands for no kind; without torch."""
-    if kind not in KINDS:
-        raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, KINDS)}", field="kind")
+    if kind not in MECHANISMS:
+        raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, MECHANISMS)}", field="kind")
     return kind
 
 
@@ -52,13 +52,13 @@ def require_count(kind: str, count: float | None) -> None:
         raise AssumptionError(f"--count must be positive and finite, got {count}.", field="count")
 
 
-def of_kind(attention: "Attention", kind: str) -> "Heads":
+def of_kind(attention: "Attention", kind: str) -> "MultiHead":
     """Return attention of another kind with the weights of a softmax layer; where keys are queries, the queries.
 
     Raises:
         AssumptionError: If there is no such kind, or it does not have a feature of the layer.
     """
-    file, name, more = KINDS[check_kind(kind)]
+    file, name, more = MECHANISMS[check_kind(kind)]
     if kind == "softmax":
         return attention
     if kind == "off-by-one":
@@ -72,5 +72,5 @@ def of_kind(attention: "Attention", kind: str) -> "Heads":
     fields = {field: value for field, value in given.items() if field in taken}
     if more.get("tied"):
         fields |= {"key": attention.query, "key_bias": attention.query_bias}
-    made: Heads = cls(**fields | more)
+    made: MultiHead = cls(**fields | more)
     return made

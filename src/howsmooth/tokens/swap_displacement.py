@@ -23,7 +23,7 @@ class Projected:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OneSwap:
+class SwapDisplacement:
     r"""Attention at a sequence, of which one token is replaced by each of many.
 
     Another token at position p has another key and another value, which row i sees in column p, and another query,
@@ -55,7 +55,9 @@ class OneSwap:
     gram: Float[Tensor, "heads v heads v"]
 
     @classmethod
-    def at(cls, attention: Attention, X: Float[Tensor, "n d"], *, origin: "OneSwap | None" = None) -> "OneSwap":
+    def at(
+        cls, attention: Attention, X: Float[Tensor, "n d"], *, origin: "SwapDisplacement | None" = None
+    ) -> "SwapDisplacement":
         """Prepare what all swaps share; displacements are counted from another sequence's output, if one is given."""
         n, whole = X.shape[0], slice(0, X.shape[0])
         tokens = _projected(attention, X, torch.arange(n, device=X.device))
@@ -133,7 +135,7 @@ class _Column:
     inner: Float[Tensor, "heads rows others"]
 
     @classmethod
-    def of(cls, swap: OneSwap, p: int) -> "_Column":
+    def of(cls, swap: SwapDisplacement, p: int) -> "_Column":
         rows = _others(swap.bias[:, :, p], p)
         queries, met = _meeting(swap, rows, p)
         rest, weight = _without(swap, rows, p)
@@ -151,7 +153,7 @@ class _Column:
             inner=torch.einsum("hrv,hrgv->hrg", rest, known),
         )
 
-    def squares(self, swap: OneSwap, new: Projected) -> Float[Tensor, " c"]:
+    def squares(self, swap: SwapDisplacement, new: Projected) -> Float[Tensor, " c"]:
         """Return how far the outputs of these rows move, squared and added up."""
         scores = _capped(self.queries @ new.k.mT + self.met[..., None], swap.attention.softcap)
         t = torch.sigmoid(scores + self.shift[..., None])  # (heads, rows, c)
@@ -172,7 +174,7 @@ def _own_terms(gram: Tensor, t: Float[Tensor, "heads rows c"], v: Float[Tensor, 
     return total
 
 
-def _elsewhere(swap: OneSwap, rows: Tensor, p: int) -> Float[Tensor, ""]:
+def _elsewhere(swap: SwapDisplacement, rows: Tensor, p: int) -> Float[Tensor, ""]:
     """Return how far the rows that do not see a token are from the origin, squared: earlier swaps moved them."""
     moved = swap.means - swap.origin
     moved = moved.index_fill(1, torch.cat((rows, rows.new_tensor([p]))), 0.0)
@@ -186,7 +188,7 @@ def _others(column: Float[Tensor, "heads n"], p: int) -> Int[Tensor, " rows"]:
     return seen.nonzero()[:, 0]
 
 
-def _meeting(swap: OneSwap, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:
+def _meeting(swap: SwapDisplacement, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:
     """Return what a new key at a position meets in each row, and the part of the score that it does not change."""
     q, distances = swap.tokens.q[:, rows], swap.attention.positions.distances
     if distances is None:
@@ -196,7 +198,9 @@ def _meeting(swap: OneSwap, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:
     return q + scaled, (q * distances.keys[:, offsets]).sum(-1)
 
 
-def _without(swap: OneSwap, rows: Tensor, p: int) -> tuple[Float[Tensor, "heads rows v"], Float[Tensor, "heads rows"]]:
+def _without(
+    swap: SwapDisplacement, rows: Tensor, p: int
+) -> tuple[Float[Tensor, "heads rows v"], Float[Tensor, "heads rows"]]:
     """Return what each row would attend to without a token, and the logarithm of what the others weigh together."""
     place = torch.tensor([p], device=rows.device)
     logits = (swap.scores + swap.bias)[:, rows].index_fill(2, place, -math.inf)

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
 
 
 @runtime_checkable
-class LiftJacobian(Protocol):
+class TransformJacobian(Protocol):
     """The derivative of a lift, token by token."""
 
     def jvp(self, E: Tensor, /) -> Tensor:
@@ -20,52 +20,52 @@ class LiftJacobian(Protocol):
     def vjp(self, G: Tensor, /) -> Tensor:
         """Pull a cotangent of what comes out back."""
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "LiftJacobian":
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "TransformJacobian":
         """Pick entries of the leading ``batch`` axes, ``event`` axes being left: heads, tokens, coordinates."""
 
 
 @runtime_checkable
-class Lift(Protocol):
+class Transform(Protocol):
     """A map of queries, keys or values ``(*batch, heads, n, k)``, token by token; a norm is one."""
 
     def apply(self, X: Tensor, /) -> Tensor:
-        """Lift, unchecked."""
+        """Transform, unchecked."""
 
-    def linearise(self, X: Tensor, /) -> LiftJacobian:
+    def linearise(self, X: Tensor, /) -> TransformJacobian:
         """Differentiate, unchecked."""
 
 
-class Lifts(NamedTuple):
+class Transforms(NamedTuple):
     """What is done to queries, keys and values; ``None`` for nothing."""
 
-    query: Lift | None = None
-    key: Lift | None = None
-    value: Lift | None = None
+    query: Transform | None = None
+    key: Transform | None = None
+    value: Transform | None = None
 
-    def apply(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], "Lifted"]:
-        """Lift all three; return them with the derivatives."""
+    def apply(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], "TransformJacobians"]:
+        """Transform all three; return them with the derivatives."""
         done = [(x, None) if f is None else (f.apply(x), f.linearise(x)) for f, x in zip(self, (q, k, v), strict=True)]
         (q, dq), (k, dk), (v, dv) = done
-        return (q, k, v), Lifted(dq, dk, dv)
+        return (q, k, v), TransformJacobians(dq, dk, dv)
 
 
-class Lifted(NamedTuple):
-    """The derivatives of the lifts of queries, keys and values; ``None`` for the identity."""
+class TransformJacobians(NamedTuple):
+    """The derivatives of the transforms of queries, keys and values; ``None`` for the identity."""
 
-    query: LiftJacobian | None = None
-    key: LiftJacobian | None = None
-    value: LiftJacobian | None = None
+    query: TransformJacobian | None = None
+    key: TransformJacobian | None = None
+    value: TransformJacobian | None = None
 
-    def take(self, batch: tuple[int, ...], index: Tensor) -> "Lifted":
-        """Pick the lifts of some entries of the batch."""
-        return Lifted(*(None if f is None else f.taken(batch, index, event=3) for f in self))
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "TransformJacobians":
+        """Pick the transforms of some entries of the batch."""
+        return TransformJacobians(*(None if f is None else f.taken(batch, index, event=3) for f in self))
 
 
-NO_LIFTS = Lifted()
+IDENTITY_TRANSFORMS = TransformJacobians()
 
 
 @dataclass(frozen=True, eq=False)
-class Times:
+class TokenScaling:
     """Multiply every token by a number; it is its own derivative and its own transpose."""
 
     factor: Float[Tensor, "... 1 n_or_1 1"]
@@ -76,30 +76,30 @@ class Times:
 
     jvp = vjp = apply
 
-    def linearise(self, X: Tensor) -> "Times":
+    def linearise(self, X: Tensor) -> "TokenScaling":
         """Differentiate: what is linear is its own derivative."""
         return self
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Times":
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "TokenScaling":
         """Pick entries of the batch."""
-        return Times(take(self.factor, batch, index, event=event))
+        return TokenScaling(take(self.factor, batch, index, event=event))
 
 
 @dataclass(frozen=True, eq=False)
-class Paraboloid:
-    r"""Lift keys to :math:`[k, |k|^2]`."""
+class L2KeyLift:
+    r"""Transform keys to :math:`[k, |k|^2]`."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
-        """Lift."""
+        """Transform."""
         return torch.cat((X, X.square().sum(-1, keepdim=True)), dim=-1)
 
-    def linearise(self, X: Float[Tensor, "*batch k"]) -> "ParaboloidJacobian":
+    def linearise(self, X: Float[Tensor, "*batch k"]) -> "L2KeyLiftJacobian":
         """Differentiate."""
-        return ParaboloidJacobian(2 * X)
+        return L2KeyLiftJacobian(2 * X)
 
 
 @dataclass(frozen=True, eq=False)
-class ParaboloidJacobian:
+class L2KeyLiftJacobian:
     r"""The derivative :math:`[e, 2\langle k,e\rangle]`."""
 
     twice: Float[Tensor, "*batch k"]
@@ -112,20 +112,20 @@ class ParaboloidJacobian:
         """Pull back."""
         return torch.addcmul(G[..., :-1], self.twice, G[..., -1:])
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "ParaboloidJacobian":
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "L2KeyLiftJacobian":
         """Pick entries of the batch."""
-        return ParaboloidJacobian(take(self.twice, batch, index, event=event))
+        return L2KeyLiftJacobian(take(self.twice, batch, index, event=event))
 
 
 @dataclass(frozen=True, eq=False)
-class Facing:
-    r"""Lift queries to :math:`[2q, -1]`, which meet a :class:`Paraboloid` in :math:`2\langle q,k\rangle-|k|^2`."""
+class L2QueryLift:
+    r"""Transform queries to :math:`[2q, -1]`, which meet a :class:`L2KeyLift` in :math:`2\langle q,k\rangle-|k|^2`."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
-        """Lift."""
+        """Transform."""
         return torch.cat((2 * X, -torch.ones_like(X[..., :1])), dim=-1)
 
-    def linearise(self, X: Tensor) -> "Facing":
+    def linearise(self, X: Tensor) -> "L2QueryLift":
         """Differentiate: this one knows its linear part."""
         return self
 
@@ -137,7 +137,7 @@ class Facing:
         """Pull back."""
         return 2 * G[..., :-1]
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Facing":
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "L2QueryLift":
         """Pick entries of the batch: all are alike."""
         return self
 

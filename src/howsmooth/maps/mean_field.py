@@ -35,7 +35,7 @@ def visible(positions: Float[Tensor, " n"]) -> Bool[Tensor, "n n"]:
 
 
 @runtime_checkable
-class Attending(Protocol):
+class MeasureMovingMap(Protocol):
     """What moves atoms: attention."""
 
     def on(self, measure: Any) -> Callable[[Tensor], Tensor]:
@@ -52,14 +52,14 @@ class MeanField:
     is the measure of its tokens with equal masses.
     """
 
-    attention: Attending
+    attention: MeasureMovingMap
 
     def __call__(self, measure: Any) -> Any:
         """Move every atom of a measure."""
         return measure.push_forward(self.attention.on(measure))
 
 
-def mean_field(attention: Attending) -> MeanField:
+def mean_field(attention: MeasureMovingMap) -> MeanField:
     r"""Return attention as a map on measures: ``mean_field(attention)(measure)`` is :math:`F(\mu)`."""
     return MeanField(attention)
 

@@ -26,7 +26,7 @@ TOKEN_EDITS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class SplitPair:
     """One token that comes to one position, in three ways; each a ratio of distances between measures.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Doubling:
+class TokenSplitting:
     r"""How copying a token and changing the copy compares with changing the token itself, by :math:`W_2` of both ends.
 
     Attributes:
@@ -63,7 +63,7 @@ class Doubling:
     """
 
     tokens: Int[Tensor, " n"]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[SplitPair, ...]
     map: str
     masked: bool
 
@@ -83,13 +83,13 @@ class Doubling:
         """Of all pairs, those where doubling moves the output further for one token edit than moving does."""
         return sum(pair.doubled_by > pair.moved_by for pair in self.pairs) / len(self.pairs)
 
-    def best(self, way: str) -> Pair:
+    def best(self, way: str) -> SplitPair:
         """Return the pair with the largest value in one of the ways."""
         return max(self.pairs, key=lambda pair: getattr(pair, way) or 0.0)
 
     def __repr__(self) -> str:
         """Say how often doubling beats moving."""
-        return f"Doubling({len(self.pairs)} pairs; doubling beats moving in {100 * self.share:.0f} %)"
+        return f"TokenSplitting({len(self.pairs)} pairs; doubling beats moving in {100 * self.share:.0f} %)"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -116,7 +116,7 @@ def doubling(
     whole_words: bool = False,
     round_trip: bool = False,
     generator: torch.Generator | None = None,
-) -> Doubling:
+) -> TokenSplitting:
     r"""Compare copying a token and changing the copy with changing the token itself: finite mass splitting.
 
     .. math:: W_2(F(\mu), F(\nu)) / W_2(\mu, \nu)
@@ -162,7 +162,7 @@ def doubling(
     found = tuple(
         pair for p in sorted({p for p, _v in drawn}) for pair in text.pairs(p, [v for q, v in drawn if q == p])
     )
-    return Doubling(tokens=tokens, pairs=found, map=map, masked=text.masked)
+    return TokenSplitting(tokens=tokens, pairs=found, map=map, masked=text.masked)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,7 +195,7 @@ class _Measured:
         masked = model.sites[0].exact.positions.causal
         return cls(tokens=tokens, known=known, reads=reads, chain=chain, longer=longer, masked=masked)
 
-    def pairs(self, p: int, coming: Sequence[int]) -> list[Pair]:
+    def pairs(self, p: int, coming: Sequence[int]) -> list[SplitPair]:
         """Return what tokens do that come to a position."""
         n = len(self.tokens)
         here = self._read(self.known(self.tokens))
@@ -264,8 +264,8 @@ class _Apart:
         return cls(outputs=outputs, ratio=outputs / inputs if inputs > 0 else 0.0)
 
 
-def _pair(p: int, token: int, moved: _Apart, doubled: _Apart, shifted: _Apart | None) -> Pair:
-    return Pair(
+def _pair(p: int, token: int, moved: _Apart, doubled: _Apart, shifted: _Apart | None) -> SplitPair:
+    return SplitPair(
         position=p,
         token=token,
         moved=moved.ratio,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError
 from howsmooth.maps.composition import Chain, Residual, Sum
-from howsmooth.maps.values import Map
-from howsmooth.maps.weighted import Attending
+from howsmooth.maps.mean_field import MeasureMovingMap
+from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import JacobianOperator
 from howsmooth.transport.measures import DiscreteMeasure
 
@@ -21,7 +21,7 @@ InContext = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Weighed:
+class PointsWithMasses:
     """Points with masses that need not be positive: a point without mass sees the others, and nobody sees it."""
 
     points: Float[Tensor, "n d"]
@@ -35,7 +35,7 @@ def counting(f: Any, n: float) -> Any:
     Sigmoid attention, for one, is no map on measures before it is said how many tokens all mass stands for: here as
     many as the measure has atoms, unless the map says otherwise.
     """
-    if isinstance(f, Attending) and getattr(f, "count", 0) is None:
+    if isinstance(f, MeasureMovingMap) and getattr(f, "count", 0) is None:
         return dataclasses.replace(f, count=float(n))  # type: ignore[type-var]
     return f
 
@@ -53,11 +53,11 @@ def in_context(f: Any, n: int) -> InContext:
     Raises:
         DtypeError: If it is nothing of that kind.
     """
-    if isinstance(f, Attending):
+    if isinstance(f, MeasureMovingMap):
         fixed = counting(f, n)
 
         def attend(points: Tensor, masses: Tensor, positions: Tensor | None) -> Tensor:
-            return fixed.on(Weighed(points=points, weights=masses, positions=positions))(points)
+            return fixed.on(PointsWithMasses(points=points, weights=masses, positions=positions))(points)
 
         return attend
     if isinstance(f, Residual):

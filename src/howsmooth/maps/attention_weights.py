@@ -11,12 +11,12 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.tiles import Room as Room
+from howsmooth.maps.protocols import take
 from howsmooth.maps.tiles import Tile as Tile
+from howsmooth.maps.tiles import Workspace as Workspace
 from howsmooth.maps.tiles import recorded as recorded
 from howsmooth.maps.tiles import rows_of as rows_of
 from howsmooth.maps.tiles import unstack as unstack
-from howsmooth.maps.values import take
 from howsmooth.maps.weighting import Softmax, Weighting, Weights
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
@@ -99,7 +99,7 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pattern:
+class AttentionPattern:
     r"""The weights P made of scores, :math:`\mathrm{softmax}(q k^\top)` by default, and the means :math:`o = P v`.
 
     Batch axes and key/value groups are one axis, ``stack``. Queries that share a key/value head are stacked along the
@@ -133,7 +133,7 @@ class Pattern:
             for tile, (weights, slope) in zip(self.tiles, self.kept, strict=True):
                 yield tile, weights, slope
         else:
-            room = Room(self.q, self.k)
+            room = Workspace(self.q, self.k)
             for tile in self.tiles:
                 S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
                 yield tile, self.weighting(S, tile), slope
@@ -151,7 +151,7 @@ class Pattern:
         ((weights, slope),) = self.kept
         return weights if slope is None else None
 
-    def take(self, index: Tensor) -> "Pattern":
+    def take(self, index: Tensor) -> "AttentionPattern":
         """Pick the weights of some entries of the batch."""
 
         def pick(x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class Pattern:
         def pick_scores(x: Tensor) -> Tensor:
             return self.scores.pick(x, index, lead=self.scores.lead)
 
-        return Pattern(
+        return AttentionPattern(
             scores=self.scores.take(index),
             weighting=self.weighting.take(pick),
             tiles=self.tiles,
@@ -176,7 +176,7 @@ class Pattern:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int, weighting: Weighting | None = None
-) -> Pattern:
+) -> AttentionPattern:
     """Compute the attention means and keep what derivatives need.
 
     Args:
@@ -197,7 +197,7 @@ def attend(
         tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES // 4)
     if weighting.whole:
         keep, tiles = True, [Tile(slice(0, n), slice(0, n))]
-    kept, means, room = [], [], Room(q, k)
+    kept, means, room = [], [], Workspace(q, k)
     for tile in tiles:
         # weights that are not kept share one place: freeing a tile and making small tensors in turn tears memory apart
         S, slope = scores.tile(q, k, tile, None if keep else room(tile))
@@ -207,7 +207,7 @@ def attend(
         means.append(unstack(torch.bmm(weights.P, v[:, tile.columns]), tile))
         if keep:
             kept.append((weights, slope))
-    return Pattern(
+    return AttentionPattern(
         scores=scores,
         weighting=weighting,
         tiles=tiles,

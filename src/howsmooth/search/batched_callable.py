@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError
-from howsmooth.spectral.abilities import Differentiable, require_map
 from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.protocols import Differentiable, require_map
 
 
-class OnBatches(nn.Module):
+class BatchedCallable(nn.Module):
     """A callable that takes inputs ``(n, d)`` and batches of them alike, whatever the one inside takes.
 
     A module, so that a module inside it is found: it is measured in eval mode, as every module is.
@@ -53,7 +53,7 @@ def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
     require_map(f)
     said = []
     for together in (True, False):
-        wrapped = OnBatches(f, together=together)
+        wrapped = BatchedCallable(f, together=together)
         try:
             if _treats_each_alone(wrapped, like):
                 return wrapped
@@ -65,7 +65,7 @@ def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
     raise AssumptionError(f"the callable does not work on inputs of the shape {tuple(like.shape)}{reason}", field="f")
 
 
-def _treats_each_alone(f: OnBatches, X: Tensor) -> bool:
+def _treats_each_alone(f: BatchedCallable, X: Tensor) -> bool:
     """Tell whether an input in a batch goes where it goes without the others."""
     twice, other = torch.stack((X, X)), torch.stack((X, X.flip(0) / 2))
     outputs = []

@@ -11,7 +11,7 @@ ANGLES, SHARES = (0.3, 1.2), (0.1, 1.0)
 CLUSTERS = 3
 
 
-def arrangements(
+def start_patterns(
     domain: Domain, n: int, like: Float[Tensor, " d"], count: int, generator: torch.Generator
 ) -> Float[Tensor, "s n d"]:
     r"""Return inputs to start a search from: ``count`` of each pattern, in random directions.

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.domains.ball import Ball
-from howsmooth.maps.heads import Heads
-from howsmooth.maps.weighted import WeightedJacobian
-from howsmooth.search.arrangements import arrangements
-from howsmooth.search.climb import Climb
-from howsmooth.search.skipping import measurable_inputs, slope_or_skip
-from howsmooth.values import Value
+from howsmooth.maps.heads import MultiHead
+from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.search.population_ascent import PopulationAscent
+from howsmooth.search.start_patterns import start_patterns
+from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
+from howsmooth.tensor_dataclass import TensorDataclass
 
 PLACES = 8
 # How many inputs of each pattern are measured, how many of the best climb, and how many trials each gets.
@@ -25,7 +25,7 @@ Start = tuple[Tensor, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Copies(Value):
+class RepeatedTokens(TensorDataclass):
     r"""Attention on sequences with many tokens at each of a few places, as measures: :math:`D^{1/2}JD^{-1/2}`.
 
     Tokens at one place that move together are all that a worst direction needs, so that the constant of the measure is
@@ -36,7 +36,7 @@ class Copies(Value):
         masses: How many tokens are at each place, one row for each input. Not their shares: a sink counts for one.
     """
 
-    attention: Heads
+    attention: MultiHead
     masses: Float[Tensor, "runs m"]
 
     @property
@@ -53,13 +53,13 @@ class Copies(Value):
         plain = dataclasses.replace(self.attention, weights=self.masses).jacobian(X)
         return WeightedJacobian(plain=plain, roots=self.masses.sqrt().unsqueeze(-1))
 
-    def take(self, chosen: Tensor) -> "Copies":
+    def take(self, chosen: Tensor) -> "RepeatedTokens":
         """Return the map on some of the inputs."""
         return dataclasses.replace(self, masses=self.masses[chosen])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class WorstSequence:
     """The worst sequence that was found.
 
     Attributes:
@@ -73,7 +73,7 @@ class Found:
     counts: tuple[int, ...]
 
 
-def worst_copies(attention: Heads, n: int, radius: float, known: Sequence[Start]) -> Found:
+def worst_repeated_tokens(attention: MultiHead, n: int, radius: float, known: Sequence[Start]) -> WorstSequence:
     """Search sequences of ``n`` tokens in a ball, on a few places, for the largest constant.
 
     Args:
@@ -84,27 +84,27 @@ def worst_copies(attention: Heads, n: int, radius: float, known: Sequence[Start]
     """
     generator, ball = torch.Generator().manual_seed(0), Ball(radius)
     like = torch.empty(attention.d, dtype=attention.dtype)
-    patterns = arrangements(ball, min(n, PLACES), like, PATTERNS, generator)
+    patterns = start_patterns(ball, min(n, PLACES), like, PATTERNS, generator)
     starts = [
         *(spread(points, counts) for points, counts in known),
         *((points, counts) for counts in shapes(n) for points in patterns),
     ]
     X = ball.nearest(torch.stack([points for points, _counts in starts]))
     counts = torch.tensor([numbers for _points, numbers in starts], dtype=torch.float64)
-    f = Copies(attention=attention, masses=counts.to(like))
+    f = RepeatedTokens(attention=attention, masses=counts.to(like))
     chosen, first = measurable_inputs(f.take, X, generator)
     best = first.lower.argsort(descending=True)[:RUNS]
     climbing = chosen[best]
     g = f.take(climbing)
-    climb = Climb(
+    climb = PopulationAscent(
         lambda Y, guess: slope_or_skip(g.take, Y, guess, generator), ball, X[climbing], first.direction[best], generator
     )
     for _trial in range(STEPS):
         climb.advance()
     ended, last = measurable_inputs(g.take, climb.tokens, generator)
-    begun = Found(value=float(first.lower[best[0]]), points=X[climbing[0]], counts=_whole(counts[climbing[0]]))
+    begun = WorstSequence(value=float(first.lower[best[0]]), points=X[climbing[0]], counts=_whole(counts[climbing[0]]))
     top = int(last.lower.argmax())
-    reached = Found(
+    reached = WorstSequence(
         value=float(last.lower[top]), points=climb.tokens[ended[top]], counts=_whole(counts[climbing[ended[top]]])
     )
     return max(begun, reached, key=lambda found: found.value)

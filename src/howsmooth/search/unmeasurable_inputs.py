@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import UnmeasurableError
-from howsmooth.search.slopes import Slope, slope
+from howsmooth.search.norm_gradient import NormGradient, slope
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import local_lipschitz
@@ -40,24 +40,24 @@ def measurable_inputs(
 
 def slope_or_skip(
     map_on: MapOn, X: Float[Tensor, "runs n d"], guess: Float[Tensor, "runs n e"], generator: torch.Generator
-) -> Slope:
+) -> NormGradient:
     """Do what :func:`slope` does; inputs that cannot be measured have the value −∞, which no run prefers."""
     return _slope(map_on, torch.arange(len(X), device=X.device), X, guess, generator)
 
 
-def _slope(map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator) -> Slope:
+def _slope(map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator) -> NormGradient:
     try:
         return slope(map_on(index), X, guess, generator)
     except UnmeasurableError:
         if len(X) == 1:
             nothing = torch.full_like(guess[:, 0, 0], -torch.inf)
-            return Slope(value=nothing, direction=guess, gradient=torch.zeros_like(X))
+            return NormGradient(value=nothing, direction=guess, gradient=torch.zeros_like(X))
         # which one it was the error does not say: both halves, and so on
         half = len(X) // 2
         halves = [
             _slope(map_on, index[part], X[part], guess[part], generator) for part in (slice(half), slice(half, None))
         ]
-        return Slope(
+        return NormGradient(
             value=torch.cat([part.value for part in halves]),
             direction=torch.cat([part.direction for part in halves]),
             gradient=torch.cat([part.gradient for part in halves]),

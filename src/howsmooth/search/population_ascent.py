@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.domains.domain import Domain
-from howsmooth.search.slopes import Slope
-from howsmooth.spectral.vectors import beside
+from howsmooth.search.norm_gradient import NormGradient
+from howsmooth.spectral.vectors import broadcast
 
 # The first step of a token, as a share of the domain's scale, and the longest.
 FIRST_STEP, LONGEST_STEP = 0.05, 0.1
@@ -19,7 +19,7 @@ MEMORY = 10
 GENERATION = 8
 
 
-class Climb:
+class PopulationAscent:
     r"""Runs that climb the local constant in lockstep, each with a step of its own.
 
     A run tries :math:`x_i + t\,\bar g_i/\mathrm{rms}(g_i)` for every token, :math:`\bar g` the mean of the gradients of
@@ -37,7 +37,7 @@ class Climb:
 
     def __init__(
         self,
-        slope: Callable[[Tensor, Tensor], Slope],
+        slope: Callable[[Tensor, Tensor], NormGradient],
         domain: Domain,
         tokens: Float[Tensor, "runs n d"],
         directions: Float[Tensor, "runs n e"],
@@ -69,13 +69,13 @@ class Climb:
     def _trial(self) -> Tensor:
         # a token whose gradients vanish, or leave the range of numbers, stays where it is
         heading = (self._mean / self._square.sqrt()).nan_to_num(0.0, 0.0, 0.0)
-        return self._domain.nearest(self.tokens + beside(self._domain.scale * self._step, heading) * heading)
+        return self._domain.nearest(self.tokens + broadcast(self._domain.scale * self._step, heading) * heading)
 
     def _weaker_half(self) -> Bool[Tensor, " runs"]:
         rank = self.value.argsort(descending=True).argsort()
         return 2 * rank >= len(rank) + 1
 
-    def _judge(self, trial: Tensor, there: Slope, fresh: Tensor) -> None:
+    def _judge(self, trial: Tensor, there: NormGradient, fresh: Tensor) -> None:
         """Go where the constant grew, and wherever a new run begins."""
         kept = fresh | (there.value > self.value)
         self.tokens = _choose(kept, trial, self.tokens)
@@ -86,14 +86,14 @@ class Climb:
         self._age = torch.where(fresh, 0.0, self._age)
         self._learn(trial, there)
 
-    def _learn(self, trial: Tensor, there: Slope) -> None:
+    def _learn(self, trial: Tensor, there: NormGradient) -> None:
         """Add a gradient to the averages: a running one of gradients, and one over the whole life of their squares."""
         self._age = self._age + 1
         along = self._domain.direction(trial, there.gradient)
         rate = (1 / self._age).clamp_min(1 / MEMORY)
-        self._mean = self._mean + beside(rate, along) * (along - self._mean)
+        self._mean = self._mean + broadcast(rate, along) * (along - self._mean)
         square = along.square().sum(-1, keepdim=True)
-        self._square = self._square + beside(1 / self._age, square) * (square - self._square)
+        self._square = self._square + broadcast(1 / self._age, square) * (square - self._square)
 
 
 def vary(X: Float[Tensor, "runs n d"], generator: torch.Generator) -> Float[Tensor, "runs n d"]:

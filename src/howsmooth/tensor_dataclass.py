@@ -6,10 +6,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-V = TypeVar("V", bound="Value")
+V = TypeVar("V", bound="TensorDataclass")
 
 
-class Value:
+class TensorDataclass:
     """A frozen dataclass of tensors that can change dtype and device."""
 
     def to(self: V, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> V:
@@ -25,6 +25,6 @@ class Value:
 def _moved(part: Any, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
     if isinstance(part, Tensor):
         return part.to(device=device, dtype=dtype if part.is_floating_point() else None)
-    if isinstance(part, Value):
+    if isinstance(part, TensorDataclass):
         return part.to(dtype, device)
     return part

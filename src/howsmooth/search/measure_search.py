@@ -13,23 +13,23 @@ from howsmooth.domains.domain import Domain
 from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
-from howsmooth.maps.weighted import WeightedJacobian
-from howsmooth.search.contexts import counting
-from howsmooth.search.places import few_places
+from howsmooth.maps.heads import MultiHead
+from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.search.few_atom_measures import few_atom_measures
+from howsmooth.search.mean_field_context import counting
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_unmasked
 from howsmooth.theory.mean_field import require_mean_field
 from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
-from howsmooth.values import Value
 
 # A step as long as the domain's scale changes the logarithm of a mass by so much.
 LOG_MASS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OnMeasures(Value):
+class MeasureMap(TensorDataclass):
     r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
 
     Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`; masses do not move, but a search may change them.
@@ -39,7 +39,7 @@ class OnMeasures(Value):
         unit: What one unit of the last coordinate adds to the logarithm of a mass.
     """
 
-    attention: Heads
+    attention: MultiHead
     unit: float
 
     @property
@@ -55,7 +55,7 @@ class OnMeasures(Value):
         """Return where the atoms go."""
         return self._weighted(self.masses(X))(X[..., :-1].contiguous())
 
-    def _weighted(self, masses: Tensor) -> Heads:
+    def _weighted(self, masses: Tensor) -> MultiHead:
         return dataclasses.replace(self.attention, weights=masses)
 
     def jacobian(self, X: Float[Tensor, "*batch n d1"]) -> WeightedJacobian:
@@ -72,13 +72,13 @@ class OnMeasures(Value):
             head = require_mean_field(self.attention, "extremal measures", places.radius)
         except AssumptionError:
             return []  # no theorem for this map: the other starts remain
-        few = [place for place in few_places(head, places.radius) if len(place.points) <= n]
+        few = [place for place in few_atom_measures(head, places.radius) if len(place.points) <= n]
         return [as_row(place.points, place.masses, n, self.unit) for place in few]
 
 
-def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[OnMeasures, WithMasses, Any, int]:
+def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[MeasureMap, WithMasses, Any, int]:
     """Turn a search over measures into one over rows: the map, the domain, the starts and the dimension of a row."""
-    if not isinstance(attention, Heads):
+    if not isinstance(attention, MultiHead):
         raise DtypeError(
             f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
         )
@@ -94,7 +94,7 @@ def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[On
     unit = LOG_MASS / domain.scale
     if not isinstance(starts, int):
         starts = [_row_of(start, n, unit) for start in starts]
-    return OnMeasures(attention=attention, unit=unit), WithMasses(places=domain, unit=unit), starts, attention.d + 1
+    return MeasureMap(attention=attention, unit=unit), WithMasses(places=domain, unit=unit), starts, attention.d + 1
 
 
 def _row_of(start: Any, n: int, unit: float) -> Tensor:
