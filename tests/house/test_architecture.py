@@ -38,6 +38,7 @@ ALLOWED = {
     "torch_internals": set(),
     "validation": {"errors", "torch_internals"},
     "files": {"errors", "memory"},
+    "linear_operators": {"validation"},
     "markup": {"wording"},
     "strict": set(),
     "tensor_dataclass": set(),

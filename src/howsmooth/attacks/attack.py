@@ -17,8 +17,8 @@ from howsmooth.attacks.objective import Objective, Target
 from howsmooth.attacks.result import Attack
 from howsmooth.attacks.theoretical_maximum import ceiling
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import linearise
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.protocols import HALF, measurable, require_map
 from howsmooth.spectral.vectors import norms
 from howsmooth.validation import require_sequences

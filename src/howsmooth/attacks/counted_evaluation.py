@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.protocols import Constrained, Differentiable
 
 Pull = Callable[[Tensor], Tensor]

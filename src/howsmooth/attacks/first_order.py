@@ -6,7 +6,7 @@ from torch import Tensor
 
 from howsmooth.attacks.ball import PerturbationBall
 from howsmooth.attacks.objective import draw
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.spectral.vectors import norms
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.vectors import flat, random_start
 
 # A direction is good enough to start from when its residual is so small against its value.

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.attacks.ball import PerturbationBall
 from howsmooth.attacks.counted_evaluation import CountedOperator, run, run_and_pull
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.vectors import divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]

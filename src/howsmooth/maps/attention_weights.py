@@ -12,12 +12,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.protocols import take
-from howsmooth.maps.tiles import Tile as Tile
-from howsmooth.maps.tiles import Workspace as Workspace
-from howsmooth.maps.tiles import recorded as recorded
-from howsmooth.maps.tiles import rows_of as rows_of
-from howsmooth.maps.tiles import unstack as unstack
-from howsmooth.maps.weighting import Softmax, Weighting, Weights
+from howsmooth.maps.weighting import Softmax, Tile, Weighting, Weights, Workspace, rows_of, unstack
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
 TILE_BYTES = 16 * 2**20
@@ -52,9 +47,9 @@ class Scores:
     distances: Distances | None = None
     lead: tuple[int, ...] = ()
 
-    def tile(self, q: Tensor, k: Tensor, tile: Tile, room: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def tile(self, q: Tensor, k: Tensor, tile: Tile, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""
-        S = torch.bmm(rows_of(q, tile), k[:, tile.columns].mT, out=room)
+        S = torch.bmm(rows_of(q, tile), k[:, tile.columns].mT, out=out)
         if self.distances is not None:
             self.by_head(S, tile).add_(self.distances.scores(*self.parts(q, k, tile), tile.rows, tile.columns))
         slope = None
@@ -94,7 +89,7 @@ class Scores:
 
     @property
     def may_hide_all(self) -> bool:
-        """Whether some row could be left with nothing to see."""
+        """Whether a mask may hide every token of a row."""
         return self.positions.may_hide_all or self.log_weights is not None
 
 
@@ -128,14 +123,14 @@ class AttentionPattern:
     kept: list[tuple[Weights, Tensor | None]] | None
 
     def parts(self) -> Iterator[tuple[Tile, Weights, Tensor | None]]:
-        """Yield each tile with its weights, which know their derivative, and the slope of the soft cap."""
+        """Yield each tile with its weights and their derivative, and the slope of the soft cap."""
         if self.kept is not None:
             for tile, (weights, slope) in zip(self.tiles, self.kept, strict=True):
                 yield tile, weights, slope
         else:
-            room = Workspace(self.q, self.k)
+            workspace = Workspace(self.q, self.k)
             for tile in self.tiles:
-                S, slope = self.scores.tile(self.q, self.k, tile, room(tile))
+                S, slope = self.scores.tile(self.q, self.k, tile, workspace(tile))
                 yield tile, self.weighting(S, tile), slope
 
     def weights(self) -> Iterator[tuple[Tile, Tensor, Tensor | None]]:
@@ -145,7 +140,7 @@ class AttentionPattern:
 
     @property
     def whole(self) -> Weights | None:
-        """All weights, where they are kept in one tile and nothing caps the scores; ``None`` elsewhere."""
+        """All weights, if they are kept in one tile and the scores have no soft cap; otherwise ``None``."""
         if self.kept is None or len(self.kept) != 1:
             return None
         ((weights, slope),) = self.kept
@@ -187,22 +182,22 @@ def attend(
         memory: How many bytes of weights may be kept.
         weighting: The rule from scores to weights; the softmax by default.
     """
-    # Why rows and not square blocks, as fused kernels have: a derivative needs whole rows of P, or one more pass over
-    # all blocks to normalise them. Why not rebuild always: every product would pay for the exponentials again.
+    # Why rows and not square blocks, as fused kernels have: a derivative needs complete rows of P, or one more pass
+    # over all blocks to normalise them. Why not rebuild always: every product would pay for the exponentials again.
     weighting = Softmax() if weighting is None else weighting
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES)
     keep = _bytes(tiles, heads, q.element_size(), scores, weighting) <= memory
-    if not keep:  # then every tile is written and read more often, and has to be nearer
+    if not keep:  # then every tile is written and read more often, and should stay in a nearer cache
         tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES // 4)
-    if weighting.whole:
+    if weighting.couples_rows:
         keep, tiles = True, [Tile(slice(0, n), slice(0, n))]
-    kept, means, room = [], [], Workspace(q, k)
+    kept, means, workspace = [], [], Workspace(q, k)
     for tile in tiles:
-        # weights that are not kept share one place: freeing a tile and making small tensors in turn tears memory apart
-        S, slope = scores.tile(q, k, tile, None if keep else room(tile))
-        if scores.may_hide_all and not weighting.may_see_nothing:
-            _require_something_visible(S, tile)
+        # weights that are not kept share one buffer: freeing tiles and making small tensors in turn fragments memory
+        S, slope = scores.tile(q, k, tile, None if keep else workspace(tile))
+        if scores.may_hide_all and not weighting.allows_empty_rows:
+            _require_no_empty_row(S, tile)
         weights = weighting(S, tile)
         means.append(unstack(torch.bmm(weights.P, v[:, tile.columns]), tile))
         if keep:
@@ -224,10 +219,10 @@ def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores, weighti
     return pairs * heads * itemsize * (weighting.matrices + (0 if scores.softcap is None else 1))
 
 
-def _require_something_visible(S: Tensor, tile: Tile) -> None:
-    blind = (S.amax(-1) == -torch.inf).unflatten(-1, (-1, tile.height))
-    if bool(blind.any()):
-        row = tile.rows.start + int(blind.nonzero()[0, -1])
+def _require_no_empty_row(S: Tensor, tile: Tile) -> None:
+    empty = (S.amax(-1) == -torch.inf).unflatten(-1, (-1, tile.height))
+    if bool(empty.any()):
+        row = tile.rows.start + int(empty.nonzero()[0, -1])
         raise AssumptionError(
             f"token {row} may attend to nothing: its row of the mask hides every token. Let it see at least itself."
         )

@@ -1,24 +1,24 @@
-"""Attention on a measure: its derivative in the metric of the masses."""
+"""Attention on measures: the map F(μ), and its derivative in the metric of the masses."""
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from howsmooth.linear_operators import Operator, fields_of
 from howsmooth.maps.heads_derivative import HeadsJacobian
 
 
 @runtime_checkable
 class Atoms(Protocol):
-    """What attention needs to know of a measure."""
+    """A measure with atoms, as far as attention needs to know it."""
 
     @property
     def points(self) -> Float[Tensor, "n d"]:
-        """Where they are."""
+        """The places of the atoms."""
 
     @property
     def weights(self) -> Float[Tensor, " n"]:
@@ -36,7 +36,7 @@ def visible(positions: Float[Tensor, " n"]) -> Bool[Tensor, "n n"]:
 
 @runtime_checkable
 class MeasureMovingMap(Protocol):
-    """What moves atoms: attention."""
+    """A map, such as attention, that moves the atoms of a measure."""
 
     def on(self, measure: Any) -> Callable[[Tensor], Tensor]:
         """Return the map that moves the atoms of one measure."""
@@ -65,7 +65,7 @@ def mean_field(attention: MeasureMovingMap) -> MeanField:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WeightedJacobian:
+class WeightedJacobian(Operator):
     r"""The derivative of attention at :math:`\mu = \sum_ia_i\delta_{x_i}`, when atoms move without splitting.
 
     A perturbation has the norm :math:`(\sum_ia_i|e_i|^2)^{1/2}`, so the operator is
@@ -79,43 +79,23 @@ class WeightedJacobian:
     plain: HeadsJacobian
     roots: Float[Tensor, "*batch n 1"]
 
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The batch axes."""
-        return self.plain.batch
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The shape ``(n, d)`` of one perturbation."""
-        return self.plain.domain
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape ``(n, out)`` of one response."""
-        return self.plain.codomain
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.plain.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.plain.device
+    @classmethod
+    def of(cls, plain: HeadsJacobian, masses: Float[Tensor, "*batch n"]) -> "WeightedJacobian":
+        """Weight the derivative of attention on tokens by the masses of the atoms."""
+        return cls(plain=plain, roots=masses.sqrt().unsqueeze(-1), **fields_of(plain))
 
     @property
     def forward_rounding(self) -> float:
-        """What rounding may have done to the weights; the masses do not mind."""
+        """Bound the relative rounding error of the attention weights."""
         return self.plain.forward_rounding
 
     @property
     def derivative_rounding(self) -> float:
-        """What rounding may have done beyond that; roots of masses stretch it."""
+        """Bound the absolute rounding error beyond that, amplified by the roots of the masses."""
         return self.plain.derivative_rounding * float(self.roots.max() / self.roots.min())
 
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
-        """Return how much longer the answers of heads are than their sum, and their terms."""
+        """Return the cancellation ratios over heads and over all terms."""
         return self.plain.cancelled(E / self.roots)
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
@@ -127,6 +107,6 @@ class WeightedJacobian:
         return self.plain.vjp(G * self.roots) / self.roots
 
     def compress(self) -> tuple["WeightedJacobian", Callable[[Tensor], Tensor]]:
-        """Restrict tokens to what heads see; the masses do not mind."""
+        """Restrict tokens to the row space of the projections; masses act on whole tokens."""
         small, embed = self.plain.compress()
-        return dataclasses.replace(self, plain=small), embed
+        return dataclasses.replace(self, plain=small, **fields_of(small)), embed

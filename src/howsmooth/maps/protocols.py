@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import LinearOperator
+
 T = TypeVar("T", Tensor, Tensor | None)
 
 
@@ -24,34 +26,8 @@ def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
 
 
 @runtime_checkable
-class Jacobian(Protocol):
+class Jacobian(LinearOperator, Protocol):
     """The derivative of a map at one input: a linear operator on ``(*batch, *domain)``."""
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The batch axes."""
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The shape of one perturbation."""
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape of one response."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push the perturbation ``E`` of the tokens forward: J E."""
-
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull the cotangent ``G`` of the output back: Jᵀ G."""
 
     def take(self, index: Tensor) -> "Jacobian":
         """Pick some operators of the batch, as a batch with one axis."""
@@ -63,7 +39,7 @@ class Map(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of its parameters and outputs."""
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Apply the map to every sequence of the batch."""
@@ -77,7 +53,7 @@ class Map(Protocol):
 
 @runtime_checkable
 class Linearisable(Protocol):
-    """A map whose value comes with its derivative: together they cost less than one after the other."""
+    """A map that returns its value and its derivative together, at less cost than one after the other."""
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int

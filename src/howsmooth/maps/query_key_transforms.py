@@ -1,4 +1,4 @@
-"""What is done to queries, keys or values before they meet: value, derivative, transpose."""
+"""Maps of queries, keys or values before the scores: value, derivative, transpose."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,13 +12,13 @@ from howsmooth.maps.protocols import take
 
 @runtime_checkable
 class TransformJacobian(Protocol):
-    """The derivative of a lift, token by token."""
+    """The derivative of a transform, token by token."""
 
     def jvp(self, E: Tensor, /) -> Tensor:
-        """Push a perturbation of what is lifted forward."""
+        """Push a perturbation of the input forward."""
 
     def vjp(self, G: Tensor, /) -> Tensor:
-        """Pull a cotangent of what comes out back."""
+        """Pull a cotangent of the output back."""
 
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "TransformJacobian":
         """Pick entries of the leading ``batch`` axes, ``event`` axes being left: heads, tokens, coordinates."""
@@ -36,7 +36,7 @@ class Transform(Protocol):
 
 
 class Transforms(NamedTuple):
-    """What is done to queries, keys and values; ``None`` for nothing."""
+    """Transforms of queries, keys and values; ``None`` for the identity."""
 
     query: Transform | None = None
     key: Transform | None = None
@@ -50,18 +50,18 @@ class Transforms(NamedTuple):
 
 
 class TransformJacobians(NamedTuple):
-    """The derivatives of the transforms of queries, keys and values; ``None`` for the identity."""
+    """The derivatives of transforms; ``None`` for the identity."""
 
     query: TransformJacobian | None = None
     key: TransformJacobian | None = None
     value: TransformJacobian | None = None
 
     def take(self, batch: tuple[int, ...], index: Tensor) -> "TransformJacobians":
-        """Pick the transforms of some entries of the batch."""
+        """Pick some entries of the batch."""
         return TransformJacobians(*(None if f is None else f.taken(batch, index, event=3) for f in self))
 
 
-IDENTITY_TRANSFORMS = TransformJacobians()
+NO_TRANSFORMS, IDENTITY_TRANSFORMS = Transforms(), TransformJacobians()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class TokenScaling:
     jvp = vjp = apply
 
     def linearise(self, X: Tensor) -> "TokenScaling":
-        """Differentiate: what is linear is its own derivative."""
+        """Return itself: the map is linear."""
         return self
 
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "TokenScaling":
@@ -87,7 +87,7 @@ class TokenScaling:
 
 @dataclass(frozen=True, eq=False)
 class L2KeyLift:
-    r"""Transform keys to :math:`[k, |k|^2]`."""
+    r"""Lift keys to :math:`[k, |k|^2]`."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
         """Transform."""
@@ -119,14 +119,14 @@ class L2KeyLiftJacobian:
 
 @dataclass(frozen=True, eq=False)
 class L2QueryLift:
-    r"""Transform queries to :math:`[2q, -1]`, which meet a :class:`L2KeyLift` in :math:`2\langle q,k\rangle-|k|^2`."""
+    r"""Lift queries to :math:`[2q, -1]`, so that with lifted keys scores are :math:`2\langle q,k\rangle-|k|^2`."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
         """Transform."""
         return torch.cat((2 * X, -torch.ones_like(X[..., :1])), dim=-1)
 
     def linearise(self, X: Tensor) -> "L2QueryLift":
-        """Differentiate: this one knows its linear part."""
+        """Differentiate: products use the linear part."""
         return self
 
     def jvp(self, E: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Halves:
     jvp = apply
 
     def linearise(self, X: Tensor) -> "Halves":
-        """Differentiate: what is linear is its own derivative."""
+        """Return itself: the map is linear."""
         return self
 
     def vjp(self, G: Float[Tensor, "2 *batch half"]) -> Float[Tensor, "*batch k"]:

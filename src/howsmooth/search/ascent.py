@@ -42,10 +42,10 @@ def maximise(
 
     .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
 
-    All starts climb in lockstep, see :class:`~howsmooth.search.population_ascent.PopulationAscent`. The value is attained by the input that
-    comes back, and never below that of any start; what a search has not found may be larger. Inputs where the map
-    cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run
-    about a dozen products with the Jacobian.
+    All starts climb in lockstep, see :class:`~howsmooth.search.population_ascent.PopulationAscent`. The value is
+    attained by the returned input, and never below that of any start; larger values may exist. Inputs where the map
+    cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run about a dozen
+    products with the Jacobian.
 
     Args:
         f: A map whose ``jacobian`` autograd can differentiate, or a callable or module that is twice differentiable.

@@ -61,8 +61,7 @@ class MeasureMap(TensorDataclass):
     def jacobian(self, X: Float[Tensor, "*batch n d1"]) -> WeightedJacobian:
         """Differentiate at a measure."""
         masses = self.masses(X)
-        plain = self._weighted(masses).jacobian(X[..., :-1].contiguous())
-        return WeightedJacobian(plain=plain, roots=masses.sqrt().unsqueeze(-1))
+        return WeightedJacobian.of(self._weighted(masses).jacobian(X[..., :-1].contiguous()), masses)
 
     def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
         """Return the measures that theory builds from the weights, where it can."""

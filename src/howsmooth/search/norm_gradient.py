@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.protocols import Differentiable
 from howsmooth.spectral.vectors import flat, random_start, unit
 

@@ -50,8 +50,7 @@ class RepeatedTokens(TensorDataclass):
 
     def jacobian(self, X: Float[Tensor, "runs m d"]) -> WeightedJacobian:
         """Differentiate at every input."""
-        plain = dataclasses.replace(self.attention, weights=self.masses).jacobian(X)
-        return WeightedJacobian(plain=plain, roots=self.masses.sqrt().unsqueeze(-1))
+        return WeightedJacobian.of(dataclasses.replace(self.attention, weights=self.masses).jacobian(X), self.masses)
 
     def take(self, chosen: Tensor) -> "RepeatedTokens":
         """Return the map on some of the inputs."""

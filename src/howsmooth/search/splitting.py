@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
 from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, own_side
 from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.protocols import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
 from howsmooth.spectral.vectors import broadcast
 from howsmooth.validation import require_finite, require_floating, require_like

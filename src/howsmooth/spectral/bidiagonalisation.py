@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.protocols import Separable
 from howsmooth.spectral.vectors import norms
 

@@ -12,17 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import ConvergenceWarning
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import (
-    LinearOperator,
-    check_operator,
-    compressed,
-    require_finite_products,
-    root_share,
-)
+from howsmooth.spectral.operators import check_operator, compressed, require_finite_products, root_share
 from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, slack

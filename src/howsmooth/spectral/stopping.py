@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import exceeds, upper_bound
 from howsmooth.spectral.estimates import Status
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.solver_settings import LEAST_WIDTH, ROUNDING_UNITS
 
 Array = np.ndarray

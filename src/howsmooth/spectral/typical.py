@@ -12,10 +12,11 @@ from scipy.special import chdtri, gdtrib
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.gains import TypicalGain
-from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, require_finite_products
+from howsmooth.spectral.operators import check_operator, compressed, require_finite_products
 from howsmooth.spectral.protocols import Constrained
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm

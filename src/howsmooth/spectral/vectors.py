@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.protocols import Constrained
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, NonFiniteError, SmoothnessWarning
-from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.entropy import attention_entropy
+from howsmooth.maps.derivative import AttentionJacobian, attention_entropy
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.activations import Activations
 from howsmooth.models.base import read_anew

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, NonFiniteError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.vectors import flat, informed_start, random_start
 from howsmooth.training.recorded import Recorded

@@ -3,15 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.one_head import one_head
-from howsmooth.maps.positions import Positions
 from howsmooth.maps.query_key_transforms import TokenScaling, Transform, Transforms
-from howsmooth.maps.scored import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Softmax
 
 
@@ -44,51 +41,9 @@ class CosineAttention(ScoreAttention):
     eps: float = 1e-6
     normalise_values: bool = False
 
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        scale: float = 1.0,
-        gain: float = 1.0,
-        eps: float = 1e-6,
-        normalise_values: bool = False,
-    ) -> "CosineAttention":
-        r"""Build one head: weights in proportion to :math:`a_je^{\tau\langle\hat q_i,\hat k_j\rangle}`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            scale: τ.
-            gain: ν.
-            eps: ε under the root.
-            normalise_values: Whether values are normalised too.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query,
-            key=key,
-            value=value,
-            scale=scale,
-            positions=seen,
-            weights=weights,
-            gain=gain,
-            eps=eps,
-            normalise_values=normalise_values,
-        )
-
     @property
     def score_scale(self) -> float:
-        r"""What cosines are multiplied by, :math:`\tau`."""
+        r"""The factor of the cosines, :math:`\tau`."""
         return 1.0 if self.scale is None else self.scale
 
     def _mechanism(self, X: Tensor) -> Mechanism:
@@ -98,7 +53,7 @@ class CosineAttention(ScoreAttention):
             values = self._unit(self.layout.v, self.gain)
         elif self.gain != 1:
             values = TokenScaling(X.new_full((1, 1, 1), self.gain))
-        return Mechanism(weighting=Softmax(), transforms=Transforms(unit, unit, values), value=self.value)
+        return Mechanism(weighting=Softmax(), value=self.value, transforms=Transforms(unit, unit, values))
 
     def _unit(self, width: int, length: float) -> RMSNorm:
         """Return the norm that gives vectors of ``width`` numbers the length ``length``, nearly."""
