@@ -10,19 +10,13 @@ wait_passively()
 
 
 def _public_names() -> dict[str, str]:
-    """Return the home of every public name, ``module`` or ``module:name``, as the stub beside this file lists them.
+    """Return the module that defines each public name, as the stub beside this file lists them.
 
     Names are loaded on first use, so that the command line can print its version without importing torch.
     """
-    homes = {}
     with open(f"{__file__.removesuffix('.py')}.pyi", encoding="utf-8") as stub:
-        for line in stub:
-            statement, _as, name = line.strip().partition(" as ")
-            if statement.startswith("from "):
-                homes[name] = statement.removeprefix("from ").replace(" import ", ":")
-            elif statement.startswith("import "):
-                homes[name] = statement.removeprefix("import ")
-    return homes
+        imports = [line.split() for line in stub if line.startswith("from ")]
+    return {name: module for _from, module, _import, _member, _as, name in imports}
 
 
 _HOMES = _public_names()
@@ -32,9 +26,8 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'howsmooth' has no attribute {name!r}")
-    module, _colon, member = _HOMES[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, member) if member else found
+    found = vars(importlib.import_module(_HOMES[name])).get(name)
+    return importlib.import_module(f"{_HOMES[name]}.{name}") if found is None else found  # such as hs.bounds
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """The public names of howsmooth and their homes: type checkers read this file, and so does ``__init__.py``."""
 
+from howsmooth import errors as errors
 from howsmooth.attacks.attack import attack as attack
 from howsmooth.attacks.result import Attack as Attack
 from howsmooth.certificates.certificate import Certificate as Certificate
@@ -62,11 +63,14 @@ from howsmooth.studies.runs.measurement import Measurement as Measurement
 from howsmooth.studies.runs.reading import Run as Run
 from howsmooth.studies.runs.reading import read_run as read_run
 from howsmooth.studies.runs.training_log import RunLog as RunLog
+from howsmooth.theory import bounds as bounds
+from howsmooth.theory import extremal as extremal
 from howsmooth.theory.results import Bound as Bound
 from howsmooth.theory.results import Bracket as Bracket
 from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens.inversion import invert as invert
 from howsmooth.tokens.swaps import swap as swap
+from howsmooth.training import callbacks as callbacks
 from howsmooth.training.attention_penalty import attention_penalty as attention_penalty
 from howsmooth.training.monitor import Monitor as Monitor
 from howsmooth.training.penalty import penalty as penalty
