@@ -12,6 +12,7 @@ GROUND = {
     "errors",
     "validation",
     "files",
+    "linear_operators",
     "markup",
     "memory",
     "strict",

@@ -15,7 +15,7 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.vectors import flat, informed_start, random_start
-from howsmooth.training.recorded import Recorded
+from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.training.warm_starts import WarmStart
 from howsmooth.validation import require_sequences
 
@@ -151,7 +151,7 @@ def _left_vector(
     like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
     guess = state.guess(like)
     if guess is None:
-        if isinstance(op, Recorded):
+        if isinstance(op, RecordedJacobian):
             op.require_gradients()
             op.require_independent()
         start, most = random_start(op, generator), max(COLD_STEPS, steps)
@@ -176,7 +176,7 @@ def _left_vector(
 def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]]:
     """Return the Jacobian for products without a graph, and the transposed product with one."""
     if not isinstance(f, Differentiable):
-        recorded = Recorded(f, X)
+        recorded = RecordedJacobian(f, X)
         return recorded, recorded.pull
     f = measurable(f)
     X = X.to(f.dtype) if hasattr(f, "dtype") else X

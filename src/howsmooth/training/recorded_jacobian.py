@@ -18,7 +18,7 @@ from howsmooth.spectral.vectors import broadcast
 from howsmooth.torch_internals import compiled, compiler_loaded
 
 
-class Recorded:
+class RecordedJacobian:
     r"""The Jacobian of a callable at the tokens of a batch, by one forward pass.
 
     Products with J and :math:`J^\top` read the graph of that pass; :meth:`pull` leaves one of its own, so that what is
