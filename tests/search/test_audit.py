@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import howsmooth as hs
-from howsmooth.search.ascent import maximised
+from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.batched_callable import on_batches
 from howsmooth.search.start_patterns import start_patterns
 
@@ -155,8 +155,8 @@ def test_modules_are_audited_without_dropout_and_left_as_they_were():
 
 
 def test_products_are_counted(rng):
-    _found, none = maximised(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=0, generator=rng)
-    _found, some = maximised(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=3, generator=rng)
+    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=0, generator=rng)
+    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=3, generator=rng)
     assert some - none >= 3 * 32 * 10  # three trials of 32 runs, ten products each
 
 

@@ -72,13 +72,13 @@ def test_a_search_over_masses_starts_where_it_is_told(rng):
 
 def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
     from howsmooth.search.measure_search import over_masses
-    from howsmooth.search.norm_gradient import slope
+    from howsmooth.search.norm_gradient import norm_gradient
 
     f = hs.Attention.random(heads=2, d=3, k=2, dtype=torch.float64, generator=rng)
     on_measures, domain, _starts, _d = over_masses(f, 4, hs.Ball(2.0), 1)
     X = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     top = hs.local_lipschitz(on_measures, X, rtol=1e-12).direction
-    here = slope(on_measures, X, top, rng)
+    here = norm_gradient(on_measures, X, top, rng)
     E = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     near = [float(hs.local_lipschitz(on_measures, X + t * E, rtol=1e-12).lower) for t in (1e-5, -1e-5)]
     assert (near[0] - near[1]) / 2e-5 == pytest.approx(float((here.gradient * E).sum()), rel=1e-3)

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, SmoothnessWarning
+from howsmooth.training.monitor import TimeBudget
 from howsmooth.training.readings import AlarmRule, LayerReading
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

@@ -54,7 +54,7 @@ class Ball(TensorDataclass):
 
     @property
     def scale(self) -> float:
-        """The distance by which steps are measured."""
+        """The unit of length for steps."""
         return self.radius
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -97,7 +97,7 @@ class Ball(TensorDataclass):
         return self.nearest(X if self.centre is None else X + self.centre.to(X))
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
         where = "" if self.centre is None else " around the given centre"
         return f"{tokens(n)} in the ball of radius {self.radius:g}{where}"
 

@@ -10,18 +10,16 @@ from torch import Tensor
 from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
 from howsmooth.search.measure_search import MeasureMap, over_masses
-from howsmooth.search.norm_gradient import PRODUCTS
+from howsmooth.search.norm_gradient import PRODUCTS, measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.population_ascent import PopulationAscent, vary
 from howsmooth.search.starts import Starts, checked, empty_token, gather
-from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
 
-# Small inputs cost next to nothing, so variants of the starts climb along: so many runs, while they have at most so
-# many numbers all together.
-COMPANY_RUNS, COMPANY_NUMBERS = 32, 4096
+# Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
+MAX_RUNS, MAX_NUMBERS = 32, 4096
 # A search ends early when its best value has not grown for so many trials: by then a step has shrunk a millionfold.
 PATIENCE = 40
 
@@ -60,7 +58,7 @@ def maximise(
         progress: Called with the number of trials taken and the best value so far, after every trial.
         weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
             moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention of any kind;
-            what counts tokens counts ``n`` unless it says how many.
+            kinds that count tokens count ``n`` unless ``count`` is set.
 
     Returns:
         The best input, measured once more from a random start. Its ``trace`` begins with the best start.
@@ -72,21 +70,13 @@ def maximise(
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True
     """
-    found, _products = maximised(
-        f,
-        n=n,
-        domain=domain,
-        starts=starts,
-        steps=steps,
-        d=d,
-        generator=generator,
-        progress=progress,
-        weights=weights,
+    witness, _products = maximise_counting(
+        f, n=n, domain=domain, starts=starts, steps=steps, d=d, generator=generator, progress=progress, weights=weights
     )
-    return found
+    return witness
 
 
-def maximised(
+def maximise_counting(
     f: Callable[[Tensor], Any],
     *,
     n: int,
@@ -98,7 +88,7 @@ def maximised(
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
 ) -> tuple[Witness, int]:
-    """Do what :func:`maximise` does; return the input, and how many products with Jacobians that took."""
+    """Do what :func:`maximise` does; return the input, and the number of products with Jacobians."""
     _check(f, n, domain, steps, generator, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
@@ -111,7 +101,7 @@ def maximised(
         _require_one_map(f, X)
         some, first = measurable_inputs(lambda _index: f, X, generator)
         X = X[some]
-        ended, trace, products = _climbed(f, domain, X, first, steps, generator, progress)
+        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress)
         begun = int(first.lower.argmax())
         last = _measured(f, ended, generator)
     better = last is not None and bool(last.lower > first.lower[begun])
@@ -128,14 +118,14 @@ def maximised(
 
 
 def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator) -> NormEstimate | None:
-    """Measure where a search ended; beside others an input may have been measured that by itself cannot be."""
+    """Measure where a search ended; an input measured in a batch may be unmeasurable by itself."""
     try:
         return local_lipschitz(f, X, generator=generator)
     except UnmeasurableError:
         return None
 
 
-def _climbed(
+def _ascend(
     f: Callable[[Tensor], Any],
     domain: Domain,
     X: Tensor,
@@ -151,11 +141,11 @@ def _climbed(
     trace = [float(first.lower.max())]
     if steps == 0:
         return X[first.lower.argmax()], trace, 0
-    room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
+    room = max(0, min(MAX_RUNS, MAX_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
     climb = PopulationAscent(
-        lambda Y, guess: slope_or_skip(lambda _index: f, Y, guess, generator),
+        lambda Y, guess: norm_gradient_or_skip(lambda _index: f, Y, guess, generator),
         domain,
         runs,
         first.direction[parents],

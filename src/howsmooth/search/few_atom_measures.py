@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.eigenvalues import largest_eigenvalue, steepest_eigenvalue
 from howsmooth.theory.heads import Head
@@ -78,7 +78,7 @@ def tied_pair_measures(head: Head, radius: float, n: int | None) -> Iterator[Few
     """Yield the tied pair that suits n tokens, or measures."""
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return
-    pair = best_pair(head, Frame.ball(head.d, radius, solid=True), n)
+    pair = best_pair(head, StretchedSphere.ball(head.d, radius, solid=True), n)
     delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
     light = -delta - math.log(2)
     yield FewAtomMeasure.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)

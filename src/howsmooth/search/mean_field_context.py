@@ -1,4 +1,4 @@
-"""Maps in context: what becomes of points, given the masses of all, for maps of every kind."""
+"""Maps on measures as functions of points and masses, for maps of every kind."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError
-from howsmooth.maps.composition import Chain, Residual, Sum
+from howsmooth.maps.composition import Composition, leaves
 from howsmooth.maps.mean_field import MeasureMovingMap
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import JacobianOperator
@@ -22,7 +22,7 @@ InContext = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PointsWithMasses:
-    """Points with masses that need not be positive: a point without mass sees the others, and nobody sees it."""
+    """Points with masses that may be zero: a point without mass sees the others, and no other point sees it."""
 
     points: Float[Tensor, "n d"]
     weights: Float[Tensor, " n"]
@@ -30,10 +30,10 @@ class PointsWithMasses:
 
 
 def counting(f: Any, n: float) -> Any:
-    """Return a map that counts tokens with the number it counts; others as they are.
+    """Set ``count`` of a map that counts tokens, where it is missing; return other maps as they are.
 
-    Sigmoid attention, for one, is no map on measures before it is said how many tokens all mass stands for: here as
-    many as the measure has atoms, unless the map says otherwise.
+    Sigmoid attention, for one, is a map on measures only if ``count`` is given, the number of tokens that unit mass
+    represents: here the number of atoms, unless the map sets another.
     """
     if isinstance(f, MeasureMovingMap) and getattr(f, "count", 0) is None:
         return dataclasses.replace(f, count=float(n))  # type: ignore[type-var]
@@ -43,8 +43,8 @@ def counting(f: Any, n: float) -> Any:
 def in_context(f: Any, n: int) -> InContext:
     r"""Return :math:`(x, \mu)\mapsto\Gamma_\mu(x)` of a map on measures: points and masses in, outputs out.
 
-    Attention brings its own; compositions are put together from their parts; maps that treat each token alone have no
-    context; any other callable is taken as a function of points and masses.
+    Attention defines one; compositions are evaluated part by part; maps that treat each token alone do not depend on
+    the measure; any other callable is taken as a function of points and masses.
 
     Args:
         f: The map.
@@ -60,21 +60,10 @@ def in_context(f: Any, n: int) -> InContext:
             return fixed.on(PointsWithMasses(points=points, weights=masses, positions=positions))(points)
 
         return attend
-    if isinstance(f, Residual):
-        inner = in_context(f.map, n)
-        return lambda points, masses, positions: points + inner(points, masses, positions)
-    if isinstance(f, Sum):
-        terms = [in_context(part, n) for part in f.maps]
-        return lambda points, masses, positions: torch.stack([g(points, masses, positions) for g in terms]).sum(0)
-    if isinstance(f, Chain):
-        links = [in_context(part, n) for part in f.maps]
-
-        def follow(points: Tensor, masses: Tensor, positions: Tensor | None) -> Tensor:
-            for link in links:
-                points = link(points, masses, positions)
-            return points
-
-        return follow
+    if isinstance(f, Composition):
+        return lambda points, masses, positions: f.evaluate(
+            points, lambda part, x: in_context(part, n)(x, masses, positions)
+        )
     if isinstance(f, Map):
         return lambda points, masses, positions: f(points)
     if callable(f):
@@ -83,16 +72,12 @@ def in_context(f: Any, n: int) -> InContext:
 
 
 def is_causal(f: Any) -> bool:
-    """Tell whether atoms see only those at their position or before, anywhere in the map."""
-    if isinstance(f, Residual):
-        return is_causal(f.map)
-    if isinstance(f, Sum | Chain):
-        return any(is_causal(part) for part in f.maps)
-    return bool(getattr(getattr(f, "positions", None), "causal", False))
+    """Tell whether any attention in the map is causal."""
+    return any(getattr(getattr(leaf, "positions", None), "causal", False) for leaf in leaves(f))
 
 
 def outputs_at(context: InContext, mu: DiscreteMeasure, Y: Float[Tensor, "m d"], positions: Tensor | None) -> Tensor:
-    r"""Return :math:`\Gamma_\mu` at places: atoms without mass, which see the measure and are seen by nobody."""
+    r"""Return :math:`\Gamma_\mu` at places: atoms without mass, which see the measure and which no atom sees."""
     masses = torch.cat((mu.weights, torch.zeros_like(Y[:, 0])))
     where = None if mu.positions is None or positions is None else torch.cat((mu.positions, positions))
     return context(torch.cat((mu.points, Y)), masses, where)[len(mu) :]
@@ -104,9 +89,9 @@ def moving(context: InContext, mu: DiscreteMeasure) -> tuple[Callable[[Tensor], 
     return lambda Z: roots * context(Z / roots, mu.weights, mu.positions), roots * mu.points
 
 
-def own_side(context: InContext, mu: DiscreteMeasure) -> JacobianOperator:
-    r"""Return the operators :math:`D_x\Gamma_\mu(x_i)`, one for each atom: it moves and what it sees does not.
+def query_jacobians(context: InContext, mu: DiscreteMeasure) -> JacobianOperator:
+    r"""Return the operators :math:`D_x\Gamma_\mu(x_i)`, one for each atom, with the measure held fixed.
 
-    By autograd: a copy of every atom without mass, whose output moves with itself alone.
+    By autograd, with a copy of every atom that has no mass.
     """
     return JacobianOperator(lambda Y: outputs_at(context, mu, Y, mu.positions), mu.points, batch_axes=1)

@@ -1,4 +1,4 @@
-"""Kinds of attention by name: the same weights, with another way from scores to weights."""
+"""Attention mechanisms by name: the same projections, with another rule from scores to weights."""
 
 import dataclasses
 import importlib
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.heads import MultiHead
 
-# The file and the class, and the fields that make the kind.
+# The module and class of each mechanism, and the fields that select it.
 MECHANISMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "softmax": ("attention", "Attention", {}),
     "off-by-one": ("attention", "Attention", {}),
@@ -26,12 +26,12 @@ MECHANISMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sparsemax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 2.0}),
 }
 
-# These count tokens: on measures they need to be told how many all mass stands for.
+# These count tokens: on measures they need `count`, the number of tokens that unit mass represents.
 COUNTING = ("sigmoid", "linear-plain", "entmax", "sparsemax")
 
 
 def check_kind(kind: str) -> str:
-    """Refuse a name that stands for no kind; without torch."""
+    """Refuse a name of no mechanism; without torch."""
     if kind not in MECHANISMS:
         raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, MECHANISMS)}", field="kind")
     return kind
@@ -53,7 +53,7 @@ def require_count(kind: str, count: float | None) -> None:
 
 
 def of_kind(attention: "Attention", kind: str) -> "MultiHead":
-    """Return attention of another kind with the weights of a softmax layer; where keys are queries, the queries.
+    """Return attention of another kind with the weights of a softmax layer; with tied keys, keys are the queries.
 
     Raises:
         AssumptionError: If there is no such kind, or it does not have a feature of the layer.
@@ -66,9 +66,9 @@ def of_kind(attention: "Attention", kind: str) -> "MultiHead":
     cls = getattr(importlib.import_module(f"howsmooth.maps.{file}"), name)
     taken = {field.name for field in dataclasses.fields(cls)}
     given = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention)}
-    lost = [field for field in ("softcap", "sink") if field not in taken and given[field] is not None]
-    if lost:
-        raise AssumptionError(f"attention of the kind {kind!r} has no {lost[0]}.", field="kind")
+    missing = [field for field in ("softcap", "sink") if field not in taken and given[field] is not None]
+    if missing:
+        raise AssumptionError(f"attention of the kind {kind!r} has no {missing[0]}.", field="kind")
     fields = {field: value for field, value in given.items() if field in taken}
     if more.get("tied"):
         fields |= {"key": attention.query, "key_bias": attention.query_bias}

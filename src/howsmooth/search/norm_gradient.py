@@ -1,4 +1,4 @@
-"""The local constant at a batch of inputs, and its gradient with respect to the tokens."""
+"""The local constant at a batch of inputs and its gradient with respect to the tokens, where it can be measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,21 +6,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from howsmooth.errors import UnmeasurableError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.protocols import Differentiable
+from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.spectral.vectors import flat, random_start, unit
 
 # Krylov steps from a start that is nearly right already.
 KRYLOV_STEPS = 4
-# What one slope costs each run, in products: two for a step, one that is differentiated, and that differentiation.
+# Products of one gradient: two for each step, one that is differentiated, and that differentiation.
 PRODUCTS = 2 * KRYLOV_STEPS + 2
-# How much of that start is random, so that a singular value that overtakes the largest is noticed.
+# The random share of that start, so that a singular value that overtakes the largest is found.
 RANDOM_SHARE = 0.1
+# The map on some inputs of a batch: the same for all, or one whose masses are those of its inputs.
+MapOn = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +43,7 @@ class NormGradient:
     gradient: Float[Tensor, "runs n d"]
 
 
-def slope(
+def norm_gradient(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "runs n d"],
     guess: Float[Tensor, "runs n e"],
@@ -90,3 +95,59 @@ def _top_pair(
     v, moved, values = space.top_triplets(np.ones(len(guess), dtype=bool))
     u = unit(moved.reshape(*J.batch, *J.codomain), J.batch)
     return torch.as_tensor(values[:, 0], device=guess.device), v.reshape(guess.shape), u
+
+
+def measurable_inputs(
+    map_on: MapOn, X: Float[Tensor, "runs n d"], generator: torch.Generator
+) -> tuple[Int[Tensor, " some"], NormEstimate]:
+    """Return which inputs can be measured, and the constants there.
+
+    Raises:
+        UnmeasurableError: If none can, with the reason of the last one.
+    """
+    every = torch.arange(len(X), device=X.device)
+    try:
+        return every, local_lipschitz(map_on(every), X, generator=generator)
+    except UnmeasurableError as error:
+        some = every[:0]
+        for i in every:  # together with others, since rounding may decide and depends on the batch
+            more = torch.cat((some, i[None]))
+            some = more if _works(map_on(more), X[more]) else some
+        if not len(some):
+            raise UnmeasurableError(f"no input of the search can be measured: {error}", field=error.field) from error
+        return some, local_lipschitz(map_on(some), X[some], generator=generator)
+
+
+def norm_gradient_or_skip(
+    map_on: MapOn, X: Float[Tensor, "runs n d"], guess: Float[Tensor, "runs n e"], generator: torch.Generator
+) -> NormGradient:
+    """Do what :func:`norm_gradient` does; inputs that cannot be measured have the value −∞."""
+    return _by_halves(map_on, torch.arange(len(X), device=X.device), X, guess, generator)
+
+
+def _by_halves(map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator) -> NormGradient:
+    try:
+        return norm_gradient(map_on(index), X, guess, generator)
+    except UnmeasurableError:
+        if len(X) == 1:
+            nothing = torch.full_like(guess[:, 0, 0], -torch.inf)
+            return NormGradient(value=nothing, direction=guess, gradient=torch.zeros_like(X))
+        # the error does not say which input it was: both halves are tried, and so on
+        half = len(X) // 2
+        halves = [
+            _by_halves(map_on, index[part], X[part], guess[part], generator)
+            for part in (slice(half), slice(half, None))
+        ]
+        return NormGradient(
+            value=torch.cat([part.value for part in halves]),
+            direction=torch.cat([part.direction for part in halves]),
+            gradient=torch.cat([part.gradient for part in halves]),
+        )
+
+
+def _works(f: Any, X: Tensor) -> bool:
+    try:
+        linearise(f, X)
+    except UnmeasurableError:
+        return False
+    return True

@@ -11,9 +11,9 @@ from torch import Tensor
 from howsmooth.domains.ball import Ball
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.population_ascent import PopulationAscent
 from howsmooth.search.start_patterns import start_patterns
-from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
 from howsmooth.tensor_dataclass import TensorDataclass
 
 PLACES = 8
@@ -96,7 +96,11 @@ def worst_repeated_tokens(attention: MultiHead, n: int, radius: float, known: Se
     climbing = chosen[best]
     g = f.take(climbing)
     climb = PopulationAscent(
-        lambda Y, guess: slope_or_skip(g.take, Y, guess, generator), ball, X[climbing], first.direction[best], generator
+        lambda Y, guess: norm_gradient_or_skip(g.take, Y, guess, generator),
+        ball,
+        X[climbing],
+        first.direction[best],
+        generator,
     )
     for _trial in range(STEPS):
         climb.advance()

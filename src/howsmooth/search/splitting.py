@@ -15,7 +15,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, own_side
+from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, query_jacobians
 from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
@@ -176,7 +176,7 @@ def splitting(
             closed = f.on(measure).query_side(measure.points)
         fine, atom, best = _steepest(closed, closed.rounding, rtol, confidence, generator)
     else:
-        fine, atom, best = _steepest(own_side(context, measure), 0.0, rtol, confidence, generator)
+        fine, atom, best = _steepest(query_jacobians(context, measure), 0.0, rtol, confidence, generator)
     secant = None
     if not near:
         reach = float(measure.points.norm(dim=-1).max()) if radius is None else radius

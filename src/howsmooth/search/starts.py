@@ -124,9 +124,7 @@ def _weights(f: Any) -> Tensor | None:
         return torch.nn.functional.pad(f.attention.query, (0, 1))  # one coordinate more: the mass
     if isinstance(f, Norm):
         return f.gain
-    if isinstance(f, Chain):
-        return _weights(f.maps[0])
-    return _weights(f.map) if isinstance(f, Residual) else None
+    return _weights(f.children[0]) if isinstance(f, Chain | Residual) else None
 
 
 def _parameter(f: Any) -> Tensor | None:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from howsmooth.search.unmeasurable_inputs import measurable_inputs
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import UnmeasurableError
-from howsmooth.search.norm_gradient import slope
-from howsmooth.search.unmeasurable_inputs import measurable_inputs, slope_or_skip
+from howsmooth.search.norm_gradient import norm_gradient
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 # few steps, so that giving up takes no time
@@ -32,10 +32,10 @@ def test_the_others_are_measured_as_without_it():
 def test_no_run_prefers_an_input_without_a_value():
     X = torch.stack((GOOD, 0.5 * GOOD, BAD))
     guess = torch.full_like(X, 3**-0.5)
-    found = slope_or_skip(lambda _index: F, X, guess, torch.Generator().manual_seed(0))
+    found = norm_gradient_or_skip(lambda _index: F, X, guess, torch.Generator().manual_seed(0))
     assert found.value[2] == -torch.inf
     assert_close(found.gradient[2], torch.zeros_like(GOOD))
-    exact = slope(F, X[:2], guess[:2], torch.Generator().manual_seed(1), steps=3)
+    exact = norm_gradient(F, X[:2], guess[:2], torch.Generator().manual_seed(1), steps=3)
     assert_close(found.value[:2], exact.value, rtol=1e-6, atol=0)
     assert_close(found.gradient[:2], exact.gradient, rtol=1e-4, atol=1e-8)
 
