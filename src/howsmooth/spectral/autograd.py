@@ -17,7 +17,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.protocols import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
+from howsmooth.spectral.protocols import (
+    HALF,
+    Differentiable,
+    DifferentiableOnMeasures,
+    HasPoints,
+    measurable,
+    require_map,
+)
 from howsmooth.spectral.vectors import broadcast
 from howsmooth.validation import require_finite, require_floating, require_like
 
@@ -39,7 +46,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
         X: The tokens, or for attention a measure.
         compare: Whether a derivative by autograd is compared with a difference of outputs: two evaluations more.
     """
-    if isinstance(X, Atoms) and isinstance(f, DifferentiableOnMeasures):
+    if isinstance(X, HasPoints) and isinstance(f, DifferentiableOnMeasures):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")
@@ -176,9 +183,9 @@ class JacobianOperator:
         apart, reached = bool(gap > 0.01 * size), bool(pulled.any())
         if compare and not (apart and reached):
             # under torch.no_grad perturbations are pushed forward, but nothing is pulled back
-            told = moved if reached else torch.zeros_like(moved)
+            predicted = moved if reached else torch.zeros_like(moved)
             value = self._value.detach()
-            require_gradients(lambda Z: evaluate(self._f, Z)[1].detach(), self._X, value, v, told)
+            require_gradients(lambda Z: evaluate(self._f, Z)[1].detach(), self._X, value, v, predicted)
         if apart:
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
@@ -274,14 +281,14 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
     """
     largest = float(X.abs().max()) or 1.0
     size = largest * float((X / largest).double().square().mean().sqrt()) or 1.0
-    told, length = float(pushed.double().norm()), float(E.double().norm())
+    predicted, length = float(pushed.double().norm()), float(E.double().norm())
     root = torch.finfo(X.dtype).eps ** (1 / 3)
     contradicted: list[float] = []
     for step in (*(root * factor for factor in STEP_FACTORS if root * factor < LARGEST_STEP), LARGEST_STEP):
         h = step * size
         ahead, behind = (f(X + side * h * E).double() for side in (1, -1))
         moved = float((ahead - behind).norm()) / 2
-        if 0 < moved <= EXCESS * h * told:
+        if 0 < moved <= EXCESS * h * predicted:
             return
         if 0 < moved < math.inf and float((ahead - 2 * value.double() + behind).norm()) <= BENT * moved:
             contradicted.append(moved / h)
@@ -289,7 +296,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
     if any(second <= EXCESS * first for first, second in itertools.pairwise(contradicted)):
         raise AssumptionError(
             f"outputs move by {contradicted[0] / length:.3g} for each unit of a small perturbation, and the derivative "
-            f"says {told / length:.3g}: gradients do not reach X. Is a part of the callable detached, run under "
+            f"says {predicted / length:.3g}: gradients do not reach X. Is a part of the callable detached, run under "
             "torch.no_grad or torch.inference_mode, computed by NumPy, or rounded to a grid? Let it compute with "
             "torch, on X itself.",
             field="f",

@@ -15,8 +15,8 @@ from howsmooth.markup import paragraph, shaded, table
 from howsmooth.strict import strict_json
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
-# How many words a line of plain text names.
-MOST = 8
+# The number of words in a line of plain text.
+MAX_WORDS = 8
 
 
 class Status(enum.StrEnum):
@@ -212,7 +212,7 @@ class ShownTokens:
 
     def __repr__(self) -> str:
         """Name the words that hold most, the largest share first."""
-        order = sorted(range(len(self.words)), key=lambda i: -self.shares[i])[:MOST]
+        order = sorted(range(len(self.words)), key=lambda i: -self.shares[i])[:MAX_WORDS]
         return "ShownTokens: " + ", ".join(f"{self.words[i]!r} ({i}) {percent(self.shares[i])}" for i in order)
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""What a map or an operator may be able to do besides: each ability is a protocol of its own."""
+"""Optional abilities of maps and operators, one protocol each."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @runtime_checkable
 class Separable(Protocol):
-    """A batch of operators that can be taken apart, so that a solver need not go on with those that are done."""
+    """A batch of operators that can be taken apart, so that a solver goes on with unfinished ones alone."""
 
     def take(self, index: Tensor) -> Any:
         """Return some operators of the flattened batch, as a batch with one axis."""
@@ -30,7 +30,7 @@ class Compressible(Protocol):
 
 @runtime_checkable
 class Guessing(Protocol):
-    """An operator that knows a direction which it is likely to stretch, for the price of about one product."""
+    """An operator that knows an approximate top singular vector, at the cost of about one product."""
 
     def guess(self) -> Tensor:
         """Return that direction, of any norm."""
@@ -46,7 +46,7 @@ class Constrained(Protocol):
 
 @runtime_checkable
 class Rounded(Protocol):
-    """An operator that knows how far the rounding of its map's forward pass may have moved it from the derivative."""
+    """An operator that bounds its rounding errors, in the forward pass of its map and in products."""
 
     @property
     def forward_rounding(self) -> float:
@@ -57,7 +57,7 @@ class Rounded(Protocol):
         """The absolute error beyond that, of the product with a unit vector."""
 
     def cancelled(self, E: Tensor) -> tuple[float, float]:
-        """Return how many times longer than the answer to ``E`` its parts are, and the terms of those parts."""
+        """Return the cancellation ratios of the product with ``E``: over its parts, and over their terms."""
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class Recastable(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """Its dtype."""
 
     def to(self, dtype: torch.dtype) -> Any:
         """Return the same map in another dtype."""
@@ -89,12 +89,12 @@ class DifferentiableOnMeasures(Protocol):
 
 
 @runtime_checkable
-class Atoms(Protocol):
-    """A measure, as far as a map needs to know it: atoms in places. A tensor of tokens has none."""
+class HasPoints(Protocol):
+    """A measure, which has atoms; a tensor of tokens has none."""
 
     @property
     def points(self) -> Tensor:
-        """Where the atoms are."""
+        """The places of the atoms."""
 
 
 def require_map(f: object) -> None:
