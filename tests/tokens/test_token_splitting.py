@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.tokens.token_splitting import _Measured, _split, doubling
+from howsmooth.tokens.token_splitting import _split, _TextMeasures, token_splitting
 
 P = 2
 INDEX = torch.tensor([*range(P + 1), *range(P, LENGTH)])
@@ -18,14 +18,14 @@ MASSES = torch.ones(LENGTH + 1, dtype=torch.float64).index_fill(0, torch.tensor(
 @pytest.mark.parametrize("part", ["attention", "model"])
 def test_a_token_in_two_halves_is_the_same_token(name, part):
     model, tokens = tiny(name)
-    text = _Measured.of(model, tokens, part)
+    text = _TextMeasures.of(model, tokens, part)
     X = text._read(text.known(tokens))
     assert_close(_split(text.chain, INDEX, MASSES)(X[INDEX]), text.chain(X)[INDEX])
 
 
 def test_a_sentence_in_halves_is_the_same_sentence():
     model, tokens = tiny("bert")
-    text = _Measured.of(model, tokens, "sentence")
+    text = _TextMeasures.of(model, tokens, "sentence")
     X = text._read(text.known(tokens))
     assert_close(_split(text.chain, INDEX, MASSES)(X[INDEX]), text.chain(X))
 
@@ -33,7 +33,7 @@ def test_a_sentence_in_halves_is_the_same_sentence():
 @pytest.mark.parametrize(("name", "causal"), [("bert", False), ("gpt2", True), ("llama", True)])
 def test_ratios_are_those_of_distances_between_measures(name, causal):
     model, tokens = tiny(name)
-    found = doubling(model, tokens, pairs=4)
+    found = token_splitting(model, tokens, pairs=4)
     distance = hs.conditional_wasserstein if causal else hs.wasserstein
     f = model.sites[0].attention
     pair = found.pairs[0]
@@ -66,7 +66,7 @@ def test_ratios_are_those_of_distances_between_measures(name, causal):
 
 def test_one_more_token_is_read_at_the_next_position():
     model, tokens = tiny("bert")
-    pair = doubling(model, tokens, pairs=1).pairs[0]
+    pair = token_splitting(model, tokens, pairs=1).pairs[0]
     p = pair.position
     longer = torch.cat((tokens[: p + 1], torch.tensor([pair.token]), tokens[p + 1 :]))
     mu, nu = (hs.DiscreteMeasure(model.activations(row[None]).attention[0][0]) for row in (tokens, longer))
@@ -79,8 +79,8 @@ def test_one_more_token_is_read_at_the_next_position():
 def test_what_cannot_be_doubled_is_refused():
     model, tokens = tiny("bert")
     with pytest.raises(AssumptionError, match="begins at the first layer"):
-        doubling(model, tokens, map="from:1")
+        token_splitting(model, tokens, map="from:1")
     with pytest.raises(AssumptionError, match="at least 1"):
-        doubling(model, tokens, pairs=0)
+        token_splitting(model, tokens, pairs=0)
     with pytest.raises(AssumptionError, match="DeBERTa"):
-        doubling(*tiny("deberta-v2"), pairs=1)
+        token_splitting(*tiny("deberta-v2"), pairs=1)

@@ -200,10 +200,10 @@ def _duplicate(
     generator: Any,
     as_json: bool,
 ) -> None:
-    from howsmooth.tokens.token_splitting import TOKEN_EDITS, doubling
+    from howsmooth.tokens.token_splitting import TOKEN_EDITS, token_splitting
 
     pairs = max(1, (BUDGET // 5 if budget is None else budget) // PASSES)
-    found = doubling(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
+    found = token_splitting(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
     if as_json:
         print_json(found.as_dict() | {"model": transformer.name})
         return

@@ -11,21 +11,21 @@ from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.trials import Trials
 
-# So many of the worst are looked at again by applying the map: the quick form has a rounding of its own.
-AGAIN = 32
-# How many tokens are embedded at a time.
+# The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
+REPEATED = 32
+# The number of tokens that are embedded at a time.
 ROWS = 8192
 
 
-def enumerated(trials: Trials) -> int:
-    """Try the worst of all swaps, one after another for several edits; return how many were compared."""
+def enumerate_swaps(trials: Trials) -> int:
+    """Try the worst of all single swaps, repeatedly for several edits; return the number of compared swaps."""
     compared = 0
     for _edit in range(trials.edits):
         base = trials.best
         moved = displacements(trials, base)
         compared += int((moved > -torch.inf).sum())
         order = moved.flatten().argsort(descending=True)
-        for some in order.split(AGAIN):
+        for some in order.split(REPEATED):
             some = some[moved.flatten()[some] > -torch.inf]
             rows = trials.swapped(base, some // moved.shape[1], some % moved.shape[1])
             if len(trials.run(rows)) or not len(some):  # where none is spelled, the next are
@@ -41,12 +41,12 @@ def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
     if known is None:
         raise AssumptionError("enumeration needs a family in closed form; use method='random'.", field="method")
     X = _read(outputs, known(base))
-    quick = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
+    form = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
     found = X.new_full(trials.replacements.allowed.shape, -torch.inf)
     for p in ((base == trials.tokens) & trials.replacements.allowed.any(-1)).nonzero()[:, 0].tolist():
-        coming = trials.replacements.allowed[p].nonzero()[:, 0]
-        for some in coming.split(ROWS):
-            found[p, some] = quick.displacements(p, _read(outputs, known.words[some] + known.places[p]))
+        incoming = trials.replacements.allowed[p].nonzero()[:, 0]
+        for some in incoming.split(ROWS):
+            found[p, some] = form.displacements(p, _read(outputs, known.words[some] + known.places[p]))
     return found
 
 
@@ -61,7 +61,7 @@ def _attention(outputs: Outputs) -> Attention:
 
 
 def _read(outputs: Outputs, sums: Tensor) -> Tensor:
-    """Return what attention reads, where the embeddings add up to this."""
+    """Return the input of attention for given sums of embeddings."""
     for f in entrance(outputs.model, "attention"):
         sums = f(sums)
     return sums

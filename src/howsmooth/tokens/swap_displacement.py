@@ -1,4 +1,4 @@
-"""What one swap does to attention: a row and a column of the scores change, and all else is kept."""
+"""The displacement of attention under one swap: a row and a column of the scores change."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 
-# What is made of one batch of candidates should stay near the processor.
+# The intermediate results of one batch of candidates should stay in cache.
 BATCH_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Projected:
+class ProjectedTokens:
     """Queries (scaled), keys and values of some tokens, every head with keys of its own."""
 
     q: Float[Tensor, "heads m k"]
@@ -47,7 +47,7 @@ class SwapDisplacement:
     """
 
     attention: Attention
-    tokens: Projected
+    tokens: ProjectedTokens
     bias: Float[Tensor, "heads n n"]
     scores: Float[Tensor, "heads n n"]
     means: Float[Tensor, "heads n v"]
@@ -63,10 +63,10 @@ class SwapDisplacement:
         tokens = _projected(attention, X, torch.arange(n, device=X.device))
         bias = X.new_zeros(attention.layout.heads, n, n)
         attention.positions.apply(bias, whole, whole)
-        met, distances = tokens.q @ tokens.k.mT, attention.positions.distances
+        products, distances = tokens.q @ tokens.k.mT, attention.positions.distances
         if distances is not None:
-            met = met + distances.times(1.0, attention.score_scale).scores(tokens.q, tokens.k, whole, whole)
-        scores = _capped(met, attention.softcap)
+            products = products + distances.times(1.0, attention.score_scale).scores(tokens.q, tokens.k, whole, whole)
+        scores = _capped(products, attention.softcap)
         means = torch.softmax(scores + bias, dim=-1) @ tokens.v
         return cls(
             attention=attention,
@@ -86,24 +86,24 @@ class SwapDisplacement:
 
     def displacements(self, p: int, rows: Float[Tensor, "c d"]) -> Float[Tensor, " c"]:
         """Return how far the output moves, in the Euclidean norm, when token ``p`` becomes each of the rows."""
-        column = _Column.of(self, p)
+        column = _QuadraticForm.of(self, p)
         found = []
         for some in rows.split(self.batch):
             new = _projected(self.attention, some, torch.full((len(some),), p, device=rows.device))
-            found.append((self._own_row(p, new) + column.squares(self, new)).clamp(min=0).sqrt())
+            found.append((self._replaced_row(p, new) + column.squares(self, new)).clamp(min=0).sqrt())
         return torch.cat(found)
 
-    def _own_row(self, p: int, new: Projected) -> Float[Tensor, " c"]:
+    def _replaced_row(self, p: int, new: ProjectedTokens) -> Float[Tensor, " c"]:
         """Return how far the output of the replaced token moves, squared: it has another query."""
-        met, itself = new.q @ self.tokens.k.mT, (new.q * new.k).sum(-1)
+        scores, itself = new.q @ self.tokens.k.mT, (new.q * new.k).sum(-1)
         distances = self.attention.positions.distances
         if distances is not None:
             here = distances.reach - 1
-            ahead, scaled = slice(here - p, here - p + met.shape[-1]), self.attention.score_scale * distances.queries
-            met = met + new.q @ distances.keys[:, ahead].mT + (scaled[:, ahead] * self.tokens.k).sum(-1)[:, None]
+            ahead, scaled = slice(here - p, here - p + scores.shape[-1]), self.attention.score_scale * distances.queries
+            scores = scores + new.q @ distances.keys[:, ahead].mT + (scaled[:, ahead] * self.tokens.k).sum(-1)[:, None]
             itself = itself + (new.q * distances.keys[:, here, None] + new.k * scaled[:, here, None]).sum(-1)
-        met[..., p] = itself
-        P = torch.softmax(_capped(met, self.attention.softcap) + self.bias[:, p, None], dim=-1)
+        scores[..., p] = itself
+        P = torch.softmax(_capped(scores, self.attention.softcap) + self.bias[:, p, None], dim=-1)
         values = self.tokens.v.index_fill(1, torch.tensor([p], device=P.device), 0.0)
         moved = P @ values + P[..., p, None] * new.v - self.origin[:, p, None]
         joined = moved.transpose(0, 1).flatten(1)
@@ -111,22 +111,28 @@ class SwapDisplacement:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Column:
-    """One position as the other rows see it, whatever token stands there.
+class _QuadraticForm:
+    r"""The squared displacement of all other rows as a quadratic form in the weights t of a new token at one position.
+
+    .. math:: \text{constant} + 2\sum_{hr}t_{hr}\,(\langle\text{slope}_{hr},v_h\rangle - \text{intercept}_{hr})
+              + \sum_{hgr}t_{hr}t_{gr}\,\langle v_h-\tilde o_{hr},\,G_{hg}(v_g-\tilde o_{gr})\rangle
+
+    with :math:`G = W^\top W`, h and g heads, r rows, v the new value, and
+    :math:`t = \mathrm{sigmoid}(\mathrm{cap}(\langle\text{queries},k\rangle + \text{fixed}) + \text{shift})`.
 
     Attributes:
-        queries: What a new key meets in each row that may see it.
-        met: The part of its score that no key changes.
-        shift: What is added to the scores, less what all other tokens of the row weigh together.
-        constant: The squared displacement where a new token gets no weight, with that of rows that do not see it.
-        slope: What is multiplied with a new value in the linear part.
+        queries: The vectors whose products with a new key are its scores, for each row that may see it.
+        fixed: The part of the scores that does not depend on the key.
+        shift: The bias of the scores, less the log-sum-exp of all other scores of the row.
+        constant: The squared displacement if the new token gets no weight, with that of rows that do not see it.
+        slope: The factor of a new value in the linear part.
         intercept: The rest of the linear part.
-        known: What is multiplied with a new value in the quadratic part.
-        inner: The rest of the quadratic part.
+        known: The factor of a new value in the quadratic part, :math:`G\tilde o`.
+        inner: :math:`\langle\tilde o,G\tilde o\rangle`.
     """
 
     queries: Float[Tensor, "heads rows k"]
-    met: Float[Tensor, "heads rows"]
+    fixed: Float[Tensor, "heads rows"]
     shift: Float[Tensor, "heads rows"]
     constant: Float[Tensor, ""]
     slope: Float[Tensor, "heads rows v"]
@@ -135,36 +141,36 @@ class _Column:
     inner: Float[Tensor, "heads rows others"]
 
     @classmethod
-    def of(cls, swap: SwapDisplacement, p: int) -> "_Column":
-        rows = _others(swap.bias[:, :, p], p)
-        queries, met = _meeting(swap, rows, p)
+    def of(cls, swap: SwapDisplacement, p: int) -> "_QuadraticForm":
+        rows = _visible_rows(swap.bias[:, :, p], p)
+        queries, fixed = _column_queries(swap, rows, p)
         rest, weight = _without(swap, rows, p)
         moved = rest - swap.origin[:, rows]  # where the token is taken away
         slope = torch.einsum("hvgw,grw->hrv", swap.gram, moved)
         known = torch.einsum("hvgw,grw->hrgv", swap.gram, rest)
         return cls(
             queries=queries,
-            met=met,
+            fixed=fixed,
             shift=swap.bias[:, rows, p] - weight,
-            constant=(moved * slope).sum() + _elsewhere(swap, rows, p),
+            constant=(moved * slope).sum() + _unaffected_rows(swap, rows, p),
             slope=slope,
             intercept=(slope * rest).sum(-1),
             known=known,
             inner=torch.einsum("hrv,hrgv->hrg", rest, known),
         )
 
-    def squares(self, swap: SwapDisplacement, new: Projected) -> Float[Tensor, " c"]:
+    def squares(self, swap: SwapDisplacement, new: ProjectedTokens) -> Float[Tensor, " c"]:
         """Return how far the outputs of these rows move, squared and added up."""
-        scores = _capped(self.queries @ new.k.mT + self.met[..., None], swap.attention.softcap)
+        scores = _capped(self.queries @ new.k.mT + self.fixed[..., None], swap.attention.softcap)
         t = torch.sigmoid(scores + self.shift[..., None])  # (heads, rows, c)
         linear = (t * (self.slope @ new.v.mT - self.intercept[..., None])).sum((0, 1))
-        met = torch.bmm(self.known.flatten(1, 2), new.v.mT).unflatten(1, self.known.shape[1:3])
+        products = torch.bmm(self.known.flatten(1, 2), new.v.mT).unflatten(1, self.known.shape[1:3])
         # by rows and pairs of heads: the largest thing here, so it is read once
-        pairs = met.mul_(-2).add_(self.inner[..., None]).mul_(t.transpose(0, 1)).sum(2)
-        return self.constant + 2 * linear + (pairs * t).sum((0, 1)) + _own_terms(swap.gram, t, new.v)
+        pairs = products.mul_(-2).add_(self.inner[..., None]).mul_(t.transpose(0, 1)).sum(2)
+        return self.constant + 2 * linear + (pairs * t).sum((0, 1)) + _value_terms(swap.gram, t, new.v)
 
 
-def _own_terms(gram: Tensor, t: Float[Tensor, "heads rows c"], v: Float[Tensor, "heads c v"]) -> Float[Tensor, " c"]:
+def _value_terms(gram: Tensor, t: Float[Tensor, "heads rows c"], v: Float[Tensor, "heads c v"]) -> Float[Tensor, " c"]:
     """Return the part of the quadratic form that new values have with themselves, all rows together."""
     total = t.new_zeros(t.shape[-1])
     for h in range(len(v)):
@@ -174,21 +180,21 @@ def _own_terms(gram: Tensor, t: Float[Tensor, "heads rows c"], v: Float[Tensor, 
     return total
 
 
-def _elsewhere(swap: SwapDisplacement, rows: Tensor, p: int) -> Float[Tensor, ""]:
+def _unaffected_rows(swap: SwapDisplacement, rows: Tensor, p: int) -> Float[Tensor, ""]:
     """Return how far the rows that do not see a token are from the origin, squared: earlier swaps moved them."""
     moved = swap.means - swap.origin
     moved = moved.index_fill(1, torch.cat((rows, rows.new_tensor([p]))), 0.0)
     return torch.einsum("hrv,hvgw,grw->", moved, swap.gram, moved)
 
 
-def _others(column: Float[Tensor, "heads n"], p: int) -> Int[Tensor, " rows"]:
+def _visible_rows(column: Float[Tensor, "heads n"], p: int) -> Int[Tensor, " rows"]:
     """Return the other rows that may see a token."""
     seen = (column > -math.inf).any(0)
     seen[p] = False
     return seen.nonzero()[:, 0]
 
 
-def _meeting(swap: SwapDisplacement, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:
+def _column_queries(swap: SwapDisplacement, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:
     """Return what a new key at a position meets in each row, and the part of the score that it does not change."""
     q, distances = swap.tokens.q[:, rows], swap.attention.positions.distances
     if distances is None:
@@ -209,11 +215,11 @@ def _without(
     return P @ swap.tokens.v, logits.logsumexp(-1)
 
 
-def _projected(attention: Attention, X: Float[Tensor, "m d"], places: Int[Tensor, " m"]) -> Projected:
+def _projected(attention: Attention, X: Float[Tensor, "m d"], places: Int[Tensor, " m"]) -> ProjectedTokens:
     """Return queries, keys and values of tokens, each at its place."""
     q, k, v = attention.project(X, places=places)
     k, v = (x.repeat_interleave(attention.layout.shared, dim=0) for x in (k, v))
-    return Projected(q=q, k=k, v=v)
+    return ProjectedTokens(q=q, k=k, v=v)
 
 
 def _gram(attention: Attention) -> Float[Tensor, "heads v heads v"]:

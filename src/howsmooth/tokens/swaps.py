@@ -1,4 +1,4 @@
-"""Which tokens to replace by which, so that the output moves most: all swaps compared, or searched for."""
+"""Swaps of tokens that move the output most: all of them compared, or searched for."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.enumeration import enumerated
+from howsmooth.tokens.enumeration import enumerate_swaps
 from howsmooth.tokens.methods import METHODS
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Replacements, Words, replacements
@@ -24,16 +24,16 @@ class Swap:
     """A sequence with some tokens swapped, and how far that moves the output.
 
     Attributes:
-        tokens: The sequence as it was.
-        swapped: With its tokens swapped; the same, if nothing that may come in moves the output.
+        tokens: The given sequence.
+        swapped: The sequence with tokens swapped; unchanged if no allowed swap moves the output.
         displacement: How far the output moves, in the Euclidean norm.
-        cosine: That of the angle between both outputs, where the output is one vector, as that of a sentence.
+        cosine: The cosine of both outputs, where the output is one vector, such as a sentence embedding.
         map: Which map.
         layer: Of which layer it is, or at which it begins.
-        method: How the swaps were found.
-        proven: Whether no other swap that is allowed moves the output further, but for rounding.
-        tried: How many sequences were compared.
-        passes: What that took: forward passes of one sequence, and products with its Jacobian.
+        method: The method that found the swaps.
+        proven: True if this is provably the worst allowed swap, up to rounding.
+        tried: The number of compared sequences.
+        passes: Its cost: forward passes of one sequence, and products with its Jacobian.
         trace: The largest displacement after each batch of trials.
     """
 
@@ -51,11 +51,11 @@ class Swap:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Where tokens were swapped."""
+        """The positions of swapped tokens."""
         return tuple((self.tokens != self.swapped).nonzero()[:, 0].tolist())
 
     def __repr__(self) -> str:
-        """Say what was swapped, by numbers, and how far the output moves."""
+        """Show the swapped token ids and the displacement."""
         swaps = ", ".join(f"{int(self.tokens[i])} → {int(self.swapped[i])} at {i}" for i in self.positions)
         worst = "the worst of" if self.proven else "the best of"
         return f"Swap({swaps or 'nothing'}; {at_least(self.displacement)}, {worst} {count(self.tried, 'sequence')})"
@@ -137,7 +137,7 @@ def swap(
 
 def _by_enumeration(outputs: Outputs, allowed: Replacements, tokens: Tensor, edits: int) -> Swap:
     trials = Trials(outputs, allowed, tokens, edits=edits, budget=10**12)
-    compared = enumerated(trials)
+    compared = enumerate_swaps(trials)
     return dataclasses.replace(_found(trials, ENUMERATION, proven=edits == 1), tried=compared)
 
 

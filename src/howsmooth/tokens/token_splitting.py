@@ -1,4 +1,4 @@
-"""Mass splitting in text: a token is copied and the copy changed, against changing the token itself."""
+"""Mass splitting in text: replacing a copy of a token, compared with replacing the token itself."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.composition import Chain, Residual, Sum
+from howsmooth.maps.composition import Chain, map_leaves
 from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.positions import Positions
 from howsmooth.models.embedding import Lexicon, entrance
@@ -21,24 +21,26 @@ from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.transport.wasserstein import conditional_wasserstein, wasserstein
 
-# A text that is changed in any of the ways is so many token edits from what it was: a replacement, or an insertion.
+# Every changed text is one token edit away from the given one: a replacement, or an insertion.
 TOKEN_EDITS = 1
+# A measure before a map, and after it.
+_Ends = tuple[DiscreteMeasure, DiscreteMeasure]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPair:
-    """One token that comes to one position, in three ways; each a ratio of distances between measures.
+    """A new token at one position, in three ways; each a ratio of distances between measures.
 
     Attributes:
-        position: Where.
-        token: What comes.
-        moved: The token itself becomes it.
-        doubled: A copy of the token becomes it, at the same position: half of the token's mass.
-        shifted: The copy stands behind the token, and all that follow move on by one, as in a text; none where masked
+        position: The position.
+        token: The new token.
+        moved: It replaces the token.
+        doubled: It replaces a copy of the token at the same position, with half of the token's mass.
+        shifted: It is inserted after the token, and all that follow move on by one, as in a text; none where masked
             measures with other positions are infinitely far apart, or the model has no position left.
-        moved_by: How far the outputs are apart where the token itself becomes it: the distance for one token edit.
+        moved_by: The distance of the outputs where it replaces the token: the distance for one token edit.
         doubled_by: The same for the copy at the same position.
-        shifted_by: The same for the copy behind the token.
+        shifted_by: The same for the insertion.
     """
 
     position: int
@@ -53,7 +55,7 @@ class SplitPair:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TokenSplitting:
-    r"""How copying a token and changing the copy compares with changing the token itself, by :math:`W_2` of both ends.
+    r"""Ratios of :math:`W_2` distances where a copy of a token is replaced, and where the token itself is.
 
     Attributes:
         tokens: The sequence.
@@ -69,18 +71,18 @@ class TokenSplitting:
 
     @property
     def share(self) -> float:
-        """Of all pairs, those where doubling beats moving."""
+        """The share of pairs where doubling beats moving."""
         return sum(pair.doubled > pair.moved for pair in self.pairs) / len(self.pairs)
 
     @property
     def shifted_share(self) -> float | None:
-        """Of all pairs, those where doubling with positions shifted beats moving."""
+        """The share of pairs where doubling with positions shifted beats moving."""
         found = [pair.shifted > pair.moved for pair in self.pairs if pair.shifted is not None]
         return sum(found) / len(found) if found else None
 
     @property
     def edit_share(self) -> float:
-        """Of all pairs, those where doubling moves the output further for one token edit than moving does."""
+        """The share of pairs where doubling moves the output further for one token edit than moving does."""
         return sum(pair.doubled_by > pair.moved_by for pair in self.pairs) / len(self.pairs)
 
     def best(self, way: str) -> SplitPair:
@@ -88,7 +90,7 @@ class TokenSplitting:
         return max(self.pairs, key=lambda pair: getattr(pair, way) or 0.0)
 
     def __repr__(self) -> str:
-        """Say how often doubling beats moving."""
+        """Show how often doubling beats moving."""
         return f"TokenSplitting({len(self.pairs)} pairs; doubling beats moving in {100 * self.share:.0f} %)"
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class TokenSplitting:
 
 
 @torch.no_grad()
-def doubling(
+def token_splitting(
     model: Transformer,
     tokens: Int[Tensor, " n"],
     *,
@@ -117,15 +119,15 @@ def doubling(
     round_trip: bool = False,
     generator: torch.Generator | None = None,
 ) -> TokenSplitting:
-    r"""Compare copying a token and changing the copy with changing the token itself: finite mass splitting.
+    r"""Compare replacing a copy of a token with replacing the token itself: finite mass splitting.
 
     .. math:: W_2(F(\mu), F(\nu)) / W_2(\mu, \nu)
 
-    :math:`\mu` is the measure of what the map reads at the text, equal masses. In :math:`\nu` a token has moved to the
-    place of another token of the vocabulary; or half of its mass has (the copy has the position of the token, and both
-    have half its weight in every softmax: the exact split of the theory); or the copy is one more token, and all
-    behind it stand one position further. Distances are conditional where attention is masked. A text that is doubled
-    so differs from the first by one insertion, one that is moved by one replacement.
+    :math:`\mu` is the measure of the map's inputs at the text, with equal masses. In :math:`\nu` a token has moved to
+    the embedding of another token of the vocabulary; or half of its mass has (the copy has the position of the token,
+    and both have half its weight in every softmax: the exact split of the theory); or the copy is one more token, and
+    all after it move on by one position. Distances are conditional where attention is masked. A doubled text differs
+    from the given one by one insertion, a moved one by one replacement.
 
     Args:
         model: The model.
@@ -146,13 +148,13 @@ def doubling(
         raise AssumptionError(f"pairs must be a whole number, at least 1, got {pairs}.", field="pairs")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     allowed = replacements(model, tokens, candidates=candidates, whole_words=whole_words, round_trip=round_trip)
-    text = _Measured.of(model, tokens, map)
+    text = _TextMeasures.of(model, tokens, map)
     places = allowed.positions
     drawn: list[tuple[int, int]] = []
     for _try in range(8 * pairs):  # not all of them are spelled
         p = int(places[torch.randint(len(places), (), generator=generator)])
-        coming = allowed.allowed[p].nonzero()[:, 0]
-        v = int(coming[torch.randint(len(coming), (), generator=generator)])
+        incoming = allowed.allowed[p].nonzero()[:, 0]
+        v = int(incoming[torch.randint(len(incoming), (), generator=generator)])
         changed = tokens.clone()
         changed[p] = v
         if len(drawn) < pairs and len(allowed.fitting(changed[None])):
@@ -166,7 +168,7 @@ def doubling(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Measured:
+class _TextMeasures:
     """A map between measures, at a text.
 
     Attributes:
@@ -185,7 +187,7 @@ class _Measured:
     masked: bool
 
     @classmethod
-    def of(cls, model: Transformer, tokens: Tensor, name: str) -> "_Measured":
+    def of(cls, model: Transformer, tokens: Tensor, name: str) -> "_TextMeasures":
         known, chain, reads = _parts(model, tokens, name)
         limit = model.max_length
         longer = None
@@ -195,45 +197,52 @@ class _Measured:
         masked = model.sites[0].exact.positions.causal
         return cls(tokens=tokens, known=known, reads=reads, chain=chain, longer=longer, masked=masked)
 
-    def pairs(self, p: int, coming: Sequence[int]) -> list[SplitPair]:
-        """Return what tokens do that come to a position."""
+    def pairs(self, p: int, inincoming: Sequence[int]) -> list[SplitPair]:
+        """Compare the three ways in which tokens come to a position."""
         n = len(self.tokens)
         here = self._read(self.known(self.tokens))
         mu = self._measure(here, torch.arange(n)), self._measure(self.chain(here), torch.arange(n))
-        moved, doubled = (
-            [_Apart.of(mu, nu) for nu in way] for way in (self._moved(p, coming), self._doubled(p, coming))
-        )
-        behind = None if self.masked else self._shifted(p, coming)
-        shifted = [None] * len(coming) if behind is None else [_Apart.of(mu, nu) for nu in behind]
-        return [_pair(p, *found) for found in zip(coming, moved, doubled, shifted, strict=True)]
+        ways: dict[str, list[_Ends] | None] = {
+            "moved": self._moved(p, incoming),
+            "doubled": self._doubled(p, incoming),
+            "shifted": None if self.masked else self._shifted(p, incoming),
+        }
+        pairs = []
+        for index, token in enumerate(incoming):
+            numbers: dict[str, Any] = {}
+            for way, ends in ways.items():
+                outputs, ratio = (None, None) if ends is None else _distances(mu, ends[index])
+                numbers |= {way: ratio, f"{way}_by": outputs}
+            pairs.append(SplitPair(position=p, token=token, **numbers))
+        return pairs
 
-    def _moved(self, p: int, coming: Sequence[int]) -> list[tuple[DiscreteMeasure, DiscreteMeasure]]:
-        rows = self.tokens.repeat(len(coming), 1)
-        rows[:, p] = torch.tensor(coming)
+    def _moved(self, p: int, incoming: Sequence[int]) -> list[_Ends]:
+        rows = self.tokens.repeat(len(incoming), 1)
+        rows[:, p] = torch.tensor(incoming)
         index = torch.arange(len(self.tokens))
         return self._measures(self._read(self.known(rows)), self.chain, index)
 
-    def _doubled(self, p: int, coming: Sequence[int]) -> list[tuple[DiscreteMeasure, DiscreteMeasure]]:
+    def _doubled(self, p: int, incoming: Sequence[int]) -> list[_Ends]:
         n = len(self.tokens)
         index = torch.cat((torch.arange(p + 1), torch.arange(p, n)))
         masses = torch.ones(n + 1, dtype=self.known.words.dtype)
         masses[p : p + 2] = 0.5
-        rows = self.tokens[index].repeat(len(coming), 1)
-        rows[:, p + 1] = torch.tensor(coming)
+        rows = self.tokens[index].repeat(len(incoming), 1)
+        rows[:, p + 1] = torch.tensor(incoming)
         X = self._read(self.known.words[rows] + self.known.places[index])
         return self._measures(X, _split(self.chain, index, masses), index, masses / n)
 
-    def _shifted(self, p: int, coming: Sequence[int]) -> list[tuple[DiscreteMeasure, DiscreteMeasure]] | None:
+    def _shifted(self, p: int, incoming: Sequence[int]) -> list[_Ends] | None:
         if self.longer is None:
             return None
         known, chain = self.longer
-        rows = torch.cat((self.tokens[: p + 1], self.tokens[p:])).repeat(len(coming), 1)
-        rows[:, p + 1] = torch.tensor(coming)
+        rows = torch.cat((self.tokens[: p + 1], self.tokens[p:])).repeat(len(incoming), 1)
+        rows[:, p + 1] = torch.tensor(incoming)
         return self._measures(self._read(known(rows)), chain, torch.arange(rows.shape[1]))
 
     def _measures(
         self, X: Float[Tensor, "c n d"], f: Chain, index: Tensor, masses: Tensor | None = None
-    ) -> list[tuple[DiscreteMeasure, DiscreteMeasure]]:
+    ) -> list[_Ends]:
         ends = zip(X, f(X), strict=True)
         return [(self._measure(x, index, masses), self._measure(y, index, masses)) for x, y in ends]
 
@@ -249,32 +258,11 @@ class _Measured:
         return sums
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Apart:
-    """How far the outputs are apart, and how far relative to the inputs."""
-
-    outputs: float
-    ratio: float
-
-    @classmethod
-    def of(cls, mu: tuple[DiscreteMeasure, DiscreteMeasure], nu: tuple[DiscreteMeasure, DiscreteMeasure]) -> "_Apart":
-        """Compare measures before a map and behind it."""
-        (before, after), (changed, came) = mu, nu
-        inputs, outputs = _distance(before, changed), _distance(after, came)
-        return cls(outputs=outputs, ratio=outputs / inputs if inputs > 0 else 0.0)
-
-
-def _pair(p: int, token: int, moved: _Apart, doubled: _Apart, shifted: _Apart | None) -> SplitPair:
-    return SplitPair(
-        position=p,
-        token=token,
-        moved=moved.ratio,
-        doubled=doubled.ratio,
-        shifted=None if shifted is None else shifted.ratio,
-        moved_by=moved.outputs,
-        doubled_by=doubled.outputs,
-        shifted_by=None if shifted is None else shifted.outputs,
-    )
+def _distances(mu: "_Ends", nu: "_Ends") -> tuple[float, float]:
+    """Return the distance of the outputs of two measures, and its ratio to that of the inputs."""
+    (before, after), (changed_before, changed_after) = mu, nu
+    inputs, outputs = _distance(before, changed_before), _distance(after, changed_after)
+    return outputs, outputs / inputs if inputs > 0 else 0.0
 
 
 def _distance(mu: DiscreteMeasure, nu: DiscreteMeasure) -> float:
@@ -294,14 +282,14 @@ def _parts(model: Transformer, tokens: Tensor, name: str) -> tuple[Lexicon, Chai
 
 
 def _split(f: Any, index: Int[Tensor, " m"], masses: Float[Tensor, " m"]) -> Any:
-    """Return a map as it acts on parts of tokens: each at the place of its token, with its share of the mass."""
-    if isinstance(f, Chain | Sum):
-        return type(f)(*(_split(part, index, masses) for part in f.maps))
-    if isinstance(f, Residual):
-        return Residual(_split(f.map, index, masses))
-    if isinstance(f, Pooling):
-        return Pooling(weights=f.weights[index] * masses)
-    return _split_attention(f, index, masses) if isinstance(f, Attention) else f
+    """Return a map as it acts on parts of tokens, each at the position of its token with its share of the mass."""
+
+    def split(leaf: Any) -> Any:
+        if isinstance(leaf, Pooling):
+            return Pooling(weights=leaf.weights[index] * masses)
+        return _split_attention(leaf, index, masses) if isinstance(leaf, Attention) else leaf
+
+    return map_leaves(f, split)
 
 
 def _split_attention(f: Attention, index: Tensor, masses: Tensor) -> Attention:

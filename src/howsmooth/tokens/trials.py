@@ -1,4 +1,4 @@
-"""Sequences that are tried by true forward passes: the best is kept, and every pass is counted."""
+"""Sequences that are tried by forward passes, with every pass counted."""
 
 import torch
 from jaxtyping import Float, Int
@@ -9,17 +9,17 @@ from howsmooth.tokens.replacements import Replacements
 
 
 class Trials:
-    """What was tried so far.
+    """Sequences tried by forward passes: the best is kept, and every pass is counted.
 
     Attributes:
         outputs: The map.
-        replacements: What may be swapped for what.
-        tokens: The sequence as it is.
+        replacements: Which tokens may replace which.
+        tokens: The given sequence.
         edits: How many tokens may be swapped.
         budget: How many passes may be taken.
-        passes: How many were: a forward pass of one sequence, or a product with its Jacobian.
-        best: The worst sequence so far.
-        displacement: How far it moves the output.
+        passes: How many were taken: forward passes of one sequence, and products with its Jacobian.
+        best: The sequence with the largest displacement so far.
+        displacement: That displacement of the output.
         trace: The largest displacement after each batch of trials.
     """
 
@@ -41,7 +41,7 @@ class Trials:
         self.passes += passes
 
     def run(self, rows: Int[Tensor, "b n"]) -> Float[Tensor, " c"]:
-        """Try sequences, as many as there are passes left for and as text can spell; return how far each moves."""
+        """Try the sequences that text can spell, as many as passes are left for; return their displacements."""
         rows = self.replacements.fitting(rows)[: self.left]
         self.tried += len(rows)
         if len(rows) == 0:
@@ -55,9 +55,9 @@ class Trials:
         return moved
 
     def swapped(
-        self, base: Int[Tensor, " n"], places: Int[Tensor, " b"], coming: Int[Tensor, " b"]
+        self, base: Int[Tensor, " n"], places: Int[Tensor, " b"], incoming: Int[Tensor, " b"]
     ) -> Int[Tensor, "b n"]:
         """Return a sequence with one token swapped, once for each pair."""
         rows = base.expand(len(places), -1).clone()
-        rows[torch.arange(len(places)), places] = coming
+        rows[torch.arange(len(places)), places] = incoming
         return rows
