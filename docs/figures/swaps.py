@@ -15,10 +15,9 @@ from scipy.stats import spearmanr
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.tokens import methods
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.outputs import Outputs, Trials
 from howsmooth.tokens.replacements import replacements
 from howsmooth.tokens.token_splitting import token_splitting
-from howsmooth.tokens.trials import Trials
 
 HERE = Path(__file__).parent
 LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200

@@ -210,20 +210,9 @@ def _bracketed(
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
     floor = np.broadcast_to(np.maximum(floor, least_norm(op.dtype)), (math.prod(op.batch),))
-
-    def explored(some: LinearOperator, floor: np.ndarray) -> tuple[FinishedTriplets, Stopping, float, int]:
-        start, share, spent = _start(some, certify, generator)
-        rule = Stopping(
-            rtol=rtol,
-            certify=certify,
-            max_steps=max_steps,
-            delta=share * least_overlap(math.prod(core.domain), confidence),
-            slack=slack(op.dtype),
-        )
-        finished = _explore(Bidiagonalisation(some, flat(start, some.batch), generator, floor), rule)
-        return finished, rule, share, spent + 2 * int(finished.steps.max())
-
-    finished, rule, share, products = explored(core, floor)
+    delta = least_overlap(math.prod(core.domain), confidence)
+    rule = Stopping(rtol=rtol, certify=certify, max_steps=max_steps, delta=delta, slack=slack(op.dtype))
+    finished, share, products = _explored(core, floor, rule, generator)
     attained, most = np.zeros(len(floor)), math.ceil(math.log(MISS_PROBABILITY) / math.log(1 - confidence))
     for restarts in range(most + 1):
         small = unit(finished.direction.reshape(*core.batch, *core.domain), core.batch)
@@ -243,7 +232,7 @@ def _bracketed(
         some, places = core, wrong
         if wrong.size < len(floor) and isinstance(core, Separable):
             some, places = core.take(torch.as_tensor(wrong, device=op.device)), np.arange(wrong.size)
-        again, _rule, _share, spent = explored(some, floor if some is core else floor[wrong])
+        again, _share, spent = _explored(some, floor if some is core else floor[wrong], rule, generator)
         finished.replace(wrong, again, places)
         products += spent
     upper = torch.as_tensor(finished.upper, device=op.device).reshape(op.batch)
@@ -261,6 +250,19 @@ def _bracketed(
         step_counts=tuple(finished.steps.tolist()),
         statuses=tuple(finished.statuses),
     )
+
+
+def _explored(
+    op: LinearOperator, floor: np.ndarray, rule: Stopping, generator: torch.Generator | None
+) -> tuple[FinishedTriplets, float, int]:
+    """Explore operators from a new start; return what they reached, the random share of the start, and the products.
+
+    ``rule.delta`` is the least overlap of a random start; it is multiplied by the random share of this one.
+    """
+    start, share, spent = _start(op, rule.certify, generator)
+    space = Bidiagonalisation(op, flat(start, op.batch), generator, floor)
+    finished = _explore(space, dataclasses.replace(rule, delta=share * rule.delta))
+    return finished, share, spent + 2 * int(finished.steps.max())
 
 
 def _start(op: LinearOperator, certify: bool, generator: torch.Generator | None) -> tuple[Tensor, float, int]:

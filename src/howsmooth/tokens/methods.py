@@ -11,7 +11,7 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.maps.composition import Chain
 from howsmooth.models.embedding import Lexicon
 from howsmooth.spectral.deflation import singular_values
-from howsmooth.tokens.trials import Trials
+from howsmooth.tokens.outputs import Trials
 
 # So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
 TRIED, CANDIDATES = 64, 256

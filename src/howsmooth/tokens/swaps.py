@@ -9,14 +9,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.models.embedding import entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.enumeration import enumerate_swaps
 from howsmooth.tokens.methods import METHODS
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.outputs import Outputs, Trials
 from howsmooth.tokens.replacements import Replacements, Words, replacements
+from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
-from howsmooth.tokens.trials import Trials
 from howsmooth.wording import at_least, count
+
+# The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
+REPEATED = 32
+# The number of tokens that are embedded at a time.
+ROWS = 8192
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -168,3 +174,53 @@ def _cosine(first: Float[Tensor, "m out"], second: Float[Tensor, "m out"]) -> fl
     if first.shape[0] != 1:
         return None
     return float(torch.nn.functional.cosine_similarity(first[0].double(), second[0].double(), dim=0))
+
+
+def enumerate_swaps(trials: Trials) -> int:
+    """Try the worst of all single swaps, repeatedly for several edits; return the number of compared swaps."""
+    compared = 0
+    for _edit in range(trials.edits):
+        base = trials.best
+        moved = displacements(trials, base)
+        compared += int((moved > -torch.inf).sum())
+        order = moved.flatten().argsort(descending=True)
+        for some in order.split(REPEATED):
+            some = some[moved.flatten()[some] > -torch.inf]
+            rows = trials.swapped(base, some // moved.shape[1], some % moved.shape[1])
+            if len(trials.run(rows)) or not len(some):  # where none is spelled, the next are
+                break
+    return compared
+
+
+@torch.no_grad()
+def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
+    """Return how far each swap of a sequence moves the output from that of the text; −∞ where it is not allowed."""
+    outputs = trials.outputs
+    f, known = _attention(outputs), outputs.lexicon
+    if known is None:
+        raise AssumptionError("enumeration needs a family in closed form; use method='random'.", field="method")
+    X = _read(outputs, known(base))
+    form = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
+    found = X.new_full(trials.replacements.allowed.shape, -torch.inf)
+    for p in ((base == trials.tokens) & trials.replacements.allowed.any(-1)).nonzero()[:, 0].tolist():
+        incoming = trials.replacements.allowed[p].nonzero()[:, 0]
+        for some in incoming.split(ROWS):
+            found[p, some] = form.displacements(p, _read(outputs, known.words[some] + known.places[p]))
+    return found
+
+
+def _attention(outputs: Outputs) -> Attention:
+    name = "attention" if outputs.map == "normed" else outputs.map
+    f = outputs.model.sites[outputs.layer].map(name)
+    if not isinstance(f, Attention):
+        raise AssumptionError("enumeration is for attention in closed form; use method='random'.", field="method")
+    if f.sink is not None:
+        raise AssumptionError("enumeration does not know sinks; use method='random'.", field="method")
+    return f
+
+
+def _read(outputs: Outputs, sums: Tensor) -> Tensor:
+    """Return the input of attention for given sums of embeddings."""
+    for f in entrance(outputs.model, "attention"):
+        sums = f(sums)
+    return sums
