@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from howsmooth.search.unmeasurable_inputs import measurable_inputs
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import UnmeasurableError
-from howsmooth.search.norm_gradient import norm_gradient
+from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient, norm_gradient_or_skip
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 # few steps, so that giving up takes no time

@@ -1,4 +1,4 @@
-"""What an attack can be asked for; checked without torch."""
+"""Norms, methods and budgets of attacks, checked without torch."""
 
 import math
 

@@ -32,13 +32,13 @@ def run_and_pull(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "
         return value, J.vjp
     inputs, recorded = evaluate(f, Z)
 
-    def pull(G: Tensor) -> Tensor:
+    def vjp(G: Tensor) -> Tensor:
         if not recorded.requires_grad:
             return torch.zeros_like(inputs)  # a constant map
         (pulled,) = torch.autograd.grad(recorded, inputs, G, materialize_grads=True)
         return pulled
 
-    return recorded.detach(), pull
+    return recorded.detach(), vjp
 
 
 class CountedOperator:

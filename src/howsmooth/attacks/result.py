@@ -1,4 +1,4 @@
-"""What an adversary got: a perturbation, how far it moves the output, and what was to be expected."""
+"""The result of an attack: the perturbation, its displacement, and the predicted one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +21,7 @@ class Attack:
         rise: What was maximised: the displacement, or by how much the target rose.
         predicted: What the derivative at X predicts of that: :math:`\max\|D_Xf\,E\|_F` over the ball, so
             :math:`\sigma\epsilon` for the total norm. Under the norm of tokens, what block power iteration attains.
-        ceiling: What no perturbation in the ball can exceed, by a theorem, of the displacement; none where there is no
-            theorem.
+        ceiling: A proven upper bound of the displacement over the ball; none where no theorem applies.
         products: How many products with derivatives and forward passes the method spent.
         trace: The largest rise after every forward pass, along the last axis.
         eps: The radius of the ball.

@@ -1,4 +1,4 @@
-"""What a LayerNorm or an RMSNorm puts out."""
+"""The image of a LayerNorm or an RMSNorm."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""Atoms with masses: places in a domain, and the logarithm of a mass as one more coordinate."""
+"""Domains of atoms with masses: a place, and the logarithm of the mass as one more coordinate."""
 
 from dataclasses import dataclass
 

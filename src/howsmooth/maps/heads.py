@@ -100,8 +100,8 @@ class MultiHead(TensorDataclass, ABC):
         for name in cls.for_each_head:
             if fields.get(name) is not None:
                 fields[name] = Q.new_full((1,), fields[name])
-        seen = positions or Positions(causal=causal)
-        return cls(query=Q[None], key=K[None], value=V[None], positions=seen, weights=weights, **fields)
+        positions = positions or Positions(causal=causal)
+        return cls(query=Q[None], key=K[None], value=V[None], positions=positions, weights=weights, **fields)
 
     @abstractmethod
     def _check_options(self) -> None:

@@ -16,7 +16,7 @@ from howsmooth.tensor_dataclass import TensorDataclass
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Positions(TensorDataclass):
-    r"""Who sees whom, and with which additive score.
+    r"""Masks, biases and embeddings by position.
 
     Token ``i`` may see token ``j`` when all of the conditions given hold:
     ``causal`` (:math:`j \le i`), ``window`` (:math:`|i-j| <` window), ``padding[j]`` and a boolean ``mask[i, j]``.
@@ -31,7 +31,7 @@ class Positions(TensorDataclass):
         position_bias: ``(heads or 1, L)``; entry ``j`` is added to the score of every pair ``(i, j)``. Linear in ``j``
             it is ALiBi, as a softmax does not see what all scores of a row have in common.
         rotary: Rotary embedding of queries and keys.
-        distances: Keys and queries of distances, which those of tokens meet.
+        distances: Keys and queries of distances, as in DeBERTa.
     """
 
     causal: bool = False
@@ -125,7 +125,7 @@ class Positions(TensorDataclass):
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
     def head(self, h: int) -> "Positions":
-        """Return what head ``h`` alone sees."""
+        """Restrict to head ``h``."""
         return dataclasses.replace(
             self,
             mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),

@@ -63,8 +63,8 @@ class Projections:
         query_norm: The derivative of the query norm, if there is one.
         key_norm: The derivative of the key norm, if there is one.
         rotation: The rotary embedding, if there is one.
-        transforms: What some mechanisms do to queries, keys and values at last.
-        sizes: Where there are norms, what the queries and keys before them are added up from: :math:`|w\circ x|`.
+        transforms: The derivatives of the maps of queries, keys and values that some mechanisms apply last.
+        sizes: Where there are norms, the size of the terms of the queries and keys before them: :math:`|w\circ x|`.
     """
 
     weight: Float[Tensor, "*batch p d"]
@@ -103,9 +103,9 @@ class Projections:
         return E
 
     def normed_rounding(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        r"""Return, for queries and for keys, how far norms stretch, and to how many units what they divide is rounded.
+        r"""Return, for queries and for keys, the largest factor of the norm, and its rounding error in units of eps.
 
-        Sums of products are rounded by units of :math:`|w\circ x|`, which may be far more than what is left of them.
+        Sums of products have rounding errors of the order of :math:`|w\circ x|`, which may exceed the sums by far.
         """
         if self.sizes is None:
             return (0.0, 0.0), (0.0, 0.0)
@@ -141,7 +141,7 @@ class Projections:
 def sizes_of(
     X: Float[Tensor, "... n d"], weight: Float[Tensor, "... heads k d"], bias: Float[Tensor, "... heads k"] | None
 ) -> Float[Tensor, "... heads n 1"]:
-    r"""Return :math:`|w\circ x|`, all rows of a head together: what its queries or keys are added up from."""
+    r"""Return :math:`|w\circ x|` over all rows of a head: the size of the terms of its queries or keys."""
     with torch.no_grad():
         squares = (X.square() @ weight.square().sum(-2).mT).mT
         squares = squares if bias is None else squares + bias.square().sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""A map among the real tokens of padded sequences: what is padding neither moves nor answers."""
+"""Maps restricted to the real tokens of padded sequences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class RealTokens:
             )
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
-        """Apply the map, and put out nothing at padded tokens."""
+        """Apply the map, with zeros at padded tokens."""
         _require_fit(self.real, X)
         return zero_padded_outputs(self.map(X), self.real)
 
@@ -50,7 +50,7 @@ class RealTokens:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the map."""
         return self.map.dtype
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "RealTokens":
@@ -69,7 +69,7 @@ class OnRealTokens:
         self.dtype, self.device = inner.dtype, inner.device
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
-        """Push what a perturbation is at real tokens to real tokens."""
+        """Push a perturbation of the real tokens to the real outputs."""
         return zero_padded_outputs(self.inner.jvp(zero_padding(E, self.real)), self.real)
 
     def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
@@ -77,7 +77,7 @@ class OnRealTokens:
         return zero_padding(self.inner.vjp(zero_padded_outputs(G, self.real)), self.real)
 
     def constrain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Return what a perturbation is at real tokens."""
+        """Write zeros at padded tokens."""
         return zero_padding(E, self.real)
 
 
@@ -92,41 +92,41 @@ class RealTokensJacobian(OnRealTokens):
 
 
 class RealAttentionJacobian(RealTokensJacobian):
-    """The derivative of attention, restricted to real tokens: it can be guessed and compressed as attention can."""
+    """The derivative of attention, restricted to real tokens, with the abilities of an attention Jacobian."""
 
     inner: AttentionJacobian
 
     @property
     def forward_rounding(self) -> float:
-        """What rounding may have done to the weights."""
+        """Bound the relative rounding error of the attention weights."""
         return self.inner.forward_rounding
 
     @property
     def derivative_rounding(self) -> float:
-        """What it may have done beyond that."""
+        """Bound the absolute rounding error beyond that."""
         return self.inner.derivative_rounding
 
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
-        """Return how much longer the answers of heads are than their sum, and their terms."""
+        """Return the cancellation ratios over heads and over all terms."""
         return self.inner.cancelled(zero_padding(E, self.real))
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
-        """Return a direction that is likely to be stretched."""
+        """Return an approximate top right singular vector."""
         return zero_padding(self.inner.guess(), self.real)
 
     def compress(self) -> tuple["RealAttentionJacobian", Callable[[Tensor], Tensor]]:
-        """Restrict tokens to what heads see; that mixes no tokens, so real ones stay real."""
+        """Restrict tokens to the row space of the projections, which mixes no tokens."""
         small, embed = self.inner.compress()
         return RealAttentionJacobian(small, self.real), embed
 
 
 def zero_padding(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
-    """Write zeros at padded tokens; a product would keep NaN, which some modules put out there."""
+    """Write zeros at padded tokens; a product would keep NaN, which some modules return there."""
     return X.masked_fill(~real.unsqueeze(-1), 0.0)
 
 
 def zero_padded_outputs(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
-    """Write zeros at padded tokens of what comes out; where all tokens became one, none of it is padding."""
+    """Write zeros at padded tokens of an output; a pooled output has no padding."""
     return zero_padding(Y, real) if Y.shape[-2] == real.shape[-1] else Y
 
 

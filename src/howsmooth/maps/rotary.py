@@ -111,6 +111,6 @@ class Rotation:
         dim = 2 * self.cos.shape[-1]
         head, tail = x[..., :dim], x[..., dim:]
         a, b = (head[..., ::2], head[..., 1::2]) if self.interleaved else head.chunk(2, dim=-1)
-        turned = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
-        rotated = torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
+        pairs = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
+        rotated = torch.stack(pairs, dim=-1).flatten(-2) if self.interleaved else torch.cat(pairs, dim=-1)
         return torch.cat((rotated, tail), dim=-1) if tail.shape[-1] else rotated

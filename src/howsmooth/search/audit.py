@@ -102,17 +102,17 @@ class Audit:
         """One sentence."""
         where = f"on {self.found.domain}"
         if self.refuted:
-            said = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
+            text = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
         else:
-            said = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
+            text = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
         if not self.consistent:
-            said += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
+            text += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
         elif self.hidden and not self.refuted:
-            said += (
+            text += (
                 f"; the derivative says {at_least(self.found.value)}, but rounding hides from the outputs all below "
                 f"{number(self.pair.upper)}: subtract what is constant in them, or let the map compute in float64"
             )
-        return said
+        return text
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self))

@@ -1,4 +1,4 @@
-"""Any callable as a map on batches of inputs: one that takes single inputs, or batches alone."""
+"""Any callable as a map on batches of inputs, whether it takes single inputs or batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,12 +46,12 @@ def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
 
     Raises:
         DtypeError: If it is nothing that can be called, or does not return a tensor.
-        AssumptionError: If it fails on inputs of this shape, with what it said.
+        AssumptionError: If it fails on inputs of this shape, with its error message.
     """
     if isinstance(f, Differentiable):
         return f
     require_map(f)
-    said = []
+    messages = []
     for together in (True, False):
         wrapped = BatchedCallable(f, together=together)
         try:
@@ -60,13 +60,13 @@ def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
         except HowsmoothError:
             raise
         except Exception as error:  # whatever the code of others raises
-            said.append(f"{type(error).__name__}: {error}")
-    reason = f"; it said {said[-1]}" if said else ", or not the same on the same input twice"
+            messages.append(f"{type(error).__name__}: {error}")
+    reason = f"; it said {messages[-1]}" if messages else ", or not the same on the same input twice"
     raise AssumptionError(f"the callable does not work on inputs of the shape {tuple(like.shape)}{reason}", field="f")
 
 
 def _treats_each_alone(f: BatchedCallable, X: Tensor) -> bool:
-    """Tell whether an input in a batch goes where it goes without the others."""
+    """Tell whether the output of an input does not depend on the others in its batch."""
     twice, other = torch.stack((X, X)), torch.stack((X, X.flip(0) / 2))
     outputs = []
     for batch in (twice, other):

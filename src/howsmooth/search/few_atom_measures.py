@@ -1,4 +1,4 @@
-"""Measures on a few places: what the worst long sequences look like."""
+"""Explicit measures on a few places, such as the worst long sequences have."""
 
 import contextlib
 import math
@@ -21,12 +21,12 @@ MIDDLE = 0.54
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FewAtomMeasure:
-    """A few places with the masses that suit them; the last one holds nearly everything.
+    """A measure on a few places; the last one has nearly all mass.
 
     Attributes:
         points: The places.
         masses: Their masses.
-        exponent: How much more the light places are liked than the heavy one.
+        exponent: The difference of the scores of the light places and the heavy one.
     """
 
     points: Float[Tensor, "m d"]
@@ -49,7 +49,7 @@ class FewAtomMeasure:
 
 
 def few_atom_measures(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
-    """Yield the places that suit measures, the ones on an eigenvector first."""
+    """Yield measures with a large constant, those on an eigenvector first."""
     with contextlib.suppress(AssumptionError):  # there may be no real eigenvalue
         yield from _on_an_eigenvector(head, radius)
     yield from tied_pair_measures(head, radius, None)
@@ -58,8 +58,8 @@ def few_atom_measures(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
 def _on_an_eigenvector(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
     """Yield two Diracs on the steepest eigenvector, and three for a positive eigenvalue.
 
-    Of three, the middle one at rRu dislikes the heavy one at −Ru, so that its own mass is all that competes with the
-    light one at Ru; its mass is as large as that allows.
+    Of three, the middle one at rRu has a low score with the heavy one at −Ru, so that only its own mass competes with
+    the light one at Ru; its mass is as large as that allows.
     """
     best = steepest_eigenvalue(head, "a tied pair")
     if best.gamma <= 0:
@@ -75,7 +75,7 @@ def _on_an_eigenvector(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
 
 
 def tied_pair_measures(head: Head, radius: float, n: int | None) -> Iterator[FewAtomMeasure]:
-    """Yield the tied pair that suits n tokens, or measures."""
+    """Yield the tied pair for n tokens, or for measures."""
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return
     pair = best_pair(head, StretchedSphere.ball(head.d, radius, solid=True), n)

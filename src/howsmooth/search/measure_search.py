@@ -1,4 +1,4 @@
-"""Searching over measures: atoms carry the logarithm of their mass along as one more coordinate."""
+"""Search over measures: the logarithm of the mass of an atom is one more coordinate."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ LOG_MASS = 8.0
 class MeasureMap(TensorDataclass):
     r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
 
-    Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`; masses do not move, but a search may change them.
+    Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`, with masses fixed; a search may change them.
 
     Attributes:
         attention: The map.
-        unit: What one unit of the last coordinate adds to the logarithm of a mass.
+        unit: The logarithm of mass per unit of the last coordinate.
     """
 
     attention: MultiHead
@@ -52,7 +52,7 @@ class MeasureMap(TensorDataclass):
         return torch.softmax(self.unit * X[..., -1], dim=-1)
 
     def __call__(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n out"]:
-        """Return where the atoms go."""
+        """Return the images of the atoms."""
         return self._weighted(self.masses(X))(X[..., :-1].contiguous())
 
     def _weighted(self, masses: Tensor) -> MultiHead:

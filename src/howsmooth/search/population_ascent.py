@@ -13,9 +13,9 @@ from howsmooth.spectral.vectors import broadcast
 # The first step of a token, as a share of the domain's scale, and the longest.
 FIRST_STEP, LONGEST_STEP = 0.05, 0.1
 GROW, SHRINK = 1.3, 0.7
-# A run forgets gradients after about so many trials.
+# The gradients of a run are averaged over about so many trials.
 MEMORY = 10
-# After so many trials the weaker half of the runs gives way to variants of the best.
+# After so many trials the weaker half of the runs is replaced by variants of the best.
 GENERATION = 8
 
 
@@ -24,15 +24,15 @@ class PopulationAscent:
 
     A run tries :math:`x_i + t\,\bar g_i/\mathrm{rms}(g_i)` for every token, :math:`\bar g` the mean of the gradients of
     its last trials, and goes there only if the constant grows; otherwise its step t shrinks. Worst inputs lie on
-    narrow ridges, where several scores tie. There the gradients of trials that failed count as much as the others:
-    those from both sides of a ridge cancel across it and add up along it.
+    narrow ridges, where several scores tie. There the gradients of failed trials are averaged with the others: those
+    from both sides of a ridge cancel across it and add up along it.
 
-    The landscape has many peaks, told apart by how many tokens sit where. No small step leads from one to another, so
-    from time to time the weaker half of the runs starts again from the best, with one token in the place of another.
+    There are many local maxima, which differ in the numbers of tokens at each place. No small step leads from one to
+    another, so periodically the weaker half of the runs restarts from the best, with one token put on another.
 
     Attributes:
-        tokens: Where the runs are.
-        value: The local constants there.
+        tokens: The current inputs.
+        value: Their local constants.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PopulationAscent:
         return 2 * rank >= len(rank) + 1
 
     def _judge(self, trial: Tensor, there: NormGradient, fresh: Tensor) -> None:
-        """Go where the constant grew, and wherever a new run begins."""
+        """Accept trials whose constant grew, and the starts of new runs."""
         kept = fresh | (there.value > self.value)
         self.tokens = _choose(kept, trial, self.tokens)
         self._direction = _choose(kept, there.direction, self._direction)

@@ -1,4 +1,4 @@
-"""From few tokens to a measure: how the worst constant grows with the length, and where it stops."""
+"""Regimes: the growth of the worst constant with the sequence length, up to its value on measures."""
 
 import dataclasses
 import math
@@ -33,8 +33,8 @@ class Regime:
 
     Attributes:
         n: The length.
-        found: The constant of a stored kind of input: attained.
-        shape: How many tokens sit at each of its places.
+        found: The largest constant found, attained by an input on few places.
+        shape: The number of tokens at each of its places.
         upper: The smallest upper bound at this length.
     """
 
@@ -52,7 +52,7 @@ class Regimes:
         rows: One entry for each length.
         radius: The radius of the ball.
         upper: The bound on measures, hence on every length; known for the softmax alone, as the next two.
-        lower: What measures attain, hence the plateau that long sequences reach.
+        lower: A value that measures attain, hence the plateau of long sequences.
         crossing: The length :math:`n^*` from which masses of the order of 1/n are light enough:
             :math:`e^{2\gamma R^2}`, or :math:`e^\Delta` of the tied pair when A has no real eigenvalue.
     """
@@ -74,7 +74,7 @@ class Regimes:
         return shown + "".join(map(paragraph, self._measures()))
 
     def _measures(self) -> tuple[str, ...]:
-        """Say what is known of measures, if anything is."""
+        """Describe the plateau of measures, if it is known."""
         if self.crossing is None or self.lower is None:
             return ()
         return (f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}",)
@@ -93,8 +93,8 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
     r"""Find the worst constants on sequences in a ball against their length.
 
     The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
-    integer numbers of tokens. As weighted measures they cost nothing, however long the sequence is. Below
-    :math:`n^*` the constant grows like :math:`\sqrt n`, above it stays where measures have it.
+    integer numbers of tokens. As weighted measures their cost does not depend on the length. Below :math:`n^*` the
+    constant grows like :math:`\sqrt n`, above it stays at the value of measures.
 
     Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each, from
     patterns, from what shorter sequences have, and with a sink from the softmax's own places. Their rows lie below the

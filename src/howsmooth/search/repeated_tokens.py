@@ -1,4 +1,4 @@
-"""Long sequences on a few places: the worst ones by ascent, for attention of every kind."""
+"""Long sequences with many tokens at a few places: the worst ones by ascent, for attention of every kind."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -28,8 +28,8 @@ Start = tuple[Tensor, tuple[int, ...]]
 class RepeatedTokens(TensorDataclass):
     r"""Attention on sequences with many tokens at each of a few places, as measures: :math:`D^{1/2}JD^{-1/2}`.
 
-    Tokens at one place that move together are all that a worst direction needs, so that the constant of the measure is
-    at most that of the sequence.
+    Directions that move the tokens of one place together attain the constant of the measure, which is thus at most that
+    of the sequence.
 
     Attributes:
         attention: The map.
@@ -45,7 +45,7 @@ class RepeatedTokens(TensorDataclass):
         return self.attention.dtype
 
     def __call__(self, X: Float[Tensor, "runs m d"]) -> Float[Tensor, "runs m out"]:
-        """Return where the places go."""
+        """Return the images of the places."""
         return dataclasses.replace(self.attention, weights=self.masses)(X)
 
     def jacobian(self, X: Float[Tensor, "runs m d"]) -> WeightedJacobian:
@@ -114,7 +114,7 @@ def worst_repeated_tokens(attention: MultiHead, n: int, radius: float, known: Se
 
 
 def shapes(n: int) -> Iterator[tuple[int, ...]]:
-    """Yield whole numbers of tokens at each place, n all together: most at the first, or as many at most of them."""
+    """Yield numbers of tokens at each place with the sum n: most at the first place, or nearly equal numbers."""
     m = min(n, PLACES)
     for light in sorted({max(1, round(n**power)) for power in (0.0, 0.25, 0.5, 0.75)}):
         if light * (m - 1) < n:
@@ -125,7 +125,7 @@ def shapes(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def stretched(counts: tuple[int, ...], n: int) -> Iterator[tuple[int, ...]]:
-    """Yield numbers for a longer sequence: those that are more go where most are, or to all places alike."""
+    """Yield numbers for a longer sequence: new tokens go to the fullest place, or to all places in proportion."""
     fullest = max(range(len(counts)), key=counts.__getitem__)
     for factor in (1, n // sum(counts)):
         many = [factor * count for count in counts]
@@ -134,7 +134,7 @@ def stretched(counts: tuple[int, ...], n: int) -> Iterator[tuple[int, ...]]:
 
 
 def spread(points: Float[Tensor, "m d"], counts: tuple[int, ...]) -> Start:
-    """Return a sequence of few places as one of many: tokens of the fullest place are told apart, half of them."""
+    """Return a sequence on more places: the fullest place is split in halves until there are enough."""
     where, many = list(range(len(counts))), list(counts)
     while len(many) < min(sum(counts), PLACES):
         fullest = max(range(len(many)), key=many.__getitem__)

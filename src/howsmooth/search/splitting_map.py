@@ -112,8 +112,8 @@ def _of_kind(kind: str, A: float, V: float, x: Float[Tensor, "m m 2"]) -> tuple[
         columns = [J.jvp(_axis(i, pairs))[..., 0] for i in range(2)]
         # copies without mass see the pair, and move nobody
         doubled = torch.cat((pairs, pairs), dim=1)
-        own = dataclasses.replace(f, weights=masses).jacobian(doubled)
-        moved = [own.jvp(_axis(2 + i, doubled))[:, 2 + i, 0].abs() for i in range(2)]
+        copies = dataclasses.replace(f, weights=masses).jacobian(doubled)
+        moved = [copies.jvp(_axis(2 + i, doubled))[:, 2 + i, 0].abs() for i in range(2)]
     move = torch.linalg.matrix_norm(torch.stack(columns, dim=-1), ord=2)
     return move.reshape(x.shape[:2]), torch.stack(moved).amax(0).reshape(x.shape[:2])
 

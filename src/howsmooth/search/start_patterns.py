@@ -1,4 +1,4 @@
-"""How tokens may be arranged: the patterns of worst inputs, for maps whose weights nobody looks at."""
+"""Patterns of worst inputs, from which a search starts where the weights of a map are not used."""
 
 import torch
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 
-# How far the tokens of a tied pair are turned from where the others look, and how far out the others are.
+# Ranges of the angle of a tied pair, and of the norm of the other tokens as a share of the radius.
 ANGLES, SHARES = (0.3, 1.2), (0.1, 1.0)
 CLUSTERS = 3
 
@@ -31,8 +31,8 @@ def start_patterns(
         patterns.append(_at((R * e, n - 1), (-R * e, 1), (0 * e, 0)))
         patterns.append(_at((R / 2 * e, n - 1), (R * e, 1)))
         theta, share = (_between(*ends, generator) for ends in (ANGLES, SHARES))
-        turned, aside = R * torch.cos(theta) * w, R * torch.sin(theta) * z
-        patterns.append(_at((share * R * e, n - 2), (turned + aside, 1), (turned - aside, 1)))
+        middle, offset = R * torch.cos(theta) * w, R * torch.sin(theta) * z
+        patterns.append(_at((share * R * e, n - 2), (middle + offset, 1), (middle - offset, 1)))
         half = (n - 1) // 2
         patterns.append(_at((R * e, n - 1 - half), (-R * e, half), (0 * e, 1)))
         places = domain.draw(1, CLUSTERS, like, generator)[0] if domain.shape[0] is None else drawn[0][:CLUSTERS]
@@ -52,7 +52,7 @@ def _frame(like: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
 
 
 def _at(*places: tuple[Tensor, int]) -> Float[Tensor, "n d"]:
-    """Put so many tokens at each place; a place that has no room for its tokens stays empty."""
+    """Put a number of tokens at each place; negative numbers count as zero."""
     n = max(1, sum(many for _place, many in places))
     rows = torch.cat([place.expand(max(many, 0), -1) for place, many in places])
     return rows[:n]

@@ -1,4 +1,4 @@
-"""Where a search begins: the caller's inputs or random ones, and those that theory builds from the weights."""
+"""Starts of a search: the caller's inputs or random ones, and those that theory builds from the weights."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a solver can be asked for; checked without torch, so that a mistake is told before anything is loaded."""
+"""Settings of solvers, checked without torch, so that a mistake is reported before anything is loaded."""
 
 import sys
 from numbers import Integral, Real
@@ -9,7 +9,7 @@ from howsmooth.errors import AssumptionError
 ROUNDING_UNITS = 8
 # A bracket is as wide as the rounding of its two ends leaves it, and a little wider, so that it can be reached.
 LEAST_WIDTH = 4 * ROUNDING_UNITS
-# Below this chance of error the random start says nothing: 1 − confidence has no digits left in float64.
+# Below this probability of error the random start says nothing: 1 − confidence has no digits left in float64.
 LEAST_DOUBT = 1e-15
 
 

@@ -84,11 +84,11 @@ def _chain(model: Transformer, found: Activations, name: str, layer: int) -> Cha
         if not isinstance(front, Chain):
             return None
         maps.extend(front.maps)
-    own = _own(found, name, layer)
-    return None if own is None else Chain(*maps, *own.maps)
+    last = _from_block(found, name, layer)
+    return None if last is None else Chain(*maps, *last.maps)
 
 
-def _own(found: Activations, name: str, layer: int) -> Chain | None:
+def _from_block(found: Activations, name: str, layer: int) -> Chain | None:
     """Return the map itself, from what enters its block."""
     site = found.sites[layer]
     f, _X = found.at(layer, name)

@@ -175,8 +175,8 @@ def _value_terms(gram: Tensor, t: Float[Tensor, "heads rows c"], v: Float[Tensor
     total = t.new_zeros(t.shape[-1])
     for h in range(len(v)):
         weights = (t[h] * t).sum(1)  # (heads, c)
-        seen = (v[h] @ gram[h].flatten(1)).unflatten(1, gram.shape[2:])  # (c, heads, v)
-        total += ((seen * v.transpose(0, 1)).sum(-1) * weights.mT).sum(-1)
+        mixed = (v[h] @ gram[h].flatten(1)).unflatten(1, gram.shape[2:])  # (c, heads, v)
+        total += ((mixed * v.transpose(0, 1)).sum(-1) * weights.mT).sum(-1)
     return total
 
 
@@ -189,9 +189,9 @@ def _unaffected_rows(swap: SwapDisplacement, rows: Tensor, p: int) -> Float[Tens
 
 def _visible_rows(column: Float[Tensor, "heads n"], p: int) -> Int[Tensor, " rows"]:
     """Return the other rows that may see a token."""
-    seen = (column > -math.inf).any(0)
-    seen[p] = False
-    return seen.nonzero()[:, 0]
+    visible = (column > -math.inf).any(0)
+    visible[p] = False
+    return visible.nonzero()[:, 0]
 
 
 def _column_queries(swap: SwapDisplacement, rows: Tensor, p: int) -> tuple[Tensor, Tensor]:

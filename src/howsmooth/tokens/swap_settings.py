@@ -1,4 +1,4 @@
-"""What a search among tokens can be asked for, checked without torch."""
+"""Methods, budgets and maps of searches among tokens, checked without torch."""
 
 from howsmooth.errors import AssumptionError, nearest
 

@@ -197,7 +197,7 @@ class _TextMeasures:
         masked = model.sites[0].exact.positions.causal
         return cls(tokens=tokens, known=known, reads=reads, chain=chain, longer=longer, masked=masked)
 
-    def pairs(self, p: int, inincoming: Sequence[int]) -> list[SplitPair]:
+    def pairs(self, p: int, incoming: Sequence[int]) -> list[SplitPair]:
         """Compare the three ways in which tokens come to a position."""
         n = len(self.tokens)
         here = self._read(self.known(self.tokens))

@@ -27,12 +27,12 @@ COLD_RTOL = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is made of the constant.
+    """The penalty as a function of the constant.
 
     Attributes:
         power: The power it is raised to.
         log: Whether its logarithm is taken first.
-        above: What is below this costs nothing; none if everything costs.
+        above: Constants below this cost nothing; none if all cost.
     """
 
     power: float = 1
@@ -40,7 +40,7 @@ class Shape:
     above: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no penalty."""
+        """Refuse functions that are no penalty."""
         if isinstance(self.power, bool) or not (isinstance(self.power, Real) and self.power > 0):
             raise AssumptionError(f"power must be a positive number, got {self.power!r}.", field="power")
         if self.above is not None and not (isinstance(self.above, Real) and self.above >= 0):

@@ -113,10 +113,10 @@ class Entmax:
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> EntmaxWeights:
         """Return the weights of a tile of scores."""
         m = S.new_ones(()) if self.masses is None else self.masses[..., tile.columns]
-        seen = -torch.inf < S
-        m = torch.where(seen, m, 0)
+        visible = -torch.inf < S
+        m = torch.where(visible, m, 0)
         z = (self.alpha - 1) * S
-        z = torch.where(seen, z - z.detach().amax(-1, keepdim=True), 0)
+        z = torch.where(visible, z - z.detach().amax(-1, keepdim=True), 0)
         t = (z - self._threshold(z, m)).relu()
         if self.alpha == 2:
             P, g = m * t, m * (t > 0)

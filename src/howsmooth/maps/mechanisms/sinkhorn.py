@@ -60,8 +60,8 @@ class SinkhornAttention(ScoreAttention):
         super()._check_options()
         if self.max_steps < 1:
             raise AssumptionError(f"max_steps must be at least 1, got {self.max_steps}.", field="max_steps")
-        seen = self.positions
-        if seen.causal or seen.window is not None or seen.padding is not None or seen.mask is not None:
+        order = self.positions
+        if order.causal or order.window is not None or order.padding is not None or order.mask is not None:
             raise AssumptionError(
                 "weights whose rows and columns sum to one have no mask: under a causal one they are the identity. "
                 "Use hs.Attention, or leave the mask away.",
