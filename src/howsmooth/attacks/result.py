@@ -1,7 +1,7 @@
 """The result of an attack: the perturbation, its displacement, and the predicted one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -56,18 +56,8 @@ class Attack:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
-        return Attack(
-            perturbation=self.perturbation[index],
-            displacement=self.displacement[index],
-            rise=self.rise[index],
-            predicted=self.predicted[index],
-            ceiling=None if self.ceiling is None else self.ceiling[index],
-            products=self.products,
-            trace=self.trace[index],
-            eps=self.eps,
-            norm=self.norm,
-            method=self.method,
-        )
+        batched = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)})
 
     def __iter__(self) -> Iterator["Attack"]:
         """Go through the first batch axis."""

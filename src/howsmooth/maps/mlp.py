@@ -1,6 +1,7 @@
 """The feed-forward part of a block: two linear layers and an activation between them, plain or gated."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +18,21 @@ from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_shape, require_tokens
 
 
-class _FeedForward(TensorDataclass):
+class _FeedForward(TensorDataclass, ABC):
     """What plain and gated MLPs share."""
 
     up: Tensor
     down: Tensor
     activation: Activation | str
+
+    @abstractmethod
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> tuple[Tensor, "MLPJacobian | GatedJacobian"]:
+        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian | GatedJacobian":
+        """Differentiate at ``X``."""
+        _value, jacobian = self.value_and_jacobian(X)
+        return jacobian
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,11 +80,6 @@ class MLP(_FeedForward):
         require_tokens(X, self.up)
         hidden = functional.linear(X, self.up, self.up_bias)
         return functional.linear(known_activation(self.activation).value(hidden), self.down, self.down_bias)
-
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian":
-        """Differentiate at ``X``."""
-        _value, jacobian = self.value_and_jacobian(X)
-        return jacobian
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
@@ -132,11 +137,6 @@ class GatedMLP(_FeedForward):
         gates = functional.linear(X, self.gate, self.gate_bias)
         hidden = functional.linear(X, self.up, self.up_bias)
         return functional.linear(known_activation(self.activation).value(gates) * hidden, self.down, self.down_bias)
-
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "GatedJacobian":
-        """Differentiate at ``X``."""
-        _value, jacobian = self.value_and_jacobian(X)
-        return jacobian
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = 0

@@ -50,8 +50,8 @@ class Positions(TensorDataclass):
                 f"window must be a whole number, at least 1 (the token itself), got {self.window}.", field="window"
             )
         _check_mask(self.padding, self.mask)
-        _check_relative_bias(self.relative_bias)
-        _check_position_bias(self.position_bias)
+        _check_bias(self.relative_bias, "relative_bias", "(heads or 1, 2L - 1)", "offset")
+        _check_bias(self.position_bias, "position_bias", "(heads or 1, L)", "position")
 
     def columns(self, rows: slice, n: int) -> slice:
         """Return the smallest range of tokens that contains all that ``rows`` may see."""
@@ -196,25 +196,10 @@ def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
         raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.", field="mask")
 
 
-def _check_relative_bias(bias: Tensor | None) -> None:
+def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
     if bias is None:
         return
-    if bias.ndim < 2 or bias.shape[-1] % 2 == 0:
-        raise ShapeError(
-            f"relative_bias must be (heads or 1, 2L - 1), one entry per offset, got {tuple(bias.shape)}.",
-            field="relative_bias",
-        )
+    if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
+        raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
     if not bool(torch.isfinite(bias).all()):
-        raise NonFiniteError("relative_bias must be finite; hide tokens with a mask instead.", field="relative_bias")
-
-
-def _check_position_bias(bias: Tensor | None) -> None:
-    if bias is None:
-        return
-    if bias.ndim < 2:
-        raise ShapeError(
-            f"position_bias must be (heads or 1, L), one entry per position, got {tuple(bias.shape)}.",
-            field="position_bias",
-        )
-    if not bool(torch.isfinite(bias).all()):
-        raise NonFiniteError("position_bias must be finite; hide tokens with a mask instead.", field="position_bias")
+        raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)

@@ -1,13 +1,15 @@
 """Maps of queries, keys or values before the scores: value, derivative, transpose."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.protocols import take
+
+F = TypeVar("F", bound="_Linear")
 
 
 @runtime_checkable
@@ -64,8 +66,20 @@ class TransformJacobians(NamedTuple):
 NO_TRANSFORMS, IDENTITY_TRANSFORMS = Transforms(), TransformJacobians()
 
 
+class _Linear:
+    """A linear transform, the same for every entry of the batch: it is its own derivative."""
+
+    def linearise(self: F, X: Tensor) -> F:
+        """Return itself."""
+        return self
+
+    def taken(self: F, batch: tuple[int, ...], index: Tensor, *, event: int) -> F:
+        """Return itself: it serves every entry."""
+        return self
+
+
 @dataclass(frozen=True, eq=False)
-class TokenScaling:
+class TokenScaling(_Linear):
     """Multiply every token by a number; it is its own derivative and its own transpose."""
 
     factor: Float[Tensor, "... 1 n_or_1 1"]
@@ -75,10 +89,6 @@ class TokenScaling:
         return self.factor * X
 
     jvp = vjp = apply
-
-    def linearise(self, X: Tensor) -> "TokenScaling":
-        """Return itself: the map is linear."""
-        return self
 
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "TokenScaling":
         """Pick entries of the batch."""
@@ -118,16 +128,12 @@ class L2KeyLiftJacobian:
 
 
 @dataclass(frozen=True, eq=False)
-class L2QueryLift:
+class L2QueryLift(_Linear):
     r"""Lift queries to :math:`[2q, -1]`, so that with lifted keys scores are :math:`2\langle q,k\rangle-|k|^2`."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k1"]:
         """Transform."""
         return torch.cat((2 * X, -torch.ones_like(X[..., :1])), dim=-1)
-
-    def linearise(self, X: Tensor) -> "L2QueryLift":
-        """Differentiate: products use the linear part."""
-        return self
 
     def jvp(self, E: Tensor) -> Tensor:
         """Push forward."""
@@ -137,13 +143,9 @@ class L2QueryLift:
         """Pull back."""
         return 2 * G[..., :-1]
 
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "L2QueryLift":
-        """Pick entries of the batch: all are alike."""
-        return self
-
 
 @dataclass(frozen=True, eq=False)
-class Halves:
+class Halves(_Linear):
     """Cut tokens into two halves, which become a new first axis."""
 
     def apply(self, X: Float[Tensor, "*batch k"]) -> Float[Tensor, "2 *batch half"]:
@@ -152,14 +154,6 @@ class Halves:
 
     jvp = apply
 
-    def linearise(self, X: Tensor) -> "Halves":
-        """Return itself: the map is linear."""
-        return self
-
     def vjp(self, G: Float[Tensor, "2 *batch half"]) -> Float[Tensor, "*batch k"]:
         """Put the halves together again."""
         return G.movedim(0, -2).flatten(-2)
-
-    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "Halves":
-        """Pick entries of the batch: all are alike."""
-        return self

@@ -4,7 +4,7 @@ import enum
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from jaxtyping import Float
@@ -121,18 +121,13 @@ class NormEstimate:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
         stride = len(self.statuses) // size
         part = slice(index % size * stride, (index % size + 1) * stride)
-        return NormEstimate(
-            lower=self.lower[index],
-            upper=self.upper[index],
-            confidence=self.confidence,
-            direction=self.direction[index],
-            response=self.response[index],
-            residual=self.residual[index],
-            products=self.products,
+        batched = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
             step_counts=self.step_counts[part],
             statuses=self.statuses[part],
-            random_gain=None if self.random_gain is None else self.random_gain[index],
             leading=self.leading[part],
+            **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)},
         )
 
     def __iter__(self) -> Iterator["NormEstimate"]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -174,25 +175,28 @@ class EntrywiseJacobian:
         return EntrywiseJacobian(take(self.slopes, batch, index, event=event))
 
 
-@runtime_checkable
-class Visibility(Protocol):
+class Visibility(ABC):
     r"""The map :math:`T(a,b,c)_i = \sum_{j\text{ seen by }i}\langle a_i,b_j\rangle c_j`."""
 
+    @abstractmethod
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Return T; ``a`` has queries that share ``b`` and ``c``."""
 
+    @abstractmethod
     def backward(self, b: Tensor, a: Tensor, g: Tensor) -> Tensor:
         r"""Return :math:`\sum_{i\text{ sees }j}\langle b_j,a_i\rangle g_i`, summed over queries that share ``b``."""
 
+    @abstractmethod
     def jvp(self, at: Triple, tangents: Triple) -> Tensor:
         """Return the derivative of T at three arguments, along three others."""
 
     def take(self, pick: Pick) -> "Visibility":
-        """Pick some entries of the batch."""
+        """Pick some entries of the batch; by default all are equal."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)
-class Unmasked:
+class Unmasked(Visibility):
     """Every token sees all tokens: one sum serves all."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -209,13 +213,9 @@ class Unmasked:
         change = torch.cat((db, b), dim=-2).mT @ torch.cat((c, dc), dim=-2)
         return da @ (b.mT @ c) + a @ change
 
-    def take(self, pick: Pick) -> "Unmasked":
-        """Pick some entries of the batch: all are alike."""
-        return self
-
 
 @dataclass(frozen=True, eq=False)
-class Causal:
+class Causal(Visibility):
     """A token sees itself and what came before: sums run along the sequence, chunk by chunk."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -237,13 +237,9 @@ class Causal:
         b2 = torch.cat((b, db), dim=-1)
         return self.forward(torch.cat((da, a), dim=-1), b2, c) + self.forward(a, b, dc)
 
-    def take(self, pick: Pick) -> "Causal":
-        """Pick some entries of the batch: all are alike."""
-        return self
-
 
 @dataclass(frozen=True, eq=False)
-class Masked:
+class Masked(Visibility):
     """A token sees what a mask shows; the weights are a matrix."""
 
     mask: Bool[Tensor, "stack shared_or_1 n n"]
