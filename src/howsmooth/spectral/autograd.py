@@ -196,29 +196,24 @@ class JacobianOperator:
             )
 
     def _require_independent_batch(self) -> None:
-        r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own."""
-        count = math.prod(self.batch)
-        if count < 2:
+        if treats_batch_independently(self, self._value):
             return
-        G = _gauss(self._value, torch.Generator().manual_seed(1))
-        factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
-        expected = broadcast(factors, self._X) * self.vjp(G)
-        if bool((self.vjp(broadcast(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
-            if self._mixes(G):
-                raise AssumptionError(
-                    "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
-                    "use hs.JacobianOperator(f, X, batch_axes=0).",
-                    field="f",
-                )
+        if self._mixes():
             raise AssumptionError(
-                "the derivative of the callable is mostly rounding here: twice a cotangent is not pulled back to twice "
-                "as much. Does it compute in float32 or less inside, where weights saturate? Let it compute in the "
-                "numbers it is given, or take smaller tokens.",
+                "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
+                "use hs.JacobianOperator(f, X, batch_axes=0).",
                 field="f",
             )
+        raise AssumptionError(
+            "the derivative of the callable is mostly rounding here: twice a cotangent is not pulled back to twice "
+            "as much. Does it compute in float32 or less inside, where weights saturate? Let it compute in the "
+            "numbers it is given, or take smaller tokens.",
+            field="f",
+        )
 
-    def _mixes(self, G: Tensor) -> bool:
-        """Tell whether an input of the batch has a share in another's output: then its gradient is not zero there."""
+    def _mixes(self) -> bool:
+        """Tell whether some output of the batch has a gradient with respect to another input."""
+        G = _gauss(self._value, torch.Generator().manual_seed(1))
         for i in range(math.prod(self.batch)):
             alone = torch.zeros_like(G)
             alone.view(-1, *self.codomain)[i] = G.reshape(-1, *self.codomain)[i]
@@ -226,6 +221,23 @@ class JacobianOperator:
             if bool(pulled[:i].any() or pulled[i + 1 :].any()):
                 return True
         return False
+
+
+def treats_batch_independently(op: LinearOperator, value: Tensor) -> bool:
+    r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own.
+
+    Args:
+        op: The derivative of a callable, as a batch of operators.
+        value: The value of the callable, of the shape ``(*batch, *codomain)``.
+    """
+    count = math.prod(op.batch)
+    if count < 2:
+        return True
+    G = _gauss(value, torch.Generator().manual_seed(1))
+    factors = torch.linspace(1, 2, count, dtype=op.dtype, device=op.device).reshape(*op.batch)
+    pulled = op.vjp(G)
+    expected = broadcast(factors, pulled) * pulled
+    return not bool((op.vjp(broadcast(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count)
 
 
 def _measurable(X: Tensor) -> Tensor:

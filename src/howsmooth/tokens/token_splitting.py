@@ -1,7 +1,7 @@
 """Mass splitting in text: replacing a copy of a token, compared with replacing the token itself."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,51 +198,43 @@ class _TextMeasures:
         return cls(tokens=tokens, known=known, reads=reads, chain=chain, longer=longer, masked=masked)
 
     def pairs(self, p: int, incoming: Sequence[int]) -> list[SplitPair]:
-        """Compare the three ways in which tokens come to a position."""
-        n = len(self.tokens)
+        """Compare the ways in which tokens come to a position."""
+        index = torch.arange(len(self.tokens))
         here = self._read(self.known(self.tokens))
-        mu = self._measure(here, torch.arange(n)), self._measure(self.chain(here), torch.arange(n))
-        ways: dict[str, list[_Ends] | None] = {
-            "moved": self._moved(p, incoming),
-            "doubled": self._doubled(p, incoming),
-            "shifted": None if self.masked else self._shifted(p, incoming),
-        }
+        mu = self._measure(here, index), self._measure(self.chain(here), index)
+        found = {way: [_distances(mu, nu) for nu in ends] for way, ends in self._ways(p, incoming)}
         pairs = []
-        for index, token in enumerate(incoming):
+        for place, token in enumerate(incoming):
             numbers: dict[str, Any] = {}
-            for way, ends in ways.items():
-                outputs, ratio = (None, None) if ends is None else _distances(mu, ends[index])
+            for way in ("moved", "doubled", "shifted"):
+                outputs, ratio = found[way][place] if way in found else (None, None)
                 numbers |= {way: ratio, f"{way}_by": outputs}
             pairs.append(SplitPair(position=p, token=token, **numbers))
         return pairs
 
-    def _moved(self, p: int, incoming: Sequence[int]) -> list[_Ends]:
-        rows = self.tokens.repeat(len(incoming), 1)
-        rows[:, p] = torch.tensor(incoming)
-        index = torch.arange(len(self.tokens))
-        return self._measures(self._read(self.known(rows)), self.chain, index)
-
-    def _doubled(self, p: int, incoming: Sequence[int]) -> list[_Ends]:
+    def _ways(self, p: int, incoming: Sequence[int]) -> Iterator[tuple[str, list[_Ends]]]:
+        """Yield the measures of each way, one for each incoming token."""
         n = len(self.tokens)
-        index = torch.cat((torch.arange(p + 1), torch.arange(p, n)))
+        once, twice = torch.arange(n), torch.cat((torch.arange(p + 1), torch.arange(p, n)))
+
+        def rows(index: Tensor, place: int) -> Tensor:
+            changed = self.tokens[index].repeat(len(incoming), 1)
+            changed[:, place] = torch.tensor(incoming)
+            return changed
+
+        yield "moved", self._measures(self.known(rows(once, p)), self.chain, once)
         masses = torch.ones(n + 1, dtype=self.known.words.dtype)
         masses[p : p + 2] = 0.5
-        rows = self.tokens[index].repeat(len(incoming), 1)
-        rows[:, p + 1] = torch.tensor(incoming)
-        X = self._read(self.known.words[rows] + self.known.places[index])
-        return self._measures(X, _split(self.chain, index, masses), index, masses / n)
-
-    def _shifted(self, p: int, incoming: Sequence[int]) -> list[_Ends] | None:
-        if self.longer is None:
-            return None
-        known, chain = self.longer
-        rows = torch.cat((self.tokens[: p + 1], self.tokens[p:])).repeat(len(incoming), 1)
-        rows[:, p + 1] = torch.tensor(incoming)
-        return self._measures(self._read(known(rows)), chain, torch.arange(rows.shape[1]))
+        doubled = self.known.words[rows(twice, p + 1)] + self.known.places[twice]
+        yield "doubled", self._measures(doubled, _split(self.chain, twice, masses), twice, masses / n)
+        if self.longer is not None and not self.masked:
+            known, chain = self.longer
+            yield "shifted", self._measures(known(rows(twice, p + 1)), chain, torch.arange(n + 1))
 
     def _measures(
-        self, X: Float[Tensor, "c n d"], f: Chain, index: Tensor, masses: Tensor | None = None
+        self, sums: Float[Tensor, "c n d"], f: Chain, index: Tensor, masses: Tensor | None = None
     ) -> list[_Ends]:
+        X = self._read(sums)
         ends = zip(X, f(X), strict=True)
         return [(self._measure(x, index, masses), self._measure(y, index, masses)) for x, y in ends]
 

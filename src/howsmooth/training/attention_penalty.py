@@ -12,7 +12,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.spectral.protocols import HALF
 from howsmooth.training.hooks import RecordedInputs, read_batch, real_only
-from howsmooth.training.penalty import STEPS, Shape, constant
+from howsmooth.training.penalty import STEPS, PenaltyFunction, constant
 from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.training.warm_starts import WarmStart
 
@@ -49,10 +49,10 @@ def attention_penalty(
         AssumptionError: If there is no such layer, or a setting is none.
         UnsupportedModelError: If the model has no attention.
     """
-    shape = Shape(power=power, log=log, above=above)
+    function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
         raise DtypeError(f"model must be a module, got {type(model).__name__}.", field="model")
-    return AttentionPenalty(model, shape=shape, layers=layers, steps=steps, generator=generator)
+    return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator)
 
 
 class AttentionPenalty:
@@ -68,7 +68,7 @@ class AttentionPenalty:
         self,
         model: nn.Module,
         *,
-        shape: Shape,
+        function: PenaltyFunction,
         layers: Iterable[int] | None,
         steps: int,
         generator: torch.Generator | None,
@@ -82,7 +82,7 @@ class AttentionPenalty:
             raise AssumptionError(f"the model has the layers 0 to {count - 1}, got {strays[0]}.", field="layers")
         self.states = {layer: WarmStart() for layer in self.layers}
         self.values: dict[int, Float[Tensor, " batch"]] = {}
-        self._shape, self._steps, self._generator = shape, steps, generator
+        self._function, self._steps, self._generator = function, steps, generator
 
     def __call__(self, batch: Any = None) -> Float[Tensor, " batch"]:
         """Return the penalty at what the layers read last; at a batch, if one is given, after a pass of its own."""
@@ -95,7 +95,7 @@ class AttentionPenalty:
         for layer in self.layers:
             sigma = self._constant(layer)
             self.values[layer] = sigma.detach()
-            total = self._shape(sigma) if total is None else total + self._shape(sigma)
+            total = self._function(sigma) if total is None else total + self._function(sigma)
         inputs.forget()
         if total is None:
             raise AssumptionError("layers must name at least one layer, got none.", field="layers")

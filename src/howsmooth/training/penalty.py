@@ -26,7 +26,7 @@ COLD_RTOL = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class PenaltyFunction:
     """The penalty as a function of the constant.
 
     Attributes:
@@ -112,10 +112,10 @@ def penalty(
         >>> [round(x, 6) for x in found.tolist()], round(float(weight.grad), 6)
         ([3.0, 3.0, 3.0, 3.0], 4.0)
     """
-    shape = Shape(power=power, log=log, above=above)
+    function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
     op, pull = _differentiable(f, X)
-    return shape(constant(op, pull, state=state, steps=steps, generator=generator))
+    return function(constant(op, pull, state=state, steps=steps, generator=generator))
 
 
 def constant(
