@@ -13,10 +13,10 @@ from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.protocols import Jacobian, Linearisable, Map
 
-C = TypeVar("C", bound="Composition")
+C = TypeVar("C", bound="ComposedMap")
 
 
-class Composition(ABC):
+class ComposedMap(ABC):
     """A map made of maps; ``evaluate`` says how, for any way to evaluate its parts."""
 
     @property
@@ -62,7 +62,7 @@ class Composition(ABC):
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Chain(Composition):
+class Chain(ComposedMap):
     """The maps one after another, the first one first: ``Chain(norm, attention)(X) == attention(norm(X))``."""
 
     maps: tuple[Map, ...]
@@ -95,7 +95,7 @@ class Chain(Composition):
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Sum(Composition):
+class Sum(ComposedMap):
     """The maps side by side, their outputs added: ``Sum(attention, mlp)(X) == attention(X) + mlp(X)``."""
 
     maps: tuple[Map, ...]
@@ -124,7 +124,7 @@ class Sum(Composition):
 
 
 @dataclass(frozen=True, eq=False)
-class Residual(Composition):
+class Residual(ComposedMap):
     """``X + f(X)``."""
 
     map: Map
@@ -248,7 +248,7 @@ def linearised(f: Map, X: Tensor, each: int) -> tuple[Tensor, Jacobian]:
 
 def leaves(f: Any) -> Iterator[Any]:
     """Yield the maps that a composition is made of, in order; any other map yields itself."""
-    if isinstance(f, Composition):
+    if isinstance(f, ComposedMap):
         for child in f.children:
             yield from leaves(child)
     else:
@@ -257,7 +257,7 @@ def leaves(f: Any) -> Iterator[Any]:
 
 def map_leaves(f: Any, change: Callable[[Any], Any]) -> Any:
     """Return a composition with every leaf replaced by ``change(leaf)``."""
-    return f.with_children(*(map_leaves(g, change) for g in f.children)) if isinstance(f, Composition) else change(f)
+    return f.with_children(*(map_leaves(g, change) for g in f.children)) if isinstance(f, ComposedMap) else change(f)
 
 
 def _each(memory: int, maps: tuple[Map, ...]) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError
-from howsmooth.maps.composition import Composition, leaves
+from howsmooth.maps.composition import ComposedMap, leaves
 from howsmooth.maps.mean_field import MeasureMovingMap
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import JacobianOperator
@@ -60,7 +60,7 @@ def in_context(f: Any, n: int) -> InContext:
             return fixed.on(PointsWithMasses(points=points, weights=masses, positions=positions))(points)
 
         return attend
-    if isinstance(f, Composition):
+    if isinstance(f, ComposedMap):
         return lambda points, masses, positions: f.evaluate(
             points, lambda part, x: in_context(part, n)(x, masses, positions)
         )
