@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import howsmooth as hs
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Bare:
         return jvp, vjp
 
 
-def mechanisms(heads: int, k: int, generator: torch.Generator) -> dict[str, Heads]:
+def mechanisms(heads: int, k: int, generator: torch.Generator) -> dict[str, MultiHead]:
     """Every kind of attention with Gaussian weights, as wide as it is long."""
     d = heads * k
 

@@ -14,7 +14,7 @@ import howsmooth as hs
 from howsmooth.errors import HowsmoothError
 from howsmooth.models.text import read_text
 from howsmooth.report.saving import save_chart
-from howsmooth.search.kinds import COUNTING, KINDS, of_kind
+from howsmooth.search.mechanisms import COUNTING, KINDS, of_kind
 
 HERE = Path(__file__).parent
 F64 = torch.float64

@@ -21,7 +21,7 @@ from howsmooth.certificates.mlp_stage import GatedStage, SmoothStage
 from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.sizes import ROUND, Squares
 from howsmooth.certificates.stages import Bent, First, Stage
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.report.saving import save_chart
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) ->
 
 
 def longest(measured: Callable[[Tensor], Tensor], eps: float, rng: torch.Generator) -> float:
-    """Climb from random points on the sphere."""
+    """PopulationAscent from random points on the sphere."""
     xi = torch.randn(STARTS, 3, generator=rng, dtype=torch.float64)
     best = 0.0
     for _ in range(STEPS):

@@ -15,10 +15,9 @@ from scipy.stats import spearmanr
 import howsmooth as hs
 from howsmooth.models.text import read_text
 from howsmooth.tokens import methods
-from howsmooth.tokens.doubling import doubling
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.outputs import Outputs, Trials
 from howsmooth.tokens.replacements import replacements
-from howsmooth.tokens.trials import Trials
+from howsmooth.tokens.token_splitting import token_splitting
 
 HERE = Path(__file__).parent
 LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200
@@ -117,7 +116,7 @@ def chart(points: list[dict[str, Any]], names: Sequence[str]) -> alt.HConcatChar
 def double(model: hs.Transformer, windows: torch.Tensor) -> None:
     """Print how often changing a copy beats changing the token."""
     for name in ("attention", "block", "model"):
-        found = [doubling(model, tokens, map=name, pairs=PAIRS) for tokens in windows]
+        found = [token_splitting(model, tokens, map=name, pairs=PAIRS) for tokens in windows]
         pairs = [pair for some in found for pair in some.pairs]
         share = sum(pair.doubled > pair.moved for pair in pairs) / len(pairs)
         gain = statistics.median(pair.doubled / pair.moved for pair in pairs)

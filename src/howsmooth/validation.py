@@ -1,5 +1,7 @@
 """What howsmooth accepts as tokens and as weights; every refusal says what to do."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,8 +39,8 @@ def require_finite(x: Tensor, name: str) -> None:
         )
 
 
-def require_agreement(x: Tensor, other: Tensor, name: str, other_name: str) -> None:
-    """Refuse two tensors of different dtype or device."""
+def require_agreement(x: Tensor, other: Any, name: str, other_name: str) -> None:
+    """Refuse a tensor whose dtype or device is not that of another tensor, or of an operator."""
     if x.dtype != other.dtype:
         raise DtypeError(
             f"{name} and {other_name} must have one dtype, got {x.dtype} and {other.dtype}; convert one with .to().",
@@ -70,10 +72,18 @@ def require_tokens(X: Tensor, weights: Tensor) -> None:
     require_finite(X, "tokens")
 
 
-def require_like(x: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Refuse a vector that an operator cannot be applied to."""
+def require_like(x: Tensor, like: Any, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a vector that an operator cannot be applied to; ``like`` has its dtype and device."""
     require_shape(x, shape, name)
     require_agreement(x, like, name, "the operator")
+
+
+def require_parameter(x: Tensor, shape: tuple[int, ...], other: Tensor, name: str, other_name: str) -> None:
+    """Refuse anything but finite floating-point numbers of this shape, with the dtype and device of ``other``."""
+    require_floating(x, name)
+    require_shape(x, shape, name)
+    require_agreement(x, other, name, other_name)
+    require_finite(x, name)
 
 
 def require_shape(x: Tensor, shape: tuple[int, ...], name: str) -> None:

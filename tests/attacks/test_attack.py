@@ -9,7 +9,7 @@ from tokens.tiny import tiny
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.attacks.settings import METHODS, NORMS
+from howsmooth.attacks.attack_settings import METHODS, NORMS
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.text import read_text
 

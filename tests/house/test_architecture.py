@@ -8,7 +8,18 @@ import howsmooth
 
 ROOT = Path(howsmooth.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-GROUND = {"errors", "validation", "files", "markup", "memory", "strict", "torch_internals", "values", "wording"}
+GROUND = {
+    "errors",
+    "validation",
+    "files",
+    "linear_operators",
+    "markup",
+    "memory",
+    "strict",
+    "torch_internals",
+    "tensor_dataclass",
+    "wording",
+}
 INSTRUMENTS = {
     "domains",
     "maps",
@@ -28,9 +39,10 @@ ALLOWED = {
     "torch_internals": set(),
     "validation": {"errors", "torch_internals"},
     "files": {"errors", "memory"},
+    "linear_operators": {"validation"},
     "markup": {"wording"},
     "strict": set(),
-    "values": set(),
+    "tensor_dataclass": set(),
     "domains": GROUND,
     "memory": {"errors", "wording"},
     "wording": set(),

@@ -42,7 +42,7 @@ def test_padding_differs_from_sequence_to_sequence(rng):
 @pytest.mark.parametrize("window", [None, 1, 40, 200])
 @pytest.mark.parametrize("causal", [False, True])
 def test_tile_borders_do_not_show(n, window, causal, rng, monkeypatch):
-    from howsmooth.maps import pattern
+    from howsmooth.maps import attention_weights as pattern
 
     monkeypatch.setattr(pattern, "TILE_BYTES", 0)
     f = layer(

@@ -13,7 +13,7 @@ from oracles import dense_jacobian
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.maps import pattern
+from howsmooth.maps import attention_weights as pattern
 
 
 def first():

@@ -67,8 +67,8 @@ def test_no_theorem_covers_them(case, rng):
 
 @pytest.mark.parametrize("memory", [0, 2**30])
 def test_tiles_do_not_change_the_products(memory, rng, monkeypatch):
-    monkeypatch.setattr("howsmooth.maps.pattern.LEAST_ROWS", 2)
-    monkeypatch.setattr("howsmooth.maps.pattern.TILE_BYTES", 64)
+    monkeypatch.setattr("howsmooth.maps.attention_weights.LEAST_ROWS", 2)
+    monkeypatch.setattr("howsmooth.maps.attention_weights.TILE_BYTES", 64)
     f, X = DISTANCES[1].build(rng)
     small = f.jacobian(X, memory=memory)
     monkeypatch.undo()

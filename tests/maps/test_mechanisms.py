@@ -12,7 +12,7 @@ from oracles import dense_jacobian, top
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.maps import pattern
+from howsmooth.maps import attention_weights as pattern
 
 FEATURE = {feature.name: feature for feature in FEATURES}
 CAUSAL = [Layer(kind, FEATURE["causal, grouped, weights"]) for kind in KINDS if kind.maskable]
@@ -52,7 +52,7 @@ def test_tiles_and_rebuilt_weights_change_nothing(layer, memory, rng, monkeypatc
     expected, pulled = J.jvp(E), J.vjp(G)
     monkeypatch.setattr(pattern, "TILE_BYTES", 0)
     monkeypatch.setattr(pattern, "LEAST_ROWS", 2)
-    monkeypatch.setattr("howsmooth.maps.mechanisms.sums.CHUNK", 3)
+    monkeypatch.setattr("howsmooth.maps.mechanisms.linear.CHUNK", 3)
     J = f.jacobian(X, memory=memory)
     assert not hasattr(J, "pattern") or len(J.pattern.tiles) == 4
     assert_close(J.jvp(E), expected)

@@ -10,7 +10,7 @@ from maps.mechanisms import plain
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.maps.mechanisms.sums import CHUNK
+from howsmooth.maps.mechanisms.linear import CHUNK
 
 
 def matrices(rng, k=3, d=4, v=2):

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
-from howsmooth.maps.activations import ACTIVATIONS, entrywise, soft_cap
-from howsmooth.maps.pointwise import Pointwise
+from howsmooth.maps.activations import ACTIVATIONS, Pointwise, entrywise, soft_cap
 
 TORCHS = {
     "gelu": functional.gelu,

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import howsmooth as hs
-from howsmooth.search.arrangements import arrangements
-from howsmooth.search.ascent import maximised
-from howsmooth.search.batches import on_batches
+from howsmooth.search.ascent import maximise_counting
+from howsmooth.search.batched_callable import on_batches
+from howsmooth.search.start_patterns import start_patterns
 
 F64 = torch.float64
 QUICK = {"starts": 1, "steps": 5}
@@ -121,7 +121,7 @@ def test_structured_starts_find_what_random_tokens_miss(rng):
     eye = torch.eye(2, dtype=F64)
     f = hs.Attention.single_head(A=30 * eye, V=eye)
     ball, like = hs.Ball(3.0), torch.empty(2, dtype=F64)
-    X = arrangements(ball, 6, like, 8, rng)
+    X = start_patterns(ball, 6, like, 8, rng)
     random, structured = (float(hs.local_lipschitz(f, x).lower.max()) for x in (X[:8], X[8:]))
     assert structured > random
     assert float(X.norm(dim=-1).max()) <= 3.0
@@ -129,7 +129,7 @@ def test_structured_starts_find_what_random_tokens_miss(rng):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_every_arrangement_has_n_tokens(n, rng):
-    assert arrangements(hs.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
+    assert start_patterns(hs.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
 
 
 def one_by_one(X):
@@ -155,8 +155,8 @@ def test_modules_are_audited_without_dropout_and_left_as_they_were():
 
 
 def test_products_are_counted(rng):
-    _found, none = maximised(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=0, generator=rng)
-    _found, some = maximised(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=3, generator=rng)
+    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=0, generator=rng)
+    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=3, generator=rng)
     assert some - none >= 3 * 32 * 10  # three trials of 32 runs, ten products each
 
 

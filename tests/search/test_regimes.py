@@ -6,7 +6,7 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search.places import few_places
+from howsmooth.search.few_atom_measures import few_atom_measures
 from howsmooth.theory.heads import heads_of
 
 ONE, EYE = torch.ones(1, 1, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
@@ -26,7 +26,7 @@ def test_what_is_found_is_a_sequence_of_that_length_below_its_bound(A):
 
 def test_whole_numbers_of_tokens_make_a_sequence():
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    for place in few_places(heads_of(f)[0], 1.0):
+    for place in few_atom_measures(heads_of(f)[0], 1.0):
         for counts in place.counts(30):
             assert sum(counts) == 30
             mu = hs.DiscreteMeasure(place.points, torch.tensor(counts, dtype=torch.float64) / 30)
@@ -71,14 +71,14 @@ def test_a_search_over_masses_starts_where_it_is_told(rng):
 
 
 def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
-    from howsmooth.search.masses import over_masses
-    from howsmooth.search.slopes import slope
+    from howsmooth.search.measure_search import over_masses
+    from howsmooth.search.norm_gradient import norm_gradient
 
     f = hs.Attention.random(heads=2, d=3, k=2, dtype=torch.float64, generator=rng)
     on_measures, domain, _starts, _d = over_masses(f, 4, hs.Ball(2.0), 1)
     X = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     top = hs.local_lipschitz(on_measures, X, rtol=1e-12).direction
-    here = slope(on_measures, X, top, rng)
+    here = norm_gradient(on_measures, X, top, rng)
     E = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     near = [float(hs.local_lipschitz(on_measures, X + t * E, rtol=1e-12).lower) for t in (1e-5, -1e-5)]
     assert (near[0] - near[1]) / 2e-5 == pytest.approx(float((here.gradient * E).sum()), rel=1e-3)

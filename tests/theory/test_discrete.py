@@ -13,7 +13,7 @@ from theory.theorems import LOWERS_WITH_N, accepted, bound
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.theory.heads import combined, heads_of
 from howsmooth.theory.tied import TiedProblem
 from howsmooth.theory.together import together
@@ -268,7 +268,7 @@ def test_a_line_search_that_fails_leaves_the_best_pair_that_was_met(before, monk
 def test_a_token_that_pulls_at_nothing_ties_no_pair():
     """A start with Ae = 0 is worth nothing, and does not end the search."""
     f = form(torch.diag(torch.tensor([1.0, 0.0])).double())
-    problem = TiedProblem(*heads_of(f), Frame.ball(2, 1.0, solid=True), 10)
+    problem = TiedProblem(*heads_of(f), StretchedSphere.ball(2, 1.0, solid=True), 10)
     unseen = problem.basis.mT @ torch.tensor([0.0, 1.0], dtype=torch.float64)
     assert problem.pair(np.array([*unseen, 1.0, 0.5])).log_value == -math.inf
 

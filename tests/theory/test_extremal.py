@@ -11,7 +11,7 @@ from theory.witnesses import HEADS, assert_honest, assert_in_ball, assert_on_ima
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.theory import extremal
 from howsmooth.theory.heads import heads_of
@@ -67,7 +67,7 @@ def test_the_smooth_function_is_the_bound_at_its_tokens(rng):
     (head,) = heads_of(f)
     gain = torch.rand(7, dtype=torch.float64, generator=rng) + 0.5
     norm = hs.LayerNorm(gain=gain, bias=torch.randn(7, dtype=torch.float64, generator=rng))
-    for frame in (Frame.ball(head.d, 2.0, solid=True), Frame.image(norm.image)):
+    for frame in (StretchedSphere.ball(head.d, 2.0, solid=True), StretchedSphere.image(norm.image)):
         problem = TiedProblem(head, frame, 8)
         for _draw in range(5):
             c = torch.randn(problem.basis.shape[1], dtype=torch.float64, generator=rng)
@@ -81,7 +81,7 @@ def test_the_smooth_function_is_the_bound_at_its_tokens(rng):
 def test_the_optimised_pair_beats_random_pairs(rng):
     f = single(rng)
     (head,) = heads_of(f)
-    frame = Frame.ball(head.d, 2.0, solid=True)
+    frame = StretchedSphere.ball(head.d, 2.0, solid=True)
     best = best_pair(head, frame, 20).log_value
     problem = TiedProblem(head, frame, 20)
     c = torch.randn(20_000, problem.basis.shape[1], dtype=torch.float64, generator=rng)

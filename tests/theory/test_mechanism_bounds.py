@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.search.arrangements import arrangements
+from howsmooth.search.start_patterns import start_patterns
 from howsmooth.theory.mechanisms.entmax import pushed
 from howsmooth.theory.mechanisms.gibbs import column_energy, phi_inverse
 from howsmooth.theory.mechanisms.index import mechanism_upper
@@ -74,7 +74,7 @@ def constants(f, X):
 
 def inputs(f, rng, n, radius, count=120):
     ball, like = hs.Ball(radius), torch.empty(f.d, dtype=F64)
-    return torch.cat((ball.draw(count, n, like, rng), arrangements(ball, n, like, 10, rng)))
+    return torch.cat((ball.draw(count, n, like, rng), start_patterns(ball, n, like, 10, rng)))
 
 
 @pytest.mark.parametrize("case", CASES)

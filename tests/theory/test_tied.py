@@ -9,7 +9,7 @@ from draws import gaussian
 from theory.forms import random_layer
 
 import howsmooth as hs
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.tied import TiedProblem, best_pair
 from howsmooth.theory.tied_layer import best_pairs, proven, tied_in_all
@@ -18,7 +18,7 @@ from howsmooth.theory.turned_pair import TurnedProblem
 
 def one_head(rng, **more):
     f = random_layer(rng, heads=1, d=6, k=4, query_bias=gaussian(rng, 1, 4), **more)
-    return f, heads_of(f)[0], Frame.ball(6, 2.0, solid=True)
+    return f, heads_of(f)[0], StretchedSphere.ball(6, 2.0, solid=True)
 
 
 @pytest.mark.parametrize("n", [3, 9, None])
@@ -57,7 +57,7 @@ def test_a_pair_moves_by_a_unit_perturbation_in_opposite_directions(rng):
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "concatenated"])
 def test_a_pair_tied_in_all_heads_turns_the_best_one_and_claims_its_response(rng, mixed):
     f = random_layer(rng, heads=2, d=8, k=3, mixed=mixed, query_bias=gaussian(rng, 2, 3))
-    frame, n = Frame.ball(8, 2.0, solid=True), 9
+    frame, n = StretchedSphere.ball(8, 2.0, solid=True), 9
     pairs = best_pairs(f, n, frame)
     (found,) = tied_in_all(f, pairs, n, frame)
     best = max(pairs, key=lambda pair: pair.log_value)
@@ -75,14 +75,14 @@ def test_a_pair_tied_in_all_heads_turns_the_best_one_and_claims_its_response(rng
 def test_no_pair_is_tied_in_all_heads_of_narrow_layers_of_one_head_and_off_balls(rng):
     def tied(frame=None, **shape):
         f = random_layer(rng, **({"heads": 2, "d": 8, "k": 3} | shape))
-        frame = Frame.ball(f.d, 2.0, solid=True) if frame is None else frame
+        frame = StretchedSphere.ball(f.d, 2.0, solid=True) if frame is None else frame
         return tied_in_all(f, best_pairs(f, 9, frame), 9, frame)
 
     assert tied(heads=1) == []
     assert tied(heads=3, d=4) == []
     assert len(tied(heads=3, d=5)) == 1
     norm = hs.LayerNorm(gain=1 + torch.rand(8, dtype=torch.float64, generator=rng), bias=None, eps=1e-5)
-    assert tied(Frame.image(norm.image)) == []
+    assert tied(StretchedSphere.image(norm.image)) == []
 
 
 def test_tokens_of_turned_pairs_lie_on_the_sphere(rng):

@@ -9,7 +9,7 @@ from oracles import constant
 from theory.forms import ROUNDING, random_layer
 from torch.testing import assert_close
 
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.tied_layer import best_pairs, proven, tied_in_all
 
@@ -17,7 +17,7 @@ from howsmooth.theory.tied_layer import best_pairs, proven, tied_in_all
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_pair_tied_in_all_heads_has_the_response_of_its_formula(rng, mixed):
     f, n, radius = random_layer(rng, heads=3, d=8, mixed=mixed, query_bias=gaussian(rng, 3, 2)), 9, 2.0
-    frame = Frame.ball(8, radius, solid=True)
+    frame = StretchedSphere.ball(8, radius, solid=True)
     (pair,) = tied_in_all(f, best_pairs(f, n, frame), n, frame)
     X = pair.tokens(n)
     for head in heads_of(f):

@@ -9,7 +9,7 @@ import howsmooth as hs
 from howsmooth.errors import AssumptionError, ShapeError, UnsupportedModelError
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import replacements
-from howsmooth.tokens.settings import METHODS
+from howsmooth.tokens.swap_settings import METHODS
 
 
 def run(model, rows, name, layer=0):

@@ -11,9 +11,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, SmoothnessWarning
-from howsmooth.training.alarms import Watch
-from howsmooth.training.budget import Budget
-from howsmooth.training.readings import Reading
+from howsmooth.training.monitor import TimeBudget
+from howsmooth.training.readings import AlarmRule, LayerReading
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -33,7 +32,7 @@ def batch(count=6):
 
 
 def reading(step, lower, *, upper=None, layer=0):
-    return Reading(
+    return LayerReading(
         step=step, layer=layer, map="attention", lower=lower, upper=1.05 * lower if upper is None else upper,
         typical=1.0, typical_low=0.9, typical_high=1.1, radius=1.0, entropy=1.0, sequences=1, length=8, tokens=(7, 5),
         seconds=0.1,
@@ -129,13 +128,13 @@ def test_weights_that_are_no_numbers_are_an_alarm_and_no_error():
     ],
 )
 def test_alarms_go_by_the_ends_of_brackets(readings, limit, expected):
-    watch = Watch(window=20, limit=limit)
-    assert [alarm.reading.step for r in readings for alarm in watch.look(r)] == expected
+    watch = AlarmRule(window=20, limit=limit)
+    assert [alarm.reading.step for r in readings for alarm in watch.alarms(r)] == expected
 
 
 def test_a_budget_is_kept_over_any_number_of_looks():
     clock = [0.0]
-    budget = Budget(0.02, lambda: clock[0])
+    budget = TimeBudget(0.02, lambda: clock[0])
     for _step in range(400):
         clock[0] += 1.0  # a training step
         units = budget.affordable()

@@ -8,23 +8,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.ceiling import ceiling
-from howsmooth.attacks.first_order import dual, steepest
-from howsmooth.attacks.methods import search_by
-from howsmooth.attacks.objective import Objective, Target
-from howsmooth.attacks.passes import check_value, run
+from howsmooth.attacks.counted_evaluation import check_value, run
+from howsmooth.attacks.methods import METHODS
+from howsmooth.attacks.objective import Objective, Target, draw
 from howsmooth.attacks.result import Attack
-from howsmooth.attacks.settings import BUDGET, check_attack
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.spectral.abilities import HALF, measurable, require_map
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.maps.attention import Attention
 from howsmooth.spectral.autograd import linearise
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import HALF, measurable, require_map
+from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.spectral.vectors import norms
+from howsmooth.theory.around_input.displacement import displacement_upper
 from howsmooth.validation import require_sequences
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
 ROUNDINGS = 64
+# Block power iteration stops once it gains less than this, or after so many steps.
+POWER_RTOL, POWER_STEPS = 1e-4, 60
+# It starts from the top singular vector and from so many random perturbations.
+POWER_STARTS = 3
 
 
 def attack(
@@ -74,23 +79,23 @@ def attack(
     """
     check_attack(eps=eps, norm=norm, method=method, budget=budget)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    scene = prepared(f, X, norm=norm, target=target, generator=generator)
-    found = scene.attack(eps=eps, method=method, budget=budget, generator=generator)
-    return replace(found, ceiling=scene.ceiling(eps)) if bounded else found
+    prepared_map = prepare(f, X, norm=norm, target=target, generator=generator)
+    found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
+    return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Prepared:
+class PreparedAttack:
     """A map at an input, ready for attacks of any radius and method.
 
     Attributes:
         f: The map.
         X: The tokens.
-        there: The output at them.
+        there: The output at the tokens.
         J: The derivative there.
         norm: The norm of perturbations.
-        target: What to maximise; the displacement if none.
-        steepest: What the derivative predicts, for each unit of eps.
+        target: The scalar to maximise; the displacement if none.
+        steepest: The largest displacement to first order, per unit of eps.
     """
 
     f: Callable[[Tensor], Any]
@@ -102,13 +107,13 @@ class Prepared:
     steepest: Float[Tensor, "*batch"]
 
     def attack(self, *, eps: float, method: str, budget: int, generator: torch.Generator) -> Attack:
-        """Attack with one radius, by one method; what the theory allows is a question of its own."""
+        """Attack with one radius, by one method; ``ceiling`` is left out."""
         check_attack(eps=eps, norm=self.norm, method=method, budget=budget)
         self._require_resolved(eps)
         ball = PerturbationBall(eps=eps, norm=self.norm)
         objective = Objective(self.f, self.J, self.X, self.there, ball, budget, self.target)
         with torch.inference_mode(False):
-            search_by(method)(objective, generator)
+            METHODS[method](objective, generator)
         moved = run(self.f, self.X + objective.best)
         return Attack(
             perturbation=objective.best,
@@ -123,9 +128,25 @@ class Prepared:
             method=method,
         )
 
-    def ceiling(self, eps: float) -> Float[Tensor, "*batch"] | None:
-        """Return what no perturbation of this radius can exceed, where a theorem says so."""
-        return ceiling(self.f, self.X, PerturbationBall(eps=eps, norm=self.norm))
+    def theoretical_maximum(self, eps: float) -> Float[Tensor, "*batch"] | None:
+        r"""Bound the displacement over the ball by :func:`howsmooth.bounds.displacement_upper`.
+
+        .. math:: \|f(X+E)-f(X)\| \le \int_0^\epsilon g(t)\,dt, \qquad g(t) \ge \sup_{\|E\|\le t}\|D_{X+E}f\|
+
+        or by the hull of the values, where that is smaller. It can be less than the derivative at X predicts, since the
+        softmax saturates.
+
+        Returns:
+            The bound of each sequence; none if the map is no attention, or not of a form that the theorem covers.
+        """
+        if not isinstance(self.f, Attention):
+            return None
+        rows = self.X.reshape(-1, *self.X.shape[-2:])
+        try:
+            found = [displacement_upper(self.f, x, eps=eps, per_token=self.norm == "token").value for x in rows]
+        except AssumptionError:
+            return None
+        return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])
 
     def _require_resolved(self, eps: float) -> None:
         least = ROUNDINGS * torch.finfo(self.X.dtype).eps * float(self.X.double().norm(dim=(-2, -1)).max())
@@ -137,15 +158,15 @@ class Prepared:
             )
 
 
-def prepared(
+def prepare(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],
     *,
     norm: str,
     target: Target | None = None,
     generator: torch.Generator,
-) -> Prepared:
-    """Look at a map at an input once, for any number of attacks."""
+) -> PreparedAttack:
+    """Evaluate and differentiate a map at an input once, for any number of attacks."""
     _check(f, X, target)
     X = X.detach().clone()
     X = X.float() if X.dtype in HALF else X
@@ -159,7 +180,42 @@ def prepared(
         ball = PerturbationBall(eps=1.0, norm=norm)
         _value, G = Objective(f, J, X, there, ball, 2, target).climb_from(torch.zeros_like(X))
         slope = dual(G, norm)
-    return Prepared(f=f, X=X, there=there, J=J, norm=norm, target=target, steepest=slope)
+    return PreparedAttack(f=f, X=X, there=there, J=J, norm=norm, target=target, steepest=slope)
+
+
+@torch.no_grad()
+def steepest(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
+    r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or a search for each token.
+
+    Under the norm of tokens no method is known to find the maximum; the value is attained, and at most
+    :math:`\sqrt n` times the largest singular value.
+    """
+    top = spectral_norm(J, certify=False, generator=generator)
+    ball = PerturbationBall(eps=1.0, norm=norm)
+    if not ball.per_token:
+        return top.lower.double()
+    starts = [top.direction, *(draw(J, ball, generator) for _start in range(POWER_STARTS))]
+    return torch.stack([block_power(J, ball.surface(E), ball) for E in starts]).amax(0)
+
+
+def block_power(J: LinearOperator, E: Float[Tensor, "*batch n d"], ball: PerturbationBall) -> Float[Tensor, "*batch"]:
+    r"""Iterate :math:`E \leftarrow \mathrm{surface}(J^\top JE)` and return :math:`\|JE\|`.
+
+    The square of the norm is convex, so each step maximises a lower bound that touches it: the value never falls.
+    """
+    moved = J.jvp(E)
+    value = norms(moved, J.batch)
+    for _step in range(POWER_STEPS):
+        moved = J.jvp(ball.surface(J.vjp(moved)))
+        before, value = value, torch.maximum(value, norms(moved, J.batch))
+        if bool((value <= before * (1 + POWER_RTOL)).all()):
+            break
+    return value
+
+
+def dual(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
+    r"""Return the largest :math:`\langle G,E\rangle` over the unit ball: :math:`\|G\|_F` or :math:`\sum|g_i|`."""
+    return PerturbationBall(eps=1.0, norm=norm).sizes(G).sum((-2, -1))
 
 
 def _check(f: object, X: object, target: object) -> None:

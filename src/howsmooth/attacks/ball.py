@@ -1,4 +1,4 @@
-"""The perturbations that an adversary may choose from: all tokens together, or each of them, within eps."""
+"""Balls of perturbations: all tokens together, or each of them, within eps."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an adversary maximises, within a budget of passes; the best perturbation so far is kept."""
+"""The objective of an attack, within a budget of passes; the best perturbation so far is kept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.passes import CountedOperator, run, run_and_pull
+from howsmooth.attacks.counted_evaluation import CountedOperator, run, run_and_pull
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.vectors import divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
 
 
 class Objective:
-    r"""How much a perturbation gains: :math:`\|f(X+E)-f(X)\|`, or how much a scalar of the output rises.
+    r"""The gain of a perturbation: :math:`\|f(X+E)-f(X)\|`, or the rise of a scalar of the output.
 
     Whatever a method tries is first brought into the ball, and the best that was tried is kept, so no method can leave
     the ball or lose what it had. A forward pass costs one, and so does every product with a derivative.
@@ -29,7 +29,7 @@ class Objective:
         budget: How many passes there are.
         spent: How many are spent.
         best: The best perturbation of each sequence so far; zero at first.
-        value: What it gains; zero at first.
+        value: Its gain; zero at first.
         trace: The best value after every forward pass.
     """
 
@@ -72,13 +72,13 @@ class Objective:
         return draw(self.J, self.ball, generator)
 
     def try_(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-        """Return what a perturbation gains, for one forward pass."""
+        """Return the gain of a perturbation, for one forward pass."""
         self._spend(1)
         E = self.ball.inside(E)
         return self._keep(E, self._gain(run(self._f, self.X + E)))
 
     def climb_from(self, E: Float[Tensor, "*batch n d"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
-        r"""Return what a perturbation gains, and the gradient of that, for a forward and a backward pass.
+        r"""Return the gain of a perturbation and its gradient, for a forward and a backward pass.
 
         .. math:: J(X+E)^\top\frac{f(X+E)-f(X)}{\|f(X+E)-f(X)\|}
 

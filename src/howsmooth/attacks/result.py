@@ -1,7 +1,7 @@
-"""What an adversary got: a perturbation, how far it moves the output, and what was to be expected."""
+"""The result of an attack: the perturbation, its displacement, and the predicted one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,8 +21,7 @@ class Attack:
         rise: What was maximised: the displacement, or by how much the target rose.
         predicted: What the derivative at X predicts of that: :math:`\max\|D_Xf\,E\|_F` over the ball, so
             :math:`\sigma\epsilon` for the total norm. Under the norm of tokens, what block power iteration attains.
-        ceiling: What no perturbation in the ball can exceed, by a theorem, of the displacement; none where there is no
-            theorem.
+        ceiling: A proven upper bound of the displacement over the ball; none where no theorem applies.
         products: How many products with derivatives and forward passes the method spent.
         trace: The largest rise after every forward pass, along the last axis.
         eps: The radius of the ball.
@@ -57,18 +56,8 @@ class Attack:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
-        return Attack(
-            perturbation=self.perturbation[index],
-            displacement=self.displacement[index],
-            rise=self.rise[index],
-            predicted=self.predicted[index],
-            ceiling=None if self.ceiling is None else self.ceiling[index],
-            products=self.products,
-            trace=self.trace[index],
-            eps=self.eps,
-            norm=self.norm,
-            method=self.method,
-        )
+        batched = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)})
 
     def __iter__(self) -> Iterator["Attack"]:
         """Go through the first batch axis."""

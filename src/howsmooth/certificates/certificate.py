@@ -12,7 +12,7 @@ from howsmooth.certificates.flips import Classifier, smallest_flip, sphere
 from howsmooth.certificates.radius import Rivals
 from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_norm
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.markup import table
 from howsmooth.models.comparison import rounding
 from howsmooth.models.module_classifier import ModuleClassifier

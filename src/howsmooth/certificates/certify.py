@@ -10,7 +10,7 @@ from howsmooth.certificates.certificate import Certificate, certify_map
 from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence, running
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models.base import load
 from howsmooth.models.transformer import Transformer
 

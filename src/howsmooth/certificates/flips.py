@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.composition import linearised
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models.module_classifier import ModuleClassifier
 
 Classifier = Map | ModuleClassifier

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum
 from howsmooth.maps.dense import Dense
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
-from howsmooth.maps.pointwise import Pointwise
 from howsmooth.maps.pooling import Pooling
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 
 KNOWN = (Attention, MLP, GatedMLP, Norm, Dense, Pooling, Pointwise)
 

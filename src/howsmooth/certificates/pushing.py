@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.certificates.program import Move, Step
 from howsmooth.certificates.sizes import ROUND, Ball
 from howsmooth.certificates.stages import Stage
-from howsmooth.maps.values import Jacobian
+from howsmooth.maps.protocols import Jacobian
 
 # So many numbers of a bundle of columns are pushed at once.
 NUMBERS = 2**24

@@ -15,7 +15,7 @@ from howsmooth.certificates.refining import farthest
 from howsmooth.certificates.sizes import Ball
 from howsmooth.certificates.table import Table
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.wording import at_least, at_most
 
 NORMS = (1.0, 2.0, math.inf)

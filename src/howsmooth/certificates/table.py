@@ -23,13 +23,12 @@ from howsmooth.certificates.pushing import Link, move, spread
 from howsmooth.certificates.rough import WIDE, outward, spread_roughly
 from howsmooth.certificates.sizes import ROUND
 from howsmooth.certificates.stages import Stage
-from howsmooth.maps.activations import known_activation
+from howsmooth.maps.activations import Pointwise, known_activation
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
-from howsmooth.maps.pointwise import Pointwise
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 
 MEMORY = 2**30
 # From so many numbers on columns are pushed in single precision: about half a minute in double precision.

@@ -13,13 +13,13 @@ from howsmooth.cli.array_files import holds_by_name, read_matrix, split_source
 from howsmooth.cli.options import checked_model
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.names import check_family_name, check_map_name
-from howsmooth.search.kinds import KINDS, check_kind, of_kind
+from howsmooth.search.mechanisms import MECHANISMS, check_kind, of_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.maps.attention import Attention
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
 
 
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
@@ -83,7 +83,7 @@ class LayerSource:
     ] = None
     kind: Annotated[
         str,
-        typer.Option("--kind", help=f"How scores become weights: {', '.join(KINDS)}.", callback=check_kind),
+        typer.Option("--kind", help=f"How scores become weights: {', '.join(MECHANISMS)}.", callback=check_kind),
     ] = "softmax"
 
     @property
@@ -184,7 +184,7 @@ class LayerSource:
         whole = {name: source for name, source in self.sources.items() if name in MANY}
         return {f"{name}_bias": source for name, source in whole.items() if holds_by_name(source, name, f"{name}_bias")}
 
-    def read(self) -> "Heads":
+    def read(self) -> "MultiHead":
         """Read every file and build the layer of its kind; one dtype for all, float64 if any of them needs it."""
         return of_kind(self._read(), self.kind)
 

@@ -20,7 +20,7 @@ from howsmooth.cli.options import (
     whole_numbers,
 )
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
-from howsmooth.search.kinds import COUNTING, require_count
+from howsmooth.search.mechanisms import COUNTING, require_count
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def regimes(
     require_count(source.kind, count)
     attention = source.read()
 
-    from howsmooth.search.contexts import counting
+    from howsmooth.search.mean_field_context import counting
     from howsmooth.search.regimes import regimes as find
 
     found = find(attention if count is None else counting(attention, count), radius, numbers)

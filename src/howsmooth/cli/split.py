@@ -16,7 +16,7 @@ from howsmooth.memory import require_memory
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
     from howsmooth.transport.measures import DiscreteMeasure
 
 OptionTokens = Annotated[
@@ -128,7 +128,7 @@ def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool,
         say(f"Drawn in {figure}.", err=True)
 
 
-def _attack(attention: "Heads", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
+def _attack(attention: "MultiHead", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
     import torch
 
     import howsmooth as hs

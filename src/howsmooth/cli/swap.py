@@ -10,7 +10,7 @@ from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.names import RANDOM, check_map_name
 from howsmooth.models.text import read_text
 from howsmooth.tokens.candidates_file import read_candidates
-from howsmooth.tokens.settings import BUDGET, ENUMERATION, METHODS, check_search
+from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search
 from howsmooth.wording import at_least, count, number, percent
 
 if TYPE_CHECKING:
@@ -200,10 +200,10 @@ def _duplicate(
     generator: Any,
     as_json: bool,
 ) -> None:
-    from howsmooth.tokens.doubling import TOKEN_EDITS, doubling
+    from howsmooth.tokens.token_splitting import TOKEN_EDITS, token_splitting
 
     pairs = max(1, (BUDGET // 5 if budget is None else budget) // PASSES)
-    found = doubling(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
+    found = token_splitting(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
     if as_json:
         print_json(found.as_dict() | {"model": transformer.name})
         return

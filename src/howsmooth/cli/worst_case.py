@@ -20,7 +20,7 @@ from howsmooth.wording import at_least, count, interval, percent
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.maps.heads import Heads
+    from howsmooth.maps.heads import MultiHead
     from howsmooth.theory.results import Bound, Witness
 
 STEPS, STARTS = 100, 4
@@ -198,7 +198,7 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
         save_witness(witness, how.save, source.about, quiet=how.as_json)
 
 
-def _climb(attention: "Heads", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
+def _climb(attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from howsmooth.domains.domain import tokens
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite, require_floating
-from howsmooth.values import Value
 
 # Tokens are brought back to so many units in the last place below the radius: rounding leaves them inside.
 ROUNDING_UNITS = 8
@@ -19,7 +19,7 @@ SURFACE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Ball(Value):
+class Ball(TensorDataclass):
     r"""All points within ``radius`` of ``centre``; as a domain of inputs, every token lies in it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Ball(Value):
 
     @property
     def scale(self) -> float:
-        """The distance by which steps are measured."""
+        """The unit of length for steps."""
         return self.radius
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -97,7 +97,7 @@ class Ball(Value):
         return self.nearest(X if self.centre is None else X + self.centre.to(X))
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
         where = "" if self.centre is None else " around the given centre"
         return f"{tokens(n)} in the ball of radius {self.radius:g}{where}"
 

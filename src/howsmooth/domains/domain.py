@@ -1,4 +1,4 @@
-"""What a set of inputs is: tokens can be brought back to it, moved along it, and drawn from it."""
+"""Domain: the protocol of sets of inputs, onto which tokens are projected and from which they are drawn."""
 
 from typing import Protocol, runtime_checkable
 
@@ -17,10 +17,10 @@ class Domain(Protocol):
 
     @property
     def scale(self) -> float:
-        """The distance by which the step of one token is measured."""
+        """The unit of length for the steps of a token."""
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Bring inputs back into the domain."""
+        """Project inputs onto the domain."""
 
     def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Turn the gradient ``G`` at ``X`` into a direction of ascent that does not leave the domain to first order."""
@@ -31,9 +31,23 @@ class Domain(Protocol):
         """Draw ``count`` inputs of ``n`` tokens with the dimension, dtype and device of ``like``."""
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
+
+
+def draw_correlated(
+    count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None
+) -> Float[Tensor, "count n d"]:
+    r"""Draw Gaussian tokens with a common part, :math:`\sqrt{1-s}\,g_0 + \sqrt s\,g_i`, s from 0 to 1 over the inputs.
+
+    Tokens far apart saturate the softmax, and a saturated softmax has no gradient to climb.
+    """
+    device = like.device if generator is None else generator.device
+    gauss = torch.randn(count, n + 1, like.numel(), dtype=like.dtype, device=device, generator=generator)
+    uniform = torch.rand(count, 1, 1, dtype=like.dtype, device=device, generator=generator)
+    share = (torch.arange(count, device=device)[:, None, None] + uniform) / count
+    return ((1 - share).sqrt() * gauss[:, :1] + share.sqrt() * gauss[:, 1:]).to(like.device)
 
 
 def tokens(n: int) -> str:
-    """Say how many tokens."""
+    """Write a number of tokens."""
     return f"{n} token{'s' if n > 1 else ''}"

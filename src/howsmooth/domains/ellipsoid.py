@@ -1,19 +1,20 @@
-"""The image of a normalisation: a stretched sphere, with the smallest balls around it."""
+"""The image of a normalisation: an ellipsoid with the smallest balls around it, and its surface."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from howsmooth.domains.ball import Ball
-from howsmooth.values import Value
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ellipsoid(Value):
+class Ellipsoid(TensorDataclass):
     r"""The points :math:`\alpha\circ z + \beta` with :math:`|z| \le \sqrt d` and, if ``centred``, :math:`z \perp 1`.
 
     Attributes:
@@ -101,3 +102,41 @@ class Ellipsoid(Value):
 
         root = brentq(secular, 1e-18 * gap, gap, xtol=1e-300, rtol=1e-14)
         return low + float(root)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StretchedSphere:
+    r"""The points :math:`x = \beta + Dz` with :math:`|z| = 1` and D diagonal (after centring), for tied pairs.
+
+    Attributes:
+        centre: :math:`\beta`.
+        stretch: The diagonal of D.
+        centred: Whether z sums to zero.
+        solid: Whether :math:`|z| < 1` is allowed too.
+    """
+
+    centre: Float[Tensor, " d"]
+    stretch: Float[Tensor, " d"]
+    centred: bool
+    solid: bool
+
+    @classmethod
+    def ball(cls, d: int, radius: float, *, solid: bool) -> "StretchedSphere":
+        """The ball of some radius around the origin of ``d`` dimensions, or its surface."""
+        zero = torch.zeros(d, dtype=torch.float64)
+        return cls(centre=zero, stretch=zero + radius, centred=False, solid=solid)
+
+    @classmethod
+    def image(cls, ellipsoid: Ellipsoid) -> "StretchedSphere":
+        """The surface of an ellipsoid: where a norm sends tokens whose spread is large against its eps."""
+        gain, centre = (x.detach().to("cpu", torch.float64) for x in (ellipsoid.gain, ellipsoid.centre))
+        return cls(centre=centre, stretch=math.sqrt(gain.numel()) * gain, centred=ellipsoid.centred, solid=False)
+
+    def pull(self, rows: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return rows · D."""
+        pulled = rows * self.stretch
+        return pulled - pulled.mean(-1, keepdim=True) if self.centred else pulled
+
+    def point(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """Return β + Dz."""
+        return self.centre + self.stretch * (z - z.mean() if self.centred else z)

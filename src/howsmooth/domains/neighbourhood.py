@@ -52,7 +52,7 @@ class Neighbourhood:
 
     @property
     def scale(self) -> float:
-        """The distance by which the step of one token is measured."""
+        """The unit of length for the steps of a token."""
         return self.eps if self.per_token else self.eps / math.sqrt(self.X.shape[0])
 
     def nearest(self, Z: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -86,7 +86,7 @@ class Neighbourhood:
         return self.nearest(self.X.to(like) + offsets.reshape(count, *self.X.shape))
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
         how = "every one" if self.per_token else "all together"
         return f"{tokens(n)} within {self.eps:g} of a given input, {how}"
 

@@ -1,4 +1,4 @@
-"""What a LayerNorm or an RMSNorm puts out."""
+"""The image of a LayerNorm or an RMSNorm."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.correlated import correlated
-from howsmooth.domains.domain import tokens
+from howsmooth.domains.domain import draw_correlated, tokens
 from howsmooth.domains.ellipsoid import Ellipsoid
 from howsmooth.errors import AssumptionError, DtypeError
 
@@ -82,20 +81,20 @@ class LayerNormImage:
     ) -> Float[Tensor, "count n d"]:
         """Draw tokens around a common direction of z, from close together to independent and uniform."""
         image = self.norm.image.to(like.dtype, like.device)
-        return self.nearest(image.gain * correlated(count, n, like, generator) + image.centre)
+        return self.nearest(image.gain * draw_correlated(count, n, like, generator) + image.centre)
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
         return f"{tokens(n)} in the image of {type(self.norm).__name__}, d = {self.shape[1]}"
 
 
 def _normalised(image: Ellipsoid, X: Tensor) -> Tensor:
     """Return the z that belong to the tokens."""
     z = _centred(image, (X - image.centre) / torch.where(image.gain == 0, 1.0, image.gain))
-    lost = (z == 0).all(-1, keepdim=True)
+    zero = (z == 0).all(-1, keepdim=True)
     # no direction is left: any will do, so long as it is the same every time
     ramp = _centred(image, torch.arange(1, image.gain.numel() + 1, dtype=X.dtype, device=X.device))
-    z = torch.where(lost, ramp, z)
+    z = torch.where(zero, ramp, z)
     return z / z.square().mean(-1, keepdim=True).sqrt()
 
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.correlated import correlated
-from howsmooth.domains.domain import tokens
+from howsmooth.domains.domain import draw_correlated, tokens
 from howsmooth.errors import AssumptionError
 
 
@@ -38,14 +37,14 @@ class Sphere:
 
     @property
     def scale(self) -> float:
-        """The distance by which steps are measured."""
+        """The unit of length for steps."""
         return self.radius
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Scale every token to the radius; the origin, which has no direction, goes along the first axis."""
         pole = torch.eye(1, X.shape[-1], dtype=X.dtype, device=X.device)
-        lost = (X == 0).all(-1, keepdim=True)
-        return self.radius * torch.nn.functional.normalize(torch.where(lost, pole, X), dim=-1, eps=0.0)
+        zero = (X == 0).all(-1, keepdim=True)
+        return self.radius * torch.nn.functional.normalize(torch.where(zero, pole, X), dim=-1, eps=0.0)
 
     def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Drop the radial part of the gradient."""
@@ -56,8 +55,8 @@ class Sphere:
         self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
     ) -> Float[Tensor, "count n d"]:
         """Draw tokens around a common direction, from close together to independent and uniform."""
-        return self.nearest(correlated(count, n, like, generator))
+        return self.nearest(draw_correlated(count, n, like, generator))
 
     def describe(self, n: int) -> str:
-        """Say what an input of ``n`` tokens is, in words."""
+        """Describe an input of ``n`` tokens in words."""
         return f"{tokens(n)} on the sphere of radius {self.radius:g}"

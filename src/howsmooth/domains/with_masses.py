@@ -1,4 +1,4 @@
-"""Atoms with masses: places in a domain, and the logarithm of a mass as one more coordinate."""
+"""Domains of atoms with masses: a place, and the logarithm of the mass as one more coordinate."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class WithMasses:
 
     @property
     def scale(self) -> float:
-        """The distance by which steps are measured."""
+        """The unit of length for steps."""
         return self.places.scale
 
     def nearest(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n d1"]:
@@ -55,5 +55,5 @@ class WithMasses:
         return self.nearest(torch.cat((places, logs.to(places)), dim=-1))
 
     def describe(self, n: int) -> str:
-        """Say what an input is, in words."""
+        """Describe an input in words."""
         return f"measures, {self.places.describe(n).replace('token', 'atom')}"

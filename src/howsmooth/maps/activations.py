@@ -1,18 +1,23 @@
-"""Activations: functions of one number with their slopes, both in closed form."""
+"""Activations: functions of one number with their derivatives in closed form, and as maps on tokens."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.errors import AssumptionError, DtypeError, nearest
+from howsmooth.linear_operators import Operator, on_tokens
+from howsmooth.maps.protocols import take
+from howsmooth.validation import require_finite, require_floating
 
-# The steepness of the logistic curve that stands for the normal distribution.
+# quick_gelu approximates the normal distribution function by σ(1.702 x).
 QUICK = 1.702
-# The argument of tanh that stands for the error function: ROOT · (x + CUBE · x³).
+# gelu_tanh approximates it by (1 + tanh(ROOT · (x + CUBE · x³))) / 2.
 ROOT, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -21,7 +26,7 @@ class Activation:
     """A function of one number, applied to every entry, and its derivative.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         value: The function.
         slope: Its derivative.
     """
@@ -31,7 +36,7 @@ class Activation:
     slope: Callable[[Tensor], Tensor]
 
     def __repr__(self) -> str:
-        """Say what it is called."""
+        """Return its name."""
         return self.name
 
 
@@ -51,16 +56,16 @@ def soft_cap(cap: float) -> Activation:
 
 
 def entrywise(function: Callable[[Tensor], Tensor], name: str) -> Activation:
-    """Return an activation whose slope autograd finds, for functions that have no closed form here.
+    """Return an activation whose slope autograd computes, for functions without a closed form here.
 
     The sum of all entries has the slopes as its gradient, since each entry depends on its own argument alone.
     """
 
     def slope(x: Tensor) -> Tensor:
-        watched = x.detach().requires_grad_()
+        inputs = x.detach().requires_grad_()
         with torch.enable_grad():
-            (found,) = torch.autograd.grad(function(watched).sum(), watched)
-        return found
+            (slopes,) = torch.autograd.grad(function(inputs).sum(), inputs)
+        return slopes
 
     return Activation(name=name, value=function, slope=slope)
 
@@ -102,18 +107,79 @@ def _sigmoid_slope(x: Tensor, steepness: float = 1.0) -> Tensor:
 
 
 ACTIVATIONS = {
-    found.name: found
-    for found in (
+    activation.name: activation
+    for activation in (
         Activation(name="gelu", value=lambda x: x * _normal(x), slope=_gelu_slope),
         Activation(name="gelu_tanh", value=lambda x: functional.gelu(x, approximate="tanh"), slope=_gelu_tanh_slope),
         Activation(
             name="quick_gelu", value=lambda x: x * torch.sigmoid(QUICK * x), slope=lambda x: _sigmoid_slope(x, QUICK)
         ),
         Activation(name="silu", value=functional.silu, slope=_sigmoid_slope),
-        # the kink of these is a single number; torch says that the slope there is zero, and so do we
+        # at the kink torch takes the slope zero, and so do we
         Activation(name="relu", value=torch.relu, slope=lambda x: (x > 0).to(x.dtype)),
         Activation(name="relu_squared", value=lambda x: torch.relu(x).square(), slope=lambda x: 2 * torch.relu(x)),
         Activation(name="tanh", value=torch.tanh, slope=lambda x: 1 - torch.tanh(x).square()),
         Activation(name="identity", value=lambda x: x, slope=torch.ones_like),
     )
 }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pointwise:
+    r"""Apply an activation to every entry: :math:`f(x)_j = \varphi(x_j)`.
+
+    Attributes:
+        activation: The activation, or its name.
+        dtype: The dtype of the tokens.
+    """
+
+    activation: Activation | str
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        """Look the activation up."""
+        object.__setattr__(self, "activation", known_activation(self.activation))
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Apply it."""
+        self._require(X)
+        return known_activation(self.activation).value(X)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "PointwiseJacobian":
+        """Differentiate at ``X``."""
+        self._require(X)
+        return PointwiseJacobian(slopes=known_activation(self.activation).slope(X), **on_tokens(X))
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Pointwise":
+        """Return the same map in another dtype; it has no parameters to move."""
+        return self if dtype is None else dataclasses.replace(self, dtype=dtype)
+
+    def _require(self, X: Tensor) -> None:
+        require_floating(X, "tokens")
+        if X.dtype != self.dtype:
+            raise DtypeError(
+                f"tokens must have the dtype of the map, {self.dtype}, got {X.dtype}; convert with .to().", field="X"
+            )
+        require_finite(X, "tokens")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PointwiseJacobian(Operator):
+    """The derivative of a pointwise map: a diagonal operator."""
+
+    slopes: Float[Tensor, "*batch n d"]
+
+    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Push a perturbation forward."""
+        self.check_perturbation(E)
+        return self.slopes * E
+
+    def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Pull a cotangent back."""
+        self.check_cotangent(G)
+        return self.slopes * G
+
+    def take(self, index: Tensor) -> "PointwiseJacobian":
+        """Pick some operators of the batch."""
+        slopes = take(self.slopes, self.batch, index, event=2)
+        return dataclasses.replace(self, slopes=slopes, batch=(len(index),))

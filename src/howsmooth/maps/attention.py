@@ -1,25 +1,151 @@
-"""Attention: softmax of scores, with or without sinks."""
+"""Attention by scores: the softmax, with or without sinks, and the base of other rules from scores to weights."""
 
 import dataclasses
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.one_head import one_head
+from howsmooth.linear_operators import on_tokens
+from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
+from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.distances import Distances
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
-from howsmooth.maps.weighting import Softmax
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
+from howsmooth.maps.projections import Projections
+from howsmooth.maps.query_key_transforms import NO_TRANSFORMS, Transforms
+from howsmooth.maps.weighting import Softmax, Weighting
+from howsmooth.validation import require_finite, require_floating, require_parameter
+
+S = TypeVar("S", bound="Attention")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mechanism:
+    """The parts in which kinds of attention by scores differ.
+
+    Attributes:
+        weighting: The rule from scores to weights.
+        value: The value projection.
+        transforms: Maps applied to queries, keys and values after their projections.
+        masses_in_scores: Whether the logarithms of token weights are added to scores.
+        lead: Axes that transforms put before those of the batch.
+    """
+
+    weighting: Weighting
+    value: Tensor
+    transforms: Transforms = NO_TRANSFORMS
+    masses_in_scores: bool = True
+    lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Attention(Scored):
+class ScoreAttention(MultiHead):
+    r"""Attention by scores :math:`S_{ij} = s\,\langle q_i, k_j\rangle`, capped, masked, and made into weights.
+
+    Attributes:
+        scale: :math:`s`; ``None`` means :math:`1/\sqrt k`.
+        softcap: ``c`` in :math:`c\tanh(S/c)`.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+
+    single_head_defaults: ClassVar[dict[str, Any]] = {"scale": 1.0}
+
+    @abstractmethod
+    def _mechanism(self, X: Tensor) -> Mechanism:
+        """Return the mechanism at tokens that are admitted."""
+
+    def _check_options(self) -> None:
+        """Refuse a scale or a soft cap that has no meaning."""
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise AssumptionError(f"scale must be finite, got {self.scale}.", field="scale")
+        if self.softcap is not None and not self.softcap > 0:
+            raise AssumptionError(f"softcap must be positive, got {self.softcap}.", field="softcap")
+
+    @property
+    def score_scale(self) -> float:
+        r"""The factor of the scores, ``scale`` or :math:`1/\sqrt k` where none is given."""
+        return 1 / math.sqrt(self.layout.k) if self.scale is None else self.scale
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> AttentionJacobian:
+        """Differentiate at ``X``.
+
+        Args:
+            X: The tokens.
+            memory: How many bytes the attention weights may take. When they need more, none are kept, and every
+                product rebuilds them tile by tile (about 1.3 times the work).
+        """
+        return self._linearised(X, memory)
+
+    def value_and_jacobian(
+        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
+    ) -> tuple[Float[Tensor, "*more n out"], AttentionJacobian]:
+        """Return the value and the derivative at ``X``: the attention weights of one are those of the other.
+
+        The arguments are those of :meth:`jacobian`.
+        """
+        found = self._linearised(X, memory)
+        return self._put_out(self._biased(found.pattern, found.projections), found.output, found.batch), found
+
+    def _means(self, X: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Return the means of every head; no weights are kept."""
+        return self._biased(*self._attend(X, memory=0))
+
+    def _biased(self, pattern: AttentionPattern, projections: Projections) -> Float[Tensor, "stack shared n v"]:
+        """Return the means of every head with the bias of values, where the pattern is without."""
+        alone = pattern.weighting.sums_to_one and projections.transforms.value is None
+        return self._shifted(pattern.o, pattern.scores.batch) if alone else pattern.o
+
+    def _linearised(self, X: Tensor, memory: int) -> AttentionJacobian:
+        require_memory(memory)
+        X = self._admit(X)
+        pattern, projections = self._attend(X, memory=memory)
+        require_finite(pattern.o, "the output of attention")
+        return AttentionJacobian(
+            projections=projections,
+            pattern=pattern,
+            scaled_k=pattern.k * self.score_scale,
+            output=self._joined_output(),
+            **on_tokens(X, self.out),
+            distances=_scaled(self.positions.distances, self.score_scale, self.score_scale),
+        )
+
+    def _attend(self, X: Tensor, *, memory: int) -> tuple[AttentionPattern, Projections]:
+        """Return the attention pattern at ``X`` and the derivative of queries, keys and values."""
+        mechanism, n = self._mechanism(X), X.shape[-2]
+        alone = mechanism.weighting.sums_to_one and mechanism.transforms.value is None  # the bias is added to the means
+        value_bias = None if alone else self.value_bias
+        q, k, v, projections = self._project(
+            X, mechanism.transforms, mechanism.value, self.positions.rotary, value_bias=value_bias
+        )
+        masses = self.weights if mechanism.masses_in_scores else None
+        pattern = attend(
+            (q * self.score_scale).reshape(-1, self.layout.shared, n, q.shape[-1]),
+            k.reshape(-1, n, k.shape[-1]),
+            v.reshape(-1, n, v.shape[-1]),
+            scores=Scores(
+                batch=tuple(X.shape[:-2]),
+                positions=self.positions,
+                softcap=self.softcap,
+                log_weights=None if masses is None else masses.log(),
+                distances=_scaled(self.positions.distances, 1.0, self.score_scale),
+                lead=mechanism.lead,
+            ),
+            memory=memory,
+            weighting=mechanism.weighting,
+        )
+        return pattern, projections
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Attention(ScoreAttention):
     r"""Self-attention as a frozen value: a map on sequences of tokens.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
@@ -61,7 +187,7 @@ class Attention(Scored):
 
     @classmethod
     def single_head(
-        cls,
+        cls: type[S],
         *,
         V: Float[Tensor, "v d"],
         A: Float[Tensor, "d d"] | None = None,
@@ -70,8 +196,8 @@ class Attention(Scored):
         causal: bool = False,
         positions: Positions | None = None,
         weights: Float[Tensor, "... n"] | None = None,
-        sink: float | None = None,
-    ) -> "Attention":
+        **options: Any,
+    ) -> S:
         r"""Build the map of the theory.
 
         .. math:: f(X)_i = V\sum_j P_{ij}x_j,\qquad P_{ij}\propto a_j\,e^{\langle Ax_i,x_j\rangle}
@@ -84,7 +210,7 @@ class Attention(Scored):
             causal: Whether a token sees only itself and the past.
             positions: Any other mask; not together with ``causal``.
             weights: The mass of each token.
-            sink: The score of a token whose value is zero; 0 for the softmax that is "off by one".
+            options: Other fields, such as ``sink``, as a number: 0 for the softmax that is "off by one".
         """
         if A is not None and Q is None and K is None:
             require_floating(A, "A")
@@ -93,16 +219,7 @@ class Attention(Scored):
             Q, K = A, torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
         elif A is not None or Q is None or K is None:
             raise AssumptionError("give either A, or Q and K.", field="A")
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query,
-            key=key,
-            value=value,
-            scale=1.0,
-            positions=seen,
-            weights=weights,
-            sink=None if sink is None else Q.new_full((1,), sink),
-        )
+        return super().single_head(Q=Q, K=K, V=V, causal=causal, positions=positions, weights=weights, **options)
 
     @classmethod
     def random(
@@ -149,28 +266,30 @@ class Attention(Scored):
     ) -> tuple[
         Float[Tensor, "*batch heads m k"], Float[Tensor, "*batch groups m k"], Float[Tensor, "*batch groups m v"]
     ]:
-        """Return the queries, keys and values of tokens, as the scores meet them: normed, turned, queries scaled.
+        """Return queries, keys and values as they enter the scores: normalised and rotated, queries scaled.
 
         Args:
             X: The tokens; they need not be a sequence.
-            places: At which position each of them stands, for rotary embeddings; 0, 1, 2, … by default.
+            places: The position of each token for rotary embeddings; 0, 1, 2, … by default.
         """
         rotary = self.positions.rotary
         if rotary is not None and places is not None:
             rotary = dataclasses.replace(rotary, positions=places)
-        q, k, v, _derivative = self._project(X, Lifts(), self.value, rotary, value_bias=self.value_bias)
+        q, k, v, _derivative = self._project(X, NO_TRANSFORMS, self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         sink = self.sink
         if sink is not None:
             sink = sink.expand(*X.shape[:-2], -1).reshape(-1, self.layout.shared)
-        return Mechanism(weighting=Softmax(sink=sink), lifts=Lifts(), value=self.value)
+        return Mechanism(weighting=Softmax(sink=sink), value=self.value)
 
     def _check_options(self) -> None:
         super()._check_options()
         if self.sink is not None:
-            require_floating(self.sink, "sink")
-            require_shape(self.sink, (*self.query.shape[:-3], self.layout.heads), "sink")
-            require_agreement(self.sink, self.query, "sink", "query")
-            require_finite(self.sink, "sink")
+            shape = (*self.query.shape[:-3], self.layout.heads)
+            require_parameter(self.sink, shape, self.query, "sink", "query")
+
+
+def _scaled(distances: Distances | None, keys: float, queries: float) -> Distances | None:
+    return None if distances is None else distances.times(keys, queries)

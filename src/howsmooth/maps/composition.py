@@ -1,18 +1,68 @@
 """Maps made of maps: one after another, side by side, and around a residual connection."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
-from howsmooth.maps.values import Jacobian, Linearisable, Map
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
+from howsmooth.maps.protocols import Jacobian, Linearisable, Map
+
+C = TypeVar("C", bound="ComposedMap")
+
+
+class ComposedMap(ABC):
+    """A map made of maps; ``evaluate`` says how, for any way to evaluate its parts."""
+
+    @property
+    @abstractmethod
+    def children(self) -> tuple[Map, ...]:
+        """The maps that it is made of."""
+
+    @abstractmethod
+    def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
+        """Return the value at ``X`` if ``apply(f, X)`` is the value of each part f."""
+
+    @abstractmethod
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> tuple[Tensor, Jacobian]:
+        """Return the value and the derivative at ``X``: every map is evaluated once."""
+
+    def with_children(self: C, *children: Map) -> C:
+        """Return the same composition of other maps."""
+        return type(self)(*children)
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
+        """Apply the map to every sequence of the batch."""
+        return self.evaluate(X, lambda f, Y: f(Y))
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> Jacobian:
+        """Differentiate at ``X``.
+
+        Args:
+            X: The tokens.
+            memory: How many bytes the attention weights of all maps together may take, as in
+                :meth:`Attention.jacobian`.
+        """
+        _value, jacobian = self.value_and_jacobian(X, memory=memory)
+        return jacobian
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its first map."""
+        return self.children[0].dtype
+
+    def to(self: C, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> C:
+        """Return the same map in another dtype or on another device."""
+        return self.with_children(*(f.to(dtype, device) for f in self.children))
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Chain:
+class Chain(ComposedMap):
     """The maps one after another, the first one first: ``Chain(norm, attention)(X) == attention(norm(X))``."""
 
     maps: tuple[Map, ...]
@@ -22,45 +72,30 @@ class Chain:
         _require_maps("Chain", maps)
         object.__setattr__(self, "maps", maps)
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
+    @property
+    def children(self) -> tuple[Map, ...]:
+        """The maps, in order."""
+        return self.maps
+
+    def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
         """Apply one map after another."""
         for f in self.maps:
-            X = f(X)
+            X = apply(f, X)
         return X
-
-    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "ChainJacobian":
-        """Differentiate by the chain rule.
-
-        Args:
-            X: The tokens.
-            memory: How many bytes the attention weights of all maps together may take, as in
-                :meth:`Attention.jacobian`.
-        """
-        _value, found = self.value_and_jacobian(X, memory=memory)
-        return found
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
     ) -> tuple[Float[Tensor, "*more m out"], "ChainJacobian"]:
-        """Return the value and the derivative at ``X``: every map is evaluated once."""
+        """Differentiate by the chain rule."""
         links, each = [], _each(memory, self.maps)
         for f in self.maps:
             X, link = linearised(f, X, each)
             links.append(link)
         return X, ChainJacobian(tuple(links))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.maps[0].dtype
-
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Chain":
-        """Return the same chain in another dtype or on another device."""
-        return Chain(*(f.to(dtype, device) for f in self.maps))
-
 
 @dataclass(frozen=True, init=False, eq=False)
-class Sum:
+class Sum(ComposedMap):
     """The maps side by side, their outputs added: ``Sum(attention, mlp)(X) == attention(X) + mlp(X)``."""
 
     maps: tuple[Map, ...]
@@ -70,35 +105,26 @@ class Sum:
         _require_maps("Sum", maps)
         object.__setattr__(self, "maps", maps)
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
-        """Add up what the maps put out."""
-        return _total([f(X) for f in self.maps])
+    @property
+    def children(self) -> tuple[Map, ...]:
+        """The summands."""
+        return self.maps
 
-    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "SumJacobian":
-        """Differentiate: the sum of the maps' Jacobians; ``memory`` as in :meth:`Chain.jacobian`."""
-        _value, found = self.value_and_jacobian(X, memory=memory)
-        return found
+    def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
+        """Add up the outputs of the maps."""
+        return _total([apply(f, X) for f in self.maps])
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
     ) -> tuple[Float[Tensor, "*more m out"], "SumJacobian"]:
-        """Return the value and the derivative at ``X``: every map is evaluated once."""
+        """Differentiate: the sum of the maps' Jacobians."""
         each = _each(memory, self.maps)
         values, terms = zip(*(linearised(f, X, each) for f in self.maps), strict=True)
         return _total(values), SumJacobian(terms)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.maps[0].dtype
-
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Sum":
-        """Return the same sum in another dtype or on another device."""
-        return Sum(*(f.to(dtype, device) for f in self.maps))
-
 
 @dataclass(frozen=True, eq=False)
-class Residual:
+class Residual(ComposedMap):
     """``X + f(X)``."""
 
     map: Map
@@ -107,33 +133,24 @@ class Residual:
         """Check that there is something to add."""
         _require_map(self.map)
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more n d"]:
+    @property
+    def children(self) -> tuple[Map, ...]:
+        """The map inside."""
+        return (self.map,)
+
+    def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
         """Add the tokens to the map's output."""
-        Y = self.map(X)
+        Y = apply(self.map, X)
         _require_same_shape(X.shape[-2:], Y.shape[-2:])
         return X + Y
-
-    def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> "ResidualJacobian":
-        """Differentiate: the identity plus the map's Jacobian; ``memory`` as in :meth:`Chain.jacobian`."""
-        _value, found = self.value_and_jacobian(X, memory=memory)
-        return found
 
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
     ) -> tuple[Float[Tensor, "*more n d"], "ResidualJacobian"]:
-        """Return the value and the derivative at ``X``: the map is evaluated once."""
+        """Differentiate: the identity plus the map's Jacobian."""
         Y, inner = linearised(self.map, X, _each(memory, (self.map,)))
         _require_same_shape(inner.domain, inner.codomain)
         return X + Y, ResidualJacobian(inner)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.map.dtype
-
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Residual":
-        """Return the same map in another dtype or on another device."""
-        return Residual(self.map.to(dtype, device))
 
 
 class ChainJacobian:
@@ -217,7 +234,7 @@ class ResidualJacobian:
 
 
 def linearised(f: Map, X: Tensor, each: int) -> tuple[Tensor, Jacobian]:
-    """Return a map's value and its derivative at ``X``, in one go where it can.
+    """Return the value and the derivative of a map at ``X``, together where the map can.
 
     Args:
         f: The map.
@@ -229,19 +246,29 @@ def linearised(f: Map, X: Tensor, each: int) -> tuple[Tensor, Jacobian]:
     return f(X), f.jacobian(X)
 
 
+def leaves(f: Any) -> Iterator[Any]:
+    """Yield the maps that a composition is made of, in order; any other map yields itself."""
+    if isinstance(f, ComposedMap):
+        for child in f.children:
+            yield from leaves(child)
+    else:
+        yield f
+
+
+def map_leaves(f: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a composition with every leaf replaced by ``change(leaf)``."""
+    return f.with_children(*(map_leaves(g, change) for g in f.children)) if isinstance(f, ComposedMap) else change(f)
+
+
 def _each(memory: int, maps: tuple[Map, ...]) -> int:
-    """Return what each attention map may keep, if all of them together may keep so much."""
+    """Return the bytes that each attention map may keep, if all of them together may keep ``memory``."""
     require_memory(memory)
     return memory // max(1, sum(map(_attentions, maps)))
 
 
 def _attentions(f: Map) -> int:
     """Count the attention maps inside a map."""
-    if isinstance(f, Chain | Sum):
-        return sum(map(_attentions, f.maps))
-    if isinstance(f, Residual):
-        return _attentions(f.map)
-    return int(isinstance(f, Heads))
+    return sum(isinstance(leaf, MultiHead) for leaf in leaves(f))
 
 
 def _total(terms: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

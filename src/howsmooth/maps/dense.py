@@ -1,4 +1,4 @@
-"""A matrix and a bias: the linear layer that multiplies every token, and the operator on vectors that solvers take."""
+"""Dense: a linear layer applied to every token, and the operator on vectors that solvers take."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,19 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.errors import ShapeError
-from howsmooth.maps.tokenwise import TokenwiseJacobian
-from howsmooth.validation import (
-    require_agreement,
-    require_finite,
-    require_floating,
-    require_shape,
-    require_tokens,
-)
-from howsmooth.values import Value
+from howsmooth.linear_operators import Operator, on_tokens
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_finite, require_floating, require_parameter, require_tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Value):
+class Dense(TensorDataclass):
     r"""Multiply by one matrix and add a bias: :math:`f(x) = Wx + b`.
 
     A map on tokens, which composes with the others; and, since it is its own derivative, a linear operator on vectors:
@@ -60,11 +54,10 @@ class Dense(Value):
         return functional.linear(X, self.weight, self.bias)
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "DenseJacobian":
-        """Differentiate: the matrix, wherever."""
+        """Differentiate: the same matrix at every input."""
         self._require_layer()
         require_tokens(X, self.weight)
-        out, d = self.weight.shape
-        return DenseJacobian(like=self.weight, batch=tuple(X.shape[:-2]), n=X.shape[-2], d=d, out=out)
+        return DenseJacobian(weight=self.weight, **on_tokens(X, self.weight.shape[0]))
 
     def _require_layer(self) -> None:
         if self.weight.ndim != 2 or not self.weight.numel():
@@ -90,12 +83,12 @@ class Dense(Value):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the matrix."""
         return self.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the matrix."""
         return self.weight.device
 
     def jvp(self, E: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch out"]:
@@ -111,26 +104,28 @@ class Dense(Value):
         return Dense(self.weight.flatten(0, -3)[index])
 
     def __repr__(self) -> str:
-        """Say its shape, without its numbers."""
+        """Show its shape, without its numbers."""
         return f"Dense({' × '.join(map(str, self.weight.shape))}, {self.weight.dtype})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DenseJacobian(TokenwiseJacobian):
-    """The derivative of a linear layer, whose matrix is ``like``."""
+class DenseJacobian(Operator):
+    """The derivative of a linear layer: its matrix, for every token."""
+
+    weight: Float[Tensor, "out d"]
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""
         self.check_perturbation(E)
-        return functional.linear(E, self.like)
+        return functional.linear(E, self.weight)
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
         self.check_cotangent(G)
-        return G @ self.like
+        return G @ self.weight
 
     def take(self, index: Tensor) -> "DenseJacobian":
-        """Pick some operators of the batch; they are all the same one."""
+        """Pick some operators of the batch; all are equal."""
         return dataclasses.replace(self, batch=(len(index),))
 
 
@@ -144,9 +139,5 @@ def require_matrix(x: Tensor, name: str) -> None:
 
 def require_bias(x: Tensor | None, matrix: Tensor, name: str, matrix_name: str) -> None:
     """Refuse a bias that does not have one finite entry for each row of its matrix."""
-    if x is None:
-        return
-    require_floating(x, name)
-    require_shape(x, (matrix.shape[-2],), name)
-    require_agreement(x, matrix, name, matrix_name)
-    require_finite(x, name)
+    if x is not None:
+        require_parameter(x, (matrix.shape[-2],), matrix, name, matrix_name)

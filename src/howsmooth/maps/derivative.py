@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from howsmooth.maps.attention_weights import AttentionPattern
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads_derivative import HeadsJacobian
-from howsmooth.maps.heads_derivative import project_heads as project_heads
-from howsmooth.maps.pattern import Pattern
-from howsmooth.maps.tiles import Room, Tile, rows_of, unstack
-from howsmooth.maps.values import take
-from howsmooth.maps.weighting import Weights
+from howsmooth.maps.protocols import take
+from howsmooth.maps.weighting import Tile, Weights, Workspace, rows_of, unstack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +30,7 @@ class AttentionJacobian(HeadsJacobian):
     :math:`dS` in the JVP are one matrix product, :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
     Both products can be differentiated by autograd with respect to the tokens and the weights.
 
-    Where weights are no softmax, softmax' is what :class:`howsmooth.maps.weighting.Weights` make of it.
+    For other rules from scores to weights, softmax' is :meth:`howsmooth.maps.weighting.Weights.jvp`.
 
     Attributes:
         pattern: The attention weights, kept or rebuilt.
@@ -41,7 +39,7 @@ class AttentionJacobian(HeadsJacobian):
             scores is linear in ``dq`` and ``dk``.
     """
 
-    pattern: Pattern
+    pattern: AttentionPattern
     scaled_k: Float[Tensor, "stack n k"]
     distances: Distances | None = None
 
@@ -59,9 +57,9 @@ class AttentionJacobian(HeadsJacobian):
     def forward_rounding(self) -> float:
         r"""The share of a weight that rounding may have changed: :math:`\epsilon(\max_i|q_i|\max_j|k_j| + 8)`.
 
-        A softmax weight is the exponential of a score, so it is wrong by the *absolute* error of the score; others are
-        so many times that. The weight of a token that is alone is one, where weights sum to one; then only products
-        are rounded. Norms of queries and keys stretch what projections were rounded by.
+        A softmax weight is the exponential of a score, so its relative error is the *absolute* error of the score; for
+        other rules :meth:`~howsmooth.maps.weighting.Weighting.rounding` times that. A single token has weight one where
+        weights sum to one; then only products are rounded. Norms of queries and keys amplify rounding of projections.
         """
         if self.domain[0] == 1 and self.pattern.weighting.sums_to_one:
             return torch.finfo(self.dtype).eps * 8
@@ -72,113 +70,113 @@ class AttentionJacobian(HeadsJacobian):
 
     @property
     def derivative_rounding(self) -> float:
-        """How far derivatives of norms of queries and keys, and of weights that do not sum to one, may be off.
+        """Bound the rounding error of derivatives of query and key norms, and of weights that do not sum to one.
 
-        Norms hardly let some directions pass. Weights that do not sum to one meet the bias of values, and in some
-        directions it is all that rounding leaves; where a sink takes everything, they may be too small for numbers.
+        Norms nearly annihilate some directions. Weights that do not sum to one multiply the bias of values, and in some
+        directions only its rounding is left; where a sink takes all weight, the others may underflow.
         """
         (stretch_q, query), (stretch_k, key) = self.projections.normed_rounding()
-        open_ended = not self.pattern.weighting.sums_to_one
-        if query == key == 0 and not open_ended:
+        unnormalised = not self.pattern.weighting.sums_to_one
+        if query == key == 0 and not unnormalised:
             return 0.0
         q, scaled_k, v = (_longest(x) for x in (self.pattern.q, self.scaled_k, self.pattern.v))
         info, output = torch.finfo(self.dtype), 1.0 if self.output is None else float(self.output.detach().norm())
         size = float(self.projections.weight.detach().norm())
         total = 4 * info.eps * v * size * (q * key * stretch_k + scaled_k * query * stretch_q)
-        if open_ended:
-            most = max(float(P.detach().abs().max()) for _tile, P, _slope in self.pattern.weights())
+        if unnormalised:
+            largest = max(float(P.detach().abs().max()) for _tile, P, _slope in self.pattern.weights())
             slopes = size * (q * max(stretch_k, 1.0) + scaled_k * max(stretch_q, 1.0))
-            total += self.domain[0] * (8 * info.eps * most * v * slopes + info.tiny * (v * slopes + size))
+            total += self.domain[0] * (8 * info.eps * largest * v * slopes + info.tiny * (v * slopes + size))
         return output * total
 
     @property
     def query_rounding(self) -> float:
-        """How far the products of queries alone may be off, relative to the projections."""
+        """Bound the rounding error of products with queries alone, relative to the projections."""
         return 4 * torch.finfo(self.dtype).eps * _longest(self.pattern.v) * _longest(self.scaled_k)
 
-    def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+    def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
         pattern = self.pattern
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
         if (whole := pattern.whole) is not None and self.distances is None:
-            # on short sequences the number of operations is what is waited for: here nothing is cut and stitched
+            # short sequences are bound by the number of operations: here nothing is cut and stitched
             dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
-            return torch.bmm(whole.derivative(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
+            return torch.bmm(whole.jvp(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
         moved = []
-        for tile, weights, dS in self._moved_scores(dq, dk):
-            dP = weights.derivative(dS)
+        for tile, weights, dS in self._push_scores(dq, dk):
+            dP = weights.jvp(dS)
             do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(weights.P, dv[:, tile.columns])
             moved.append(unstack(do, tile))
         return stitch(moved)
 
-    def moved_sizes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Return what :meth:`moved_means` adds up, without signs."""
+    def push_magnitudes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Return the sums of absolute terms in :meth:`push_means`."""
         pattern = self.pattern
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape)
         v, dv, sizes = pattern.v.abs(), dv.abs(), []
-        for tile, weights, dS in self._moved_scores(dq, dk):
+        for tile, weights, dS in self._push_scores(dq, dk):
             columns = tile.columns
-            do = torch.bmm(weights.sizes(dS), v[:, columns]) + torch.bmm(weights.P.abs(), dv[:, columns])
+            do = torch.bmm(weights.magnitudes(dS), v[:, columns]) + torch.bmm(weights.P.abs(), dv[:, columns])
             sizes.append(unstack(do, tile))
         return stitch(sizes)
 
-    def _moved_scores(self, dq: Tensor, dk: Tensor) -> Iterator[tuple[Tile, Weights, Tensor]]:
+    def _push_scores(self, dq: Tensor, dk: Tensor) -> Iterator[tuple[Tile, Weights, Tensor]]:
         """Yield each tile with its weights and the change of its scores."""
-        # Why one product of doubled width and not two: a tile of dS is written once, and memory is what is waited for.
+        # Why one product of doubled width and not two: a tile of dS is written once, and memory traffic dominates.
         pattern = self.pattern
         left = torch.cat((dq, pattern.q), dim=-1)
         right = torch.cat((self.scaled_k, dk), dim=-1)
-        room = Room(left, right)
+        workspace = Workspace(left, right)
         for tile, weights, slope in pattern.parts():
-            dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=room(tile))
+            dS = torch.bmm(rows_of(left, tile), right[:, tile.columns].mT, out=workspace(tile))
             if self.distances is not None:
                 parts = pattern.scores.parts(dq, dk, tile)
                 pattern.scores.by_head(dS, tile).add_(self.distances.scores(*parts, tile.rows, tile.columns))
             yield tile, weights, dS if slope is None else dS * slope
 
-    def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+    def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         pattern = self.pattern
         if (whole := pattern.whole) is not None and self.distances is None:
             g = g.flatten(1, 2)
-            dS = whole.transpose(torch.bmm(g, pattern.v.mT))
+            dS = whole.vjp(torch.bmm(g, pattern.v.mT))
             return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
-        room, moved = Room(g, pattern.v), []
-        dk, dv = Columns(pattern.k), Columns(pattern.v)
+        workspace, moved = Workspace(g, pattern.v), []
+        dk, dv = ColumnSums(pattern.k), ColumnSums(pattern.v)
         for tile, weights, slope in pattern.parts():
             columns, g_rows = tile.columns, rows_of(g, tile)
-            dP = torch.bmm(g_rows, pattern.v[:, columns].mT, out=room(tile))
-            dS = weights.transpose(dP)
+            dP = torch.bmm(g_rows, pattern.v[:, columns].mT, out=workspace(tile))
+            dS = weights.vjp(dP)
             if slope is not None:
                 dS = dS * slope
             dq = unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile)
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, weights.P.mT, g_rows)
             if self.distances is not None:
-                met, meeting = self.distances.pull_back(pattern.scores.by_head(dS, tile), tile.rows, columns)
-                dq = dq + met.reshape(dq.shape)
-                dk.total[:, columns].add_(meeting.reshape(-1, *meeting.shape[-2:]))
+                to_q, to_k = self.distances.pull_back(pattern.scores.by_head(dS, tile), tile.rows, columns)
+                dq = dq + to_q.reshape(dq.shape)
+                dk.total[:, columns].add_(to_k.reshape(-1, *to_k.shape[-2:]))
             moved.append(dq)
         return stitch(moved), dk.total, dv.total
 
-    def moved_by_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Push a perturbation of each token's own query to its mean, in a context that stays."""
+    def push_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push a perturbation of each token's query to its mean, with keys and values fixed."""
         pattern = self.pattern
         dq = dq.reshape(pattern.q.shape)
-        room, moved = Room(dq, self.scaled_k), []
+        workspace, moved = Workspace(dq, self.scaled_k), []
         for tile, weights, slope in pattern.parts():
-            dS = torch.bmm(rows_of(dq, tile), self.scaled_k[:, tile.columns].mT, out=room(tile))
-            dP = weights.own(dS if slope is None else dS * slope)
+            dS = torch.bmm(rows_of(dq, tile), self.scaled_k[:, tile.columns].mT, out=workspace(tile))
+            dP = weights.query_jvp(dS if slope is None else dS * slope)
             moved.append(unstack(torch.bmm(dP, pattern.v[:, tile.columns]), tile))
         return stitch(moved)
 
-    def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
-        """Pull a cotangent of each token's mean back to its own query."""
+    def pull_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
+        """Pull a cotangent of each token's mean back to its query."""
         pattern = self.pattern
-        room, moved = Room(g, pattern.v), []
+        workspace, moved = Workspace(g, pattern.v), []
         for tile, weights, slope in pattern.parts():
-            dP = torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=room(tile))
-            dS = weights.own_transpose(dP)
+            dP = torch.bmm(rows_of(g, tile), pattern.v[:, tile.columns].mT, out=workspace(tile))
+            dS = weights.query_vjp(dP)
             dS = dS if slope is None else dS * slope
             moved.append(unstack(torch.bmm(dS, self.scaled_k[:, tile.columns]), tile))
         return stitch(moved)
@@ -197,7 +195,23 @@ class AttentionJacobian(HeadsJacobian):
         )
 
 
-class Columns:
+def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None) -> Float[Tensor, "*batch"]:
+    r"""Return :math:`-\sum_j P_{ij}\log P_{ij}`, the mean over heads and over (real) tokens i, in nats.
+
+    Zero means that every token attends to a single one, :math:`\log n` that it attends to all equally.
+    """
+    parts = []
+    for tile, P, _slope in J.pattern.weights():
+        rows = -torch.special.xlogy(P, P).sum(-1, keepdim=True)
+        parts.append(unstack(rows, tile))
+    entropies = torch.cat(parts, dim=-2).reshape(*J.batch, -1, J.domain[0])
+    if real is None:
+        return entropies.mean((-2, -1))
+    shares = real.to(entropies.dtype)
+    return (entropies.mean(-2) * shares).sum(-1) / shares.sum(-1)
+
+
+class ColumnSums:
     """A sum over tiles of matrix products, each added to the tokens that its tile sees."""
 
     def __init__(self, like: Float[Tensor, "stack n k"]) -> None:

@@ -1,4 +1,4 @@
-"""Scores between what a token is and how far another stands from it: disentangled attention."""
+"""Scores between a token and its distance to another: disentangled attention, as in DeBERTa."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import NonFiniteError, ShapeError
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.errors import AssumptionError, NonFiniteError, ShapeError
+from howsmooth.maps.projections import Layout
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_agreement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Distances(Value):
+class Distances(TensorDataclass):
     r"""A key and a query for every distance, as DeBERTa has them.
 
     .. math:: S_{ij} = s\bigl(\langle q_i, k_j\rangle + \langle q_i, \kappa_{j-i}\rangle
@@ -40,6 +42,21 @@ class Distances(Value):
         if not bool(torch.isfinite(self.keys).all() & torch.isfinite(self.queries).all()):
             raise NonFiniteError("keys and queries of distances must be finite.", field="distances")
 
+    def check_heads(self, layout: Layout, query: Tensor) -> None:
+        """Refuse heads that share keys, or whose number or width is another one."""
+        if layout.shared != 1:
+            raise AssumptionError(
+                f"distances need heads with keys of their own, got {layout.heads} heads and {layout.groups} groups.",
+                field="positions",
+            )
+        heads, _span, k = self.keys.shape[-3:]
+        if (heads, k) != (layout.heads, layout.k):
+            raise ShapeError(
+                f"distances must have {layout.heads} heads of width {layout.k}, got {heads} of width {k}.",
+                field="positions",
+            )
+        require_agreement(self.keys, query, "distances", "query")
+
     @property
     def reach(self) -> int:
         """The longest sequence that there are distances for."""
@@ -56,13 +73,13 @@ class Distances(Value):
         rows: slice,
         columns: slice,
     ) -> Float[Tensor, "*batch heads rows columns"]:
-        """Return what is added to one tile of scores."""
+        """Return the two added terms for one tile of scores."""
         offsets, index = self._tile(rows, columns, q.device)
         shape = torch.broadcast_shapes(q.shape[:-2], self.keys.shape[:-2])
         index = index.expand(*shape, *index.shape)
         # Why not one product for each pair: tokens meet every distance of the tile at once, and the diagonals are read
-        met = (q @ self.keys[..., offsets, :].mT).gather(-1, index)
-        return met + (k @ self.queries[..., offsets, :].mT).gather(-1, index.mT).mT
+        by_query = (q @ self.keys[..., offsets, :].mT).gather(-1, index)
+        return by_query + (k @ self.queries[..., offsets, :].mT).gather(-1, index.mT).mT
 
     def pull_back(
         self, dS: Float[Tensor, "*batch heads rows columns"], rows: slice, columns: slice
@@ -75,7 +92,7 @@ class Distances(Value):
         return by_row @ self.keys[..., offsets, :], by_column @ self.queries[..., offsets, :]
 
     def _tile(self, rows: slice, columns: slice, device: torch.device) -> tuple[slice, Tensor]:
-        """Return the offsets j − i that a tile has, and for every pair which of them is its own."""
+        """Return the range of offsets j − i in a tile, and for every pair the place of its offset in that range."""
         least = columns.start - (rows.stop - 1)
         most = columns.stop - 1 - rows.start
         i, j = (torch.arange(part.start, part.stop, device=device) for part in (rows, columns))

@@ -1,55 +1,45 @@
-"""What every kind of attention shares: heads, groups, biases, norms, positions, token weights; from tokens to heads."""
+"""MultiHead: what every kind of attention shares, from tokens to the queries, keys and values of heads and back."""
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.heads_checks import check_biases, check_positions, check_projections
 from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
-from howsmooth.maps.joint_norm import JointNorm, JointNormJacobian
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.norms import Norm, NormJacobian, RMSNorm
+from howsmooth.maps.joint_norm import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
+from howsmooth.maps.mean_field import Atoms, WeightedJacobian, visible
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections, sizes_of
+from howsmooth.maps.query_key_transforms import Transforms
 from howsmooth.maps.query_side import QuerySide
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.weighted import Atoms, WeightedJacobian, visible
-from howsmooth.validation import require_tokens
-from howsmooth.values import Value
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import (
+    require_agreement,
+    require_finite,
+    require_floating,
+    require_parameter,
+    require_shape,
+    require_tokens,
+)
 
 GIBIBYTE = 2**30
-T = TypeVar("T", Tensor, Tensor | None)
-H = TypeVar("H", bound="Heads")
+H = TypeVar("H", bound="MultiHead")
+# A function of a tensor and the axis of it that heads, or groups, are on.
+OnHeads = Callable[[Tensor | None, int], Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Heads(Value, ABC):
-    r"""Attention of any kind, as a frozen value: projections of tokens, what is done with them, and the output.
+class MultiHead(TensorDataclass, ABC):
+    """Multi-head attention with any rule from queries and keys to weights, as a frozen value.
 
-    Heads come first: ``query[h]`` is :math:`Q_h`, ``output[h]`` is :math:`W_h`. Keys and values may be shared: head
-    ``h`` uses group ``h // (heads / groups)``. Leading axes of the weights are batch axes: they broadcast against
-    those of the tokens.
-
-    Attributes:
-        query: :math:`Q`, ``(heads, k, d)``.
-        key: :math:`K`, ``(groups, k, d)``.
-        value: :math:`V`, ``(groups, v, d)``.
-        output: :math:`W`, ``(heads, out, v)``; ``None`` concatenates the heads instead of mixing them.
-        query_bias: ``(heads, k)``.
-        key_bias: ``(groups, k)``.
-        value_bias: ``(groups, v)``.
-        output_bias: ``(out,)``.
-        query_norm: A norm applied to queries, before the rotary embedding: of dimension ``k`` to those of each head, of
-            dimension ``heads · k`` to those of all heads together.
-        key_norm: The same for keys, whose groups are ``groups``.
-        positions: Masks, rotary embedding, biases of distance and position.
-        weights: :math:`a`, the mass of each token, ``(*batch, n)``; ``None`` means equal masses.
+    The fields are those of :class:`howsmooth.Attention`, which also says how heads share keys and values.
     """
 
     query: Float[Tensor, "*w heads k d"]
@@ -60,20 +50,58 @@ class Heads(Value, ABC):
     key_bias: Float[Tensor, "*w groups k"] | None = None
     value_bias: Float[Tensor, "*w groups v"] | None = None
     output_bias: Float[Tensor, "*w out"] | None = None
-    query_norm: Norm | JointNorm | None = None
-    key_norm: Norm | JointNorm | None = None
+    query_norm: HeadNorm = None
+    key_norm: HeadNorm = None
     positions: Positions = field(default_factory=Positions)
     weights: Float[Tensor, "... n"] | None = None
 
     # fields with one number for each head
     for_each_head: ClassVar[tuple[str, ...]] = ()
+    # fields of a single head that differ from the defaults of the class
+    single_head_defaults: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         """Check the weights once, so that no product has to."""
-        check_projections(self)
-        check_biases(self)
+        _check_projections(self)
+        _check_biases(self)
         self._check_options()
-        check_positions(self)
+        _check_positions(self)
+
+    @classmethod
+    def single_head(
+        cls: type[H],
+        *,
+        Q: Float[Tensor, "k d"],
+        K: Float[Tensor, "k d"],
+        V: Float[Tensor, "v d"],
+        causal: bool = False,
+        positions: Positions | None = None,
+        weights: Float[Tensor, "... n"] | None = None,
+        **options: Any,
+    ) -> H:
+        r"""Build one head of scale one, with queries :math:`Qx_i`, keys :math:`Kx_j` and values :math:`Vx_j`.
+
+        Args:
+            Q: The query projection.
+            K: The key projection.
+            V: The value projection.
+            causal: Whether a token sees only itself and the past.
+            positions: Any other mask; not together with ``causal``.
+            weights: The mass of each token.
+            options: Other fields of the class; those with one entry for each head are given as a number.
+        """
+        for name, x in (("Q", Q), ("K", K), ("V", V)):
+            require_floating(x, name)
+            if x.ndim != 2:
+                raise ShapeError(f"{name} must be a matrix, got {tuple(x.shape)}.", field=name)
+        if positions is not None and causal:
+            raise AssumptionError("give either causal=True or positions=…, not both; Positions has a causal field.")
+        fields = cls.single_head_defaults | options
+        for name in cls.for_each_head:
+            if fields.get(name) is not None:
+                fields[name] = Q.new_full((1,), fields[name])
+        positions = positions or Positions(causal=causal)
+        return cls(query=Q[None], key=K[None], value=V[None], positions=positions, weights=weights, **fields)
 
     @abstractmethod
     def _check_options(self) -> None:
@@ -94,7 +122,7 @@ class Heads(Value, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the weights."""
         return self.query.dtype
 
     @property
@@ -120,22 +148,21 @@ class Heads(Value, ABC):
         Args:
             measure: Anything with ``points``, ``weights`` and ``positions``: a :class:`howsmooth.DiscreteMeasure`.
         """
+        order, positions = self.positions, Positions()
         if self.weights is not None:
             raise AssumptionError(
                 "this attention has token weights of its own; a measure brings its masses along.", field="attention"
             )
-        if any(x is not None for x in (self.positions.window, self.positions.padding, self.positions.mask)):
+        if any(x is not None for x in (order.window, order.padding, order.mask)):
             raise AssumptionError(
                 "attention on measures knows the causal mask and no mask, got another one.", field="attention"
             )
-        order = self.positions
         if any(x is not None for x in (order.rotary, order.relative_bias, order.position_bias, order.distances)):
             raise AssumptionError(
                 "attention on measures has no order of tokens for rotary positions, distances or biases of positions.",
                 field="attention",
             )
-        positions = Positions()
-        if self.positions.causal:
+        if order.causal:
             if measure.positions is None:
                 raise AssumptionError(
                     "masked attention needs the positions of atoms; use DiscreteMeasure(points, weights, positions) or "
@@ -147,8 +174,7 @@ class Heads(Value, ABC):
 
     def jacobian_on(self, measure: Atoms) -> WeightedJacobian:
         r"""Differentiate at a measure whose atoms move without splitting: :math:`D^{1/2}JD^{-1/2}`."""
-        plain = self.on(measure).jacobian(measure.points)
-        return WeightedJacobian(plain=plain, roots=measure.weights.sqrt().unsqueeze(-1))
+        return WeightedJacobian.of(self.on(measure).jacobian(measure.points), measure.weights)
 
     def query_side(self, X: Float[Tensor, "n d"]) -> QuerySide:
         r"""Differentiate each token's output with respect to its own query: :math:`\sum_hW_hV_hC^h_iA_h` for all i."""
@@ -165,26 +191,17 @@ class Heads(Value, ABC):
 
         A norm over the queries or keys of all heads stays what it is: the head moves with the others' queries too.
         """
-        heads, groups = self.layout.heads, self.layout.groups
+        heads = self.layout.heads
         if not 0 <= h < heads:
             raise AssumptionError(f"h must name one of the {heads} heads, 0 to {heads - 1}, got {h}.", field="h")
-        g = h // (heads // groups)
+        g = h // self.layout.shared
         query_norm, key_norm = self._norms()
-
         return dataclasses.replace(
             self,
-            query=_pick(self.query, -3, h),
-            key=_pick(self.key, -3, g),
-            value=_pick(self.value, -3, g),
-            output=_pick(self.output, -3, h),
-            query_bias=_pick(self.query_bias, -2, h),
-            key_bias=_pick(self.key_bias, -2, g),
-            value_bias=_pick(self.value_bias, -2, g),
-            output_bias=None,
+            **self._each_head(lambda x, axis: _pick(x, axis, h), lambda x, axis: _pick(x, axis, g)),
             query_norm=query_norm.head(h) if isinstance(query_norm, JointNorm) else query_norm,
             key_norm=key_norm.head(g) if isinstance(key_norm, JointNorm) else key_norm,
             positions=self.positions.head(h),
-            **{name: _pick(getattr(self, name), -1, h) for name in self.for_each_head},
         )
 
     def per_head(self: H) -> H:
@@ -195,26 +212,25 @@ class Heads(Value, ABC):
         """
         shared = self.layout.shared
         query_norm, key_norm = self._norms()
-
         return dataclasses.replace(
             self,
-            query=_spread(self.query, -3, 1),
-            key=_spread(self.key, -3, shared),
-            value=_spread(self.value, -3, shared),
-            output=_spread(self.output, -3, 1),
-            query_bias=_spread(self.query_bias, -2, 1),
-            key_bias=_spread(self.key_bias, -2, shared),
-            value_bias=_spread(self.value_bias, -2, shared),
-            output_bias=None,
+            **self._each_head(lambda x, axis: _spread(x, axis, 1), lambda x, axis: _spread(x, axis, shared)),
             query_norm=query_norm.per_head(1) if isinstance(query_norm, JointNorm) else query_norm,
             key_norm=key_norm.per_head(shared) if isinstance(key_norm, JointNorm) else key_norm,
             positions=self.positions.per_head(),
             weights=None if self.weights is None else self.weights.unsqueeze(-2),
-            **{name: _spread(getattr(self, name), -1, 1) for name in self.for_each_head},
         )
 
+    def _each_head(self, on_heads: OnHeads, on_groups: OnHeads) -> dict[str, Any]:
+        """Apply a function to every field with one entry for each head, another to those with one for each group."""
+        changed = {name: on_heads(getattr(self, name), -1) for name in self.for_each_head}
+        for name, f in (("query", on_heads), ("key", on_groups), ("value", on_groups)):
+            changed[name] = f(getattr(self, name), -3)
+            changed[f"{name}_bias"] = f(getattr(self, f"{name}_bias"), -2)
+        return changed | {"output": on_heads(self.output, -3), "output_bias": None}
+
     def __repr__(self) -> str:
-        """Say what kind of attention this is, without its numbers."""
+        """Show the kind of attention and its shapes, without its numbers."""
         layout = self.layout
         parts = [f"heads={layout.heads}", f"d={self.d}", f"k={layout.k}", f"v={layout.v}", f"out={self.out}"]
         if layout.groups != layout.heads:
@@ -248,14 +264,14 @@ class Heads(Value, ABC):
         """Whether a norm acts on the queries or keys of all heads together."""
         return any(isinstance(norm, JointNorm) for norm in self._norms())
 
-    def _norms(self) -> tuple[Norm | JointNorm | None, Norm | JointNorm | None]:
+    def _norms(self) -> tuple[HeadNorm, HeadNorm]:
         """Return the norms of queries and keys as they act: on each head, or on all together."""
         sides = ((self.query_norm, self.query, self.query_bias), (self.key_norm, self.key, self.key_bias))
-        query_norm, key_norm = (_joined(norm, weight, bias) for norm, weight, bias in sides)
+        query_norm, key_norm = (acting_norm(norm, weight, bias) for norm, weight, bias in sides)
         return query_norm, key_norm
 
     def _project(
-        self, X: Tensor, lifts: Lifts, value: Tensor, rotary: Rotary | None, *, value_bias: Tensor | None
+        self, X: Tensor, transforms: Transforms, value: Tensor, rotary: Rotary | None, *, value_bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Projections]:
         """Return queries, keys and values at ``X``, and their derivative."""
         layout, n = self.layout, X.shape[-2]
@@ -263,12 +279,12 @@ class Heads(Value, ABC):
         q, k, v = layout.split(X @ weight.mT)
         q, k, v = _shift(q, self.query_bias), _shift(k, self.key_bias), _shift(v, value_bias)
         for_queries, for_keys = self._norms()
-        q, query_norm = _normalise(q, for_queries, X)
-        k, key_norm = _normalise(k, for_keys, X)
+        q, query_norm = normalise(q, for_queries, X)
+        k, key_norm = normalise(k, for_keys, X)
         rotation = None if rotary is None else rotary.rotation(n, layout.k, X)
         if rotation is not None:
             q, k = rotation(q), rotation(k)
-        (q, k, v), lifted = lifts.apply(q, k, v)
+        (q, k, v), transformed = transforms.apply(q, k, v)
         sizes = None
         if query_norm is not None or key_norm is not None:
             sizes = sizes_of(X, self.query, self.query_bias), sizes_of(X, self.key, self.key_bias)
@@ -278,7 +294,7 @@ class Heads(Value, ABC):
             query_norm=query_norm,
             key_norm=key_norm,
             rotation=rotation,
-            lifts=lifted,
+            transforms=transformed,
             sizes=sizes,
         )
         return q, k, v, projections
@@ -296,7 +312,7 @@ class Heads(Value, ABC):
         return (by_group + self.value_bias[..., None, None, :]).reshape(means.shape)
 
     def _put_out(self, means: Tensor, output: Tensor | None, batch: tuple[int, ...]) -> Tensor:
-        """Return what comes out of the attention means."""
+        """Apply the output projection and its bias to the means of all heads."""
         Y = project_heads(means, output, batch)
         return Y if self.output_bias is None else Y + self.output_bias.unsqueeze(-2)
 
@@ -311,11 +327,11 @@ def require_memory(memory: int) -> None:
         raise AssumptionError(f"memory must be a number of bytes, 0 or more, got {memory}.", field="memory")
 
 
-def _pick(x: T, axis: int, index: int) -> T:
+def _pick(x: Tensor | None, axis: int, index: int) -> Tensor | None:
     return None if x is None else x.narrow(axis, index, 1)
 
 
-def _spread(x: T, axis: int, repeats: int) -> T:
+def _spread(x: Tensor | None, axis: int, repeats: int) -> Tensor | None:
     return None if x is None else x.repeat_interleave(repeats, dim=axis).unsqueeze(axis)
 
 
@@ -323,16 +339,49 @@ def _shift(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.unsqueeze(-2)
 
 
-def _joined(norm: Norm | JointNorm | None, weight: Tensor, bias: Tensor | None) -> Norm | JointNorm | None:
-    """Return a norm as it acts on what ``weight`` puts out; the size of its gain tells on how many heads."""
-    if isinstance(norm, RMSNorm) and norm.gain.shape[0] != weight.shape[-2]:
-        return JointNorm.over(norm, weight, bias)
-    return norm
+def _check_projections(f: MultiHead) -> None:
+    """Refuse projections of tokens that do not fit together."""
+    named = {"query": f.query, "key": f.key, "value": f.value, "output": f.output}
+    for name, x in named.items():
+        if x is None:
+            continue
+        require_floating(x, name)
+        if x.ndim < 3:
+            raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.", field=name)
+        require_agreement(x, f.query, name, "query")
+        require_finite(x, name)
+    w, (heads, k, d), groups = f.query.shape[:-3], f.query.shape[-3:], f.key.shape[-3]
+    if groups == 0 or heads % groups:
+        raise ShapeError(f"the number of heads must be a multiple of the key/value groups, got {heads} and {groups}.")
+    require_shape(f.key, (*w, groups, k, d), "key")
+    require_shape(f.value, (*w, groups, f.value.shape[-2], d), "value")
+    if f.output is not None:
+        require_shape(f.output, (*w, heads, f.output.shape[-2], f.value.shape[-2]), "output")
 
 
-def _normalise(
-    x: Tensor, norm: Norm | JointNorm | None, X: Tensor
-) -> tuple[Tensor, NormJacobian | JointNormJacobian | None]:
-    if norm is None:
-        return x, None
-    return norm.linearise(x, X) if isinstance(norm, JointNorm) else (norm.apply(x), norm.linearise(x))
+def _check_biases(f: MultiHead) -> None:
+    """Refuse biases that do not fit the projections."""
+    w, (heads, groups, k, v) = tuple(f.query.shape[:-3]), f.layout
+    needed = {"query_bias": (heads, k), "key_bias": (groups, k), "value_bias": (groups, v), "output_bias": (f.out,)}
+    for name, shape in needed.items():
+        if (x := getattr(f, name)) is not None:
+            require_parameter(x, (*w, *shape), f.query, name, "query")
+
+
+def _check_positions(f: MultiHead) -> None:
+    """Refuse norms, positions and token weights that do not fit the heads."""
+    for norm, name, count in ((f.query_norm, "query_norm", f.layout.heads), (f.key_norm, "key_norm", f.layout.groups)):
+        if norm is not None:
+            check_head_norm(norm, f.query, count, name)
+    if f.positions.rotary is not None:
+        f.positions.rotary.check_width(f.layout.k)
+    if f.positions.distances is not None:
+        f.positions.distances.check_heads(f.layout, f.query)
+    if f.positions.heads not in (1, f.layout.heads):
+        raise ShapeError(
+            f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.", field="positions"
+        )
+    if f.weights is not None:
+        require_parameter(f.weights, tuple(f.weights.shape), f.query, "weights", "query")
+        if bool((f.weights < 0).any()):
+            raise AssumptionError("token weights are masses and must not be negative.", field="weights")

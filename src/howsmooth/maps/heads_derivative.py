@@ -1,4 +1,4 @@
-"""What derivatives of attention share: from tokens to heads and back, products without autograd."""
+"""HeadsJacobian: what derivatives of every kind of attention share, from tokens to heads and back."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import Operator
 from howsmooth.maps.projections import Projections
-from howsmooth.validation import require_like
 
 # Power steps on the value path alone, in a space of one token: together they cost about one product.
 GUESS_STEPS = 12
@@ -19,23 +19,19 @@ J = TypeVar("J", bound="HeadsJacobian")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadsJacobian(ABC):
+class HeadsJacobian(Operator, ABC):
     r"""The derivative of attention of any kind at one input (or a batch of inputs).
 
-    Tokens move queries, keys and values; these move the means of every head; the output projection mixes the heads.
-    What is between queries, keys, values and means is left to each kind.
+    A perturbation of the tokens is pushed to queries, keys and values, from there to the means of every head, and
+    through the output projection. Subclasses supply the step from queries, keys and values to means.
 
     Attributes:
         projections: The derivative of tokens ↦ queries, keys, values.
         output: The output projection of all heads side by side, or ``None`` for the concatenated heads.
-        batch: The batch axes.
-        domain: The shape ``(n, d)`` of one perturbation.
     """
 
     projections: Projections
     output: Float[Tensor, "... out hv"] | None
-    batch: tuple[int, ...]
-    domain: tuple[int, ...]
 
     @property
     @abstractmethod
@@ -48,87 +44,71 @@ class HeadsJacobian(ABC):
         """Axes of queries and keys before those of the batch."""
 
     @abstractmethod
-    def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+    def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
 
-    def moved_sizes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Return what :meth:`moved_means` adds up, without signs; the sums themselves, where that is not known."""
-        return self.moved_means(dq, dk, dv).abs()
+    def push_magnitudes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Return the sums of absolute terms in :meth:`push_means`; by default the absolute sums."""
+        return self.push_means(dq, dk, dv).abs()
 
     @abstractmethod
-    def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+    def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
 
     @abstractmethod
-    def moved_by_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Push a perturbation of each token's own query to its mean, in a context that stays."""
+    def push_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push a perturbation of each token's query to its mean, with keys and values fixed."""
 
     @abstractmethod
-    def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
-        """Pull a cotangent of each token's mean back to its own query."""
+    def pull_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
+        """Pull a cotangent of each token's mean back to its query."""
 
     @property
     @abstractmethod
     def query_rounding(self) -> float:
-        """How far the products of queries alone may be off, relative to the projections."""
+        """Bound the rounding error of products with queries alone, relative to the projections."""
 
     @property
     @abstractmethod
     def forward_rounding(self) -> float:
-        """The share of a weight that rounding may have changed."""
+        """Bound the relative rounding error of the attention weights."""
 
     @property
     def derivative_rounding(self) -> float:
-        """How far the product with a unit vector may be off beyond that share: nothing, where there are no norms."""
+        """Bound the absolute rounding error of a product with a unit vector beyond that; zero without norms."""
         return 0.0
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape ``(n, out)`` of one response."""
-        layout = self.projections.layout
-        out = layout.heads * layout.v if self.output is None else self.output.shape[-2]
-        return (self.domain[0], out)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.means.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.means.device
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push the perturbation ``E`` of the tokens forward: J E."""
-        require_like(E, self.means, (*self.batch, *self.domain), "the perturbation")
+        self.check_perturbation(E)
         dq, dk, dv = self.projections.jvp(E)
-        return project_heads(self.moved_means(dq, dk, dv), self.output, self.batch)
+        return project_heads(self.push_means(dq, dk, dv), self.output, self.batch)
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull the cotangent ``G`` of the output back: Jᵀ G."""
-        require_like(G, self.means, (*self.batch, *self.codomain), "the cotangent")
-        dq, dk, dv = self.pulled_back(self.by_head(G))
+        self.check_cotangent(G)
+        dq, dk, dv = self.pull_means(self.by_head(G))
         shape = (*self.batch, -1, self.domain[0])
         dq, dk = (x.view(*self.lead, *shape, x.shape[-1]) for x in (dq, dk))
         return self.projections.vjp(dq, dk, dv.view(*shape, dv.shape[-1]))
 
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
-        r"""Return how much longer than :math:`JE` the answers of its heads are, and the terms these are added up from.
+        r"""Return the cancellation ratios of :math:`JE`: over heads, and over all terms.
 
-        The first is :math:`\sum_h|W_hJ_hE|/|JE|`: the rounding of weights is a share of those answers, not of their
-        sum. Products within a head are rounded by units of their terms, which are long beside a large bias.
+        The first is :math:`\sum_h|W_hJ_hE|/|JE|`, since the rounding errors of weights are relative to each head's
+        product, not to their sum. The second also counts the terms within a head, which are large if values have a
+        large bias.
         """
         moves, v = self.projections.jvp(E), self.projections.layout.v
         means, terms = (
-            project_heads(x, None, self.batch) for x in (self.moved_means(*moves), self.moved_sizes(*moves))
+            project_heads(x, None, self.batch) for x in (self.push_means(*moves), self.push_magnitudes(*moves))
         )
         within = _ratio(_length(terms), _length(means))
         between = torch.ones_like(within)
         if self.output is not None:
             by_head = zip(means.split(v, -1), self.output.split(v, -1), strict=True)
-            answers = torch.stack([o @ W.mT for o, W in by_head])
-            between = _ratio(_length(answers).sum(0), _length(answers.sum(0)))
+            products = torch.stack([o @ W.mT for o, W in by_head])
+            between = _ratio(_length(products).sum(0), _length(products.sum(0)))
         return float(between.max()), float((between * within).max())
 
     def by_head(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "stack shared n v"]:
@@ -138,7 +118,7 @@ class HeadsJacobian(ABC):
         return g.unflatten(-1, (layout.heads, layout.v)).transpose(-2, -3).contiguous().view(self.means.shape)
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
-        r"""Return a direction that is likely to be stretched, for one product.
+        r"""Return an approximate top right singular vector, at the cost of one product.
 
         Where attention is nearly uniform, J is nearly :math:`P\otimes M` with :math:`M = \sum_h W_hV_h`. Its top left
         singular vector u, found by a few power steps on M alone, is pulled back as if every output token moved along u.
@@ -173,8 +153,8 @@ class HeadsJacobian(ABC):
         output = self.output
         if output is not None and output.shape[-1] < output.shape[-2]:
             _isometry, output = torch.linalg.qr(output)
-        n = self.domain[0]
-        small = dataclasses.replace(self, projections=projections, output=output, domain=(n, p))
+        (n, _d), out = self.domain, self.codomain[-1] if output is None else output.shape[-2]
+        small = dataclasses.replace(self, projections=projections, output=output, domain=(n, p), codomain=(n, out))
         return small, lambda E: E @ basis.mT
 
 
@@ -192,5 +172,5 @@ def _length(x: Float[Tensor, "*batch n w"]) -> Float[Tensor, "*batch"]:
 
 
 def _ratio(parts: Tensor, total: Tensor) -> Tensor:
-    """Return how much longer parts are than their sum; nothing is as long as itself."""
+    """Return the ratio of two lengths; one where both are zero."""
     return torch.where(parts > 0, parts / total, 1.0)

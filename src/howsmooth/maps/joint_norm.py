@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError
-from howsmooth.maps.norms import NormJacobian, RMSNorm, require_spread
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.maps.norms import Norm, NormJacobian, RMSNorm, require_spread
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_agreement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class JointNorm(Value):
+class JointNorm(TensorDataclass):
     r"""Divide the queries of each head by the root mean square of those of all heads.
 
     .. math:: q_h \mapsto \alpha_h\circ q_h/\sigma + \beta_h,\qquad \sigma^2 = \tfrac1p\,|Mx + m|^2 + \epsilon
@@ -50,12 +51,12 @@ class JointNorm(Value):
         )
 
     def head(self, h: int) -> "JointNorm":
-        """Return what it does to head ``h``."""
+        """Restrict to head ``h``."""
         bias = None if self.bias is None else self.bias[..., h : h + 1, :]
         return dataclasses.replace(self, gain=self.gain[..., h : h + 1, :], bias=bias)
 
     def per_head(self, repeats: int) -> "JointNorm":
-        """Return what it does to each head, as a batch; each group of keys serves ``repeats`` heads."""
+        """Turn heads into a batch axis; each group of keys serves ``repeats`` heads."""
 
         def spread(x: Tensor) -> Tensor:
             return x.repeat_interleave(repeats, dim=-2).unsqueeze(-2)
@@ -76,9 +77,9 @@ class JointNorm(Value):
         whole = whole if self.shift is None else whole + self.shift.unsqueeze(-2)
         scale = (whole.square().mean(-1, keepdim=True) + self.eps).sqrt()
         require_spread(scale, self.eps)
-        pull = (whole / scale) @ self.weight / self.weight.shape[-2]
+        gradient = (whole / scale) @ self.weight / self.weight.shape[-2]
         scale = scale.unsqueeze(-3)
-        found = JointNormJacobian(gain=self.gain.unsqueeze(-2), z=q / scale, scale=scale, pull=pull)
+        found = JointNormJacobian(gain=self.gain.unsqueeze(-2), z=q / scale, scale=scale, scale_gradient=gradient)
         value = found.gain * found.z
         return value if self.bias is None else value + self.bias.unsqueeze(-2), found
 
@@ -96,24 +97,24 @@ class JointNormJacobian:
         gain: :math:`\alpha`.
         z: Queries over :math:`\sigma`.
         scale: :math:`\sigma`.
-        pull: c.
+        scale_gradient: c.
     """
 
     gain: Float[Tensor, "... heads 1 k"]
     z: Float[Tensor, "*batch heads n k"]
     scale: Float[Tensor, "*batch 1 n 1"]
-    pull: Float[Tensor, "*batch n d"]
+    scale_gradient: Float[Tensor, "*batch n d"]
 
     def jvp(self, dq: Float[Tensor, "*batch heads n k"], E: Float[Tensor, "*batch n d"]) -> Tensor:
         """Push a perturbation of the tokens, and of the queries that comes of it, to the normalised queries."""
-        along = (self.pull * E).sum(-1, keepdim=True).unsqueeze(-3)
+        along = (self.scale_gradient * E).sum(-1, keepdim=True).unsqueeze(-3)
         return self.gain * (dq - self.z * along) / self.scale
 
     def vjp(self, G: Float[Tensor, "*batch heads n k"]) -> tuple[Tensor, Float[Tensor, "*batch n d"]]:
         """Pull a cotangent back to the queries, and past them to the tokens."""
         g = self.gain * G / self.scale
         along = (self.z * g).sum((-3, -1)).unsqueeze(-1)
-        return g, -self.pull * along
+        return g, -self.scale_gradient * along
 
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int = 3) -> "JointNormJacobian":
         """Pick entries of the leading ``batch`` axes, ``event`` axes being left: heads, tokens, coordinates."""
@@ -121,7 +122,45 @@ class JointNormJacobian:
             gain=take(self.gain, batch, index, event=event),
             z=take(self.z, batch, index, event=event),
             scale=take(self.scale, batch, index, event=event),
-            pull=take(self.pull, batch, index, event=event - 1),
+            scale_gradient=take(self.scale_gradient, batch, index, event=event - 1),
+        )
+
+
+HeadNorm = Norm | JointNorm | None
+
+
+def acting_norm(norm: HeadNorm, weight: Float[Tensor, "*w heads k d"], bias: Tensor | None) -> HeadNorm:
+    """Return a norm as it acts on the projections by ``weight``: on all heads together if its gain is that long."""
+    if isinstance(norm, RMSNorm) and norm.gain.shape[0] != weight.shape[-2]:
+        return JointNorm.over(norm, weight, bias)
+    return norm
+
+
+def normalise(x: Tensor, norm: HeadNorm, X: Tensor) -> tuple[Tensor, NormJacobian | JointNormJacobian | None]:
+    """Return the normalised queries or keys ``x`` of the tokens ``X``, and the derivative of the norm, unchecked."""
+    if norm is None:
+        return x, None
+    return norm.linearise(x, X) if isinstance(norm, JointNorm) else (norm.apply(x), norm.linearise(x))
+
+
+def check_head_norm(norm: Norm | JointNorm, query: Float[Tensor, "*w heads k d"], count: int, name: str) -> None:
+    """Refuse a norm that fits neither one head of queries or keys nor all ``count`` of them."""
+    if not isinstance(norm, Norm | JointNorm):
+        raise DtypeError(f"{name} must be an hs.LayerNorm or an hs.RMSNorm, got {type(norm).__name__}.", field=name)
+    require_agreement(norm.gain, query, name, "query")
+    if isinstance(norm, JointNorm):  # made for this map, or for the one that it is a head of
+        return
+    k, shape = query.shape[-2], tuple(norm.gain.shape)
+    if shape not in ((k,), (count * k,)):
+        raise ShapeError(
+            f"the gain of {name} must have the shape ({k},) for each head or ({count * k},) for all, got {shape}.",
+            field=name,
+        )
+    if shape != (k,) and not isinstance(norm, RMSNorm):
+        raise AssumptionError(
+            f"{name} over all heads must be an hs.RMSNorm, got {type(norm).__name__}; "
+            "a LayerNorm is that of projections whose mean over rows is taken off.",
+            field=name,
         )
 
 

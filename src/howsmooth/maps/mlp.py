@@ -1,25 +1,53 @@
 """The feed-forward part of a block: two linear layers and an activation between them, plain or gated."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.activations import Activation, known_activation
 from howsmooth.maps.dense import require_bias, require_matrix
-from howsmooth.maps.pattern import recorded
-from howsmooth.maps.tokenwise import TokenwiseJacobian
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.maps.weighting import recorded
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_shape, require_tokens
-from howsmooth.values import Value
+
+
+class _FeedForward(TensorDataclass, ABC):
+    """What plain and gated MLPs share."""
+
+    up: Tensor
+    down: Tensor
+    activation: Activation | str
+
+    @abstractmethod
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> tuple[Tensor, "MLPJacobian | GatedJacobian"]:
+        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian | GatedJacobian":
+        """Differentiate at ``X``."""
+        _value, jacobian = self.value_and_jacobian(X)
+        return jacobian
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.up.dtype
+
+    def __repr__(self) -> str:
+        """Show its shape, without its numbers."""
+        hidden, d = self.up.shape
+        kind, out = type(self).__name__, self.down.shape[0]
+        return f"{kind}(d={d}, hidden={hidden}, out={out}, {self.activation}, {self.up.dtype})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class MLP(Value):
+class MLP(_FeedForward):
     r"""Two linear layers with an activation between them: :math:`f(x) = W_2\,\varphi(W_1x + b_1) + b_2`.
 
     Attributes:
@@ -53,11 +81,6 @@ class MLP(Value):
         hidden = functional.linear(X, self.up, self.up_bias)
         return functional.linear(known_activation(self.activation).value(hidden), self.down, self.down_bias)
 
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian":
-        """Differentiate at ``X``."""
-        _value, found = self.value_and_jacobian(X)
-        return found
-
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
     ) -> tuple[Float[Tensor, "*batch n out"], "MLPJacobian"]:
@@ -66,23 +89,12 @@ class MLP(Value):
         activation = known_activation(self.activation)
         hidden = functional.linear(X, self.up, self.up_bias)
         value = functional.linear(activation.value(hidden), self.down, self.down_bias)
-        return value, MLPJacobian(
-            like=activation.slope(hidden), up=self.up, down=self.down, **_shape(X, self.down.shape[0])
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.up.dtype
-
-    def __repr__(self) -> str:
-        """Say its shape, without its numbers."""
-        hidden, d = self.up.shape
-        return f"MLP(d={d}, hidden={hidden}, out={self.down.shape[0]}, {self.activation}, {self.up.dtype})"
+        slopes = activation.slope(hidden)
+        return value, MLPJacobian(slopes=slopes, up=self.up, down=self.down, **on_tokens(X, self.down.shape[0]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class GatedMLP(Value):
+class GatedMLP(_FeedForward):
     r"""An MLP whose hidden layer is multiplied by a gate (SwiGLU, GeGLU).
 
     .. math:: f(x) = W_2\,\bigl(\varphi(a)\circ u\bigr) + b_2,\qquad a = Gx + b_g,\quad u = Ux + b_u
@@ -126,11 +138,6 @@ class GatedMLP(Value):
         hidden = functional.linear(X, self.up, self.up_bias)
         return functional.linear(known_activation(self.activation).value(gates) * hidden, self.down, self.down_bias)
 
-    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "GatedJacobian":
-        """Differentiate at ``X``."""
-        _value, found = self.value_and_jacobian(X)
-        return found
-
     def value_and_jacobian(
         self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
     ) -> tuple[Float[Tensor, "*batch n out"], "GatedJacobian"]:
@@ -142,63 +149,54 @@ class GatedMLP(Value):
         opened = activation.value(gates)
         value = functional.linear(opened * hidden, self.down, self.down_bias)
         return value, GatedJacobian(
-            like=opened,
-            turned=hidden * activation.slope(gates),
+            opened=opened,
+            slopes=hidden * activation.slope(gates),
             gate=self.gate,
             up=self.up,
             down=self.down,
-            **_shape(X, self.down.shape[0]),
+            **on_tokens(X, self.down.shape[0]),
         )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.up.dtype
-
-    def __repr__(self) -> str:
-        """Say its shape, without its numbers."""
-        hidden, d = self.up.shape
-        return f"GatedMLP(d={d}, hidden={hidden}, out={self.down.shape[0]}, {self.activation}, {self.up.dtype})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MLPJacobian(TokenwiseJacobian):
-    r"""The derivative of an MLP: :math:`J = W_2\,\mathrm{diag}(\varphi'(W_1x + b_1))\,W_1`; the slopes are ``like``."""
+class MLPJacobian(Operator):
+    r"""The derivative of an MLP: :math:`J = W_2\,\mathrm{diag}(\varphi'(W_1x + b_1))\,W_1`."""
 
+    slopes: Float[Tensor, "*batch n hidden"]
     up: Float[Tensor, "hidden d"]
     down: Float[Tensor, "out hidden"]
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""
         self.check_perturbation(E)
-        return functional.linear(times(functional.linear(E, self.up), self.like), self.down)
+        return functional.linear(times(functional.linear(E, self.up), self.slopes), self.down)
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
         self.check_cotangent(G)
-        return times(G @ self.down, self.like) @ self.up
+        return times(G @ self.down, self.slopes) @ self.up
 
     def take(self, index: Tensor) -> "MLPJacobian":
         """Pick some operators of the batch."""
-        return dataclasses.replace(self, like=take(self.like, self.batch, index, event=2), batch=(len(index),))
+        return dataclasses.replace(self, slopes=take(self.slopes, self.batch, index, event=2), batch=(len(index),))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GatedJacobian(TokenwiseJacobian):
+class GatedJacobian(Operator):
     r"""The derivative of a gated MLP.
 
     .. math:: J = W_2\,\bigl(\mathrm{diag}(\varphi(a))\,U + \mathrm{diag}(u\circ\varphi'(a))\,G\bigr)
 
-    The opened gates :math:`\varphi(a)` are ``like``.
-
     Attributes:
-        turned: :math:`u\circ\varphi'(a)`.
+        opened: :math:`\varphi(a)`.
+        slopes: :math:`u\circ\varphi'(a)`.
         gate: :math:`G`.
         up: :math:`U`.
         down: :math:`W_2`.
     """
 
-    turned: Float[Tensor, "*batch n hidden"]
+    opened: Float[Tensor, "*batch n hidden"]
+    slopes: Float[Tensor, "*batch n hidden"]
     gate: Float[Tensor, "hidden d"]
     up: Float[Tensor, "hidden d"]
     down: Float[Tensor, "out hidden"]
@@ -206,30 +204,26 @@ class GatedJacobian(TokenwiseJacobian):
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""
         self.check_perturbation(E)
-        # Why not one product with both matrices stacked: it would copy them, and they are most of the memory there is.
-        moved = times(functional.linear(E, self.up), self.like)
-        return functional.linear(moved.addcmul(functional.linear(E, self.gate), self.turned), self.down)
+        # Why not one product with both matrices stacked: it would copy them, and they are most of the memory.
+        hidden = times(functional.linear(E, self.up), self.opened)
+        return functional.linear(hidden.addcmul(functional.linear(E, self.gate), self.slopes), self.down)
 
     def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
         self.check_cotangent(G)
         g = G @ self.down
-        through_gates = (g * self.turned) @ self.gate
-        return through_gates + times(g, self.like) @ self.up
+        through_gates = (g * self.slopes) @ self.gate
+        return through_gates + times(g, self.opened) @ self.up
 
     def take(self, index: Tensor) -> "GatedJacobian":
         """Pick some operators of the batch."""
-        opened, turned = (take(x, self.batch, index, event=2) for x in (self.like, self.turned))
-        return dataclasses.replace(self, like=opened, turned=turned, batch=(len(index),))
+        opened, slopes = (take(x, self.batch, index, event=2) for x in (self.opened, self.slopes))
+        return dataclasses.replace(self, opened=opened, slopes=slopes, batch=(len(index),))
 
 
 def times(x: Tensor, factors: Tensor) -> Tensor:
-    """Return ``x * factors``, in place of ``x`` where nothing watches; ``x`` must be nobody else's."""
+    """Return ``x * factors``, in place of ``x`` where autograd does not record; ``x`` must have no other user."""
     return x * factors if recorded(x, factors) else x.mul_(factors)
-
-
-def _shape(X: Tensor, out: int) -> dict[str, Any]:
-    return {"batch": tuple(X.shape[:-2]), "n": X.shape[-2], "d": X.shape[-1], "out": out}
 
 
 def _require_layers(f: MLP | GatedMLP) -> None:

@@ -10,22 +10,15 @@ from torch import Tensor
 
 from howsmooth.domains.ellipsoid import Ellipsoid
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.pattern import recorded
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.maps.weighting import recorded
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.torch_internals import is_batched, project_out
-from howsmooth.validation import (
-    require_agreement,
-    require_finite,
-    require_floating,
-    require_like,
-    require_shape,
-    require_tokens,
-)
-from howsmooth.values import Value
+from howsmooth.validation import require_finite, require_floating, require_like, require_parameter, require_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Norm(Value):
+class Norm(TensorDataclass):
     r"""What LayerNorm and RMSNorm share: :math:`x \mapsto \alpha\circ z + \beta` with normalised :math:`z`.
 
     Attributes:
@@ -52,10 +45,7 @@ class Norm(Value):
         if not 0 <= self.eps < math.inf:
             raise AssumptionError(f"eps must not be negative and must be finite, got {self.eps}.", field="eps")
         if self.bias is not None:
-            require_floating(self.bias, "bias")
-            require_shape(self.bias, tuple(self.gain.shape), "bias")
-            require_agreement(self.bias, self.gain, "bias", "gain")
-            require_finite(self.bias, "bias")
+            require_parameter(self.bias, tuple(self.gain.shape), self.gain, "bias", "gain")
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Normalise every token."""
@@ -94,7 +84,7 @@ class Norm(Value):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the gain."""
         return self.gain.dtype
 
     @property
@@ -175,12 +165,12 @@ class NormJacobian:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the tokens."""
         return self.z.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the tokens."""
         return self.z.device
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:

@@ -1,4 +1,4 @@
-"""From many tokens to one: a weighted mean of them, and the sphere that embeddings of sentences lie on."""
+"""Pooling: a weighted mean of the tokens, and the projection of sentence embeddings onto the sphere."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.values import take
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_like
-from howsmooth.values import Value
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_agreement, require_finite, require_floating
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pooling(Value):
+class Pooling(TensorDataclass):
     r"""Make one token of many: :math:`f(X) = \sum_i w_i x_i`, a sequence of length one.
 
     Attributes:
@@ -47,7 +48,7 @@ class Pooling(Value):
         Args:
             n: How many tokens there are.
             real: True for real tokens, where some are padding.
-            like: A tensor with the numbers and the device to compute with.
+            like: A tensor with the dtype and device of the weights.
         """
         return cls._spread(_real(n, real), like)
 
@@ -80,13 +81,13 @@ class Pooling(Value):
         return self.weights.unsqueeze(-2) @ X
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "PoolingJacobian":
-        """Differentiate: the same sum, wherever."""
+        """Differentiate: the same sum at every input."""
         self._require(X)
-        return PoolingJacobian(weights=self.weights, batch=tuple(X.shape[:-2]), d=X.shape[-1])
+        return PoolingJacobian(weights=self.weights, **on_tokens(X) | {"codomain": (1, X.shape[-1])})
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the weights."""
         return self.weights.dtype
 
     def _require(self, X: Tensor) -> None:
@@ -104,47 +105,19 @@ class Pooling(Value):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PoolingJacobian:
-    """The derivative of pooling: the sum itself.
-
-    Attributes:
-        weights: One for each token.
-        batch: The batch axes.
-        d: The dimension of a token.
-    """
+class PoolingJacobian(Operator):
+    """The derivative of pooling: the sum itself."""
 
     weights: Float[Tensor, "... n"]
-    batch: tuple[int, ...]
-    d: int
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The shape of one perturbation."""
-        return (self.weights.shape[-1], self.d)
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape of one response."""
-        return (1, self.d)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.weights.device
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch 1 d"]:
         """Push a perturbation forward."""
-        require_like(E, self.weights, (*self.batch, *self.domain), "the perturbation")
+        self.check_perturbation(E)
         return self.weights.unsqueeze(-2) @ E
 
     def vjp(self, G: Float[Tensor, "*batch 1 d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back."""
-        require_like(G, self.weights, (*self.batch, *self.codomain), "the cotangent")
+        self.check_cotangent(G)
         return self.weights.unsqueeze(-1) * G
 
     def take(self, index: Tensor) -> "PoolingJacobian":
@@ -158,7 +131,7 @@ def onto_sphere(d: int, like: Tensor) -> RMSNorm:
 
 
 def _real(n: int | None, real: Tensor | None) -> Tensor:
-    """Return which tokens are real, from how many there are or from what is told."""
+    """Return which tokens are real, from their number or from the mask."""
     if (n is None) == (real is None):
         raise AssumptionError("give either n or real, not both.", field="n")
     if real is not None:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.maps.distances import Distances
+from howsmooth.maps.protocols import take
 from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.values import take
-from howsmooth.values import Value
+from howsmooth.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Positions(Value):
-    r"""Who sees whom, and with which additive score.
+class Positions(TensorDataclass):
+    r"""Masks, biases and embeddings by position.
 
     Token ``i`` may see token ``j`` when all of the conditions given hold:
     ``causal`` (:math:`j \le i`), ``window`` (:math:`|i-j| <` window), ``padding[j]`` and a boolean ``mask[i, j]``.
@@ -31,7 +31,7 @@ class Positions(Value):
         position_bias: ``(heads or 1, L)``; entry ``j`` is added to the score of every pair ``(i, j)``. Linear in ``j``
             it is ALiBi, as a softmax does not see what all scores of a row have in common.
         rotary: Rotary embedding of queries and keys.
-        distances: Keys and queries of distances, which those of tokens meet.
+        distances: Keys and queries of distances, as in DeBERTa.
     """
 
     causal: bool = False
@@ -50,8 +50,8 @@ class Positions(Value):
                 f"window must be a whole number, at least 1 (the token itself), got {self.window}.", field="window"
             )
         _check_mask(self.padding, self.mask)
-        _check_relative_bias(self.relative_bias)
-        _check_position_bias(self.position_bias)
+        _check_bias(self.relative_bias, "relative_bias", "(heads or 1, 2L - 1)", "offset")
+        _check_bias(self.position_bias, "position_bias", "(heads or 1, L)", "position")
 
     def columns(self, rows: slice, n: int) -> slice:
         """Return the smallest range of tokens that contains all that ``rows`` may see."""
@@ -125,7 +125,7 @@ class Positions(Value):
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
     def head(self, h: int) -> "Positions":
-        """Return what head ``h`` alone sees."""
+        """Restrict to head ``h``."""
         return dataclasses.replace(
             self,
             mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),
@@ -196,25 +196,10 @@ def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
         raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.", field="mask")
 
 
-def _check_relative_bias(bias: Tensor | None) -> None:
+def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
     if bias is None:
         return
-    if bias.ndim < 2 or bias.shape[-1] % 2 == 0:
-        raise ShapeError(
-            f"relative_bias must be (heads or 1, 2L - 1), one entry per offset, got {tuple(bias.shape)}.",
-            field="relative_bias",
-        )
+    if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
+        raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
     if not bool(torch.isfinite(bias).all()):
-        raise NonFiniteError("relative_bias must be finite; hide tokens with a mask instead.", field="relative_bias")
-
-
-def _check_position_bias(bias: Tensor | None) -> None:
-    if bias is None:
-        return
-    if bias.ndim < 2:
-        raise ShapeError(
-            f"position_bias must be (heads or 1, L), one entry per position, got {tuple(bias.shape)}.",
-            field="position_bias",
-        )
-    if not bool(torch.isfinite(bias).all()):
-        raise NonFiniteError("position_bias must be finite; hide tokens with a mask instead.", field="position_bias")
+        raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)

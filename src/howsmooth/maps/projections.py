@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.joint_norm import JointNormJacobian
-from howsmooth.maps.lifts import NO_LIFTS, Lifted
 from howsmooth.maps.norms import NormJacobian
+from howsmooth.maps.protocols import take
+from howsmooth.maps.query_key_transforms import IDENTITY_TRANSFORMS, TransformJacobians
 from howsmooth.maps.rotary import Rotation
-from howsmooth.maps.values import take
 
 
 class Layout(NamedTuple):
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 class Projections:
     r"""The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
 
-    It is linear but for the query and key norms and the lifts.
+    It is linear but for the query and key norms and the transforms.
 
     Attributes:
         weight: The stacked projections: queries of all heads, then keys, then values.
@@ -63,8 +63,8 @@ class Projections:
         query_norm: The derivative of the query norm, if there is one.
         key_norm: The derivative of the key norm, if there is one.
         rotation: The rotary embedding, if there is one.
-        lifts: What some mechanisms do to queries, keys and values at last.
-        sizes: Where there are norms, what the queries and keys before them are added up from: :math:`|w\circ x|`.
+        transforms: The derivatives of the maps of queries, keys and values that some mechanisms apply last.
+        sizes: Where there are norms, the size of the terms of the queries and keys before them: :math:`|w\circ x|`.
     """
 
     weight: Float[Tensor, "*batch p d"]
@@ -72,7 +72,7 @@ class Projections:
     query_norm: NormJacobian | JointNormJacobian | None
     key_norm: NormJacobian | JointNormJacobian | None
     rotation: Rotation | None
-    lifts: Lifted = NO_LIFTS
+    transforms: TransformJacobians = IDENTITY_TRANSFORMS
     sizes: tuple[Float[Tensor, "... heads n 1"], Float[Tensor, "... groups n 1"]] | None = None
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,18 +81,18 @@ class Projections:
         dq, dk = _pushed(self.query_norm, dq, E), _pushed(self.key_norm, dk, E)
         if self.rotation is not None:
             dq, dk = self.rotation(dq), self.rotation(dk)
-        lifts = self.lifts
-        dq = dq if lifts.query is None else lifts.query.jvp(dq)
-        dk = dk if lifts.key is None else lifts.key.jvp(dk)
-        dv = dv if lifts.value is None else lifts.value.jvp(dv)
+        transforms = self.transforms
+        dq = dq if transforms.query is None else transforms.query.jvp(dq)
+        dk = dk if transforms.key is None else transforms.key.jvp(dk)
+        dv = dv if transforms.value is None else transforms.value.jvp(dv)
         return dq, dk, dv
 
     def vjp(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "*batch n d"]:
         """Pull cotangents of queries, keys and values back to the tokens."""
-        lifts = self.lifts
-        dq = dq if lifts.query is None else lifts.query.vjp(dq)
-        dk = dk if lifts.key is None else lifts.key.vjp(dk)
-        dv = dv if lifts.value is None else lifts.value.vjp(dv)
+        transforms = self.transforms
+        dq = dq if transforms.query is None else transforms.query.vjp(dq)
+        dk = dk if transforms.key is None else transforms.key.vjp(dk)
+        dv = dv if transforms.value is None else transforms.value.vjp(dv)
         if self.rotation is not None:
             dq, dk = self.rotation.T(dq), self.rotation.T(dk)
         dq, past_queries = _pulled(self.query_norm, dq)
@@ -103,9 +103,9 @@ class Projections:
         return E
 
     def normed_rounding(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        r"""Return, for queries and for keys, how far norms stretch, and to how many units what they divide is rounded.
+        r"""Return, for queries and for keys, the largest factor of the norm, and its rounding error in units of eps.
 
-        Sums of products are rounded by units of :math:`|w\circ x|`, which may be far more than what is left of them.
+        Sums of products have rounding errors of the order of :math:`|w\circ x|`, which may exceed the sums by far.
         """
         if self.sizes is None:
             return (0.0, 0.0), (0.0, 0.0)
@@ -133,7 +133,7 @@ class Projections:
             query_norm=_taken(self.query_norm, batch, index),
             key_norm=_taken(self.key_norm, batch, index),
             rotation=None if self.rotation is None else self.rotation.take(batch, index),
-            lifts=self.lifts.take(batch, index),
+            transforms=self.transforms.take(batch, index),
             sizes=None if self.sizes is None else _both_taken(self.sizes, batch, index),
         )
 
@@ -141,7 +141,7 @@ class Projections:
 def sizes_of(
     X: Float[Tensor, "... n d"], weight: Float[Tensor, "... heads k d"], bias: Float[Tensor, "... heads k"] | None
 ) -> Float[Tensor, "... heads n 1"]:
-    r"""Return :math:`|w\circ x|`, all rows of a head together: what its queries or keys are added up from."""
+    r"""Return :math:`|w\circ x|` over all rows of a head: the size of the terms of its queries or keys."""
     with torch.no_grad():
         squares = (X.square() @ weight.square().sum(-2).mT).mT
         squares = squares if bias is None else squares + bias.square().sum(-1, keepdim=True)

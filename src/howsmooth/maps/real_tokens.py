@@ -1,4 +1,4 @@
-"""A map among the real tokens of padded sequences: what is padding neither moves nor answers."""
+"""Maps restricted to the real tokens of padded sequences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.values import Jacobian, Map, take
+from howsmooth.maps.protocols import Jacobian, Map, take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,9 +37,9 @@ class RealTokens:
             )
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
-        """Apply the map, and put out nothing at padded tokens."""
+        """Apply the map, with zeros at padded tokens."""
         _require_fit(self.real, X)
-        return answering(self.map(X), self.real)
+        return zero_padded_outputs(self.map(X), self.real)
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "RealTokensJacobian":
         """Differentiate among real tokens."""
@@ -50,7 +50,7 @@ class RealTokens:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
+        """The dtype of the map."""
         return self.map.dtype
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "RealTokens":
@@ -69,16 +69,16 @@ class OnRealTokens:
         self.dtype, self.device = inner.dtype, inner.device
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
-        """Push what a perturbation is at real tokens to real tokens."""
-        return answering(self.inner.jvp(only(E, self.real)), self.real)
+        """Push a perturbation of the real tokens to the real outputs."""
+        return zero_padded_outputs(self.inner.jvp(zero_padding(E, self.real)), self.real)
 
     def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent back, likewise."""
-        return only(self.inner.vjp(answering(G, self.real)), self.real)
+        return zero_padding(self.inner.vjp(zero_padded_outputs(G, self.real)), self.real)
 
     def constrain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Return what a perturbation is at real tokens."""
-        return only(E, self.real)
+        """Write zeros at padded tokens."""
+        return zero_padding(E, self.real)
 
 
 class RealTokensJacobian(OnRealTokens):
@@ -92,42 +92,42 @@ class RealTokensJacobian(OnRealTokens):
 
 
 class RealAttentionJacobian(RealTokensJacobian):
-    """The derivative of attention, restricted to real tokens: it can be guessed and compressed as attention can."""
+    """The derivative of attention, restricted to real tokens, with the abilities of an attention Jacobian."""
 
     inner: AttentionJacobian
 
     @property
     def forward_rounding(self) -> float:
-        """What rounding may have done to the weights."""
+        """Bound the relative rounding error of the attention weights."""
         return self.inner.forward_rounding
 
     @property
     def derivative_rounding(self) -> float:
-        """What it may have done beyond that."""
+        """Bound the absolute rounding error beyond that."""
         return self.inner.derivative_rounding
 
     def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
-        """Return how much longer the answers of heads are than their sum, and their terms."""
-        return self.inner.cancelled(only(E, self.real))
+        """Return the cancellation ratios over heads and over all terms."""
+        return self.inner.cancelled(zero_padding(E, self.real))
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
-        """Return a direction that is likely to be stretched."""
-        return only(self.inner.guess(), self.real)
+        """Return an approximate top right singular vector."""
+        return zero_padding(self.inner.guess(), self.real)
 
     def compress(self) -> tuple["RealAttentionJacobian", Callable[[Tensor], Tensor]]:
-        """Restrict tokens to what heads see; that mixes no tokens, so real ones stay real."""
+        """Restrict tokens to the row space of the projections, which mixes no tokens."""
         small, embed = self.inner.compress()
         return RealAttentionJacobian(small, self.real), embed
 
 
-def only(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
-    """Write zeros at padded tokens; a product would keep NaN, which some modules put out there."""
+def zero_padding(X: Float[Tensor, "*batch n d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch n d"]:
+    """Write zeros at padded tokens; a product would keep NaN, which some modules return there."""
     return X.masked_fill(~real.unsqueeze(-1), 0.0)
 
 
-def answering(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
-    """Write zeros at padded tokens of what comes out; where all tokens became one, none of it is padding."""
-    return only(Y, real) if Y.shape[-2] == real.shape[-1] else Y
+def zero_padded_outputs(Y: Float[Tensor, "*batch m d"], real: Bool[Tensor, "*#batch n"]) -> Float[Tensor, "*batch m d"]:
+    """Write zeros at padded tokens of an output; a pooled output has no padding."""
+    return zero_padding(Y, real) if Y.shape[-2] == real.shape[-1] else Y
 
 
 def _require_fit(real: Tensor, X: Tensor) -> None:

@@ -8,13 +8,13 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.values import take
+from howsmooth.maps.protocols import take
+from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite
-from howsmooth.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rotary(Value):
+class Rotary(TensorDataclass):
     r"""Turn coordinate pair ``m`` of the token at position ``s`` by the angle :math:`s\,\omega_m`.
 
     :math:`\omega_m = \text{base}^{-2m/\text{dim}}` unless ``frequencies`` are given. The rotation is orthogonal, so it
@@ -111,6 +111,6 @@ class Rotation:
         dim = 2 * self.cos.shape[-1]
         head, tail = x[..., :dim], x[..., dim:]
         a, b = (head[..., ::2], head[..., 1::2]) if self.interleaved else head.chunk(2, dim=-1)
-        turned = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
-        rotated = torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
+        pairs = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
+        rotated = torch.stack(pairs, dim=-1).flatten(-2) if self.interleaved else torch.cat(pairs, dim=-1)
         return torch.cat((rotated, tail), dim=-1) if tail.shape[-1] else rotated

@@ -1,4 +1,4 @@
-"""From scores to weights: the value, its derivative, the transpose of that; the softmax, with or without sink."""
+"""From scores to weights, tile by tile: the value, its derivative, the transpose of that; the softmax."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -9,35 +9,95 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.torch_internals import softmax_backward
+from howsmooth.torch_internals import inside_transform, softmax_backward
 
 Pick = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Some rows of the attention matrix, and the range of columns that their masks leave."""
+
+    rows: slice
+    columns: slice
+
+    @property
+    def height(self) -> int:
+        """The number of rows."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return self.columns.stop - self.columns.start
+
+
+def rows_of(x: Float[Tensor, "stack shared n k"], tile: Tile) -> Float[Tensor, "stack rows k"]:
+    """Return the rows of a tile, the heads of a group stacked."""
+    return x[:, :, tile.rows].flatten(1, 2)
+
+
+def unstack(x: Float[Tensor, "stack rows k"], tile: Tile) -> Float[Tensor, "stack shared n k"]:
+    """Undo the stacking of :func:`rows_of`."""
+    return x.unflatten(1, (-1, tile.height))
+
+
+class Workspace:
+    """One tile's worth of memory, used again and again; autograd gets fresh memory every time."""
+
+    def __init__(self, *operands: Tensor) -> None:
+        """Prepare for products of ``operands`` (the first one: the queries)."""
+        self._recorded = recorded(*operands)
+        self._like = operands[0]
+        self._memory: Tensor | None = None
+
+    def __call__(self, tile: Tile) -> Tensor | None:
+        """Return memory for the scores of ``tile``, or ``None`` when autograd needs its own."""
+        if self._recorded:
+            return None
+        shape = (self._like.shape[0], self._like.shape[1] * tile.height, tile.width)
+        size = shape[0] * shape[1] * shape[2]
+        if self._memory is None or self._memory.numel() < size:
+            self._memory = self._like.new_empty(size)
+        return self._memory[:size].view(shape)
+
+
+def recorded(*operands: Tensor) -> bool:
+    """Tell whether autograd, in either mode, or a transform of torch.func records an operation on ``operands``."""
+    if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+
+
+def in_place(*operands: Tensor) -> bool:
+    """Tell whether a result may be written over its operands: nothing is recorded, and the kernels allow it."""
+    return operands[0].device.type == "cpu" and not recorded(*operands)
+
+
 @runtime_checkable
 class Weights(Protocol):
-    """The weights P of one tile, and how they move with its scores."""
+    """The weights P of one tile, and their derivative with respect to its scores."""
 
     @property
     def P(self) -> Float[Tensor, "stack rows columns"]:
         """The weights."""
 
-    def derivative(self, D: Tensor) -> Tensor:
+    def jvp(self, D: Tensor) -> Tensor:
         """Return dP for the change ``D`` of all scores; ``D`` may be written over."""
 
-    def transpose(self, D: Tensor) -> Tensor:
+    def vjp(self, D: Tensor) -> Tensor:
         """Return the cotangent of scores for the cotangent ``D`` of weights; ``D`` may be written over."""
 
-    def own(self, D: Tensor) -> Tensor:
-        """Return dP when every row is moved by the query of its own token alone, in a context that stays."""
+    def query_jvp(self, D: Tensor) -> Tensor:
+        """Return dP when each row's query moves and keys stay fixed."""
 
-    def own_transpose(self, D: Tensor) -> Tensor:
-        """Return the transpose of :meth:`own`."""
+    def query_vjp(self, D: Tensor) -> Tensor:
+        """Return the transpose of :meth:`query_jvp`."""
 
-    def sizes(self, D: Tensor) -> Tensor:
-        """Return what the entries of :meth:`derivative` are added up from, without signs; ``D`` may be written over."""
+    def magnitudes(self, D: Tensor) -> Tensor:
+        """Return the sums of absolute terms in :meth:`jvp`, entry by entry; ``D`` may be written over."""
 
     def take(self, pick: Pick) -> "Weights":
         """Return the weights of some entries of the batch."""
@@ -48,16 +108,16 @@ class Weighting(Protocol):
     """The rule from scores to weights."""
 
     @property
-    def whole(self) -> bool:
-        """Whether rows depend on each other, so that all have to be there at once."""
+    def couples_rows(self) -> bool:
+        """Whether rows depend on each other, so that all of them form one tile."""
 
     @property
     def matrices(self) -> int:
         """How many matrices are kept for each matrix of scores."""
 
     @property
-    def may_see_nothing(self) -> bool:
-        """Whether a row may be left with nothing to see."""
+    def allows_empty_rows(self) -> bool:
+        """Whether a mask may hide every token of a row."""
 
     @property
     def sums_to_one(self) -> bool:
@@ -67,45 +127,45 @@ class Weighting(Protocol):
         """Return the weights of a tile of scores; ``S`` may be written over."""
 
     def rounding(self, n: int) -> float:
-        """Return how many times the relative error of weights exceeds the absolute error of scores."""
+        """Bound the relative error of weights, as a multiple of the absolute error of scores."""
 
     def take(self, pick: Pick) -> "Weighting":
         """Return the rules of some entries of the batch."""
 
 
-class Symmetric(ABC):
-    """Weights whose rows do not know each other, each with a symmetric derivative: one function serves all products."""
+class SymmetricWeights(ABC):
+    """Weights of independent rows, each with a symmetric derivative: one function serves all products."""
 
     @abstractmethod
-    def derivative(self, D: Tensor) -> Tensor:
+    def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward."""
 
-    def transpose(self, D: Tensor) -> Tensor:
+    def vjp(self, D: Tensor) -> Tensor:
         """Pull a cotangent of weights back."""
-        return self.derivative(D)
+        return self.jvp(D)
 
-    def own(self, D: Tensor) -> Tensor:
-        """Push a change of each row's own query forward: other rows do not change it."""
-        return self.derivative(D)
+    def query_jvp(self, D: Tensor) -> Tensor:
+        """Push a change of each row's query forward."""
+        return self.jvp(D)
 
-    def own_transpose(self, D: Tensor) -> Tensor:
-        """Pull a cotangent of weights back to each row's own query."""
-        return self.derivative(D)
+    def query_vjp(self, D: Tensor) -> Tensor:
+        """Pull a cotangent of weights back to each row's query."""
+        return self.jvp(D)
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxWeights(Symmetric):
+class SoftmaxWeights(SymmetricWeights):
     """Softmax weights: the rows of P sum to one, or to less where there is a sink."""
 
     P: Float[Tensor, "stack rows columns"]
 
-    def derivative(self, D: Tensor) -> Tensor:
+    def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward, or pull a cotangent of weights back."""
         return softmax_derivative(D, self.P)
 
-    def sizes(self, D: Tensor) -> Tensor:
-        """Return the two terms of every entry, without signs."""
-        return softmax_sizes(D, self.P)
+    def magnitudes(self, D: Tensor) -> Tensor:
+        """Return the sum of the absolute values of both terms of every entry."""
+        return softmax_magnitudes(D, self.P)
 
     def take(self, pick: Pick) -> "SoftmaxWeights":
         """Return the weights of some entries of the batch."""
@@ -122,11 +182,11 @@ class Softmax:
 
     sink: Float[Tensor, "stack shared"] | None = None
 
-    whole = False
+    couples_rows = False
     matrices = 1
 
     @property
-    def may_see_nothing(self) -> bool:
+    def allows_empty_rows(self) -> bool:
         """A sink can always be seen."""
         return self.sink is not None
 
@@ -140,10 +200,10 @@ class Softmax:
         if self.sink is None:
             return SoftmaxWeights(softmax(S))
         by_head, sink = S.unflatten(1, (-1, tile.height)), self.sink[:, :, None, None]
-        # Why not exp(S − log of the sum): of large scores the logarithm has few digits, and so would the sum of weights
-        most = torch.maximum(by_head.detach().amax(-1, keepdim=True), sink.detach())
-        exponentials = (by_head - most).exp()
-        total = exponentials.sum(-1, keepdim=True) + (sink - most).exp()
+        # Why not exp(S − log of the sum): for large scores the logarithm has few digits, and so would the weights
+        largest = torch.maximum(by_head.detach().amax(-1, keepdim=True), sink.detach())
+        exponentials = (by_head - largest).exp()
+        total = exponentials.sum(-1, keepdim=True) + (sink - largest).exp()
         return SoftmaxWeights((exponentials / total).flatten(1, 2))
 
     def rounding(self, n: int) -> float:
@@ -156,14 +216,14 @@ class Softmax:
 
 
 def softmax(S: Tensor) -> Tensor:
-    """Return the row-wise softmax of ``S``, in place of ``S`` where nothing watches."""
+    """Return the row-wise softmax of ``S``, in place of ``S`` where autograd does not record."""
     if not in_place(S):  # elsewhere the kernel may not allow its output to be its input
         return torch.softmax(S, dim=-1)
     return torch.softmax(S, dim=-1, out=S)
 
 
 def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
-    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where nothing watches.
+    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where autograd does not record.
 
     The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
     *before* multiplying is what keeps digits where the softmax is saturated and both are large.
@@ -173,7 +233,7 @@ def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
     return softmax_backward(D, P, out=D)
 
 
-def softmax_sizes(D: Tensor, P: Tensor) -> Tensor:
+def softmax_magnitudes(D: Tensor, P: Tensor) -> Tensor:
     r"""Return :math:`P\circ(|D| + \mathrm{rowsum}(P\circ|D|))`: rounding of the derivative is a share of it."""
-    moved = P * D.abs()
-    return moved + P * moved.sum(-1, keepdim=True)
+    first = P * D.abs()
+    return first + P * first.sum(-1, keepdim=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models.feed_forward import FeedForward
 
 if TYPE_CHECKING:  # a site asks for its block

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from howsmooth.maps.activations import ACTIVATIONS, Activation, entrywise
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models.reading import layer_norm
 
 # Classes of activations in Hugging Face's models and in torch, by what they compute.

@@ -4,9 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from howsmooth.maps.activations import soft_cap
+from howsmooth.maps.activations import Pointwise, soft_cap
 from howsmooth.maps.dense import Dense
-from howsmooth.maps.pointwise import Pointwise
 from howsmooth.models.reading import token_table
 
 # Their heads are one matrix on the last hidden states.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.maps.real_tokens import OnRealTokens, answering
+from howsmooth.maps.real_tokens import OnRealTokens, zero_padded_outputs
 from howsmooth.spectral.autograd import JacobianOperator
 
 
@@ -26,7 +26,7 @@ class RealTokensCall:
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch m out"]:
         """Apply the callable, and put out nothing at padded tokens."""
-        return answering(self.call(X), self.real)
+        return zero_padded_outputs(self.call(X), self.real)
 
     def jacobian(self, X: Float[Tensor, "batch n d"]) -> OnRealTokens:
         """Differentiate among real tokens; padded ones stay as they are."""

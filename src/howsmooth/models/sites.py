@@ -13,8 +13,8 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.norms import Norm
+from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
-from howsmooth.maps.values import Map
 from howsmooth.models import blocks, views
 from howsmooth.models.anatomy import NO_RESIDUAL, NOT_IN_FRONT, Anatomy
 from howsmooth.models.calls import Call

@@ -10,8 +10,8 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.dense import Dense
 from howsmooth.maps.pooling import Pooling
+from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
-from howsmooth.maps.values import Map
 from howsmooth.models import blocks
 from howsmooth.models.frame import Frame
 from howsmooth.models.map_names import FROM_EMBEDDINGS, RANGES, WHOLE, Span, span

@@ -9,19 +9,17 @@ from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
-from howsmooth.search.climb import Climb, vary
-from howsmooth.search.masses import OnMeasures, over_masses
-from howsmooth.search.skipping import measurable_inputs, slope_or_skip
-from howsmooth.search.slopes import PRODUCTS
+from howsmooth.search.measure_search import MeasureMap, over_masses
+from howsmooth.search.norm_gradient import PRODUCTS, measurable_inputs, norm_gradient_or_skip
+from howsmooth.search.population_ascent import PopulationAscent, vary
 from howsmooth.search.starts import Starts, checked, empty_token, gather
-from howsmooth.spectral.abilities import Differentiable, measurable, require_map
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
 
-# Small inputs cost next to nothing, so variants of the starts climb along: so many runs, while they have at most so
-# many numbers all together.
-COMPANY_RUNS, COMPANY_NUMBERS = 32, 4096
+# Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
+MAX_RUNS, MAX_NUMBERS = 32, 4096
 # A search ends early when its best value has not grown for so many trials: by then a step has shrunk a millionfold.
 PATIENCE = 40
 
@@ -42,10 +40,10 @@ def maximise(
 
     .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
 
-    All starts climb in lockstep, see :class:`~howsmooth.search.climb.Climb`. The value is attained by the input that
-    comes back, and never below that of any start; what a search has not found may be larger. Inputs where the map
-    cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run
-    about a dozen products with the Jacobian.
+    All starts climb in lockstep, see :class:`~howsmooth.search.population_ascent.PopulationAscent`. The value is
+    attained by the returned input, and never below that of any start; larger values may exist. Inputs where the map
+    cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run about a dozen
+    products with the Jacobian.
 
     Args:
         f: A map whose ``jacobian`` autograd can differentiate, or a callable or module that is twice differentiable.
@@ -60,7 +58,7 @@ def maximise(
         progress: Called with the number of trials taken and the best value so far, after every trial.
         weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
             moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention of any kind;
-            what counts tokens counts ``n`` unless it says how many.
+            kinds that count tokens count ``n`` unless ``count`` is set.
 
     Returns:
         The best input, measured once more from a random start. Its ``trace`` begins with the best start.
@@ -72,21 +70,13 @@ def maximise(
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True
     """
-    found, _products = maximised(
-        f,
-        n=n,
-        domain=domain,
-        starts=starts,
-        steps=steps,
-        d=d,
-        generator=generator,
-        progress=progress,
-        weights=weights,
+    witness, _products = maximise_counting(
+        f, n=n, domain=domain, starts=starts, steps=steps, d=d, generator=generator, progress=progress, weights=weights
     )
-    return found
+    return witness
 
 
-def maximised(
+def maximise_counting(
     f: Callable[[Tensor], Any],
     *,
     n: int,
@@ -98,7 +88,7 @@ def maximised(
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
 ) -> tuple[Witness, int]:
-    """Do what :func:`maximise` does; return the input, and how many products with Jacobians that took."""
+    """Do what :func:`maximise` does; return the input, and the number of products with Jacobians."""
     _check(f, n, domain, steps, generator, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
@@ -111,31 +101,31 @@ def maximised(
         _require_one_map(f, X)
         some, first = measurable_inputs(lambda _index: f, X, generator)
         X = X[some]
-        ended, trace, products = _climbed(f, domain, X, first, steps, generator, progress)
+        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress)
         begun = int(first.lower.argmax())
         last = _measured(f, ended, generator)
     better = last is not None and bool(last.lower > first.lower[begun])
     best = ended if better else X[begun]
     witness = Witness(
-        tokens=best[:, :-1] if isinstance(f, OnMeasures) else best,
+        tokens=best[:, :-1] if isinstance(f, MeasureMap) else best,
         measured=last if last is not None and better else first[begun],
         name="ascent",
         domain=domain.describe(n),
         trace=tuple(trace),
-        weights=f.masses(best) if isinstance(f, OnMeasures) else None,
+        weights=f.masses(best) if isinstance(f, MeasureMap) else None,
     )
     return witness, first.products + products + (0 if last is None else last.products)
 
 
 def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator) -> NormEstimate | None:
-    """Measure where a search ended; beside others an input may have been measured that by itself cannot be."""
+    """Measure where a search ended; an input measured in a batch may be unmeasurable by itself."""
     try:
         return local_lipschitz(f, X, generator=generator)
     except UnmeasurableError:
         return None
 
 
-def _climbed(
+def _ascend(
     f: Callable[[Tensor], Any],
     domain: Domain,
     X: Tensor,
@@ -144,18 +134,18 @@ def _climbed(
     generator: torch.Generator,
     progress: Callable[[int, float], None] | None,
 ) -> tuple[Tensor, list[float], int]:
-    """Climb from the starts ``X`` and variants of them.
+    """PopulationAscent from the starts ``X`` and variants of them.
 
     Return the best input, the best value after every trial, and how many products that took.
     """
     trace = [float(first.lower.max())]
     if steps == 0:
         return X[first.lower.argmax()], trace, 0
-    room = max(0, min(COMPANY_RUNS, COMPANY_NUMBERS // X[0].numel()) - len(X))
+    room = max(0, min(MAX_RUNS, MAX_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
-    climb = Climb(
-        lambda Y, guess: slope_or_skip(lambda _index: f, Y, guess, generator),
+    climb = PopulationAscent(
+        lambda Y, guess: norm_gradient_or_skip(lambda _index: f, Y, guess, generator),
         domain,
         runs,
         first.direction[parents],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from howsmooth.domains.ball import Ball
@@ -16,13 +17,12 @@ from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph
-from howsmooth.search.arrangements import arrangements
-from howsmooth.search.ascent import maximised
-from howsmooth.search.batches import on_batches
-from howsmooth.search.pairs import Pair, steepest_pair
+from howsmooth.search.ascent import maximise_counting
+from howsmooth.search.batched_callable import on_batches
+from howsmooth.search.start_patterns import start_patterns
 from howsmooth.search.starts import empty_token
-from howsmooth.spectral.abilities import Differentiable, Recastable
 from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.protocols import Differentiable, Recastable
 from howsmooth.strict import strict_json
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
@@ -31,6 +31,29 @@ from howsmooth.wording import at_least, number
 RADII = (1.0, 4.0, 16.0, 64.0)
 # A derivative that differs by more than this from what the outputs do is not that of the callable.
 DISAGREEMENT = 0.05
+# Distances of two compared inputs, as shares of the domain's scale.
+STEPS = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+# The rounding error of an output, in units in the last place of its norm.
+UNITS = 16
+# Rounding inside the map is estimated at so many points between two inputs, and allowed for so many times.
+POINTS, ALLOWANCE = 9, 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SecantPair:
+    r"""Two inputs of a domain, and bounds on :math:`\|f(Y)-f(Z)\|/\|Y-Z\|`.
+
+    Attributes:
+        first: Y.
+        second: Z.
+        ratio: The ratio, less what the rounding of the outputs may have added to it.
+        upper: The ratio, and what rounding may have taken from it.
+    """
+
+    first: Float[Tensor, "n d"]
+    second: Float[Tensor, "n d"]
+    ratio: float
+    upper: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -46,12 +69,12 @@ class Audit:
 
     claimed: float
     found: Witness
-    pair: Pair
+    pair: SecantPair
     products: int
 
     @property
     def refuted(self) -> bool:
-        """Whether two inputs are further apart behind the map than the claim allows; no derivative goes into it."""
+        """Whether the outputs of two inputs are further apart than the claim allows; without derivatives."""
         return self.pair.ratio > self.claimed
 
     @property
@@ -61,17 +84,17 @@ class Audit:
 
     @property
     def consistent(self) -> bool:
-        """Whether outputs move as the derivative says, up to rounding; not so where a part was detached."""
+        """Whether finite differences agree with the derivative, up to rounding; not if a part was detached."""
         value = self.found.value
         return (1 - DISAGREEMENT) * self.pair.ratio <= value <= (1 + DISAGREEMENT) * self.pair.upper
 
     @property
     def hidden(self) -> bool:
-        """Whether rounding may have taken more from the ratio of distances than it left, as beside a huge bias."""
+        """Whether rounding may exceed half of the ratio of distances, as with a huge constant in the output."""
         return self.pair.ratio < self.pair.upper / 2
 
     def __repr__(self) -> str:
-        """Say what came of it."""
+        """Show the summary."""
         return f"Audit: {self.summary}"
 
     @property
@@ -79,17 +102,17 @@ class Audit:
         """One sentence."""
         where = f"on {self.found.domain}"
         if self.refuted:
-            said = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
+            text = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
         else:
-            said = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
+            text = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
         if not self.consistent:
-            said += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
+            text += f"; the derivative says {at_least(self.found.value)}, which is not what the outputs do"
         elif self.hidden and not self.refuted:
-            said += (
+            text += (
                 f"; the derivative says {at_least(self.found.value)}, but rounding hides from the outputs all below "
                 f"{number(self.pair.upper)}: subtract what is constant in them, or let the map compute in float64"
             )
-        return said
+        return text
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self))
@@ -182,9 +205,9 @@ def audit(
     wide, like = _widened(f, like, n, places[0], generator)
     best, products, unmeasured = None, 0, None
     for place in places:
-        begin = arrangements(place, n, like, starts, generator)
+        begin = start_patterns(place, n, like, starts, generator)
         try:
-            found, spent = maximised(
+            found, spent = maximise_counting(
                 wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress
             )
         except NotImplementedError as error:  # what torch says of kernels without a second derivative
@@ -202,6 +225,55 @@ def audit(
         assert unmeasured is not None  # there is a place at least
         raise unmeasured
     return Audit(claimed=claimed, found=best.found, pair=best.pair, products=products)
+
+
+@torch.no_grad()
+def steepest_pair(
+    f: Callable[[Tensor], Tensor],
+    X: Float[Tensor, "n d"],
+    direction: Float[Tensor, "n d"],
+    domain: Domain,
+) -> SecantPair:
+    r"""Return the best pair along a direction through ``X``, over a range of distances.
+
+    Rounding errors of the outputs may exceed their last digits, where the map computes in float32 inside or large
+    numbers cancel. They are estimated by second differences of the outputs at points in between,
+    :math:`f(X_{k+1}) - 2f(X_k) + f(X_{k-1})`, which are small for a smooth map at small distances.
+
+    Args:
+        f: The map, on single inputs and on batches.
+        X: Where.
+        direction: Which way.
+        domain: Where both have to lie.
+    """
+    best: SecantPair | None = None
+    here = f(X)
+    for step in STEPS:
+        move = step * domain.scale * direction
+        ends = [domain.nearest(X + move), domain.nearest(X - move)]
+        for first, second in (ends, (ends[0], X), (X, ends[1])):
+            try:
+                there, back = (here if end is X else f(end) for end in (first, second))
+                pair = _bounded(f, first, second, there, back)
+            except UnmeasurableError:
+                continue  # nearer ones may do
+            if best is None or pair.ratio > best.ratio:
+                best = pair
+    return SecantPair(first=X, second=X, ratio=0.0, upper=0.0) if best is None else best
+
+
+def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor) -> SecantPair:
+    way, moved = float((first - second).double().norm()), float((there - back).double().norm())
+    if not way > 0:
+        return SecantPair(first=first, second=second, ratio=0.0, upper=0.0)
+    shares = torch.linspace(0, 1, POINTS, dtype=first.dtype, device=first.device)[1:-1, None, None]
+    between = torch.cat((there[None], f(first + shares * (second - first)), back[None])).double()
+    bends = (between[2:] - 2 * between[1:-1] + between[:-2]).flatten(1).norm(dim=1)
+    size = float(there.double().norm() + back.double().norm())
+    noise = UNITS * torch.finfo(there.dtype).eps * size + ALLOWANCE * float(bends.max())
+    # what is no number is no ratio
+    ratio = (moved - noise) / way if moved > noise else 0.0
+    return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
 
 
 def _value(f: Any, X: Tensor) -> Tensor:

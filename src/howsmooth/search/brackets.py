@@ -7,7 +7,7 @@ import torch
 from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.search.ascent import maximise
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.extremal import candidates
@@ -15,7 +15,7 @@ from howsmooth.theory.results import Bracket
 
 
 def bracket(
-    attention: Heads,
+    attention: MultiHead,
     *,
     n: int,
     radius: float,

@@ -1,4 +1,4 @@
-"""The worst input near a given one: how far the constant grows, and what each token is worth."""
+"""The worst input near a given one: the growth of the constant, and the contribution of each token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class Nearby:
         centre: The given input.
         there: The constant at the given input.
         witness: The worst input, whose constant is at least that.
-        upper: What no input so near can exceed; none where no theorem applies.
-        refused: Why none does; nothing if one does.
-        alone: The constant where one token alone goes to its place in the worst input, for each token.
+        upper: An upper bound for all inputs so near; none where no theorem applies.
+        refused: The reason why none applies; empty if one does.
+        alone: For each token, the constant if it alone moves to its place in the worst input.
     """
 
     centre: Float[Tensor, "n d"]
@@ -67,8 +67,8 @@ def worst_nearby(
 ) -> Nearby:
     r"""Search the inputs within ``eps`` of ``X`` for the one with the largest constant, and bound what is not found.
 
-    Allowed to move on its own, every token moves as far as it may. What tells them apart is the constant when one of
-    them moves alone: ``n`` more measurements.
+    If each token may move, all of them move as far as allowed. Their contributions are compared by the constant when
+    one of them moves alone, which takes ``n`` more measurements.
 
     Args:
         f: As for :func:`maximise`.

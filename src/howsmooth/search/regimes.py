@@ -1,4 +1,4 @@
-"""From few tokens to a measure: how the worst constant grows with the length, and where it stops."""
+"""Regimes: the growth of the worst constant with the sequence length, up to its value on measures."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.markup import paragraph, table
-from howsmooth.search.copies import Start, stretched, worst_copies
-from howsmooth.search.places import Places, few_places, tied_places
+from howsmooth.search.few_atom_measures import FewAtomMeasure, few_atom_measures, tied_pair_measures
+from howsmooth.search.repeated_tokens import Start, stretched, worst_repeated_tokens
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
@@ -33,8 +33,8 @@ class Regime:
 
     Attributes:
         n: The length.
-        found: The constant of a stored kind of input: attained.
-        shape: How many tokens sit at each of its places.
+        found: The largest constant found, attained by an input on few places.
+        shape: The number of tokens at each of its places.
         upper: The smallest upper bound at this length.
     """
 
@@ -52,7 +52,7 @@ class Regimes:
         rows: One entry for each length.
         radius: The radius of the ball.
         upper: The bound on measures, hence on every length; known for the softmax alone, as the next two.
-        lower: What measures attain, hence the plateau that long sequences reach.
+        lower: A value that measures attain, hence the plateau of long sequences.
         crossing: The length :math:`n^*` from which masses of the order of 1/n are light enough:
             :math:`e^{2\gamma R^2}`, or :math:`e^\Delta` of the tied pair when A has no real eigenvalue.
     """
@@ -74,7 +74,7 @@ class Regimes:
         return shown + "".join(map(paragraph, self._measures()))
 
     def _measures(self) -> tuple[str, ...]:
-        """Say what is known of measures, if anything is."""
+        """Describe the plateau of measures, if it is known."""
         if self.crossing is None or self.lower is None:
             return ()
         return (f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}",)
@@ -89,12 +89,12 @@ class Regimes:
         return strict_json({"radius": self.radius, "crossing": self.crossing, "rows": rows} | ends)
 
 
-def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
+def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
     r"""Find the worst constants on sequences in a ball against their length.
 
     The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
-    integer numbers of tokens. As weighted measures they cost nothing, however long the sequence is. Below
-    :math:`n^*` the constant grows like :math:`\sqrt n`, above it stays where measures have it.
+    integer numbers of tokens. As weighted measures their cost does not depend on the length. Below :math:`n^*` the
+    constant grows like :math:`\sqrt n`, above it stays at the value of measures.
 
     Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each, from
     patterns, from what shorter sequences have, and with a sink from the softmax's own places. Their rows lie below the
@@ -118,15 +118,15 @@ def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     """
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
-    if isinstance(attention, Heads) and (not isinstance(attention, Attention) or attention.sink is not None):
+    if isinstance(attention, MultiHead) and (not isinstance(attention, Attention) or attention.sink is not None):
         return _searched(attention, radius, lengths)
     head = require_mean_field(attention, "regimes", radius)
-    places = list(few_places(head, radius))
+    places = list(few_atom_measures(head, radius))
     whole = sharp_mean_field_upper(attention, radius=radius)
     rows = []
     for n in lengths:
         found, shape = max(
-            _constants(attention, [*places, *tied_places(head, radius, n)], n, radius), key=lambda pair: pair[0]
+            _constants(attention, [*places, *tied_pair_measures(head, radius, n)], n, radius), key=lambda pair: pair[0]
         )
         upper = min((sharp_upper(attention, n=n, radius=radius), whole), key=lambda bound: bound.log_value)
         rows.append(Regime(n=n, found=found, shape=shape, upper=upper))
@@ -139,7 +139,7 @@ def regimes(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
     )
 
 
-def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regimes:
+def _searched(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
     """Search at every length; what a shorter sequence has is a start for the longer ones."""
     require_radius(radius)
     require_plain(attention, "regimes", causal=False)
@@ -151,12 +151,12 @@ def _searched(attention: Heads, radius: float, lengths: Sequence[int]) -> Regime
         known = list(_softmax_places(wide, radius, n))
         if found is not None:
             known += [(found.points, counts) for counts in stretched(found.counts, n)]
-        found = worst_copies(wide, n, radius, known)
+        found = worst_repeated_tokens(wide, n, radius, known)
         rows[n] = Regime(n=n, found=found.value, shape=found.counts, upper=upper)
     return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius)
 
 
-def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
+def _softmax_places(attention: MultiHead, radius: float, n: int) -> Iterator[Start]:
     """Yield the places of the softmax, for attention that is one but for its sink."""
     if not isinstance(attention, Attention):
         return
@@ -164,12 +164,12 @@ def _softmax_places(attention: Heads, radius: float, n: int) -> Iterator[Start]:
         head = require_mean_field(dataclasses.replace(attention, sink=None), "explicit inputs", radius)
     except AssumptionError:
         return  # several heads, or biases: patterns remain
-    for place in (*few_places(head, radius), *tied_places(head, radius, n)):
+    for place in (*few_atom_measures(head, radius), *tied_pair_measures(head, radius, n)):
         yield from ((place.points, counts) for counts in place.counts(n))
 
 
 def _constants(
-    attention: Attention, places: list[Places], n: int, radius: float
+    attention: Attention, places: list[FewAtomMeasure], n: int, radius: float
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
     # all tokens in one place: the constant is that of the values

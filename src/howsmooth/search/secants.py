@@ -1,4 +1,4 @@
-"""A little mass may go far: the steepest secant from an atom of a measure to anywhere in a ball."""
+"""Secants of maps on measures: the largest ratio for a little mass that moves from an atom anywhere in a ball."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.ball import Ball
 from howsmooth.errors import AssumptionError
-from howsmooth.search.contexts import InContext, in_context, is_causal, outputs_at
+from howsmooth.search.mean_field_context import InContext, in_context, is_causal, outputs_at
 from howsmooth.transport.measures import DiscreteMeasure
 
 # Places to start from for every atom, steps of each, and the first step as a share of the radius.
@@ -96,10 +96,10 @@ class Ways:
             at = None if positions is None else positions[atom].expand(len(Y))
             there = outputs_at(self.context, self.measure, Y, at)
             way, moved = _shortest(self.before[atom], x, Y), _shortest(self.after[atom], self.outputs, there)
-            far = way.detach().sqrt() > 1e-6 * (1 + x[atom].norm())  # nearer, differences are rounding
-            slope = (moved.clamp_min(1e-300) / torch.where(far, way, 1.0)).sqrt()
+            apart = way.detach().sqrt() > 1e-6 * (1 + x[atom].norm())  # nearer, differences are rounding
+            slope = (moved.clamp_min(1e-300) / torch.where(apart, way, 1.0)).sqrt()
             (gradient,) = torch.autograd.grad(slope.sum(), Y)
-        return torch.where(far, slope, 0.0).detach(), torch.where(far[:, None], gradient, 0.0).nan_to_num()
+        return torch.where(apart, slope, 0.0).detach(), torch.where(apart[:, None], gradient, 0.0).nan_to_num()
 
 
 def _handed_on(points: Float[Tensor, "n d"], apart: Tensor) -> Float[Tensor, "n n"]:

@@ -1,4 +1,4 @@
-"""Mass splitting: when cutting an atom in two moves the output more than moving whole atoms does."""
+"""Mass splitting: whether splitting an atom moves the output more than moving whole atoms does."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.contexts import counting, in_context, is_causal, moving, own_side
+from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, query_jacobians
 from howsmooth.search.secants import Secant, steepest_secant
-from howsmooth.spectral.abilities import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.transport.measures import DiscreteMeasure
@@ -32,14 +32,14 @@ MAX_STEPS = 200
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Splitting:
-    r"""How fast a map moves one measure, when atoms move and when they split first.
+    r"""The local constants of a map at a measure, when atoms move and when they split.
 
     Attributes:
         moving: The norm of :math:`J_\mu`, between two bounds: atoms move as blocks.
         splitting: The norm of :math:`D_x\Gamma_\mu(x_i)` at ``atom``, between two bounds: its parts move apart.
         atom: The atom whose parts, moved apart, move the output most.
         direction: The unit vector along which they move apart.
-        secant: The steepest way that was found for a little mass to go far; ``None`` if parts stay near their atoms.
+        secant: The steepest secant found for a little mass that goes far; ``None`` if parts stay near their atoms.
     """
 
     moving: NormEstimate
@@ -86,8 +86,8 @@ class Splitting:
         if self.secant is not None and self.secant.slope > self.split:
             atom = self.secant.atom
         verdict = f"atom {atom} splits" if self.splits else "no atom splits"
-        doubt = "" if self.decided else " (within the error bars)"
-        return f"Splitting: move {at_least(self.move)}, split {at_least(self.split)}{far}; {verdict}{doubt}"
+        note = "" if self.decided else " (within the error bars)"
+        return f"Splitting: move {at_least(self.move)}, split {at_least(self.split)}{far}; {verdict}{note}"
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self))
@@ -176,7 +176,7 @@ def splitting(
             closed = f.on(measure).query_side(measure.points)
         fine, atom, best = _steepest(closed, closed.rounding, rtol, confidence, generator)
     else:
-        fine, atom, best = _steepest(own_side(context, measure), 0.0, rtol, confidence, generator)
+        fine, atom, best = _steepest(query_jacobians(context, measure), 0.0, rtol, confidence, generator)
     secant = None
     if not near:
         reach = float(measure.points.norm(dim=-1).max()) if radius is None else radius

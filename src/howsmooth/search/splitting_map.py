@@ -11,8 +11,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph
-from howsmooth.search.contexts import counting
-from howsmooth.search.kinds import of_kind
+from howsmooth.search.mean_field_context import counting
+from howsmooth.search.mechanisms import of_kind
 from howsmooth.strict import strict_json
 
 
@@ -75,7 +75,7 @@ def splitting_map(
         V: The value.
         span: Half the side of the square.
         step: The distance between two points of the grid.
-        kind: How scores become weights (``howsmooth.search.kinds``): queries are Ax, keys x, values Vx. Of other
+        kind: How scores become weights (``howsmooth.search.mechanisms``): queries are Ax, keys x, values Vx. Of other
             kinds than the softmax the map is differentiated by its own closed form, with copies that have no mass.
 
     Example:
@@ -112,8 +112,8 @@ def _of_kind(kind: str, A: float, V: float, x: Float[Tensor, "m m 2"]) -> tuple[
         columns = [J.jvp(_axis(i, pairs))[..., 0] for i in range(2)]
         # copies without mass see the pair, and move nobody
         doubled = torch.cat((pairs, pairs), dim=1)
-        own = dataclasses.replace(f, weights=masses).jacobian(doubled)
-        moved = [own.jvp(_axis(2 + i, doubled))[:, 2 + i, 0].abs() for i in range(2)]
+        copies = dataclasses.replace(f, weights=masses).jacobian(doubled)
+        moved = [copies.jvp(_axis(2 + i, doubled))[:, 2 + i, 0].abs() for i in range(2)]
     move = torch.linalg.matrix_norm(torch.stack(columns, dim=-1), ord=2)
     return move.reshape(x.shape[:2]), torch.stack(moved).amax(0).reshape(x.shape[:2])
 

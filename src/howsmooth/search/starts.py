@@ -1,4 +1,4 @@
-"""Where a search begins: the caller's inputs or random ones, and those that theory builds from the weights."""
+"""Starts of a search: the caller's inputs or random ones, and those that theory builds from the weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.norms import Norm
-from howsmooth.search.arrangements import arrangements
-from howsmooth.search.masses import OnMeasures
-from howsmooth.spectral.abilities import HALF
+from howsmooth.search.measure_search import MeasureMap
+from howsmooth.search.start_patterns import start_patterns
+from howsmooth.spectral.protocols import HALF
 from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
@@ -89,8 +89,8 @@ def gather(
     """Return every input to start from, brought into the domain."""
     given = domain.draw(starts, n, like, generator) if isinstance(starts, int) else _stacked(starts, like)
     built = _extremal(f, n, domain)
-    if not built and isinstance(f, Heads):  # theory builds none: the patterns of worst inputs
-        built = list(arrangements(domain, n, like, PATTERNS, generator))
+    if not built and isinstance(f, MultiHead):  # theory builds none: the patterns of worst inputs
+        built = list(start_patterns(domain, n, like, PATTERNS, generator))
     return domain.nearest(torch.cat((given, _stacked(built, like))) if built else given)
 
 
@@ -100,7 +100,7 @@ def _stacked(inputs: list[Tensor], like: Tensor) -> Float[Tensor, "s n d"]:
 
 def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
     """Return the inputs that theory builds from the weights of attention, where it can."""
-    if isinstance(f, OnMeasures) and isinstance(domain, WithMasses):
+    if isinstance(f, MeasureMap) and isinstance(domain, WithMasses):
         return f.extremal(n, domain.places)
     if not isinstance(f, Attention):
         return []
@@ -118,15 +118,13 @@ def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
 
 def _weights(f: Any) -> Tensor | None:
     """Return a tensor with a column for each coordinate of the tokens that the map takes."""
-    if isinstance(f, Heads):
+    if isinstance(f, MultiHead):
         return f.query
-    if isinstance(f, OnMeasures):
+    if isinstance(f, MeasureMap):
         return torch.nn.functional.pad(f.attention.query, (0, 1))  # one coordinate more: the mass
     if isinstance(f, Norm):
         return f.gain
-    if isinstance(f, Chain):
-        return _weights(f.maps[0])
-    return _weights(f.map) if isinstance(f, Residual) else None
+    return _weights(f.children[0]) if isinstance(f, Chain | Residual) else None
 
 
 def _parameter(f: Any) -> Tensor | None:

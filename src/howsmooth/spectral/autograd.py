@@ -16,9 +16,16 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.spectral.abilities import HALF, Atoms, Differentiable, DifferentiableOnMeasures, measurable, require_map
-from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.vectors import beside
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.spectral.protocols import (
+    HALF,
+    Differentiable,
+    DifferentiableOnMeasures,
+    HasPoints,
+    measurable,
+    require_map,
+)
+from howsmooth.spectral.vectors import broadcast
 from howsmooth.validation import require_finite, require_floating, require_like
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
@@ -39,7 +46,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
         X: The tokens, or for attention a measure.
         compare: Whether a derivative by autograd is compared with a difference of outputs: two evaluations more.
     """
-    if isinstance(X, Atoms) and isinstance(f, DifferentiableOnMeasures):
+    if isinstance(X, HasPoints) and isinstance(f, DifferentiableOnMeasures):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")
@@ -176,9 +183,9 @@ class JacobianOperator:
         apart, reached = bool(gap > 0.01 * size), bool(pulled.any())
         if compare and not (apart and reached):
             # under torch.no_grad perturbations are pushed forward, but nothing is pulled back
-            told = moved if reached else torch.zeros_like(moved)
+            predicted = moved if reached else torch.zeros_like(moved)
             value = self._value.detach()
-            require_gradients(lambda Z: evaluate(self._f, Z)[1].detach(), self._X, value, v, told)
+            require_gradients(lambda Z: evaluate(self._f, Z)[1].detach(), self._X, value, v, predicted)
         if apart:
             raise AssumptionError(
                 "products with the Jacobian and with its transpose do not belong to one matrix. Is the callable "
@@ -189,29 +196,24 @@ class JacobianOperator:
             )
 
     def _require_independent_batch(self) -> None:
-        r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own."""
-        count = math.prod(self.batch)
-        if count < 2:
+        if treats_batch_independently(self, self._value):
             return
-        G = _gauss(self._value, torch.Generator().manual_seed(1))
-        factors = torch.linspace(1, 2, count, dtype=self.dtype, device=self.device).reshape(*self.batch)
-        expected = beside(factors, self._X) * self.vjp(G)
-        if bool((self.vjp(beside(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count):
-            if self._mixes(G):
-                raise AssumptionError(
-                    "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
-                    "use hs.JacobianOperator(f, X, batch_axes=0).",
-                    field="f",
-                )
+        if self._mixes():
             raise AssumptionError(
-                "the derivative of the callable is mostly rounding here: twice a cotangent is not pulled back to twice "
-                "as much. Does it compute in float32 or less inside, where weights saturate? Let it compute in the "
-                "numbers it is given, or take smaller tokens.",
+                "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
+                "use hs.JacobianOperator(f, X, batch_axes=0).",
                 field="f",
             )
+        raise AssumptionError(
+            "the derivative of the callable is mostly rounding here: twice a cotangent is not pulled back to twice "
+            "as much. Does it compute in float32 or less inside, where weights saturate? Let it compute in the "
+            "numbers it is given, or take smaller tokens.",
+            field="f",
+        )
 
-    def _mixes(self, G: Tensor) -> bool:
-        """Tell whether an input of the batch has a share in another's output: then its gradient is not zero there."""
+    def _mixes(self) -> bool:
+        """Tell whether some output of the batch has a gradient with respect to another input."""
+        G = _gauss(self._value, torch.Generator().manual_seed(1))
         for i in range(math.prod(self.batch)):
             alone = torch.zeros_like(G)
             alone.view(-1, *self.codomain)[i] = G.reshape(-1, *self.codomain)[i]
@@ -219,6 +221,23 @@ class JacobianOperator:
             if bool(pulled[:i].any() or pulled[i + 1 :].any()):
                 return True
         return False
+
+
+def treats_batch_independently(op: LinearOperator, value: Tensor) -> bool:
+    r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own.
+
+    Args:
+        op: The derivative of a callable, as a batch of operators.
+        value: The value of the callable, of the shape ``(*batch, *codomain)``.
+    """
+    count = math.prod(op.batch)
+    if count < 2:
+        return True
+    G = _gauss(value, torch.Generator().manual_seed(1))
+    factors = torch.linspace(1, 2, count, dtype=op.dtype, device=op.device).reshape(*op.batch)
+    pulled = op.vjp(G)
+    expected = broadcast(factors, pulled) * pulled
+    return not bool((op.vjp(broadcast(factors, G) * G) - expected).norm() > 1e-4 * expected.norm() / count)
 
 
 def _measurable(X: Tensor) -> Tensor:
@@ -274,14 +293,14 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
     """
     largest = float(X.abs().max()) or 1.0
     size = largest * float((X / largest).double().square().mean().sqrt()) or 1.0
-    told, length = float(pushed.double().norm()), float(E.double().norm())
+    predicted, length = float(pushed.double().norm()), float(E.double().norm())
     root = torch.finfo(X.dtype).eps ** (1 / 3)
     contradicted: list[float] = []
     for step in (*(root * factor for factor in STEP_FACTORS if root * factor < LARGEST_STEP), LARGEST_STEP):
         h = step * size
         ahead, behind = (f(X + side * h * E).double() for side in (1, -1))
         moved = float((ahead - behind).norm()) / 2
-        if 0 < moved <= EXCESS * h * told:
+        if 0 < moved <= EXCESS * h * predicted:
             return
         if 0 < moved < math.inf and float((ahead - 2 * value.double() + behind).norm()) <= BENT * moved:
             contradicted.append(moved / h)
@@ -289,7 +308,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
     if any(second <= EXCESS * first for first, second in itertools.pairwise(contradicted)):
         raise AssumptionError(
             f"outputs move by {contradicted[0] / length:.3g} for each unit of a small perturbation, and the derivative "
-            f"says {told / length:.3g}: gradients do not reach X. Is a part of the callable detached, run under "
+            f"says {predicted / length:.3g}: gradients do not reach X. Is a part of the callable detached, run under "
             "torch.no_grad or torch.inference_mode, computed by NumPy, or rounded to a grid? Let it compute with "
             "torch, on X itself.",
             field="f",

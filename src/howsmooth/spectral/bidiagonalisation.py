@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.abilities import Separable
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.spectral.protocols import Separable
 from howsmooth.spectral.vectors import norms
 
 Array = np.ndarray

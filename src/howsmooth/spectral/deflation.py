@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, gravest
-from howsmooth.spectral.operators import LinearOperator, compressed
+from howsmooth.spectral.operators import compressed
 from howsmooth.spectral.solvers import bracket_norm, check_settings
 from howsmooth.spectral.stopping import least_rtol
 

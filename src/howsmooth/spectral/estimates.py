@@ -4,7 +4,7 @@ import enum
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from jaxtyping import Float
@@ -15,8 +15,8 @@ from howsmooth.markup import paragraph, shaded, table
 from howsmooth.strict import strict_json
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
-# How many words a line of plain text names.
-MOST = 8
+# The number of words in a line of plain text.
+MAX_WORDS = 8
 
 
 class Status(enum.StrEnum):
@@ -121,18 +121,13 @@ class NormEstimate:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
         stride = len(self.statuses) // size
         part = slice(index % size * stride, (index % size + 1) * stride)
-        return NormEstimate(
-            lower=self.lower[index],
-            upper=self.upper[index],
-            confidence=self.confidence,
-            direction=self.direction[index],
-            response=self.response[index],
-            residual=self.residual[index],
-            products=self.products,
+        batched = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
             step_counts=self.step_counts[part],
             statuses=self.statuses[part],
-            random_gain=None if self.random_gain is None else self.random_gain[index],
             leading=self.leading[part],
+            **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)},
         )
 
     def __iter__(self) -> Iterator["NormEstimate"]:
@@ -212,7 +207,7 @@ class ShownTokens:
 
     def __repr__(self) -> str:
         """Name the words that hold most, the largest share first."""
-        order = sorted(range(len(self.words)), key=lambda i: -self.shares[i])[:MOST]
+        order = sorted(range(len(self.words)), key=lambda i: -self.shares[i])[:MAX_WORDS]
         return "ShownTokens: " + ", ".join(f"{self.words[i]!r} ({i}) {percent(self.shares[i])}" for i in order)
 
     def _repr_html_(self) -> str:

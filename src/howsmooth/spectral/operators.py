@@ -2,50 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
-from howsmooth.spectral.abilities import Compressible
-
-
-@runtime_checkable
-class LinearOperator(Protocol):
-    """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
-
-    An operator may be able to do more, see :mod:`howsmooth.spectral.abilities`: ``compress`` itself to a smaller space,
-    ``take`` some operators out of the batch, ``guess`` a direction that it stretches.
-    """
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The batch axes."""
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The shape of one input."""
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        """The shape of one output."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
-    def jvp(self, E: Float[Tensor, "*shape"]) -> Float[Tensor, "*other"]:
-        """Apply the operator to ``(*batch, *domain)``."""
-
-    def vjp(self, G: Float[Tensor, "*other"]) -> Float[Tensor, "*shape"]:
-        """Apply the transpose to ``(*batch, *codomain)``."""
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.spectral.protocols import Compressible
 
 
 def check_operator(op: object) -> None:

@@ -4,12 +4,13 @@ import math
 
 import torch
 
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import LinearOperator, check_operator, require_finite_products
-from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.operators import check_operator, require_finite_products
+from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.stopping import slack
-from howsmooth.spectral.vectors import beside, divide, norms, random_start, unit
+from howsmooth.spectral.vectors import broadcast, divide, norms, random_start, unit
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def power_iteration(
     rounding = slack(op.dtype) * (1 + 4 * torch.finfo(growth.dtype).eps * growth.abs())  # of products and of logarithms
     upper = torch.where(value > 0, growth.exp() * rounding, 0.0)
     response = unit(moved, op.batch)
-    residual = divide(pulled, torch.where(value > 0, value, 1.0)) - v * beside(value, v)
+    residual = divide(pulled, torch.where(value > 0, value, 1.0)) - v * broadcast(value, v)
     return NormEstimate(
         lower=value.to(op.dtype),
         upper=torch.where(value <= upper, upper, math.inf).to(op.dtype),

@@ -12,36 +12,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import ConvergenceWarning
-from howsmooth.spectral.abilities import Guessing, Recastable, Rounded, Separable
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import (
-    LinearOperator,
-    check_operator,
-    compressed,
-    require_finite_products,
-    root_share,
-)
-from howsmooth.spectral.settings import ROUNDING_UNITS, check_rtol, check_solver
-from howsmooth.spectral.stopping import Harvest, Stopping, least_norm, slack
+from howsmooth.spectral.operators import check_operator, compressed, require_finite_products, root_share
+from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
+from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
+from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, slack
 from howsmooth.spectral.vectors import flat, informed_start, norms, random_start, unit
 
-# Both ends give way by so many times the forward rounding: a weight enters each of the derivative's terms about twice.
-WIDER = 4.0
-# What takes more than this share of the tolerance is seen.
-VISIBLE = 0.1
-# Parts that are so many times longer than their sum are ordinary; where they are more, the rounding of each counts.
-ORDINARY = 16.0
-# Terms of products that are so many times longer than their sum are ordinary, too.
-ORDINARY_TERMS = 32.0
-# So many units in the last place sums of products may lose of what they add up.
-PRODUCTS = 32.0
-# Operators leave a batch when so many of them are done: copying the rest costs about one product.
+# Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
+FORWARD_FACTOR = 4.0
+# Rounding above this share of rtol triggers float64.
+VISIBLE_SHARE = 0.1
+# Cancellation between heads below this ratio is covered by the forward rounding; above, errors are bounded per head.
+USUAL_HEAD_RATIO = 16.0
+# The cancellation ratio between terms of products that is expected before measuring.
+USUAL_TERM_RATIO = 32.0
+# The rounding error of sums of products, in units in the last place of their terms, where heads cancel.
+PRODUCT_UNITS = 32.0
+# Finished operators are removed from a batch when they are this share of it: copying the rest costs about one product.
 LEAVING_SHARE = 0.2
-# Starts that all miss the top singular vector, with less than this chance, do not: products are not consistent.
-CHANCE = 1e-9
+# If all starts miss the top singular vector, with less than this probability, products are called inconsistent.
+MISS_PROBABILITY = 1e-9
 
 
 def local_lipschitz(
@@ -61,11 +56,11 @@ def local_lipschitz(
     Krylov iteration; the confidence then holds for each of them.
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
-    rounded forward pass: for attention, both ends give way by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a bound to first
-    order on what the rounding of scores does, by what norms of queries and keys make of the rounding before them, and
-    by :math:`8\epsilon` of the terms that the answer to the direction is added up from, which are large beside a large
-    bias of values; where that would be seen, float32 is measured in float64. Where heads cancel, each is rounded by
-    itself. A bias of values does not change the derivative where weights sum to one, and is left out there.
+    rounded forward pass. For attention, both ends are widened by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a first-order
+    bound on the effect of rounded scores, by the rounding before query and key norms, as these amplify it, and by
+    :math:`8\epsilon` of the terms in the product with the direction, which are large if values have a large bias; where
+    that exceeds a tenth of ``rtol``, float32 is measured in float64. If heads cancel, rounding errors are bounded per
+    head. A bias of values does not change the derivative where weights sum to one, and is left out there.
     Compositions and callables are measured as they compute.
 
     Args:
@@ -84,63 +79,64 @@ def local_lipschitz(
         2.0
     """
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
-    op, asked = linearise(f, X), None
-    check_settings(op, rtol, confidence, max_steps)  # the answer comes in these numbers, whatever measures it
-    lost, narrow = widening(op), f if op.dtype == torch.float32 and isinstance(f, Recastable) else None
-    room = min(lost + ORDINARY_TERMS * ROUNDING_UNITS * torch.finfo(op.dtype).eps, VISIBLE * rtol) if lost > 0 else 0.0
+    op = linearise(f, X)
+    check_settings(op, rtol, confidence, max_steps)  # the result has this dtype, whatever measures it
+    given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
+    # the part of rtol that is set aside for rounding
+    allowance = min(share + USUAL_TERM_RATIO * ROUNDING_UNITS * torch.finfo(given).eps, visible) if share > 0 else 0.0
 
-    def measured() -> NormEstimate:
-        inner = rtol - 2.5 * room if lost <= VISIBLE * rtol else rtol  # so that the wider bracket is the one asked for
+    def bracket(op: LinearOperator, share: float) -> tuple[NormEstimate, tuple[float, float]]:
+        inner = rtol - 2.5 * allowance if share <= visible else rtol  # so that the widened bracket has the width rtol
         with torch.no_grad():
-            return _bracketed(op, inner, confidence, certify, max_steps, generator)
+            estimate = _bracketed(op, inner, confidence, certify, max_steps, generator)
+        return estimate, _rounding_errors(op, estimate, share)
 
-    found = None if narrow is not None and lost > VISIBLE * rtol else measured()
-    share, shift = (math.inf, 0.0) if found is None else _lost(op, found, lost)
-    if narrow is not None and (found is None or _visible(found, share, shift, room)):
-        # Why not always in float64: twice the time and the memory, for digits that nobody asked for.
-        op, asked = linearise(narrow.to(torch.float64), X.to(torch.float64)), op.dtype
-        lost = widening(op)
-        found = None
-    if found is None:
-        found = measured()
-        share, shift = _lost(op, found, lost)
+    recast = given == torch.float32 and isinstance(f, Recastable)
+    if not (recast and share > visible):
+        found, errors = bracket(op, share)
+        recast = recast and _exceeds_allowance(found, *errors, allowance)
+    if recast and isinstance(f, Recastable):
+        # Why not always in float64: twice the time and the memory, for digits that were not asked for.
+        op = linearise(f.to(torch.float64), X.to(torch.float64))
+        found, errors = bracket(op, widening(op))
     _warn(found, stacklevel=3)
-    return found if share == shift == 0 else widened(found, share, shift, asked)
+    return found if errors == (0.0, 0.0) else widened(found, *errors, given if recast else None)
 
 
 def widening(op: LinearOperator) -> float:
-    """Return by what share both ends of a bracket give way to the rounding of the forward pass; zero if unknown."""
-    return WIDER * op.forward_rounding if isinstance(op, Rounded) else 0.0
+    """Bound the relative effect of the rounding of the forward pass on the norm; zero if unknown."""
+    return FORWARD_FACTOR * op.forward_rounding if isinstance(op, Rounded) else 0.0
 
 
-def _lost(op: LinearOperator, found: NormEstimate, lost: float) -> tuple[float, float]:
-    """Return the share that rounding takes, and what it adds to the norm besides.
+def _rounding_errors(op: LinearOperator, found: NormEstimate, share: float) -> tuple[float, float]:
+    """Bound the relative and the absolute rounding error of the norm.
 
-    Where heads cancel it is a share of what each of them says, and always of all their terms. It is infinite where what
-    is left of them may be rounding alone.
+    If heads cancel, rounding errors are bounded per head, and always by all terms of the product with the direction.
+    The relative error is infinite where what is left after cancellation may be rounding alone.
     """
     if not isinstance(op, Rounded):
-        return lost, 0.0
+        return share, 0.0
     with torch.no_grad():
-        times, terms = op.cancelled(found.direction)
+        over_heads, over_terms = op.cancelled(found.direction)
     eps = torch.finfo(op.dtype).eps
-    if times > ORDINARY:
-        lost = times * max(lost, PRODUCTS * eps)
-    share = lost + ROUNDING_UNITS * eps * terms
+    if over_heads > USUAL_HEAD_RATIO:
+        share = over_heads * max(share, PRODUCT_UNITS * eps)
+    share += ROUNDING_UNITS * eps * over_terms
     shift = op.derivative_rounding
     return share if share < 1 else math.inf, math.inf if math.isnan(shift) else shift
 
 
-def _visible(found: NormEstimate, share: float, shift: float, room: float) -> bool:
-    """Tell whether rounding would be seen in a bracket that has so much room for it."""
-    return share > room or shift > (room - share) * float(found.lower.min()) or found.status is Status.INCONSISTENT
+def _exceeds_allowance(found: NormEstimate, share: float, shift: float, allowance: float) -> bool:
+    """Tell whether rounding errors take more of the bracket than was set aside for them."""
+    too_large = share > allowance or shift > (allowance - share) * float(found.lower.min())
+    return too_large or found.status is Status.INCONSISTENT
 
 
 def widened(found: NormEstimate, share: float, shift: float, dtype: torch.dtype | None) -> NormEstimate:
-    """Let both ends of a bracket give way by a share and a shift, and return it in the numbers that were given."""
+    """Widen both ends of a bracket by a relative and an absolute error, and convert it to ``dtype``."""
     if share < 1:
         lower, upper = (found.lower * (1 - share) - shift).clamp_min(0), found.upper * (1 + share) + shift
-    else:  # rounding may be as large as the value: nothing is known of it, unless all it was made of is zero
+    else:  # rounding may be as large as the value, so nothing is known of it, unless all terms are zero
         lower = torch.zeros_like(found.lower)
         unknown = (found.upper > 0) | (share == math.inf)
         upper = torch.where(unknown, math.inf, torch.full_like(unknown, shift, dtype=torch.float64)).to(found.upper)
@@ -151,7 +147,7 @@ def widened(found: NormEstimate, share: float, shift: float, dtype: torch.dtype 
     return dataclasses.replace(
         found,
         lower=(lower * (1 - unit)).to(dtype),
-        upper=torch.where(high.double() < upper, torch.nextafter(high, above), high),  # too small for these numbers
+        upper=torch.where(high.double() < upper, torch.nextafter(high, above), high),  # rounded down by the conversion
         direction=found.direction.to(dtype),
         response=found.response.to(dtype),
         residual=found.residual.to(dtype),
@@ -206,65 +202,67 @@ def _bracketed(
     generator: torch.Generator | None,
     floor: "float | np.ndarray" = 0.0,
 ) -> NormEstimate:
-    """Bracket the norm, and leave it to others to warn.
+    """Bracket the norm without warnings.
 
-    What is attained may exceed the upper bound: then the start had too little of the top singular vector, and the
-    operator is explored again from a new one, see :mod:`howsmooth.spectral.certificate`.
+    An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
+    operator is explored again from a new start, see :mod:`howsmooth.spectral.certificate`.
     """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
     floor = np.broadcast_to(np.maximum(floor, least_norm(op.dtype)), (math.prod(op.batch),))
-
-    def explored(some: LinearOperator, floor: np.ndarray) -> tuple[Harvest, Stopping, float, int]:
-        start, share, spent = _start(some, certify, generator)
-        rule = Stopping(
-            rtol=rtol,
-            certify=certify,
-            max_steps=max_steps,
-            delta=share * least_overlap(math.prod(core.domain), confidence),
-            slack=slack(op.dtype),
-        )
-        harvest = _harvest(Bidiagonalisation(some, flat(start, some.batch), generator, floor), rule)
-        return harvest, rule, share, spent + 2 * int(harvest.steps.max())
-
-    harvest, rule, share, products = explored(core, floor)
-    attained, most = np.zeros(len(floor)), math.ceil(math.log(CHANCE) / math.log(1 - confidence))
+    delta = least_overlap(math.prod(core.domain), confidence)
+    rule = Stopping(rtol=rtol, certify=certify, max_steps=max_steps, delta=delta, slack=slack(op.dtype))
+    finished, share, products = _explored(core, floor, rule, generator)
+    attained, most = np.zeros(len(floor)), math.ceil(math.log(MISS_PROBABILITY) / math.log(1 - confidence))
     for restarts in range(most + 1):
-        small = unit(harvest.direction.reshape(*core.batch, *core.domain), core.batch)
+        small = unit(finished.direction.reshape(*core.batch, *core.domain), core.batch)
         moved = core.jvp(small)
         direction = embed(small)
         response = moved if core is op else op.jvp(direction)
         products += 1 if core is op else 2
         lower = norms(response, op.batch)
         require_finite_products(lower)
-        harvest.check(lower.flatten().cpu().numpy(), rule)
+        finished.check(lower.flatten().cpu().numpy(), rule)
         attained = np.maximum(attained, lower.flatten().cpu().numpy())
-        wrong = harvest.exceeded(attained, rule)
-        if restarts == most:  # what is left may be rounding, which the larger end allows for
-            harvest.refuse(wrong[attained[wrong] > harvest.upper[wrong] * (1 + rule.rounding)])
+        wrong = finished.exceeded(attained, rule)
+        if restarts == most:  # a small excess may be rounding, which the upper end allows for
+            finished.refuse(wrong[attained[wrong] > finished.upper[wrong] * (1 + rule.rounding)])
         if not wrong.size or restarts == most:
             break
         some, places = core, wrong
         if wrong.size < len(floor) and isinstance(core, Separable):
             some, places = core.take(torch.as_tensor(wrong, device=op.device)), np.arange(wrong.size)
-        again, _rule, _share, spent = explored(some, floor if some is core else floor[wrong])
-        harvest.replace(wrong, again, places)
+        again, _share, spent = _explored(some, floor if some is core else floor[wrong], rule, generator)
+        finished.replace(wrong, again, places)
         products += spent
-    upper = torch.as_tensor(harvest.upper, device=op.device).reshape(op.batch)
-    first = torch.as_tensor(harvest.first, device=op.device).reshape(op.batch) * root_share(core, op)
+    upper = torch.as_tensor(finished.upper, device=op.device).reshape(op.batch)
+    first = torch.as_tensor(finished.first, device=op.device).reshape(op.batch) * root_share(core, op)
     return NormEstimate(
         lower=lower.to(op.dtype),
         upper=torch.maximum(upper, lower).to(op.dtype),  # but for rounding it is the larger one
         confidence=confidence,
         direction=direction,
         response=unit(response, op.batch),
-        residual=norms(moved - harvest.response.reshape(moved.shape), op.batch).to(op.dtype),
+        residual=norms(moved - finished.response.reshape(moved.shape), op.batch).to(op.dtype),
         random_gain=first.to(op.dtype) if share == 1.0 else None,
-        leading=tuple(harvest.leading.tolist()),
+        leading=tuple(finished.leading.tolist()),
         products=products,
-        step_counts=tuple(harvest.steps.tolist()),
-        statuses=tuple(harvest.statuses),
+        step_counts=tuple(finished.steps.tolist()),
+        statuses=tuple(finished.statuses),
     )
+
+
+def _explored(
+    op: LinearOperator, floor: np.ndarray, rule: Stopping, generator: torch.Generator | None
+) -> tuple[FinishedTriplets, float, int]:
+    """Explore operators from a new start; return what they reached, the random share of the start, and the products.
+
+    ``rule.delta`` is the least overlap of a random start; it is multiplied by the random share of this one.
+    """
+    start, share, spent = _start(op, rule.certify, generator)
+    space = Bidiagonalisation(op, flat(start, op.batch), generator, floor)
+    finished = _explore(space, dataclasses.replace(rule, delta=share * rule.delta))
+    return finished, share, spent + 2 * int(finished.steps.max())
 
 
 def _start(op: LinearOperator, certify: bool, generator: torch.Generator | None) -> tuple[Tensor, float, int]:
@@ -276,9 +274,9 @@ def _start(op: LinearOperator, certify: bool, generator: torch.Generator | None)
     return random_start(op, generator), 1.0, 0
 
 
-def _harvest(space: Bidiagonalisation, rule: Stopping) -> Harvest:
-    """Grow the Krylov spaces of all operators in lockstep; those that are done leave in groups."""
-    harvest = Harvest(space.op)
+def _explore(space: Bidiagonalisation, rule: Stopping) -> FinishedTriplets:
+    """Grow the Krylov spaces of all operators in lockstep; finished ones are removed in groups."""
+    finished = FinishedTriplets(space.op)
     waiting = np.arange(math.prod(space.op.batch))
     can_leave = isinstance(space.op, Separable)
     while waiting.size:
@@ -291,11 +289,11 @@ def _harvest(space: Bidiagonalisation, rule: Stopping) -> Harvest:
             leaving = closed
         else:
             continue
-        harvest.add(waiting[leaving], space, leaving, closed, rule)
+        finished.add(waiting[leaving], space, leaving, closed, rule)
         waiting = waiting[~leaving]
         if waiting.size:
             space.keep(np.flatnonzero(~leaving))
-    return harvest
+    return finished
 
 
 def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps: int) -> None:

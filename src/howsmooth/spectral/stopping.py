@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.certificate import exceeds, upper_bound
 from howsmooth.spectral.estimates import Status
-from howsmooth.spectral.operators import LinearOperator
-from howsmooth.spectral.settings import LEAST_WIDTH, ROUNDING_UNITS
+from howsmooth.spectral.solver_settings import LEAST_WIDTH, ROUNDING_UNITS
 
 Array = np.ndarray
 
@@ -81,7 +81,7 @@ class Stopping:
         return upper * self.slack
 
 
-class Harvest:
+class FinishedTriplets:
     """What is kept of each operator once it is done: its top Ritz triplet, its upper bound, why it stopped."""
 
     def __init__(self, op: LinearOperator) -> None:
@@ -135,7 +135,7 @@ class Harvest:
         for place in places:
             self.statuses[place] = Status.INCONSISTENT
 
-    def replace(self, places: Array, other: "Harvest", which: Array) -> None:
+    def replace(self, places: Array, other: "FinishedTriplets", which: Array) -> None:
         """Take the upper bounds of some operators from another exploration, and its directions where they are better.
 
         How far the first start was stretched stays: it was random, and a second one depends on what came of it.

@@ -1,8 +1,9 @@
-"""What random noise does, beside what the worst perturbation does: the root mean square amplification."""
+"""The typical gain: the root mean square amplification of random noise, where the norm is the largest one."""
 
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,79 @@ from scipy.special import chdtri, gdtrib
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.spectral.abilities import Constrained
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.markup import paragraph, table
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.gains import TypicalGain
-from howsmooth.spectral.operators import LinearOperator, check_operator, compressed, require_finite_products
-from howsmooth.spectral.settings import check_confidence
+from howsmooth.spectral.operators import check_operator, compressed, require_finite_products
+from howsmooth.spectral.protocols import Constrained
+from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.spectral.vectors import beside, norms, random_start, unit
+from howsmooth.spectral.vectors import broadcast, norms, random_start, unit
+from howsmooth.strict import strict_json
+from howsmooth.wording import count, estimated, percent
 
-# How well the norm is bracketed where nobody has: its upper end bounds what a random direction can miss.
-ROUGH, MAX_STEPS, SURE = 0.1, 40, 0.999
+# The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.
+BRACKET_RTOL, MAX_STEPS, BRACKET_CONFIDENCE = 0.1, 40, 0.999
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TypicalGain:
+    r"""The root mean square amplification of random noise by one operator, or by a batch of them.
+
+    Attributes:
+        value: The estimate of :math:`\|J\|_F/\sqrt N`.
+        low: The lower end of its interval.
+        high: The upper end.
+        confidence: The probability with which the interval holds, for each batch element.
+        samples: How many random directions were taken.
+        products: How many products with the operator that cost.
+    """
+
+    value: Float[Tensor, "*batch"]
+    low: Float[Tensor, "*batch"]
+    high: Float[Tensor, "*batch"]
+    confidence: float
+    samples: int
+    products: int
+
+    def __repr__(self) -> str:
+        """Show the estimate and its interval."""
+        return f"TypicalGain: {self._summary()}"
+
+    def _summary(self) -> str:
+        worth, many = percent(self.confidence), self.value.numel()
+        text = self._written(int(self.value.argmin()))
+        if many > 1:
+            text = f"{many} inputs, from {text} to {self._written(int(self.value.argmax()))}"
+            worth += " each"
+        return f"{text} ({worth}, {count(self.samples, 'sample')})"
+
+    def _written(self, place: int) -> str:
+        value, low, high = (float(x.flatten()[place]) for x in (self.value, self.low, self.high))
+        return " ".join(estimated(value, low, high))
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary().replace("[", r"\[")  # brackets are markup there
+
+    def _repr_html_(self) -> str:
+        rows = ((self._written(place),) for place in range(self.value.numel()))
+        head = (f"typical gain ({percent(self.confidence)})",)
+        return table(head, rows) + paragraph(f"{count(self.samples, 'sample')}, {count(self.products, 'product')}")
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return strict_json(
+            {
+                "value": self.value.tolist(),
+                "low": self.low.tolist(),
+                "high": self.high.tolist(),
+                "confidence": self.confidence,
+                "samples": self.samples,
+                "products": self.products,
+            }
+        )
 
 
 def typical_gain(
@@ -77,8 +140,8 @@ def typical_gain_of(
     leaves, as in Hutch++ :cite:`meyer2021`): where one singular value stands out, it holds most of the norm, and
     random directions alone would say little about it.
 
-    The arguments are those of :func:`typical_gain`; ``estimate`` is a bracket of the norm of ``op`` that somebody has
-    already.
+    The arguments are those of :func:`typical_gain`; ``estimate`` is a bracket of the norm of ``op``, if
+    there is one already.
     """
     check_operator(op)
     _check(samples, confidence)
@@ -94,14 +157,14 @@ def typical_gain_of(
     if estimate is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where the bracket stays open, the interval is wider
-            estimate = bracket_norm(op, ROUGH, SURE, True, MAX_STEPS, generator)
+            estimate = bracket_norm(op, BRACKET_RTOL, BRACKET_CONFIDENCE, True, MAX_STEPS, generator)
         spent = estimate.products
     direction = unit(estimate.direction.to(op.dtype), op.batch)
     directions = [direction]
     for _sample in range(samples):
         v = embed(random_start(core, generator))
         overlap = (v * direction).reshape(*op.batch, -1).sum(-1)
-        directions.append(unit(v - beside(overlap, v) * direction, op.batch))
+        directions.append(unit(v - broadcast(overlap, v) * direction, op.batch))
     gains = torch.stack([norms(op.jvp(v), op.batch) for v in directions])
     require_finite_products(gains)
     scale = torch.where(gains.amax(0) > 0, gains.amax(0), 1.0)  # in this unit squares stay in the range of the numbers

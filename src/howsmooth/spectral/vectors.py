@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.spectral.abilities import Constrained
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator
+from howsmooth.spectral.protocols import Constrained
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
 SAFE_LEAST, SAFE_MOST = 1e-145, 1e145
@@ -36,10 +36,10 @@ def unit(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 def divide(x: Tensor, by: Float[Tensor, "*batch"]) -> Tensor:
     """Divide every vector of the batch by its own number."""
-    return x / beside(by, x)
+    return x / broadcast(by, x)
 
 
-def beside(numbers: Float[Tensor, "*batch"], x: Tensor) -> Tensor:
+def broadcast(numbers: Float[Tensor, "*batch"], x: Tensor) -> Tensor:
     """Shape one number for each vector of the batch so that it broadcasts over ``x``, in the dtype of ``x``."""
     return numbers.reshape((*numbers.shape, *(1 for _ in range(x.ndim - numbers.ndim)))).to(x.dtype)
 

@@ -20,7 +20,7 @@ from howsmooth.models.loading import tokenizer_named
 from howsmooth.models.sites import Measurable
 from howsmooth.models.sources import Source, read_source
 from howsmooth.models.transformer import Transformer
-from howsmooth.spectral.abilities import Differentiable
+from howsmooth.spectral.protocols import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Window

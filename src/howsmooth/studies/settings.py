@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.hub import check_tokenizer
 from howsmooth.models.names import check_family_name
-from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 
 ALICE = "alice"

@@ -5,7 +5,7 @@ import math
 
 from howsmooth.domains.ball import in_ball
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import (
     refuse_biases,
     refuse_many_heads,
@@ -51,7 +51,7 @@ def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
 
 
-def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
+def sharp_upper(attention: MultiHead, *, n: int, radius: float) -> Bound:
     r"""Bound the Lipschitz constant on sequences of ``n`` tokens in a ball.
 
     .. math:: \mathrm{Lip}(f_{|B_R^n}) \le \|V\|_2\,\bigl(\sqrt n + \|A\|_2 R^2\,(1 + \sqrt{n/2})\bigr)
@@ -87,7 +87,7 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
         >>> round(sharp_upper(Attention.single_head(A=identity, V=identity), n=2, radius=1.0).value, 4)
         3.4142
     """
-    if isinstance(attention, Heads) and not isinstance(attention, Attention):
+    if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_upper(attention, n=n, radius=radius)
     require_size(n, radius)
     sink = isinstance(attention, Attention) and attention.sink is not None

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from howsmooth.domains.ball import ROUNDING_UNITS, in_ball
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.domains.norm_image import HasImage, LayerNormImage
 from howsmooth.domains.sphere import Sphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.spectral.abilities import HALF
+from howsmooth.spectral.protocols import HALF
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import (
     has_key_bias,
@@ -147,7 +147,7 @@ def tied_pair_on_image(attention: Attention, n: int, norm: HasImage) -> Witness:
     image, d = LayerNormImage(norm), norm.image.gain.numel()
     if d != attention.d:
         raise AssumptionError(f"the norm must have dimension {attention.d} as attention has, got {d}.", field="norm")
-    pairs = pairs_in(attention, n, Frame.image(norm.image))
+    pairs = pairs_in(attention, n, StretchedSphere.image(norm.image))
     return _best(attention, pairs, "tied_pair_on_image", image.describe(n))
 
 

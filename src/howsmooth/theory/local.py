@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import has_key_norm, require_scores_alone
 from howsmooth.theory.heads import Head, heads_of, log, output_norm
 from howsmooth.theory.mechanisms.local import mechanism_local_upper
@@ -22,7 +22,7 @@ from howsmooth.theory.views import View, views
 HERE = "the given input"
 
 
-def local_upper(attention: Heads, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
+def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
     r"""Bound the local constant at ``X``, deterministically.
 
     .. math:: \|D_Xf\| \le \|V\|\|P\|_2 + \max_i\|VC_iA\| + \Bigl(\sum_i|Ax_i|^2\,
@@ -48,7 +48,7 @@ def local_upper(attention: Heads, X: Float[Tensor, "n d"], *, rows: bool = True)
         >>> round(local_upper(f, torch.ones(4, 2, dtype=torch.float64)).value, 9)
         3.0
     """
-    if isinstance(attention, Heads) and not isinstance(attention, Attention):
+    if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
     (value,) = local_uppers(attention, X.unsqueeze(0), rows=rows)
     return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")

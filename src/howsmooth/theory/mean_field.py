@@ -5,7 +5,7 @@ import math
 from scipy.optimize import minimize_scalar
 
 from howsmooth.domains.ball import measures_in_ball
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import (
@@ -174,7 +174,7 @@ def _two_diracs(head: Head, radius: float) -> float:
 def _tied_diracs(head: Head, radius: float) -> float:
     if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
         return -math.inf
-    return best_pair(head, Frame.ball(head.d, radius, solid=True), None).log_value
+    return best_pair(head, StretchedSphere.ball(head.d, radius, solid=True), None).log_value
 
 
 def require_mean_field(attention: Attention, theorem: str, radius: float) -> Head:

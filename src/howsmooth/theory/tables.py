@@ -6,7 +6,7 @@ from collections.abc import Callable
 from howsmooth.domains.ball import in_ball
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import has_bias_beside_sink, require_size
 from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.heads import heads_of
@@ -23,7 +23,7 @@ PUBLISHED: tuple[Theorem, ...] = (kim_l2_upper, lipsformer_upper)
 MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
 
 
-def table(attention: Heads, *, n: int, radius: float, heads: int | None = None) -> Ladder:
+def table(attention: MultiHead, *, n: int, radius: float, heads: int | None = None) -> Ladder:
     """Apply every theorem about ``n`` tokens in a ball, from the lowest lower bound to the highest upper one.
 
     Lower bounds on measures are left out: they hold for some number of tokens, not for ``n``. With ``heads``,
@@ -46,7 +46,7 @@ def table(attention: Heads, *, n: int, radius: float, heads: int | None = None) 
     return Ladder(rungs=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, Refusal)))
 
 
-def smallest_upper(attention: Heads, *, n: int, radius: float) -> Bound:
+def smallest_upper(attention: MultiHead, *, n: int, radius: float) -> Bound:
     """Return the smallest upper bound that applies to ``n`` tokens in a ball, without looking for lower ones.
 
     Raises:
@@ -59,9 +59,9 @@ def smallest_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     return dataclasses.replace(min(found, key=lambda bound: bound.log_value), domain=in_ball(n, radius))
 
 
-def _uppers(attention: Heads, n: int, radius: float) -> list[Bound | Refusal]:
+def _uppers(attention: MultiHead, n: int, radius: float) -> list[Bound | Refusal]:
     require_size(n, radius)
-    if isinstance(attention, Heads) and not isinstance(attention, Attention):
+    if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return [_outcome(sharp_upper, attention, n=n, radius=radius)]
     sink = isinstance(attention, Attention) and attention.sink is not None
     plain = dataclasses.replace(attention, sink=None) if sink else attention
@@ -75,7 +75,7 @@ def _uppers(attention: Heads, n: int, radius: float) -> list[Bound | Refusal]:
     ]
 
 
-def _outcome(theorem: Theorem, attention: Heads, **arguments: float | None) -> Bound | Refusal:
+def _outcome(theorem: Theorem, attention: MultiHead, **arguments: float | None) -> Bound | Refusal:
     try:
         return theorem(attention, **arguments)
     except (AssumptionError, DtypeError) as reason:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.descent import lowest_point
 from howsmooth.theory.heads import Head, log
@@ -62,7 +62,7 @@ class TiedProblem:
     The value depends on e through :math:`QDe` and :math:`KDe` only, so e lies in the span of their rows.
     """
 
-    def __init__(self, head: Head, frame: Frame, n: int | None) -> None:
+    def __init__(self, head: Head, frame: StretchedSphere, n: int | None) -> None:
         """Prepare the small matrices; without ``n``, every point takes the number of copies that suits it best."""
         self.head, self.frame, self.log_copies = head, frame, None if n is None else math.log(n - 2)
         QD, self.KD = frame.pull(head.Q), frame.pull(head.K)
@@ -168,7 +168,7 @@ class TiedProblem:
         return TiedPair(first=first, second=second, copies=copies, direction=direction, log_value=log_value)
 
 
-def best_pair(head: Head, frame: Frame, n: int | None) -> TiedPair:
+def best_pair(head: Head, frame: StretchedSphere, n: int | None) -> TiedPair:
     """Find the best tied pair of one head, for n tokens or for as many as suit it best."""
     if head.d - frame.centred < 2:
         raise AssumptionError("a tied pair needs two dimensions, got one; use two_point.", field="attention")

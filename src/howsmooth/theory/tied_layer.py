@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.frame import Frame
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.heads import Head, heads_of, log
@@ -72,11 +72,11 @@ class PlainTies(Ties):
         """Return the best pair of every head whose tokens are all of one length."""
         return pairs_in(self.attention, self.n, self._frame(solid=False))
 
-    def _frame(self, *, solid: bool) -> Frame:
-        return Frame.ball(self.attention.d, self.radius, solid=solid)
+    def _frame(self, *, solid: bool) -> StretchedSphere:
+        return StretchedSphere.ball(self.attention.d, self.radius, solid=solid)
 
 
-def pairs_in(attention: Attention, n: int, frame: Frame) -> list[LayerPair]:
+def pairs_in(attention: Attention, n: int, frame: StretchedSphere) -> list[LayerPair]:
     """Return the best pair of every head that has one, anywhere."""
     return [_in_layer(attention, pair, n) for pair in best_pairs(attention, n, frame)]
 
@@ -85,7 +85,7 @@ def _in_layer(attention: Attention, pair: TiedPair, n: int) -> LayerPair:
     return LayerPair(X=pair.tokens(n), E=pair.perturbation(n), log_value=proven(attention, pair, n))
 
 
-def best_pairs(attention: Attention, n: int, frame: Frame, *, heads: int | None = None) -> list[TiedPair]:
+def best_pairs(attention: Attention, n: int, frame: StretchedSphere, *, heads: int | None = None) -> list[TiedPair]:
     """Find the best tied pair of every head that has one; heads without scores or values have none.
 
     With ``heads``, only so many are looked at: those that promise most, by the product of their two norms.
@@ -104,7 +104,7 @@ def best_pairs(attention: Attention, n: int, frame: Frame, *, heads: int | None 
     return pairs
 
 
-def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: Frame) -> list[TiedPair]:
+def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: StretchedSphere) -> list[TiedPair]:
     r"""Turn the best of some pairs so that it ties in all heads at once; nothing where that is not possible.
 
     The pair is :math:`c\pm z`. With z beside c and every :math:`g_h = A_hy + K_h^\top b_h`, y the copies' place, all

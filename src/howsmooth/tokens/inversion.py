@@ -1,4 +1,4 @@
-"""From embeddings back to tokens: at every position the inputs are a finite set, and the nearest one is found."""
+"""Inversion of embeddings: the nearest token at every position, over the whole vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class Inversion:
 
     def __repr__(self) -> str:
         """Say how near they are."""
-        far, margin = at_most(float(self.distances.max()), 3), at_least(float(self.margins.min()), 3)
+        largest, margin = at_most(float(self.distances.max()), 3), at_least(float(self.margins.min()), 3)
         return (
-            f"Inversion({self.tokens.numel()} tokens, distances up to {far}, margins from {margin}, "
+            f"Inversion({self.tokens.numel()} tokens, distances up to {largest}, margins from {margin}, "
             f"{int((self.ties > 0).sum())} ties)"
         )
 

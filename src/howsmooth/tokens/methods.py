@@ -1,4 +1,4 @@
-"""Ways to look for the worst swap of a whole model: at random, by gradients, by singular directions, at one place."""
+"""Methods that search for the worst swap: random, HotFlip, GCG, singular directions, one position exhaustively."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.maps.composition import Chain
 from howsmooth.models.embedding import Lexicon
 from howsmooth.spectral.deflation import singular_values
-from howsmooth.tokens.trials import Trials
+from howsmooth.tokens.outputs import Trials
 
 # So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
 TRIED, CANDIDATES = 64, 256
@@ -37,14 +37,14 @@ def by_gradient(trials: Trials, generator: torch.Generator) -> None:
     At the text the gradient of the displacement is zero. There the first order is that of a random direction, pushed
     forward and pulled back; either sign of a swap counts.
     """
-    seen: set[tuple[int, ...]] = set()
+    tried: set[tuple[int, ...]] = set()
     base, swaps = trials.tokens, 0
     while trials.left > 3:
         scores = _first_order(trials, base, generator)
-        row = _most_promising(trials, base, scores, seen)
+        row = _most_promising(trials, base, scores, tried)
         if row is None:
             return
-        seen.add(tuple(row.tolist()))
+        tried.add(tuple(row.tolist()))
         moved = trials.run(row[None])
         swaps = 0 if swaps + 1 >= trials.edits or not len(moved) else swaps + 1
         base = row if swaps else trials.tokens
@@ -52,15 +52,15 @@ def by_gradient(trials: Trials, generator: torch.Generator) -> None:
 
 def by_coordinates(trials: Trials, generator: torch.Generator) -> None:
     """Draw swaps that the gradient at the best sequence likes, and keep what a forward pass likes most (GCG)."""
-    seen: set[tuple[int, ...]] = set()
+    tried: set[tuple[int, ...]] = set()
     while trials.left > 3:
         scores = _first_order(trials, trials.best, generator)
         top = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1)
         rows = [_proposal(trials, top, generator) for _ in range(2 * TRIED)]
-        fresh = [row for row in rows if row is not None and tuple(row.tolist()) not in seen][:TRIED]
+        fresh = [row for row in rows if row is not None and tuple(row.tolist()) not in tried][:TRIED]
         if not fresh:
             fresh = [_drawn(trials, generator)]
-        seen.update(tuple(row.tolist()) for row in fresh)
+        tried.update(tuple(row.tolist()) for row in fresh)
         trials.run(torch.stack(fresh))
 
 
@@ -137,14 +137,14 @@ def _open(trials: Trials, base: Tensor) -> Tensor:
     return allowed
 
 
-def _most_promising(trials: Trials, base: Tensor, scores: Tensor, seen: set[tuple[int, ...]]) -> Tensor | None:
+def _most_promising(trials: Trials, base: Tensor, scores: Tensor, tried: set[tuple[int, ...]]) -> Tensor | None:
     """Return the sequence of the best score that was not tried yet, another position swapped; none if all were."""
     fixed = (base != trials.tokens).nonzero()[:, 0]
     scores = scores.index_fill(0, fixed.to(scores.device), -torch.inf)
-    best = scores.flatten().topk(min(scores.numel(), len(seen) + 1))
+    best = scores.flatten().topk(min(scores.numel(), len(tried) + 1))
     order = best.indices[best.values > -torch.inf]
     rows = trials.swapped(base, order // scores.shape[1], order % scores.shape[1])
-    return next((row for row in rows if tuple(row.tolist()) not in seen), None)
+    return next((row for row in rows if tuple(row.tolist()) not in tried), None)
 
 
 def _proposal(trials: Trials, top: torch.return_types.topk, generator: torch.Generator) -> Tensor | None:
@@ -179,8 +179,8 @@ def _by_directions(
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = singular_values(J, k=most, rtol=RTOL, max_steps=steps, generator=generator)
     trials.take(1 + found.products)
-    seen = torch.einsum("kne,ve->knv", found.right, known.words)
-    moved = seen - seen.gather(2, base.to(seen.device).expand(len(seen), -1)[..., None])
+    overlaps = torch.einsum("kne,ve->knv", found.right, known.words)
+    moved = overlaps - overlaps.gather(2, base.to(overlaps.device).expand(len(overlaps), -1)[..., None])
     scores = (found.values[:, None, None] * moved).square().sum(0)
     free = torch.zeros(len(base), dtype=torch.bool)
     free[_free(trials, base)] = True

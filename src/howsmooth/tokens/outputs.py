@@ -1,4 +1,4 @@
-"""What a model puts out as a function of its tokens: one map from the sum of the embeddings, and passes counted."""
+"""The output of a model as a function of its tokens, and sequences tried by forward passes, which are counted."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,14 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import Chain
-from howsmooth.maps.values import Map
+from howsmooth.maps.protocols import Map
 from howsmooth.models import blocks
 from howsmooth.models.activations import Activations
 from howsmooth.models.embedding import Lexicon, entrance, lexicon
 from howsmooth.models.map_names import is_whole
 from howsmooth.models.sites import reads_the_block
 from howsmooth.models.transformer import Transformer
+from howsmooth.tokens.replacements import Replacements
 
 # So many tokens go through the model together.
 TOKENS = 2048
@@ -83,11 +84,11 @@ def _chain(model: Transformer, found: Activations, name: str, layer: int) -> Cha
         if not isinstance(front, Chain):
             return None
         maps.extend(front.maps)
-    own = _own(found, name, layer)
-    return None if own is None else Chain(*maps, *own.maps)
+    last = _from_block(found, name, layer)
+    return None if last is None else Chain(*maps, *last.maps)
 
 
-def _own(found: Activations, name: str, layer: int) -> Chain | None:
+def _from_block(found: Activations, name: str, layer: int) -> Chain | None:
     """Return the map itself, from what enters its block."""
     site = found.sites[layer]
     f, _X = found.at(layer, name)
@@ -99,3 +100,58 @@ def _own(found: Activations, name: str, layer: int) -> Chain | None:
     if name == "block" and site.feed_forward is None:
         return None
     return blocks.chain(None if reads_the_block(name) else site.before, site.map(name))
+
+
+class Trials:
+    """Sequences tried by forward passes: the best is kept, and every pass is counted.
+
+    Attributes:
+        outputs: The map.
+        replacements: Which tokens may replace which.
+        tokens: The given sequence.
+        edits: How many tokens may be swapped.
+        budget: How many passes may be taken.
+        passes: How many were taken: forward passes of one sequence, and products with its Jacobian.
+        best: The sequence with the largest displacement so far.
+        displacement: That displacement of the output.
+        trace: The largest displacement after each batch of trials.
+    """
+
+    def __init__(
+        self, outputs: Outputs, replacements: Replacements, tokens: Tensor, *, edits: int, budget: int
+    ) -> None:
+        self.outputs, self.replacements, self.tokens = outputs, replacements, tokens
+        self.edits, self.budget, self.passes, self.tried = edits, budget, 1, 0
+        (self.at_text,) = outputs(tokens[None])
+        self.best, self.displacement, self.trace = tokens, 0.0, [0.0]
+
+    @property
+    def left(self) -> int:
+        """How many passes are left."""
+        return max(0, self.budget - self.passes)
+
+    def take(self, passes: int) -> None:
+        """Count passes that were taken elsewhere."""
+        self.passes += passes
+
+    def run(self, rows: Int[Tensor, "b n"]) -> Float[Tensor, " c"]:
+        """Try the sequences that text can spell, as many as passes are left for; return their displacements."""
+        rows = self.replacements.fitting(rows)[: self.left]
+        self.tried += len(rows)
+        if len(rows) == 0:
+            return self.at_text.new_zeros(0)
+        moved = (self.outputs(rows) - self.at_text).flatten(1).norm(dim=1)
+        self.passes += len(rows)
+        most = int(moved.argmax())
+        if float(moved[most]) > self.displacement:
+            self.best, self.displacement = rows[most], float(moved[most])
+        self.trace.append(self.displacement)
+        return moved
+
+    def swapped(
+        self, base: Int[Tensor, " n"], places: Int[Tensor, " b"], incoming: Int[Tensor, " b"]
+    ) -> Int[Tensor, "b n"]:
+        """Return a sequence with one token swapped, once for each pair."""
+        rows = base.expand(len(places), -1).clone()
+        rows[torch.arange(len(places)), places] = incoming
+        return rows

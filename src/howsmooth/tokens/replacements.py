@@ -1,4 +1,4 @@
-"""Which tokens may take whose place: no special ones, whole words, a list of one's own, only what text can spell."""
+"""Allowed replacements of tokens: no special ones; optionally whole words, given candidates, or spellable text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

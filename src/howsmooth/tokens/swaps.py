@@ -1,4 +1,4 @@
-"""Which tokens to replace by which, so that the output moves most: all swaps compared, or searched for."""
+"""Swaps of tokens that move the output most: all of them compared, or searched for."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,14 +9,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.models.embedding import entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.enumeration import enumerated
 from howsmooth.tokens.methods import METHODS
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.outputs import Outputs, Trials
 from howsmooth.tokens.replacements import Replacements, Words, replacements
-from howsmooth.tokens.settings import BUDGET, ENUMERATION, check_search
-from howsmooth.tokens.trials import Trials
+from howsmooth.tokens.swap_displacement import SwapDisplacement
+from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
 from howsmooth.wording import at_least, count
+
+# The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
+REPEATED = 32
+# The number of tokens that are embedded at a time.
+ROWS = 8192
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -24,16 +30,16 @@ class Swap:
     """A sequence with some tokens swapped, and how far that moves the output.
 
     Attributes:
-        tokens: The sequence as it was.
-        swapped: With its tokens swapped; the same, if nothing that may come in moves the output.
+        tokens: The given sequence.
+        swapped: The sequence with tokens swapped; unchanged if no allowed swap moves the output.
         displacement: How far the output moves, in the Euclidean norm.
-        cosine: That of the angle between both outputs, where the output is one vector, as that of a sentence.
+        cosine: The cosine of both outputs, where the output is one vector, such as a sentence embedding.
         map: Which map.
         layer: Of which layer it is, or at which it begins.
-        method: How the swaps were found.
-        proven: Whether no other swap that is allowed moves the output further, but for rounding.
-        tried: How many sequences were compared.
-        passes: What that took: forward passes of one sequence, and products with its Jacobian.
+        method: The method that found the swaps.
+        proven: True if this is provably the worst allowed swap, up to rounding.
+        tried: The number of compared sequences.
+        passes: Its cost: forward passes of one sequence, and products with its Jacobian.
         trace: The largest displacement after each batch of trials.
     """
 
@@ -51,11 +57,11 @@ class Swap:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Where tokens were swapped."""
+        """The positions of swapped tokens."""
         return tuple((self.tokens != self.swapped).nonzero()[:, 0].tolist())
 
     def __repr__(self) -> str:
-        """Say what was swapped, by numbers, and how far the output moves."""
+        """Show the swapped token ids and the displacement."""
         swaps = ", ".join(f"{int(self.tokens[i])} → {int(self.swapped[i])} at {i}" for i in self.positions)
         worst = "the worst of" if self.proven else "the best of"
         return f"Swap({swaps or 'nothing'}; {at_least(self.displacement)}, {worst} {count(self.tried, 'sequence')})"
@@ -137,7 +143,7 @@ def swap(
 
 def _by_enumeration(outputs: Outputs, allowed: Replacements, tokens: Tensor, edits: int) -> Swap:
     trials = Trials(outputs, allowed, tokens, edits=edits, budget=10**12)
-    compared = enumerated(trials)
+    compared = enumerate_swaps(trials)
     return dataclasses.replace(_found(trials, ENUMERATION, proven=edits == 1), tried=compared)
 
 
@@ -168,3 +174,53 @@ def _cosine(first: Float[Tensor, "m out"], second: Float[Tensor, "m out"]) -> fl
     if first.shape[0] != 1:
         return None
     return float(torch.nn.functional.cosine_similarity(first[0].double(), second[0].double(), dim=0))
+
+
+def enumerate_swaps(trials: Trials) -> int:
+    """Try the worst of all single swaps, repeatedly for several edits; return the number of compared swaps."""
+    compared = 0
+    for _edit in range(trials.edits):
+        base = trials.best
+        moved = displacements(trials, base)
+        compared += int((moved > -torch.inf).sum())
+        order = moved.flatten().argsort(descending=True)
+        for some in order.split(REPEATED):
+            some = some[moved.flatten()[some] > -torch.inf]
+            rows = trials.swapped(base, some // moved.shape[1], some % moved.shape[1])
+            if len(trials.run(rows)) or not len(some):  # where none is spelled, the next are
+                break
+    return compared
+
+
+@torch.no_grad()
+def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
+    """Return how far each swap of a sequence moves the output from that of the text; −∞ where it is not allowed."""
+    outputs = trials.outputs
+    f, known = _attention(outputs), outputs.lexicon
+    if known is None:
+        raise AssumptionError("enumeration needs a family in closed form; use method='random'.", field="method")
+    X = _read(outputs, known(base))
+    form = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
+    found = X.new_full(trials.replacements.allowed.shape, -torch.inf)
+    for p in ((base == trials.tokens) & trials.replacements.allowed.any(-1)).nonzero()[:, 0].tolist():
+        incoming = trials.replacements.allowed[p].nonzero()[:, 0]
+        for some in incoming.split(ROWS):
+            found[p, some] = form.displacements(p, _read(outputs, known.words[some] + known.places[p]))
+    return found
+
+
+def _attention(outputs: Outputs) -> Attention:
+    name = "attention" if outputs.map == "normed" else outputs.map
+    f = outputs.model.sites[outputs.layer].map(name)
+    if not isinstance(f, Attention):
+        raise AssumptionError("enumeration is for attention in closed form; use method='random'.", field="method")
+    if f.sink is not None:
+        raise AssumptionError("enumeration does not know sinks; use method='random'.", field="method")
+    return f
+
+
+def _read(outputs: Outputs, sums: Tensor) -> Tensor:
+    """Return the input of attention for given sums of embeddings."""
+    for f in entrance(outputs.model, "attention"):
+        sums = f(sums)
+    return sums

@@ -1,10 +1,11 @@
-"""What attention layers read while a model is trained: kept by hooks, as the forward pass goes by."""
+"""Inputs of attention layers, recorded by hooks in the forward pass of training, and the batches of that pass."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,11 +16,13 @@ from howsmooth.models.part_calls import PartCall
 from howsmooth.models.sites import Site
 from howsmooth.models.tracing import Place
 from howsmooth.models.transformer import Transformer
-from howsmooth.training.batches import NAMES, real_tokens
+
+# Under these names batches of the transformers library hold the inputs of the model.
+NAMES = ("input_ids", "pixel_values", "inputs", "x")
 
 
-class Heard:
-    """What the attention layers of a model read in its last forward pass.
+class RecordedInputs:
+    """The inputs of the attention layers of a model in its last forward pass.
 
     Attributes:
         transformer: The model, layer by layer.
@@ -27,8 +30,8 @@ class Heard:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Begin to listen; the model is left in the mode it is in."""
-        self.transformer = borrowed(model)
+        """Register the hooks; the model is left in the mode it is in."""
+        self.transformer = read_layers(model)
         self.real: Tensor | None = None
         self._calls: dict[str, list[Call]] = {}
         self._hooks: list[Any] = []
@@ -40,20 +43,20 @@ class Heard:
             self._hooks.append(part.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what was heard: it holds the graph of a forward pass."""
+        """Drop the recorded inputs, which hold the graph of a forward pass."""
         self._calls.clear()
         self.real = None
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
-        """Do not listen for a while: parts of the model run once more."""
+    def paused(self) -> Iterator[None]:
+        """Record nothing meanwhile: parts of the model run once more."""
         kept, self._calls = self._calls, {}
         real = self.real
         try:
@@ -111,19 +114,26 @@ def attention_part(site: Site, attention: Call, block: Call) -> Any:
     return PartCall(call=block, root=site.block, places=places, enters=site.reads)
 
 
-def borrowed(model: nn.Module) -> Transformer:
-    """Read the layers of somebody else's model, which stays in the mode it is in."""
+def read_layers(model: nn.Module) -> Transformer:
+    """Read the layers of a model that stays in the mode it is in."""
     model = unwrapped(model)
-    training = {module: module.training for module in model.modules()}
-    try:
+    with mode_restored(model):
         return load(model)
+
+
+@contextlib.contextmanager
+def mode_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the training mode of every module at the end."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        yield
     finally:
-        for module, was in training.items():
-            module.training = was
+        for module, was_training in training:
+            module.training = was_training
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module itself, without what compiles it or spreads it over processes."""
+    """Return the module inside compiled and distributed wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         inner = model.module if inner is None and isinstance(model, DistributedDataParallel) else inner
@@ -133,5 +143,41 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def real_only(X: Tensor, fixed: Tensor, real: Tensor) -> Tensor:
-    """Return tokens of which only the real ones are free."""
+    """Return tokens whose padding is held fixed."""
     return torch.where(real.unsqueeze(-1), X, fixed.detach())
+
+
+def read_batch(batch: Any) -> tuple[Tensor, Bool[Tensor, "batch n"] | None]:
+    """Return the tokens or pixels of a batch, and True for real tokens where some are padding.
+
+    Args:
+        batch: A tensor, a dictionary with ``input_ids`` or ``pixel_values`` and perhaps ``attention_mask``, or a tuple
+            that begins with one of these, such as inputs and labels.
+
+    Raises:
+        AssumptionError: If it is none of these.
+    """
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, tuple | list) and batch:
+        return read_batch(batch[0])
+    if isinstance(batch, Mapping):
+        tokens = next((batch[name] for name in NAMES if isinstance(batch.get(name), Tensor)), None)
+        if tokens is not None:
+            return tokens, real_tokens(batch.get("attention_mask"), tokens)
+        raise AssumptionError(
+            f"a batch must hold one of {', '.join(NAMES)}, got {', '.join(map(repr, batch)) or 'nothing'}.",
+            field="batch",
+        )
+    raise AssumptionError(
+        f"a batch must be a tensor, a dictionary or a tuple that begins with one, got {type(batch).__name__}.",
+        field="batch",
+    )
+
+
+def real_tokens(mask: object, tokens: Tensor) -> Bool[Tensor, "batch n"] | None:
+    """Return True for real tokens, where a mask of the transformers library says that some are padding."""
+    if not isinstance(mask, Tensor) or mask.shape != tokens.shape[:2] or tokens.ndim != 2:
+        return None
+    real = mask != 0 if mask.dtype != torch.bool else mask
+    return None if bool(real.all()) else real

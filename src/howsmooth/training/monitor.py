@@ -1,11 +1,10 @@
-"""Watch the constants of a model while it is trained, for a share of the time that is kept."""
+"""AlarmRule the constants of a model while it is trained, for a share of the time that is kept."""
 
-import contextlib
 import logging
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -13,22 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, NonFiniteError, SmoothnessWarning
-from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.entropy import attention_entropy
+from howsmooth.maps.derivative import AttentionJacobian, attention_entropy
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.activations import Activations
 from howsmooth.models.base import read_anew
 from howsmooth.models.names import check_map_name
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.settings import check_solver
+from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
-from howsmooth.training.alarms import Watch
-from howsmooth.training.batches import read_batch
-from howsmooth.training.budget import Budget
-from howsmooth.training.hooks import borrowed, unwrapped
-from howsmooth.training.readings import Alarm, Look, Reading
+from howsmooth.training.hooks import mode_restored, read_batch, read_layers, unwrapped
+from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
 from howsmooth.training.sinks import sink_of
 
 _LOG = logging.getLogger("howsmooth")
@@ -42,16 +37,16 @@ LOOKS = 10
 class Monitor:
     """Every layer's constant at chosen steps of training, between two bounds, with alarms.
 
-    Call :meth:`step` once for every training step, behind the optimiser's; every ``every`` steps it looks at a few
-    sequences of the batch at hand. What it may cost is a budget: where the budget is short it looks at fewer sequences,
-    then at fewer layers (in turn, so that each has its time), and says which it skipped.
+    Call :meth:`step` once for every training step, after the optimiser's; every ``every`` steps it measures a few
+    sequences of the current batch. If its time budget is short, it measures fewer sequences, then fewer layers (in
+    rotation), and lists those it skipped.
 
     Why no warm start: the upper end of a bracket counts the random share of the start alone, so that the last step's
     vectors save no product (9 to 14 steps on MiniLM at 5 %, either way).
 
     Attributes:
-        looks: What was found so far.
-        steps: How many training steps were counted.
+        looks: The results so far.
+        steps: The number of training steps.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class Monitor:
             check_map_name(name)
         self._sinks = [sink_of(sink) for sink in sinks]
         self._model = unwrapped(model)
-        self._transformer = borrowed(model)
+        self._transformer = read_layers(model)
         count = len(self._transformer.sites)
         chosen = tuple(range(count)) if layers is None else tuple(layers)
         if strays := [layer for layer in chosen if layer not in range(count)]:
@@ -104,15 +99,15 @@ class Monitor:
         self._places = [(layer, name) for layer in chosen for name in maps]
         self._every, self._sequences, self._rtol, self._confidence = every, sequences, rtol, confidence
         self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._watch = Watch(window=LOOKS * every if window is None else window, limit=limit)
-        self._budget = Budget(budget)
-        self._turn = 0
+        self._alarm_rule = AlarmRule(window=LOOKS * every if window is None else window, limit=limit)
+        self._budget = TimeBudget(budget)
+        self._next_place = 0
         self.steps = 0
         self.looks: list[Look] = []
 
     @property
     def overhead(self) -> float:
-        """What the monitor took, as a share of what training took without it."""
+        """The time of the monitor, as a share of the training time without it."""
         return self._budget.overhead
 
     @property
@@ -134,17 +129,17 @@ class Monitor:
         return self.look(batch, step=self.steps) if self.steps % self._every == 0 else None
 
     def look(self, batch: Any, *, step: int) -> Look:
-        """Look now, as far as the budget allows."""
+        """Measure now, as far as the budget allows."""
         begin = time.perf_counter()
         tokens, real = read_batch(batch)
         units = self._budget.affordable()
         sequences = max(1, min(self._sequences, units // len(self._places), len(tokens)))
-        places = self._next(min(units, len(self._places)))
+        places = self._due(min(units, len(self._places)))
         readings = self._readings(step, tokens[:sequences], None if real is None else real[:sequences], places)
         look = Look(
             step=step,
             readings=readings,
-            alarms=tuple(alarm for reading in readings for alarm in self._watch.look(reading)),
+            alarms=tuple(alarm for reading in readings for alarm in self._alarm_rule.alarms(reading)),
             skipped=tuple(f"{layer}:{name}" for layer, name in self._places if (layer, name) not in places),
             overhead=self.overhead,
         )
@@ -158,31 +153,39 @@ class Monitor:
             warnings.warn(str(alarm), SmoothnessWarning, stacklevel=3)
         return look
 
-    def _next(self, count: int) -> list[tuple[int, str]]:
-        """Return the places whose turn it is."""
-        every = self._places[self._turn :] + self._places[: self._turn]
-        self._turn = (self._turn + count) % len(self._places)
+    def _due(self, count: int) -> list[tuple[int, str]]:
+        """Return the layers and maps to measure next, in rotation."""
+        every = self._places[self._next_place :] + self._places[: self._next_place]
+        self._next_place = (self._next_place + count) % len(self._places)
         return every[:count]
 
     def _readings(
         self, step: int, tokens: Tensor, real: Tensor | None, places: list[tuple[int, str]]
-    ) -> tuple[Reading, ...]:
+    ) -> tuple[LayerReading, ...]:
         if not places:
             return ()
         try:
-            with torch.no_grad(), _still(self._model):
+            with torch.no_grad(), mode_restored(self._model):
+                for module in self._model.modules():
+                    module.training = False
                 self._transformer = read_anew(self._transformer, self._model)
                 there = self._transformer.activations(tokens, padding=real)
                 return tuple(self._reading(step, tokens, there, layer, name) for layer, name in places)
         except NonFiniteError:
-            return tuple(_lost(step, layer, name, tokens) for layer, name in places)
+            return tuple(
+                LayerReading(
+                    step=step, layer=layer, map=name, lower=math.inf, upper=math.inf, radius=math.inf,
+                    sequences=len(tokens), length=tokens.shape[-1],
+                )
+                for layer, name in places
+            )  # fmt: skip
 
-    def _reading(self, step: int, tokens: Tensor, there: Activations, layer: int, name: str) -> Reading:
+    def _reading(self, step: int, tokens: Tensor, there: Activations, layer: int, name: str) -> LayerReading:
         begin = time.perf_counter()
         f, X = there.at(layer, name)
         op = linearise(f, X)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a bracket that stays open says so by its width
+            warnings.simplefilter("ignore")  # an open bracket shows in its width
             found = bracket_norm(op, self._rtol, self._confidence, True, MOST_STEPS, self._generator)
             gain = typical_gain_of(op, samples=SAMPLES, generator=self._generator, estimate=found)
         worst = int(found.lower.argmax())
@@ -198,7 +201,7 @@ class Monitor:
             doubt=1 - gain.confidence,
             bound_doubt=1 - found.confidence,
         )
-        return Reading(
+        return LayerReading(
             step=step,
             layer=layer,
             map=name,
@@ -216,19 +219,6 @@ class Monitor:
         )
 
 
-@contextlib.contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """Keep a model in eval mode for a while."""
-    training = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _was in training:
-            module.training = False
-        yield
-    finally:
-        for module, was in training:
-            module.training = was
-
-
 def _entropy(f: object, op: Any) -> float | None:
     real = f.real if isinstance(f, RealTokens) else None
     J = op.inner if isinstance(f, RealTokens) else op
@@ -243,24 +233,44 @@ def _named(estimate: NormEstimate, row: Tensor) -> tuple[int, ...]:
     return tuple(int(row[place]) for place in shares.argsort(descending=True)[:NAMED])
 
 
-def _lost(step: int, layer: int, name: str, tokens: Tensor) -> Reading:
-    """Return the reading of a layer that is not finite any more."""
-    return Reading(
-        step=step,
-        layer=layer,
-        map=name,
-        lower=math.inf,
-        upper=math.inf,
-        typical=None,
-        typical_low=None,
-        typical_high=None,
-        radius=math.inf,
-        entropy=None,
-        sequences=len(tokens),
-        length=tokens.shape[-1],
-        tokens=(),
-        seconds=0.0,
-    )
+class TimeBudget:
+    """The time spent on measurements, as a share of all time since training began.
+
+    Attributes:
+        share: The largest share.
+        spent: Seconds spent so far.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start the clock."""
+        self.share, self.spent = share, 0.0
+        self._clock, self._begin = clock, clock()
+        self._unit: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._begin
+
+    @property
+    def overhead(self) -> float:
+        """The time spent, as a share of the training time without it."""
+        return self.spent / max(self.elapsed - self.spent, 1e-9)
+
+    def affordable(self) -> int:
+        """Return how many units of work the budget allows; one if the time of a unit is not known."""
+        left = self.share * (self.elapsed - self.spent) - self.spent
+        if left <= 0:
+            return 0
+        return 1 if self._unit is None else int(left / self._unit)
+
+    def spend(self, seconds: float, units: int) -> None:
+        """Count the time of some units of work."""
+        self.spent += seconds
+        if units:
+            # a maximum that decays: a unit that took long may do so again
+            each = seconds / units
+            self._unit = each if self._unit is None else max(each, 0.7 * self._unit + 0.3 * each)
 
 
 def _check(*, every: int, budget: float, sequences: int, limit: float | None, window: int | None) -> None:

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, NonFiniteError
-from howsmooth.spectral.abilities import Differentiable, measurable, require_map
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.operators import LinearOperator
+from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.vectors import flat, informed_start, random_start
-from howsmooth.training.recorded import Recorded
+from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.training.warm_starts import WarmStart
 from howsmooth.validation import require_sequences
 
@@ -26,13 +26,13 @@ COLD_RTOL = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What is made of the constant.
+class PenaltyFunction:
+    """The penalty as a function of the constant.
 
     Attributes:
         power: The power it is raised to.
         log: Whether its logarithm is taken first.
-        above: What is below this costs nothing; none if everything costs.
+        above: Constants below this cost nothing; none if all cost.
     """
 
     power: float = 1
@@ -40,7 +40,7 @@ class Shape:
     above: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no penalty."""
+        """Refuse functions that are no penalty."""
         if isinstance(self.power, bool) or not (isinstance(self.power, Real) and self.power > 0):
             raise AssumptionError(f"power must be a positive number, got {self.power!r}.", field="power")
         if self.above is not None and not (isinstance(self.above, Real) and self.above >= 0):
@@ -112,10 +112,10 @@ def penalty(
         >>> [round(x, 6) for x in found.tolist()], round(float(weight.grad), 6)
         ([3.0, 3.0, 3.0, 3.0], 4.0)
     """
-    shape = Shape(power=power, log=log, above=above)
+    function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
     op, pull = _differentiable(f, X)
-    return shape(constant(op, pull, state=state, steps=steps, generator=generator))
+    return function(constant(op, pull, state=state, steps=steps, generator=generator))
 
 
 def constant(
@@ -151,7 +151,7 @@ def _left_vector(
     like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
     guess = state.guess(like)
     if guess is None:
-        if isinstance(op, Recorded):
+        if isinstance(op, RecordedJacobian):
             op.require_gradients()
             op.require_independent()
         start, most = random_start(op, generator), max(COLD_STEPS, steps)
@@ -176,7 +176,7 @@ def _left_vector(
 def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]]:
     """Return the Jacobian for products without a graph, and the transposed product with one."""
     if not isinstance(f, Differentiable):
-        recorded = Recorded(f, X)
+        recorded = RecordedJacobian(f, X)
         return recorded, recorded.pull
     f = measurable(f)
     X = X.to(f.dtype) if hasattr(f, "dtype") else X

@@ -1,12 +1,17 @@
-"""What a monitor finds at one step: readings of layers, and alarms."""
+"""Results of a monitor: readings of layers, alarms, and the rule that raises them."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from howsmooth.wording import at_least, at_most, count, number
 
+# A constant that grows by this factor within the window raises an alarm.
+FACTOR = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class LayerReading:
     """One layer at one step, at some sequences of the batch.
 
     Attributes:
@@ -14,16 +19,16 @@ class Reading:
         layer: Which attention layer.
         map: Which part of it.
         lower: The largest local constant among the sequences: attained.
-        upper: What none of them exceeds, at the confidence that was asked for.
-        typical: What random noise is multiplied by, root mean square over the sequences; none if it was not measured.
+        upper: An upper bound for all of them, at the confidence of the monitor.
+        radius: The root mean square norm of the input tokens.
+        sequences: How many sequences were measured.
+        length: The number of tokens of the sequence with the largest constant.
+        typical: The amplification of random noise, root mean square over the sequences; none if it was not measured.
         typical_low: The lower end of its interval at 95 %, over random directions at these sequences.
         typical_high: The upper end.
-        radius: The root mean square norm of the tokens that enter.
-        entropy: How widely attention looks, in nats; none where its weights are not known.
-        sequences: How many sequences were measured.
-        length: How many tokens the least smooth of them has.
-        tokens: Its tokens that hold most of the worst perturbation, as numbers, the first the most sensitive.
-        seconds: What it took.
+        entropy: The entropy of the attention weights in nats; none where the weights are not known.
+        tokens: The ids of the tokens with the largest shares of the worst perturbation, the largest first.
+        seconds: The time of the measurement.
     """
 
     step: int
@@ -31,15 +36,15 @@ class Reading:
     map: str
     lower: float
     upper: float
-    typical: float | None
-    typical_low: float | None
-    typical_high: float | None
+    typical: float | None = None
+    typical_low: float | None = None
+    typical_high: float | None = None
     radius: float
-    entropy: float | None
+    entropy: float | None = None
     sequences: int
     length: int
-    tokens: tuple[int, ...]
-    seconds: float
+    tokens: tuple[int, ...] = ()
+    seconds: float = 0.0
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -58,16 +63,16 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A constant that doubled, left its limit, or is no number any more.
+    """A constant that doubled, exceeded its limit, or is not finite.
 
     Attributes:
-        reading: Where; its constant is infinite where there is none.
+        reading: The reading; its constant is infinite where weights or activations are not finite.
         since: The earlier reading that it is compared with; none if there is none.
-        limit: The limit that it left; none if it left none.
+        limit: The limit that it exceeded; none if it exceeded none.
     """
 
-    reading: Reading
-    since: Reading | None = None
+    reading: LayerReading
+    since: LayerReading | None = None
     limit: float | None = None
 
     def __str__(self) -> str:
@@ -90,18 +95,47 @@ class Alarm:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Everything that came of one step.
+    """The results of one step.
 
     Attributes:
         step: The training step.
-        readings: What was measured.
-        alarms: What went wrong.
+        readings: The measured layers.
+        alarms: The alarms that they raised.
         skipped: Layers and maps that the budget left out, as in ``3:attention``.
         overhead: The share of the time since training began that the monitor took.
     """
 
     step: int
-    readings: tuple[Reading, ...]
+    readings: tuple[LayerReading, ...]
     alarms: tuple[Alarm, ...]
     skipped: tuple[str, ...]
     overhead: float
+
+
+class AlarmRule:
+    """Compares each reading with recent ones of the same layer; by the ends of brackets, so that no alarm is chance.
+
+    Attributes:
+        window: An alarm is raised if a constant doubles within so many steps.
+        limit: An alarm is raised if a constant exceeds this; none for no limit.
+    """
+
+    def __init__(self, *, window: int, limit: float | None) -> None:
+        """Start without readings."""
+        self.window, self.limit = window, limit
+        self._recent: dict[tuple[int, str], list[LayerReading]] = {}
+
+    def alarms(self, reading: LayerReading) -> Iterator[Alarm]:
+        """Yield the alarms that a reading raises, and remember it."""
+        place = reading.layer, reading.map
+        recent = [r for r in self._recent.get(place, []) if reading.step - r.step <= self.window]
+        finite = [r for r in recent if math.isfinite(r.upper)]
+        least = min(finite, key=lambda r: r.upper, default=None)
+        if not math.isfinite(reading.lower):
+            yield Alarm(reading=reading)
+        elif least is not None and reading.lower >= FACTOR * least.upper:
+            yield Alarm(reading=reading, since=least)
+            recent = []  # reported: later readings are compared with this one
+        elif self.limit is not None and reading.lower > self.limit:
+            yield Alarm(reading=reading, limit=self.limit)
+        self._recent[place] = [*recent, reading]

@@ -1,4 +1,4 @@
-"""Where readings go: TensorBoard, anything with a ``log``, or whatever takes a look."""
+"""Sinks of readings: TensorBoard, and loggers with a ``log`` method."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What a penalty remembers from one training step to the next, and how sure it is."""
+"""WarmStart: singular vectors that a penalty keeps between training steps, and their residual."""
 
 import warnings
 
@@ -37,10 +37,10 @@ class WarmStart:
         self.steps = 0
         self.products = 0
         self._direction: Tensor | None = None
-        self._inexact, self._told = 0, False
+        self._inexact, self._warned = 0, False
 
     def __repr__(self) -> str:
-        """Say how well the last value is known."""
+        """Show the residual of the last value."""
         if self.residual is None:
             return "WarmStart: nothing yet"
         return f"WarmStart: residual {number(float(self.residual.max()), 2)} after {self.steps} steps"
@@ -63,13 +63,13 @@ class WarmStart:
         return vectors[:, -1].to(X.dtype).expand(X.shape)
 
     def remember(self, direction: Tensor, *, value: Tensor, residual: Tensor, steps: int, products: int) -> None:
-        """Keep what a step found, and say once if it stays inexact."""
+        """Keep the results of a step, and warn once if they stay inexact."""
         self._direction = direction.detach()
         self.value, self.residual, self.steps = value.detach(), residual.detach(), steps
         self.products += products
         self._inexact = 0 if self.exact else self._inexact + 1
-        if self._inexact >= PATIENCE and not self._told:
-            self._told = True
+        if self._inexact >= PATIENCE and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"the penalty was inexact {PATIENCE} steps in a row (relative residual "
                 f"{number(float(residual.max()), 2)}): what it penalises may be less than the constant. Raise `steps`, "

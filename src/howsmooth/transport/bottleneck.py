@@ -1,4 +1,4 @@
-r"""The bottleneck distance :math:`W_\infty`: how far mass must go at least, whatever the coupling; exact for atoms.
+r"""The bottleneck distance :math:`W_\infty`: the least longest step of a coupling, exact for discrete measures.
 
 :math:`W_\infty(\mu,\nu)\le t` exactly if mass can flow from atom to atom over steps no longer than t. Whether it can is
 a question of combinatorics, so it is asked of every distance between atoms that may be the answer, by bisection.

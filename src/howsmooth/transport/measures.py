@@ -19,7 +19,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
 from howsmooth.files import whole
 from howsmooth.strict import strict_json
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_shape
+from howsmooth.validation import require_agreement, require_finite, require_floating, require_parameter, require_shape
 
 # How far from one the given masses may add up; they are normalised after that.
 TOTAL_TOLERANCE = 1e-5
@@ -247,10 +247,7 @@ def _check_points(points: Tensor) -> None:
 
 
 def _checked_weights(weights: Tensor, points: Tensor) -> Tensor:
-    require_floating(weights, "weights")
-    require_shape(weights, (points.shape[0],), "weights")
-    require_agreement(weights, points, "weights", "points")
-    require_finite(weights, "weights")
+    require_parameter(weights, (points.shape[0],), points, "weights", "points")
     if bool((weights <= 0).any()):
         bad = int((weights <= 0).sum())
         raise AssumptionError(
@@ -263,10 +260,7 @@ def _checked_weights(weights: Tensor, points: Tensor) -> Tensor:
 
 
 def _check_positions(positions: Tensor, points: Tensor) -> None:
-    require_floating(positions, "positions")
-    require_shape(positions, (points.shape[0],), "positions")
-    require_agreement(positions, points, "positions", "points")
-    require_finite(positions, "positions")
+    require_parameter(positions, (points.shape[0],), points, "positions", "points")
     if bool(((positions < 0) | (positions > 1)).any()):
         raise AssumptionError(
             "positions must lie between 0 and 1; divide them by the length of the sequence.", field="positions"

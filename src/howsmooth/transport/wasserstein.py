@@ -29,7 +29,7 @@ DUALITY_GAP = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class TransportPlan:
     """A sparse coupling of two measures: mass ``mass[m]`` goes from atom ``source[m]`` to atom ``target[m]``.
 
     Attributes:
@@ -94,7 +94,7 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Flo
     return transport_plan(mu, nu, p).cost(mu, nu, p)
 
 
-def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Plan:
+def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> TransportPlan:
     """Return an optimal coupling for the cost :math:`|x-y|^p`; for p = ∞, one whose longest step is shortest."""
     _check(mu, nu, p)
     matched = len(mu) == len(nu) and _equal_masses(mu) and _equal_masses(nu)
@@ -120,7 +120,7 @@ def conditional_wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float =
     return mu.points.new_tensor(math.inf) if plan is None else plan.cost(mu, nu, p)
 
 
-def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Plan | None:
+def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> TransportPlan | None:
     """Return an optimal coupling that keeps positions, or ``None`` when the masses at positions differ."""
     _check(mu, nu, p)
     if mu.positions is None or nu.positions is None:
@@ -137,7 +137,7 @@ def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -
         if abs(float(mass - other)) > same * float(mass + other):
             return None
         parts.append(_within(mu, here, nu, there, mass, p))
-    return Plan(
+    return TransportPlan(
         source=torch.cat([plan.source for plan in parts]),
         target=torch.cat([plan.target for plan in parts]),
         mass=torch.cat([plan.mass for plan in parts]),
@@ -145,14 +145,16 @@ def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -
     )
 
 
-def _within(mu: DiscreteMeasure, here: Tensor, nu: DiscreteMeasure, there: Tensor, mass: Tensor, p: float) -> Plan:
+def _within(
+    mu: DiscreteMeasure, here: Tensor, nu: DiscreteMeasure, there: Tensor, mass: Tensor, p: float
+) -> TransportPlan:
     """Couple the atoms of one position."""
     if len(here) == len(there) == 1:
-        return Plan(source=here, target=there, mass=mass.reshape(1), shape=(1, 1))
+        return TransportPlan(source=here, target=there, mass=mass.reshape(1), shape=(1, 1))
     a = DiscreteMeasure(mu.points[here], mu.weights[here] / mass)
     b = DiscreteMeasure(nu.points[there], nu.weights[there] / nu.weights[there].sum())
     plan = transport_plan(a, b, p)
-    return Plan(source=here[plan.source], target=there[plan.target], mass=mass * plan.mass, shape=plan.shape)
+    return TransportPlan(source=here[plan.source], target=there[plan.target], mass=mass * plan.mass, shape=plan.shape)
 
 
 def _matched_groups(first: Tensor, second: Tensor) -> list[tuple[Tensor, Tensor]] | None:
@@ -165,7 +167,7 @@ def _matched_groups(first: Tensor, second: Tensor) -> list[tuple[Tensor, Tensor]
     return list(zip(*by_place, strict=True))
 
 
-def _sorted_plan(mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
+def _sorted_plan(mu: DiscreteMeasure, nu: DiscreteMeasure) -> TransportPlan:
     """Couple two measures on the line quantile by quantile: optimal for every p."""
     orders = [measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu)]
     first, second = (_whole(measure)[order] for measure, order in zip((mu, nu), orders, strict=True))
@@ -190,7 +192,7 @@ def _whole(measure: DiscreteMeasure) -> np.ndarray:
 
 
 @torch.no_grad()
-def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) -> Plan:
+def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) -> TransportPlan:
     r"""Minimise the cost :math:`(\min(|x-y|, c)/c)^p`, for a cap c that no step of the plan exceeds.
 
     What is optimal for capped costs and takes no capped step is optimal: other plans cost more without the cap. The
@@ -217,7 +219,7 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
     return best
 
 
-def _warn_of_duality_gap(plan: Plan, distances: np.ndarray, dual: float, p: float) -> None:
+def _warn_of_duality_gap(plan: TransportPlan, distances: np.ndarray, dual: float, p: float) -> None:
     """Compare the cost of a plan with the value of the dual problem, which no plan can undercut."""
     with np.errstate(over="ignore"):
         costs = distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()] ** p
@@ -232,16 +234,16 @@ def _warn_of_duality_gap(plan: Plan, distances: np.ndarray, dual: float, p: floa
         )
 
 
-def _longest(plan: Plan, distances: np.ndarray) -> float:
+def _longest(plan: TransportPlan, distances: np.ndarray) -> float:
     return float(distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()].max())
 
 
-def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> Plan:
+def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> TransportPlan:
     source, target = linear_sum_assignment(costs)
     return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
-def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan:
+def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> TransportPlan:
     if matched and mu.d == 1:
         # why not quantile by quantile for all masses on the line: crumbs left by rounding would be the longest step
         source, target = (measure.points[:, 0].detach().argsort().cpu().numpy() for measure in (mu, nu))
@@ -254,7 +256,7 @@ def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Plan
     return _kept(*bottleneck_coupling(distances, _whole(mu), _whole(nu), eps), mu, nu)
 
 
-def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> tuple[Plan, float]:
+def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> tuple[TransportPlan, float]:
     """Solve for costs between 0 and 1, since the tolerances of POT are absolute; return the dual value too."""
     from ot import emd
 
@@ -272,15 +274,19 @@ def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray)
     return _plan(source, target, coupling[source, target], mu, nu), dual
 
 
-def _plan(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
+def _plan(
+    source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure
+) -> TransportPlan:
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
     keep = (mass > SLIVER) | (mass > SHARE * np.minimum(a[source], b[target]))
     return _kept(source[keep], target[keep], mass[keep], mu, nu)
 
 
-def _kept(source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure) -> Plan:
+def _kept(
+    source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure
+) -> TransportPlan:
     device = mu.points.device
-    return Plan(
+    return TransportPlan(
         source=torch.as_tensor(source, device=device).long(),
         target=torch.as_tensor(target, device=device).long(),
         mass=torch.as_tensor(mass, device=device).to(mu.dtype),

@@ -3,20 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lift, Lifts, Times
+from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.one_head import one_head
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.query_key_transforms import TokenScaling, Transform, Transforms
 from howsmooth.maps.weighting import Softmax
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CosineAttention(Scored):
+class CosineAttention(ScoreAttention):
     r"""Scaled cosine similarity attention :cite:`qi2023`.
 
     .. math:: f(X)_i = \nu\sum_h W_h \sum_j P^h_{ij}\,v_j + b_o,\qquad
@@ -44,61 +41,19 @@ class CosineAttention(Scored):
     eps: float = 1e-6
     normalise_values: bool = False
 
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        scale: float = 1.0,
-        gain: float = 1.0,
-        eps: float = 1e-6,
-        normalise_values: bool = False,
-    ) -> "CosineAttention":
-        r"""Build one head: weights in proportion to :math:`a_je^{\tau\langle\hat q_i,\hat k_j\rangle}`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            scale: τ.
-            gain: ν.
-            eps: ε under the root.
-            normalise_values: Whether values are normalised too.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query,
-            key=key,
-            value=value,
-            scale=scale,
-            positions=seen,
-            weights=weights,
-            gain=gain,
-            eps=eps,
-            normalise_values=normalise_values,
-        )
-
     @property
     def score_scale(self) -> float:
-        r"""What cosines are multiplied by, :math:`\tau`."""
+        r"""The factor of the cosines, :math:`\tau`."""
         return 1.0 if self.scale is None else self.scale
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         unit = self._unit(self.layout.k, 1.0)
-        values: Lift | None = None
+        values: Transform | None = None
         if self.normalise_values:
             values = self._unit(self.layout.v, self.gain)
         elif self.gain != 1:
-            values = Times(X.new_full((1, 1, 1), self.gain))
-        return Mechanism(weighting=Softmax(), lifts=Lifts(unit, unit, values), value=self.value)
+            values = TokenScaling(X.new_full((1, 1, 1), self.gain))
+        return Mechanism(weighting=Softmax(), value=self.value, transforms=Transforms(unit, unit, values))
 
     def _unit(self, width: int, length: float) -> RMSNorm:
         """Return the norm that gives vectors of ``width`` numbers the length ``length``, nearly."""

@@ -7,25 +7,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lifts
-from howsmooth.maps.mechanisms.counting import Counted, counted
-from howsmooth.maps.one_head import one_head
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism
-from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, Symmetric, softmax_derivative, softmax_sizes
+from howsmooth.maps.attention import Mechanism
+from howsmooth.maps.mechanisms.sigmoid import CountingAttention, token_counts
+from howsmooth.maps.weighting import (
+    Pick,
+    SymmetricWeights,
+    Tile,
+    in_place,
+    softmax_derivative,
+    softmax_magnitudes,
+)
 
 ALPHAS = (1.5, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class EntmaxAttention(Counted):
+class EntmaxAttention(CountingAttention):
     r"""Attention with the α-entmax in place of the softmax :cite:`peters2019`.
 
     .. math:: P^h_{ij} = m_j\,\bigl[(\alpha-1)(S_{ij}-\tau_i)\bigr]_+^{1/(\alpha-1)},\qquad \sum_jP^h_{ij} = 1
 
     α = 2 is the sparsemax. Each token counts once, :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where
-    N is ``count``: the number of tokens that all mass stands for. Scores are those of :class:`howsmooth.Attention`.
+    N is ``count``: the number of tokens that the total mass represents. Scores are those of
+    :class:`howsmooth.Attention`.
 
     The derivative of a row is :math:`\mathrm{diag}(g) - gg^\top/\sum g`, :math:`g_j = m_j(P_{ij}/m_j)^{2-\alpha}` on
     the support; where the support changes there is none, and this is the one from within.
@@ -45,44 +49,12 @@ class EntmaxAttention(Counted):
 
     alpha: float = 1.5
 
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        alpha: float = 1.5,
-        count: float | None = None,
-    ) -> "EntmaxAttention":
-        r"""Build one head of scale one: the entmax of :math:`\langle Qx_i,Kx_j\rangle`, values :math:`Vx_j`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            alpha: α, 1.5 or 2.
-            count: How many tokens all mass stands for; as many as there are by default.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, alpha=alpha, count=count
-        )
-
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
-        masses = counted(self.weights, self.count, n, X)
+        masses = token_counts(self.weights, self.count, n, X)
         if masses is not None:
             masses = masses.expand(*X.shape[:-2], n).reshape(-1, 1, n).repeat_interleave(self.layout.groups, dim=0)
-        return Mechanism(
-            weighting=Entmax(alpha=self.alpha, masses=masses), lifts=Lifts(), value=self.value, masses_in_scores=False
-        )
+        return Mechanism(weighting=Entmax(alpha=self.alpha, masses=masses), value=self.value, masses_in_scores=False)
 
     def _check_options(self) -> None:
         super()._check_options()
@@ -94,7 +66,7 @@ class EntmaxAttention(Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class EntmaxWeights(Symmetric):
+class EntmaxWeights(SymmetricWeights):
     r"""Weights whose rows have the derivative :math:`\gamma\,(\mathrm{diag}(w) - ww^\top)`: γ times that of a softmax.
 
     Attributes:
@@ -107,14 +79,14 @@ class EntmaxWeights(Symmetric):
     w: Float[Tensor, "stack rows columns"]
     total: Float[Tensor, "stack rows 1"]
 
-    def derivative(self, D: Tensor) -> Tensor:
+    def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward, or pull a cotangent of weights back."""
         moved = softmax_derivative(D, self.w)
         return moved.mul_(self.total) if in_place(moved, self.total) else moved * self.total
 
-    def sizes(self, D: Tensor) -> Tensor:
-        """Return the two terms of every entry, without signs."""
-        return softmax_sizes(D, self.w) * self.total
+    def magnitudes(self, D: Tensor) -> Tensor:
+        """Return the sum of the absolute values of both terms of every entry."""
+        return softmax_magnitudes(D, self.w) * self.total
 
     def take(self, pick: Pick) -> "EntmaxWeights":
         """Return the weights of some entries of the batch."""
@@ -127,24 +99,24 @@ class Entmax:
 
     Attributes:
         alpha: α.
-        masses: For how many tokens each token counts, or ``None`` for one.
+        masses: The number of tokens that each token counts for, or ``None`` for one.
     """
 
     alpha: float
     masses: Float[Tensor, "stack 1 n"] | None
 
-    whole = False
+    couples_rows = False
     matrices = 2
-    may_see_nothing = False
+    allows_empty_rows = False
     sums_to_one = True
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> EntmaxWeights:
         """Return the weights of a tile of scores."""
         m = S.new_ones(()) if self.masses is None else self.masses[..., tile.columns]
-        seen = -torch.inf < S
-        m = torch.where(seen, m, 0)
+        visible = -torch.inf < S
+        m = torch.where(visible, m, 0)
         z = (self.alpha - 1) * S
-        z = torch.where(seen, z - z.detach().amax(-1, keepdim=True), 0)
+        z = torch.where(visible, z - z.detach().amax(-1, keepdim=True), 0)
         t = (z - self._threshold(z, m)).relu()
         if self.alpha == 2:
             P, g = m * t, m * (t > 0)

@@ -3,19 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Facing, Lifts, Paraboloid
-from howsmooth.maps.one_head import one_head
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism, Scored
+from howsmooth.maps.attention import Mechanism, ScoreAttention
+from howsmooth.maps.query_key_transforms import L2KeyLift, L2QueryLift, Transforms
 from howsmooth.maps.weighting import Softmax
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class L2Attention(Scored):
+class L2Attention(ScoreAttention):
     r"""Attention by distance :cite:`kim2021`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
@@ -42,37 +39,11 @@ class L2Attention(Scored):
 
     tied: bool = False
 
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        tied: bool = False,
-    ) -> "L2Attention":
-        r"""Build one head of scale one: :math:`P_{ij}\propto a_je^{-|Qx_i-Kx_j|^2}`, values :math:`Vx_j`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            tied: Whether values pass through :math:`Q^\top Q`; K has to be Q then.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, tied=tied)
-
     def _mechanism(self, X: Tensor) -> Mechanism:
         value = self.value
         if self.tied:
             value = self.score_scale * (value @ self.query.mT) @ self.query
-        return Mechanism(weighting=Softmax(), lifts=Lifts(Facing(), Paraboloid()), value=value)
+        return Mechanism(weighting=Softmax(), value=value, transforms=Transforms(L2QueryLift(), L2KeyLift()))
 
     def _check_options(self) -> None:
         super()._check_options()

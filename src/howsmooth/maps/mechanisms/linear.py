@@ -1,32 +1,37 @@
-"""LinearAttention: features of queries meet a sum over keys, so that products cost O(n)."""
+"""LinearAttention: features of queries times a sum over keys, so that products cost O(n)."""
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.heads import GIBIBYTE, Heads, require_memory
+from howsmooth.linear_operators import on_tokens
+from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
-from howsmooth.maps.lifts import Lift, Lifts
-from howsmooth.maps.mechanisms.counting import counted, require_count, require_count_on_measures
-from howsmooth.maps.mechanisms.features import EluPlusOne
-from howsmooth.maps.mechanisms.sums import Seen, seen_by
-from howsmooth.maps.one_head import one_head
+from howsmooth.maps.mean_field import Atoms
+from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.values import take
-from howsmooth.maps.weighted import Atoms
+from howsmooth.maps.projections import Layout
+from howsmooth.maps.protocols import take
+from howsmooth.maps.query_key_transforms import Transform, Transforms
+from howsmooth.maps.weighting import Pick
 from howsmooth.validation import require_finite
 
 Features = Literal["elu", "identity"]
+# Tokens that are summed as a small matrix of weights; between chunks there are sums only.
+CHUNK = 64
+# The three arguments of T(a, b, c).
+Triple = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LinearAttention(Heads):
+class LinearAttention(MultiHead):
     r"""Attention without exponentials of scores :cite:`katharopoulos2020`.
 
     .. math:: f(X)_i = \sum_h W_h\,\frac{\sum_j m_j\,\langle\phi(q_i),\phi(k_j)\rangle\,v_j}
@@ -36,7 +41,7 @@ class LinearAttention(Heads):
     for all i, so values and products cost O(n), also under a causal mask; other masks cost O(n²).
 
     Each token counts once, :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where N is ``count``: the
-    number of tokens that all mass stands for, which a denominator does not see.
+    number of tokens that the total mass represents, which cancels in the denominator.
 
     Attributes:
         normalised: Whether there is a denominator.
@@ -56,45 +61,6 @@ class LinearAttention(Heads):
     normalised: bool = True
     features: Features = "elu"
     count: float | None = None
-
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        normalised: bool = True,
-        features: Features = "elu",
-        count: float | None = None,
-    ) -> "LinearAttention":
-        r"""Build one head: weights :math:`\langle\phi(Qx_i),\phi(Kx_j)\rangle`, values :math:`Vx_j`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            normalised: Whether weights are divided by their sum.
-            features: φ.
-            count: How many tokens all mass stands for; as many as there are by default.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query,
-            key=key,
-            value=value,
-            positions=seen,
-            weights=weights,
-            normalised=normalised,
-            features=features,
-            count=count,
-        )
 
     def on(self, measure: Atoms) -> "LinearAttention":
         """Return the map that moves the atoms of a measure; without a denominator ``count`` has to be given."""
@@ -123,13 +89,13 @@ class LinearAttention(Heads):
         return self._shifted(found.means, found.batch) if self.normalised else found.means
 
     def _attend(self, X: Tensor) -> "LinearJacobian":
-        feature: Lift | None = EluPlusOne() if self.features == "elu" else None
+        feature: Transform | None = EluPlusOne() if self.features == "elu" else None
         value_bias = None if self.normalised else self.value_bias  # weights sum to one: it is added to their means
         q, k, v, projections = self._project(
-            X, Lifts(feature, feature), self.value, self.positions.rotary, value_bias=value_bias
+            X, Transforms(feature, feature), self.value, self.positions.rotary, value_bias=value_bias
         )
         n, layout, batch = X.shape[-2], self.layout, tuple(X.shape[:-2])
-        masses = counted(self.weights, self.count, n, X)
+        masses = token_counts(self.weights, self.count, n, X)
         if self.positions.padding is not None:
             masses = (X.new_ones(n) if masses is None else masses) * self.positions.padding
         if masses is not None:
@@ -139,17 +105,16 @@ class LinearAttention(Heads):
         if self.normalised:
             c = torch.cat((c, torch.ones_like(c[..., :1])), dim=-1)
         c = c if masses is None else masses * c
-        seen = seen_by(self.positions, batch, layout, X)
-        sums = seen.forward(a, b, c)
+        visible = visibility(self.positions, batch, layout, X)
+        sums = visible.forward(a, b, c)
         total = sums[..., -1:] if self.normalised else None
         if total is not None and self._may_hide_all and bool((total == 0).any()):
             raise AssumptionError("a token may attend to nothing: its mask hides every token. Let it see itself.")
         return LinearJacobian(
             projections=projections,
             output=self._joined_output(),
-            batch=batch,
-            domain=tuple(X.shape[-2:]),
-            seen=seen,
+            **on_tokens(X, self.out),
+            visible=visible,
             a=a,
             b=b,
             c=c,
@@ -179,6 +144,142 @@ class LinearAttention(Heads):
             )
 
 
+@dataclass(frozen=True, eq=False)
+class EluPlusOne:
+    r"""The features :math:`\phi(x) = \mathrm{elu}(x)+1`: :math:`e^x` below zero, :math:`x+1` above."""
+
+    def apply(self, X: Tensor) -> Tensor:
+        """Return the features."""
+        # Why not elu(x) + 1: far below zero that would be zero, and there would be nothing to divide by
+        return torch.where(X > 0, X + 1, X.clamp_max(0).exp())
+
+    def linearise(self, X: Tensor) -> "EntrywiseJacobian":
+        """Differentiate."""
+        return EntrywiseJacobian(X.clamp_max(0).exp())
+
+
+@dataclass(frozen=True, eq=False)
+class EntrywiseJacobian:
+    """A derivative that multiplies every coordinate by its own slope."""
+
+    slopes: Float[Tensor, "*batch n k"]
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Multiply."""
+        return self.slopes * E
+
+    vjp = jvp
+
+    def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "EntrywiseJacobian":
+        """Pick entries of the batch."""
+        return EntrywiseJacobian(take(self.slopes, batch, index, event=event))
+
+
+class Visibility(ABC):
+    r"""The map :math:`T(a,b,c)_i = \sum_{j\text{ seen by }i}\langle a_i,b_j\rangle c_j`."""
+
+    @abstractmethod
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Return T; ``a`` has queries that share ``b`` and ``c``."""
+
+    @abstractmethod
+    def backward(self, b: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        r"""Return :math:`\sum_{i\text{ sees }j}\langle b_j,a_i\rangle g_i`, summed over queries that share ``b``."""
+
+    @abstractmethod
+    def jvp(self, at: Triple, tangents: Triple) -> Tensor:
+        """Return the derivative of T at three arguments, along three others."""
+
+    def take(self, pick: Pick) -> "Visibility":
+        """Pick some entries of the batch; by default all are equal."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Unmasked(Visibility):
+    """Every token sees all tokens: one sum serves all."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Sum over keys once, then multiply by the queries."""
+        return a @ (b.mT @ c)
+
+    def backward(self, b: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        """Sum over queries once, then multiply by the keys."""
+        return b @ (a.flatten(1, 2).mT @ g.flatten(1, 2)).unsqueeze(1)
+
+    def jvp(self, at: Triple, tangents: Triple) -> Tensor:
+        """Apply the product rule; the changes of keys and values share one product."""
+        (a, b, c), (da, db, dc) = at, tangents
+        change = torch.cat((db, b), dim=-2).mT @ torch.cat((c, dc), dim=-2)
+        return da @ (b.mT @ c) + a @ change
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Visibility):
+    """A token sees itself and what came before: sums run along the sequence, chunk by chunk."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Sum over chunks that are past, and over the past within a chunk."""
+        n = a.shape[-2]
+        a, b, c = (_chunks(x) for x in (a, b, c))
+        sums = b.mT @ c
+        before = sums.cumsum(-3) - sums
+        return (a @ before + (a @ b.mT).tril() @ c).flatten(-3, -2)[..., :n, :]
+
+    def backward(self, b: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        """Sum over the future: the past of the reversed sequence."""
+        b, a, g = (x.flip(-2) for x in (b, a, g))
+        return self.forward(b, a, g).sum(1, keepdim=True).flip(-2)
+
+    def jvp(self, at: Triple, tangents: Triple) -> Tensor:
+        """Apply the product rule; the changes of queries and keys share one sum."""
+        (a, b, c), (da, db, dc) = at, tangents
+        b2 = torch.cat((b, db), dim=-1)
+        return self.forward(torch.cat((da, a), dim=-1), b2, c) + self.forward(a, b, dc)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Visibility):
+    """A token sees what a mask shows; the weights are a matrix."""
+
+    mask: Bool[Tensor, "stack shared_or_1 n n"]
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Hide weights, then sum."""
+        return (a @ b.mT * self.mask) @ c
+
+    def backward(self, b: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        """Hide weights, then sum over queries."""
+        return ((b @ a.mT * self.mask.mT) @ g).sum(1, keepdim=True)
+
+    def jvp(self, at: Triple, tangents: Triple) -> Tensor:
+        """Apply the product rule."""
+        (a, b, c), (da, db, dc) = at, tangents
+        return ((da @ b.mT + a @ db.mT) * self.mask) @ c + self.forward(a, b, dc)
+
+    def take(self, pick: Pick) -> "Masked":
+        """Pick some entries of the batch."""
+        return Masked(pick(self.mask))
+
+
+def visibility(
+    positions: Positions, batch: tuple[int, ...], layout: Layout, X: Float[Tensor, "*batch n d"]
+) -> Visibility:
+    """Return the sum over what each token sees; padding is left to masses."""
+    n = X.shape[-2]
+    if positions.mask is None and positions.window is None:
+        return Causal() if positions.causal else Unmasked()
+    S = torch.zeros(*batch, layout.heads, n, n, dtype=X.dtype, device=X.device)
+    positions.apply(S, slice(0, n), slice(0, n))
+    return Masked((-torch.inf < S).reshape(-1, layout.shared, n, n))
+
+
+def _chunks(x: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch chunks chunk k"]:
+    n = x.shape[-2]
+    size = min(CHUNK, n)
+    return torch.nn.functional.pad(x, (0, 0, 0, -n % size)).unflatten(-2, (-1, size))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearJacobian(HeadsJacobian):
     r"""The derivative of linear attention.
@@ -188,7 +289,7 @@ class LinearJacobian(HeadsJacobian):
     :math:`dT = T(da,b,c) + T(a,db,c) + T(a,b,dc)`.
 
     Attributes:
-        seen: The sum over the tokens that each token sees.
+        visible: The sum over the tokens that each token sees.
         a: Features of queries.
         b: Features of keys.
         c: Values, and ones below a denominator, times masses.
@@ -197,7 +298,7 @@ class LinearJacobian(HeadsJacobian):
         o: The means of every head.
     """
 
-    seen: Seen
+    visible: Visibility
     a: Float[Tensor, "stack shared n k"]
     b: Float[Tensor, "stack 1 n k"]
     c: Float[Tensor, "stack 1 n c"]
@@ -224,42 +325,42 @@ class LinearJacobian(HeadsJacobian):
 
     @property
     def query_rounding(self) -> float:
-        """How far the products of queries alone may be off, relative to the projections."""
-        sums = self.seen.forward(torch.ones_like(self.a), self.b.abs(), self.c.abs())
+        """Bound the rounding error of products with queries alone, relative to the projections."""
+        sums = self.visible.forward(torch.ones_like(self.a), self.b.abs(), self.c.abs())
         size = sums if self.total is None else sums / self.total
         return 8 * torch.finfo(self.dtype).eps * float(size.norm(dim=-1).max())
 
-    def moved_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+    def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
         da, db, dc = dq.reshape(self.a.shape), dk.reshape(self.b.shape), dv.reshape(*self.c.shape[:-1], -1)
         dc = dc if self.masses is None else self.masses * dc
         if self.total is not None:
             dc = torch.nn.functional.pad(dc, (0, 1))
-        return self._divided(self.seen.derivative((self.a, self.b, self.c), (da, db, dc)))
+        return self._divided(self.visible.jvp((self.a, self.b, self.c), (da, db, dc)))
 
-    def pulled_back(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+    def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         g = self._undivided(g)
-        da = self.seen.forward(g, self.c, self.b)
-        db = self.seen.backward(self.c, g, self.a)
-        dc = self.seen.backward(self.b, self.a, g)
+        da = self.visible.forward(g, self.c, self.b)
+        db = self.visible.backward(self.c, g, self.a)
+        dc = self.visible.backward(self.b, self.a, g)
         dc = dc if self.total is None else dc[..., :-1]
         dc = dc if self.masses is None else self.masses * dc
         return da, db, dc.contiguous()
 
-    def moved_by_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Push a perturbation of each token's own query to its mean, in a context that stays."""
-        return self._divided(self.seen.forward(dq.reshape(self.a.shape), self.b, self.c))
+    def push_queries(self, dq: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push a perturbation of each token's query to its mean, with keys and values fixed."""
+        return self._divided(self.visible.forward(dq.reshape(self.a.shape), self.b, self.c))
 
-    def pulled_to_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
-        """Pull a cotangent of each token's mean back to its own query."""
-        return self.seen.forward(self._undivided(g), self.c, self.b)
+    def pull_queries(self, g: Float[Tensor, "stack shared n v"]) -> Tensor:
+        """Pull a cotangent of each token's mean back to its query."""
+        return self.visible.forward(self._undivided(g), self.c, self.b)
 
-    def _divided(self, moved: Tensor) -> Tensor:
+    def _divided(self, dT: Tensor) -> Tensor:
         """Push a change of numerators and denominators to the means."""
         if self.total is None:
-            return moved
-        return torch.addcmul(moved[..., :-1], self.o, moved[..., -1:], value=-1) / self.total
+            return dT
+        return torch.addcmul(dT[..., :-1], self.o, dT[..., -1:], value=-1) / self.total
 
     def _undivided(self, g: Tensor) -> Tensor:
         """Pull a cotangent of the means back to numerators and denominators."""
@@ -279,7 +380,7 @@ class LinearJacobian(HeadsJacobian):
             projections=self.projections.take(self.batch, index),
             output=take(self.output, self.batch, index, event=2),
             batch=(len(index),),
-            seen=self.seen.take(pick),
+            visible=self.visible.take(pick),
             a=pick(self.a),
             b=pick(self.b),
             c=pick(self.c),

@@ -1,34 +1,85 @@
-"""SigmoidAttention: every weight on its own."""
+"""SigmoidAttention, and the masses of every kind of attention that counts tokens.
+
+For these kinds, twice as many tokens are not the same as twice the mass.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.lifts import Lifts, Times
-from howsmooth.maps.mechanisms.counting import Counted, counted
-from howsmooth.maps.one_head import one_head
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.scored import Mechanism
-from howsmooth.maps.tiles import Tile, in_place
-from howsmooth.maps.weighting import Pick, Symmetric
+from howsmooth.maps.attention import Mechanism, ScoreAttention
+from howsmooth.maps.mean_field import Atoms
+from howsmooth.maps.query_key_transforms import TokenScaling, Transforms
+from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, in_place
 from howsmooth.torch_internals import sigmoid_backward
+
+C = TypeVar("C", bound="CountingAttention")
+
+
+def require_count(count: float | None) -> None:
+    """Refuse a number of tokens that is not positive and finite."""
+    if count is not None and not 0 < count < math.inf:
+        raise AssumptionError(f"count must be positive and finite, got {count}.", field="count")
+
+
+def require_count_on_measures(count: float | None) -> None:
+    """Refuse a map on measures that would depend on the number of atoms."""
+    if count is None:
+        raise AssumptionError(
+            "this attention counts tokens, so on measures it needs count=…, the number of tokens that the mass of one "
+            "stands for.",
+            field="count",
+        )
+
+
+def token_counts(
+    weights: Float[Tensor, "... n"] | None, count: float | None, n: int, like: Tensor
+) -> Float[Tensor, "... n"] | None:
+    r"""Return the number of tokens that each token counts for, :math:`m_j = \mathrm{count}\cdot a_j/\sum_la_l`.
+
+    ``None`` means one each, so it is for equal masses of as many tokens as there are.
+    """
+    if weights is None:
+        return None if count is None or count == n else like.new_full((n,), count / n)
+    return weights * ((n if count is None else count) / weights.sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SigmoidAttention(Counted):
+class CountingAttention(ScoreAttention):
+    """Attention by scores without normalisation by mass: each token counts once.
+
+    Attributes:
+        count: The number of tokens that the total mass represents; ``None`` means as many as there are.
+    """
+
+    count: float | None = None
+
+    def on(self: C, measure: Atoms) -> C:
+        """Return the map that moves the atoms of a measure; ``count`` has to be given."""
+        require_count_on_measures(self.count)
+        return super().on(measure)
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        require_count(self.count)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SigmoidAttention(CountingAttention):
     r"""Attention whose weights do not compete :cite:`ramapuram2025`.
 
     .. math:: f(X)_i = \sum_h W_h \sum_j m_j\,\sigma\bigl(s\,\langle Q_h x_i + b_q,\; K_h x_j + b_k\rangle + b\bigr)
               \,(V_h x_j + b_v) + b_o
 
     The bias is :math:`-\log n` by default, so that weights add up to about one. Each token counts once,
-    :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where N is ``count``: the number of tokens that all
-    mass stands for. On measures this is :math:`\int N\sigma(\cdot - \log N)\,Vy\,d\mu(y)`, and ``count`` has to be
-    given.
+    :math:`m_j = 1`; with masses :math:`m_j = N a_j/\sum_l a_l`, where N is ``count``: the number of tokens that the
+    total mass represents. On measures this is :math:`\int N\sigma(\cdot - \log N)\,Vy\,d\mu(y)`, and ``count`` is
+    needed.
 
     Attributes:
         bias: :math:`b`; ``None`` means :math:`-\log N`.
@@ -45,43 +96,16 @@ class SigmoidAttention(Counted):
 
     bias: float | None = None
 
-    @classmethod
-    def single_head(
-        cls,
-        *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
-        causal: bool = False,
-        positions: Positions | None = None,
-        weights: Float[Tensor, "... n"] | None = None,
-        bias: float | None = None,
-        count: float | None = None,
-    ) -> "SigmoidAttention":
-        r"""Build one head of scale one: :math:`\sum_j\sigma(\langle Qx_i,Kx_j\rangle+b)\,Vx_j`.
-
-        Args:
-            Q: The query projection.
-            K: The key projection.
-            V: The value projection.
-            causal: Whether a token sees only itself and the past.
-            positions: Any other mask; not together with ``causal``.
-            weights: The mass of each token.
-            bias: b; :math:`-\log n` by default.
-            count: How many tokens all mass stands for; as many as there are by default.
-        """
-        query, key, value, seen = one_head(Q=Q, K=K, V=V, causal=causal, positions=positions)
-        return cls(
-            query=query, key=key, value=value, scale=1.0, positions=seen, weights=weights, bias=bias, count=count
-        )
-
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
         bias = -math.log(n if self.count is None else self.count) if self.bias is None else self.bias
-        masses = counted(self.weights, self.count, n, X)
-        by_token = None if masses is None else Times(masses[..., None, :, None])
+        masses = token_counts(self.weights, self.count, n, X)
+        by_token = None if masses is None else TokenScaling(masses[..., None, :, None])
         return Mechanism(
-            weighting=Sigmoid(bias=bias), lifts=Lifts(value=by_token), value=self.value, masses_in_scores=False
+            weighting=Sigmoid(bias=bias),
+            value=self.value,
+            transforms=Transforms(value=by_token),
+            masses_in_scores=False,
         )
 
     def _check_options(self) -> None:
@@ -91,17 +115,17 @@ class SigmoidAttention(Counted):
 
 
 @dataclass(frozen=True, eq=False)
-class SigmoidWeights(Symmetric):
+class SigmoidWeights(SymmetricWeights):
     r"""Weights that move with their own scores alone: :math:`dP = P\circ(1-P)\circ dS`."""
 
     P: Float[Tensor, "stack rows columns"]
 
-    def derivative(self, D: Tensor) -> Tensor:
+    def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward, or pull a cotangent of weights back."""
         return sigmoid_backward(D, self.P, out=D if in_place(D, self.P) else None)
 
-    def sizes(self, D: Tensor) -> Tensor:
-        """Return the two terms of every entry, without signs."""
+    def magnitudes(self, D: Tensor) -> Tensor:
+        """Return the sum of the absolute values of both terms of every entry."""
         return (self.P + self.P.square()) * D.abs()
 
     def take(self, pick: Pick) -> "SigmoidWeights":
@@ -115,9 +139,9 @@ class Sigmoid:
 
     bias: float
 
-    whole = False
+    couples_rows = False
     matrices = 1
-    may_see_nothing = True
+    allows_empty_rows = True
     sums_to_one = False
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> SigmoidWeights:
@@ -127,7 +151,7 @@ class Sigmoid:
         return SigmoidWeights(torch.sigmoid(S + self.bias))
 
     def rounding(self, n: int) -> float:
-        """A weight moves by no larger share than its score moves."""
+        """The relative error of a weight is at most the absolute error of its score."""
         return 1.0
 
     def take(self, pick: Pick) -> "Sigmoid":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
 
-from howsmooth.attacks.settings import BUDGET, check_attack
+from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described
@@ -15,7 +15,7 @@ from howsmooth.studies.settings import Solver
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.attacks.attack import Prepared
+    from howsmooth.attacks.attack import PreparedAttack
     from howsmooth.studies.resources import Resources
 
 # A pass of an attack and a step of the solver take about as long; a measurement has about so many steps.
@@ -93,7 +93,7 @@ AttackRecord = Record[Ask, Answer]
 def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
     """Attack the windows of a cell in lockstep, one method after the other."""
     found: dict[str, Answer] = {}
-    scenes: dict[tuple[int, ...], tuple[Prepared, Tensor | None]] = {}
+    scenes: dict[tuple[int, ...], tuple[PreparedAttack, Tensor | None]] = {}
     for method in dict.fromkeys(ask.method for ask in cell):
         here = [ask for ask in cell if ask.method == method]
         windows = tuple(ask.window.index for ask in here)
@@ -104,16 +104,18 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
     return [found[ask.key] for ask in cell]
 
 
-def _prepared(batch: Sequence[Ask], here: Sequence[Ask], resources: "Resources") -> "tuple[Prepared, Tensor | None]":
-    from howsmooth.attacks.attack import prepared
+def _prepared(
+    batch: Sequence[Ask], here: Sequence[Ask], resources: "Resources"
+) -> "tuple[PreparedAttack, Tensor | None]":
+    from howsmooth.attacks.attack import prepare
     from howsmooth.studies.resources import seeded
 
     f, X = resources.entering(batch, here)
-    scene = prepared(f, X, norm=here[0].norm, generator=seeded(here))
-    return scene, scene.ceiling(here[0].eps) if here[0].bounded else None
+    scene = prepare(f, X, norm=here[0].norm, generator=seeded(here))
+    return scene, scene.theoretical_maximum(here[0].eps) if here[0].bounded else None
 
 
-def _attacked(here: Sequence[Ask], scene: "Prepared", allowed: "Tensor | None") -> list[Answer]:
+def _attacked(here: Sequence[Ask], scene: "PreparedAttack", allowed: "Tensor | None") -> list[Answer]:
     from howsmooth.studies.resources import seeded
 
     first = here[0]

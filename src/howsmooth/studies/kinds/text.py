@@ -13,9 +13,9 @@ from howsmooth.studies.settings import Solver
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from howsmooth.linear_operators import LinearOperator
     from howsmooth.models.sites import Measurable
     from howsmooth.spectral.estimates import NormEstimate
-    from howsmooth.spectral.operators import LinearOperator
     from howsmooth.studies.resources import Resources
 
 # How many random directions say what noise does: a tenth of what the worst one takes, and more of short inputs, where

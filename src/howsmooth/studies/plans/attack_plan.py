@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec.structs import replace
 
-from howsmooth.attacks.settings import BUDGET, METHODS, check_attack
+from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
 from howsmooth.models.hub import check_model
 from howsmooth.models.names import check_map_name

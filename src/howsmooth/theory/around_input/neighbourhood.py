@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ConvergenceWarning
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
-from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.solvers import local_lipschitz, widening
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, HeadOnBall

@@ -6,7 +6,7 @@ from typing import Any
 
 from howsmooth.domains.ball import in_ball
 from howsmooth.errors import DtypeError
-from howsmooth.maps.heads import Heads
+from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.heads import log
 from howsmooth.theory.mechanisms.cosine import lipsformer
 from howsmooth.theory.mechanisms.l2 import kim
@@ -34,7 +34,7 @@ def mechanism_upper(f: Any, *, n: int, radius: float) -> Bound:
     """
     require_size(n, radius)
     place, source = IN_A_BALL.get(type(f).__name__, (None, ""))
-    if place is None or not isinstance(f, Heads):
+    if place is None or not isinstance(f, MultiHead):
         known = ", ".join(f"hs.{name}" for name in ("Attention", *IN_A_BALL))
         raise DtypeError(
             f"theorems are about {known}, got {type(f).__name__}; "
@@ -81,5 +81,5 @@ def lipsformer_upper(f: Any, *, n: int) -> Bound:
 
 
 def _require(f: Any, kind: str, theorem: str) -> None:
-    if type(f).__name__ != kind or not isinstance(f, Heads):
+    if type(f).__name__ != kind or not isinstance(f, MultiHead):
         raise DtypeError(f"{theorem} is about hs.{kind}, got {type(f).__name__}.", field="attention")

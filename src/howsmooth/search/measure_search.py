@@ -1,0 +1,116 @@
+"""Search over measures: the logarithm of the mass of an atom is one more coordinate."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Domain
+from howsmooth.domains.with_masses import WithMasses
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import MultiHead
+from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.search.few_atom_measures import few_atom_measures
+from howsmooth.search.mean_field_context import counting
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.theory.assumptions import require_unmasked
+from howsmooth.theory.mean_field import require_mean_field
+from howsmooth.theory.mechanisms.layers import require_plain
+from howsmooth.theory.results import Witness
+from howsmooth.transport.measures import DiscreteMeasure
+
+# A step as long as the domain's scale changes the logarithm of a mass by so much.
+LOG_MASS = 8.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasureMap(TensorDataclass):
+    r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
+
+    Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`, with masses fixed; a search may change them.
+
+    Attributes:
+        attention: The map.
+        unit: The logarithm of mass per unit of the last coordinate.
+    """
+
+    attention: MultiHead
+    unit: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers it computes with."""
+        return self.attention.dtype
+
+    def masses(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n"]:
+        """Return the masses of the atoms."""
+        return torch.softmax(self.unit * X[..., -1], dim=-1)
+
+    def __call__(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n out"]:
+        """Return the images of the atoms."""
+        return self._weighted(self.masses(X))(X[..., :-1].contiguous())
+
+    def _weighted(self, masses: Tensor) -> MultiHead:
+        return dataclasses.replace(self.attention, weights=masses)
+
+    def jacobian(self, X: Float[Tensor, "*batch n d1"]) -> WeightedJacobian:
+        """Differentiate at a measure."""
+        masses = self.masses(X)
+        return WeightedJacobian.of(self._weighted(masses).jacobian(X[..., :-1].contiguous()), masses)
+
+    def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
+        """Return the measures that theory builds from the weights, where it can."""
+        if not (isinstance(places, Ball) and places.centre is None and isinstance(self.attention, Attention)):
+            return []
+        try:
+            head = require_mean_field(self.attention, "extremal measures", places.radius)
+        except AssumptionError:
+            return []  # no theorem for this map: the other starts remain
+        few = [place for place in few_atom_measures(head, places.radius) if len(place.points) <= n]
+        return [as_row(place.points, place.masses, n, self.unit) for place in few]
+
+
+def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[MeasureMap, WithMasses, Any, int]:
+    """Turn a search over measures into one over rows: the map, the domain, the starts and the dimension of a row."""
+    if not isinstance(attention, MultiHead):
+        raise DtypeError(
+            f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
+        )
+    if isinstance(attention, Attention) and attention.sink is None:
+        require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
+    else:
+        require_plain(attention, "a search over masses", causal=False)
+    attention = counting(attention, n)
+    if attention.weights is not None:
+        raise AssumptionError(
+            "this attention has token weights of its own; a search over masses brings them along.", field="attention"
+        )
+    unit = LOG_MASS / domain.scale
+    if not isinstance(starts, int):
+        starts = [_row_of(start, n, unit) for start in starts]
+    return MeasureMap(attention=attention, unit=unit), WithMasses(places=domain, unit=unit), starts, attention.d + 1
+
+
+def _row_of(start: Any, n: int, unit: float) -> Tensor:
+    measure = start.measure if isinstance(start, Witness) else start
+    measure = DiscreteMeasure(measure) if isinstance(measure, Tensor) else measure
+    if not isinstance(measure, DiscreteMeasure):
+        raise DtypeError(f"a search over masses starts from measures, got {type(start).__name__}.", field="starts")
+    if len(measure) > n:
+        raise ShapeError(f"a start must have at most {n} atoms, got {len(measure)}.", field="starts")
+    return as_row(measure.points, measure.weights, n, unit)
+
+
+def as_row(points: Float[Tensor, "m d"], masses: Float[Tensor, " m"], n: int, unit: float) -> Float[Tensor, "n d1"]:
+    """Write a measure of few atoms as one of n: the heaviest is split into equal parts."""
+    heaviest = int(masses.argmax())
+    parts = n - len(masses) + 1
+    counts = torch.ones(len(masses), dtype=torch.long, device=points.device)
+    counts[heaviest] = parts
+    logs = (masses.log() - counts.log()) / unit
+    return torch.cat((points, logs[:, None].to(points)), dim=-1).repeat_interleave(counts, dim=0)

@@ -1,0 +1,76 @@
+"""Attention mechanisms by name: the same projections, with another rule from scores to weights."""
+
+import dataclasses
+import importlib
+import math
+from typing import TYPE_CHECKING, Any
+
+from howsmooth.errors import AssumptionError, nearest
+
+if TYPE_CHECKING:
+    from howsmooth.maps.attention import Attention
+    from howsmooth.maps.heads import MultiHead
+
+# The module and class of each mechanism, and the fields that select it.
+MECHANISMS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "softmax": ("attention", "Attention", {}),
+    "off-by-one": ("attention", "Attention", {}),
+    "l2": ("mechanisms.l2", "L2Attention", {}),
+    "l2-tied": ("mechanisms.l2", "L2Attention", {"tied": True}),
+    "sigmoid": ("mechanisms.sigmoid", "SigmoidAttention", {}),
+    "linear": ("mechanisms.linear", "LinearAttention", {}),
+    "linear-plain": ("mechanisms.linear", "LinearAttention", {"normalised": False}),
+    "sinkhorn": ("mechanisms.sinkhorn", "SinkhornAttention", {}),
+    "cosine": ("mechanisms.cosine", "CosineAttention", {"eps": 0.01}),
+    "entmax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 1.5}),
+    "sparsemax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 2.0}),
+}
+
+# These count tokens: on measures they need `count`, the number of tokens that unit mass represents.
+COUNTING = ("sigmoid", "linear-plain", "entmax", "sparsemax")
+
+
+def check_kind(kind: str) -> str:
+    """Refuse a name of no mechanism; without torch."""
+    if kind not in MECHANISMS:
+        raise AssumptionError(f"there is no kind of attention called {kind!r}{nearest(kind, MECHANISMS)}", field="kind")
+    return kind
+
+
+def require_count(kind: str, count: float | None) -> None:
+    """Refuse a kind that counts tokens without their number, and a number for one that does not; without torch."""
+    if kind in COUNTING and count is None:
+        raise AssumptionError(
+            f"attention of the kind {kind!r} counts tokens; give --count, the number that all mass stands for.",
+            field="count",
+        )
+    if kind not in COUNTING and count is not None:
+        raise AssumptionError(
+            f"attention of the kind {kind!r} does not count tokens; leave --count out.", field="count"
+        )
+    if count is not None and not 0 < count < math.inf:
+        raise AssumptionError(f"--count must be positive and finite, got {count}.", field="count")
+
+
+def of_kind(attention: "Attention", kind: str) -> "MultiHead":
+    """Return attention of another kind with the weights of a softmax layer; with tied keys, keys are the queries.
+
+    Raises:
+        AssumptionError: If there is no such kind, or it does not have a feature of the layer.
+    """
+    file, name, more = MECHANISMS[check_kind(kind)]
+    if kind == "softmax":
+        return attention
+    if kind == "off-by-one":
+        return dataclasses.replace(attention, sink=attention.query.new_zeros(attention.layout.heads))
+    cls = getattr(importlib.import_module(f"howsmooth.maps.{file}"), name)
+    taken = {field.name for field in dataclasses.fields(cls)}
+    given = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention)}
+    missing = [field for field in ("softcap", "sink") if field not in taken and given[field] is not None]
+    if missing:
+        raise AssumptionError(f"attention of the kind {kind!r} has no {missing[0]}.", field="kind")
+    fields = {field: value for field, value in given.items() if field in taken}
+    if more.get("tied"):
+        fields |= {"key": attention.query, "key_bias": attention.query_bias}
+    made: MultiHead = cls(**fields | more)
+    return made
