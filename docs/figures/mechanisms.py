@@ -12,7 +12,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.report.saving import save_chart
 from howsmooth.search.kinds import COUNTING, KINDS, of_kind
 

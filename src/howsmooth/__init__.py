@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from howsmooth.maps.positions import Positions
     from howsmooth.maps.rotary import Rotary
     from howsmooth.maps.weighted import mean_field
-    from howsmooth.models.base import load
+    from howsmooth.models.load import load
     from howsmooth.models.transformer import Transformer
     from howsmooth.report.page import write_report
     from howsmooth.search.ascent import maximise
@@ -218,7 +218,7 @@ _HOMES = {
     "conditional_wasserstein": "transport.wasserstein",
     "growth": "studies.runs.growth",
     "invert": "tokens.inversion",
-    "load": "models.base",
+    "load": "models.load",
     "local_lipschitz": "spectral.solvers",
     "maximise": "search.ascent",
     "mean_field": "maps.weighted",

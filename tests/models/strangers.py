@@ -102,4 +102,4 @@ def stranger(family):
 
 
 def attention_path(family, site):
-    return f"{site.block}.{ATTENTION[family]}"
+    return f"{site.block_path}.{ATTENTION[family]}"

@@ -7,7 +7,7 @@ from models.families import CONFIGS, each, randomised
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.models.class_head import ON_THE_LAST
+from howsmooth.models.parts.output_heads import ON_THE_LAST
 
 SMALL = {"vocab_size": 50, "num_labels": 3}
 WIDE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}

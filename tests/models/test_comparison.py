@@ -80,7 +80,7 @@ def test_what_is_not_in_the_weights_of_a_layer_is_differentiated_as_it_runs(chan
     module = bert(rng)
     reason = change(module.encoder.layer[0])
     model = hs.load(module)
-    assert [site.attention is None for site in model.sites] == [True, False]
+    assert [site.attention is None for site in model.layers] == [True, False]
     (note,) = model.notes
     assert "layer 0 ('encoder.layer.0" in note
     assert "does not put out what its weights say" in note
@@ -95,7 +95,7 @@ def test_what_is_not_in_the_weights_of_a_layer_is_differentiated_as_it_runs(chan
     whole, X = found.at(0, "model")
     assert_close(whole(X), module(TOKENS).last_hidden_state)
     with pytest.raises(hs.errors.AssumptionError, match="no closed form"):
-        model.site(0).map("attention")
+        model.layer(0).map("attention")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -128,7 +128,7 @@ def test_layers_that_share_their_weights_are_compared_turn_by_turn(rng):
         return 2 * output if len(turns) % 3 == 0 else None
 
     shared.register_forward_hook(third)
-    assert [site.attention is None for site in hs.load(module).sites] == [False, False, True]
+    assert [site.attention is None for site in hs.load(module).layers] == [False, False, True]
 
 
 def test_ends_that_are_changed_are_named_and_left_out(rng):
@@ -161,7 +161,7 @@ def test_families_differ_from_their_modules_by_rounding_alone_whatever_the_size_
             for parameter in module.parameters():
                 parameter.mul_(gain)
         model = hs.load(module)
-        assert all(site.attention is not None for site in model.sites), model.notes
+        assert all(site.attention is not None for site in model.layers), model.notes
         tokens = inputs(family, rng)
         model.activations(tokens.float() if family in PICTURES else tokens)
         assert model.compared
@@ -171,15 +171,15 @@ def test_families_differ_from_their_modules_by_rounding_alone_whatever_the_size_
 def test_one_part_in_a_thousand_of_what_attention_puts_out_is_seen(family):
     transformer = build(family)
     module = copy.deepcopy(transformer.module).float()
-    site = transformer.sites[-1]
-    module.get_submodule(site.writes).register_forward_hook(lambda _module, _given, output: 1.001 * output)
-    assert hs.load(module).sites[-1].attention is None
+    site = transformer.layers[-1]
+    module.get_submodule(site.projection_path).register_forward_hook(lambda _module, _given, output: 1.001 * output)
+    assert hs.load(module).layers[-1].attention is None
 
 
 def test_half_precision_is_compared_in_the_numbers_that_it_is_measured_in(rng):
     module = bert(rng).bfloat16()
     model = hs.load(module)
     model.activations(TOKENS)
-    assert all(site.attention is not None for site in model.sites)
+    assert all(site.attention is not None for site in model.layers)
     module.encoder.layer[0].attention.self.value.register_forward_hook(triple)
-    assert hs.load(module).sites[0].attention is None
+    assert hs.load(module).layers[0].attention is None

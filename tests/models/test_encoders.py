@@ -23,9 +23,9 @@ def random_model(family, kind, rng):
 
 def check_every_layer(family, module, rng):
     transformer = hs.load(module)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert_close(f(X), written, **tolerance(family))
     return transformer
 
@@ -39,22 +39,22 @@ def test_a_head_or_a_tower_of_its_own_changes_nothing(family, kind, rng):
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_of_an_encoder_and_a_decoder_the_encoder_is_measured(family, rng):
     transformer = hs.load(random_model(family, TOWERS[family][0], rng))
-    assert len(transformer.sites) == 2  # the decoder has three
-    assert not any(site.attention.positions.causal for site in transformer.sites)
+    assert len(transformer.layers) == 2  # the decoder has three
+    assert not any(site.attention.positions.causal for site in transformer.layers)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_a_missing_flag_does_not_hide_that_there_are_an_encoder_and_a_decoder(family, rng):
     module = random_model(family, TOWERS[family][0], rng)
     module.config.is_encoder_decoder = False
-    assert len(check_every_layer(family, module, rng).sites) == 2
+    assert len(check_every_layer(family, module, rng).layers) == 2
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_a_decoder_that_stands_alone_is_causal(family, rng):
     transformer = check_every_layer(family, random_model(family, TOWERS[family][0], rng).decoder, rng)
-    assert len(transformer.sites) == 3
-    assert all(site.attention.positions.causal for site in transformer.sites)
+    assert len(transformer.layers) == 3
+    assert all(site.attention.positions.causal for site in transformer.layers)
 
 
 def test_of_a_tower_of_text_and_one_of_pictures_the_text_is_measured(rng):
@@ -62,10 +62,10 @@ def test_of_a_tower_of_text_and_one_of_pictures_the_text_is_measured(rng):
     both = randomised(transformers.CLIPConfig(**parts), rng)
     transformer = check_every_layer("clip_text_model", both, rng)
     assert "two towers" in transformer.notes[0]
-    assert all(site.attention.positions.causal for site in transformer.sites)
+    assert all(site.attention.positions.causal for site in transformer.layers)
     assert transformer.digest == hs.load(both.text_model).digest
     pictures = check_every_layer("clip_vision_model", both.vision_model, rng)
-    assert not any(site.attention.positions.causal for site in pictures.sites)
+    assert not any(site.attention.positions.causal for site in pictures.layers)
 
 
 def test_the_scores_of_t5_depend_on_the_distance_as_far_as_anybody_looks(rng):
@@ -73,7 +73,7 @@ def test_the_scores_of_t5_depend_on_the_distance_as_far_as_anybody_looks(rng):
     X = torch.randn(300, 24, dtype=torch.float64, generator=rng)  # far beyond where its buckets end
     own = transformer.module.encoder.block[0].layer[0].SelfAttention
     expected, *_rest = own(X[None])
-    assert_close(transformer.sites[0].attention(X), expected[0])
+    assert_close(transformer.layers[0].attention(X), expected[0])
 
 
 def test_the_first_layer_of_modernbert_reads_what_the_embeddings_have_normed(rng):

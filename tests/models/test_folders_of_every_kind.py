@@ -46,17 +46,24 @@ def dense(g, X):
 
 def by_hand(family, transformer, tokens):
     """The three maps of the second layer as the modules compute them, at one sentence alone."""
-    site, found = transformer.sites[1], transformer.activations(tokens)
-    attends = f"{site.block}.{ATTENTION[family]}" if family in ATTENTION else site.writes
-    turn = [other.block for other in transformer.sites].index(site.block) != 1  # shared weights run once before
-    swapped = {"attention": substituted(transformer, tokens, site.reads, turn=turn, hear=attends)}
+    site, found = transformer.layers[1], transformer.activations(tokens)
+    attends = f"{site.block_path}.{ATTENTION[family]}" if family in ATTENTION else site.projection_path
+    turn = [other.block_path for other in transformer.layers].index(
+        site.block_path
+    ) != 1  # shared weights run once before
+    swapped = {"attention": substituted(transformer, tokens, site.attention_path, turn=turn, hear=attends)}
     if (SUMS | STRANGE_SUMS).get(family):
         part, side = (SUMS | STRANGE_SUMS)[family]
         adds = substituted(
-            transformer, tokens, site.block, turn=turn, hear=f"{site.block}.{part}", side=side.replace("adds", "writes")
+            transformer,
+            tokens,
+            site.block_path,
+            turn=turn,
+            hear=f"{site.block_path}.{part}",
+            side=side.replace("adds", "writes"),
         )
         swapped["residual"] = (lambda X: X + adds(X)) if side == "adds" else adds
-        swapped["block"] = substituted(transformer, tokens, site.block, turn=turn)
+        swapped["block"] = substituted(transformer, tokens, site.block_path, turn=turn)
     inputs = {name: found.attention[1] if name == "attention" else found.blocks[1] for name in swapped}
     return {name: dense(g, inputs[name]) for name, g in swapped.items()}
 

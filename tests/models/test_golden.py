@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.registry import FAMILIES, ONE_SIDED
+from howsmooth.models.families.registry import FAMILIES, ONE_SIDED
 
 
 def test_every_known_family_is_tested():
@@ -27,14 +27,14 @@ def products(g, X, E, G):
 @pytest.mark.parametrize("family", each(EVERY, quick=CONFIGS))
 def test_our_map_is_the_module_and_so_is_its_derivative(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
-    assert len(transformer.sites) >= 2
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
+    assert len(transformer.layers) >= 2
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert_close(f(X), written, **tolerance(family))
         E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
         G = torch.randn(written.shape, dtype=torch.float64, generator=rng)
-        g = own_attention(transformer, site, found.attention_calls[site.layer])
+        g = own_attention(transformer, site, found.attention_calls[site.index])
         value, tangent, pulled = products(g, X, E, G)
         assert_close(value, written)
         J = f.jacobian(X)
@@ -49,14 +49,14 @@ def test_padding_is_seen_by_nobody_as_in_the_module(family, rng):
     real = [9, 8, 6] if family == "gemma2" else [9, 6, 2]
     padding = torch.arange(9) < torch.tensor(real)[:, None]
     tokens = inputs(family, rng, batch=3)
-    found, heard = run(transformer, tokens, [site.writes for site in transformer.sites], padding=padding)
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, tokens, [site.projection_path for site in transformer.layers], padding=padding)
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert_close(f(X)[padding], written[padding], **tolerance(family))
         E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
         # what comes out at padded tokens is nobody's business
         G = torch.randn(written.shape, dtype=torch.float64, generator=rng) * padding[..., None]
-        g = own_attention(transformer, site, found.attention_calls[site.layer])
+        g = own_attention(transformer, site, found.attention_calls[site.index])
         _value, tangent, pulled = products(g, X, E, G)
         J = f.jacobian(X)
         assert_close(J.jvp(E)[padding], tangent[padding], **tolerance(family))
@@ -67,9 +67,9 @@ def test_padding_is_seen_by_nobody_as_in_the_module(family, rng):
 @pytest.mark.parametrize("family", each(family for family in TEXT if not family.startswith(ONE_SIDED)))
 def test_a_decoder_that_is_told_to_see_both_sides_does(family, rng):
     transformer = build(family, is_causal=False)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert_close(f(X), written, **tolerance(family))
 
 
@@ -97,9 +97,9 @@ def test_padding_may_stand_in_front(family, rng):
     transformer = build(family)
     padding = torch.arange(9) >= torch.tensor([0, 7])[:, None]
     tokens = inputs(family, rng)
-    found, heard = run(transformer, tokens, [site.writes for site in transformer.sites], padding=padding)
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, tokens, [site.projection_path for site in transformer.layers], padding=padding)
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert_close(f(X)[padding], written[padding], **tolerance(family))
 
 
@@ -107,9 +107,9 @@ def test_padding_may_stand_in_front(family, rng):
 def test_activations_are_what_attention_reads_and_what_the_block_reads(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=7)
-    found, heard = run(transformer, tokens, [site.block for site in transformer.sites])
-    for site, (read, _written) in zip(transformer.sites, heard, strict=True):
-        X, stream = found.attention[site.layer], found.blocks[site.layer]
+    found, heard = run(transformer, tokens, [site.block_path for site in transformer.layers])
+    for site, (read, _written) in zip(transformer.layers, heard, strict=True):
+        X, stream = found.attention[site.index], found.blocks[site.index]
         assert_close(stream, read, rtol=0, atol=0)
         # some norms compute in float32
         assert_close(stream if site.before is None else site.before(stream), X, rtol=1e-5, atol=1e-6)
@@ -118,14 +118,14 @@ def test_activations_are_what_attention_reads_and_what_the_block_reads(family, r
 def test_a_model_with_a_head_is_read_without_it():
     config = CONFIGS["gpt2"]()
     with_head = transformers.GPT2LMHeadModel(config)
-    assert len(hs.load(with_head).sites) == 2
+    assert len(hs.load(with_head).layers) == 2
 
 
 @pytest.mark.slow
 def test_random_models_have_the_familys_shape():
     transformer = hs.load("random:distilbert", dtype=torch.float64)
-    assert len(transformer.sites) == 6
-    assert transformer.sites[0].attention.d == 768
+    assert len(transformer.layers) == 6
+    assert transformer.layers[0].attention.d == 768
     assert any("random" in note for note in transformer.notes)
 
 
@@ -134,4 +134,4 @@ def test_a_folder_is_loaded(tmp_path, rng):
     model.save_pretrained(tmp_path / "model")
     again = hs.load(str(tmp_path / "model"), dtype=torch.float64)
     X = torch.randn(5, 24, dtype=torch.float64, generator=rng)
-    assert_close(again.sites[1].attention(X), hs.load(model).sites[1].attention(X))
+    assert_close(again.layers[1].attention(X), hs.load(model).layers[1].attention(X))

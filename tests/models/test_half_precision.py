@@ -55,7 +55,7 @@ def test_half_precision_that_is_asked_for_rounds_the_weights_alone(rng):
     rounded = hs.load(model, dtype=torch.bfloat16)
     (note,) = rounded.notes
     assert "were rounded to bfloat16, as asked for" in note
-    weight = rounded.sites[0].attention.value_bias
+    weight = rounded.layers[0].attention.value_bias
     assert weight.dtype == torch.float32
     own = model.encoder.layer[0].attention.self.value.bias.detach()
     assert_close(weight.flatten(), own.bfloat16().float(), rtol=0, atol=0)
@@ -68,14 +68,14 @@ def test_other_models_have_no_such_note(rng):
 
 def test_a_model_keeps_its_numbers_when_others_are_asked_for(rng):
     model = model_in("bert", torch.float32, rng)
-    assert hs.load(model, dtype=torch.float64).sites[0].attention.dtype == torch.float64
+    assert hs.load(model, dtype=torch.float64).layers[0].attention.dtype == torch.float64
     assert next(model.parameters()).dtype == torch.float32
 
 
 def test_a_folder_in_half_precision_is_measured_in_float32(tmp_path, rng):
     model_in("bert", torch.bfloat16, rng).save_pretrained(tmp_path)
     loaded = hs.load(str(tmp_path))
-    assert loaded.sites[0].attention.dtype == torch.float32
+    assert loaded.layers[0].attention.dtype == torch.float32
     assert "bfloat16" in loaded.notes[0]
 
 

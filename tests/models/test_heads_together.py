@@ -6,7 +6,7 @@ from models.families import TEXT, build, each
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.text import Text, WordNumbers, read_text
+from howsmooth.models.inputs.text import Text, WordNumbers, read_text
 
 
 def tokens(rng):
@@ -20,7 +20,7 @@ def test_heads_in_a_batch_are_the_heads_one_by_one(family, rng):
         found = transformer.activations(tokens(rng), padding=padding)
         f, X = found.per_head(1)
         together = f(X)
-        for h in range(transformer.sites[1].exact.layout.heads):
+        for h in range(transformer.layers[1].closed_form.layout.heads):
             g, Y = found.at(1, f"head:{h}")
             assert_close(together[:, h], g(Y))
 
@@ -50,7 +50,7 @@ def test_heads_of_a_layer_that_is_not_there_are_refused(rng):
 @pytest.mark.parametrize("words", [1, 7, 39, 40, 41, 100])
 def test_the_room_of_a_text_is_the_most_windows_that_can_be_cut(length, stride, words):
     module = build("bert")
-    transformer = hs.Transformer(name="small", module=module.module, sites=module.sites, tokenizer=WordNumbers(50))
+    transformer = hs.Transformer(name="small", module=module.module, layers=module.layers, tokenizer=WordNumbers(50))
     text = Text(name="note", content=" ".join(f"w{i}" for i in range(words)))
     room = transformer.room(text, length=length, stride=stride)
     if room:
@@ -74,7 +74,7 @@ def test_special_tokens_take_room():
 
 def test_a_stride_that_goes_nowhere_is_refused():
     model = build("bert")
-    transformer = hs.Transformer(name="small", module=model.module, sites=model.sites, tokenizer=WordNumbers(50))
+    transformer = hs.Transformer(name="small", module=model.module, layers=model.layers, tokenizer=WordNumbers(50))
     with pytest.raises(hs.errors.AssumptionError, match="stride must be at least 1") as caught:
         transformer.windows(read_text(), length=4, count=2, stride=0)
     assert caught.value.field == "stride"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from howsmooth.models.loading import _parsing_once
+from howsmooth.models.loading.pretrained import _parsing_once
 
 
 def test_while_a_model_is_loaded_its_file_is_parsed_once(tmp_path):

@@ -12,7 +12,7 @@ from models.families import CONFIGS, PICTURES, each
 
 import howsmooth as hs
 from howsmooth.memory import gigabytes
-from howsmooth.models.sizes import parameters
+from howsmooth.models.loading.config_checks import parameter_count
 
 WIDTH = {"gpt2": "n_embd", "distilbert": "dim"}
 HEADS = {"gpt2": "n_head", "distilbert": "n_heads"}
@@ -128,14 +128,14 @@ def test_parameters_are_counted_before_a_model_is_built(name):
         if name == "gpt_neo":
             config.attention_layers = ["global"] * 5
     built = transformers.AutoModel.from_config(config)
-    assert parameters(config) == sum(parameter.numel() for parameter in built.parameters())
+    assert parameter_count(config) == sum(parameter.numel() for parameter in built.parameters())
 
 
 def test_an_encoder_and_a_decoder_of_different_depth_are_counted_both():
     widths = {"d_model": 32, "encoder_ffn_dim": 24, "decoder_ffn_dim": 16, "vocab_size": 50}
     config = transformers.BartConfig(**widths, encoder_layers=3, decoder_layers=5)
     built = transformers.AutoModel.from_config(config)
-    assert parameters(config) == sum(parameter.numel() for parameter in built.parameters())
+    assert parameter_count(config) == sum(parameter.numel() for parameter in built.parameters())
 
 
 def test_a_random_model_beyond_the_memory_is_refused_before_it_is_built(monkeypatch, tmp_path):

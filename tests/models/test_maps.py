@@ -76,38 +76,38 @@ PRE_NORM = (
 
 
 def sites_and(transformer, heard):
-    return zip(transformer.sites, heard, strict=True)
+    return zip(transformer.layers, heard, strict=True)
 
 
 @pytest.mark.parametrize("family", each(CONFIGS))
 def test_the_heads_are_what_the_output_projection_reads(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
     for site, (read, _written) in sites_and(transformer, heard):
-        f, X = found.at(site.layer, "heads")
+        f, X = found.at(site.index, "heads")
         assert_close(f(X), read, **tolerance(family))
 
 
 @pytest.mark.parametrize("family", each(CONFIGS))
 def test_single_heads_add_up_to_the_modules_output_less_its_bias(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
     for site, (_read, written) in sites_and(transformer, heard):
         total = torch.zeros_like(written)
         for h in range(site.attention.layout.heads):
-            f, X = found.at(site.layer, f"head:{h}")
+            f, X = found.at(site.index, f"head:{h}")
             total += f(X)
-        bias = dict(transformer.module.named_modules())[site.writes].bias
+        bias = dict(transformer.module.named_modules())[site.projection_path].bias
         assert_close(total if bias is None else total + bias, written, **tolerance(family))
 
 
 @pytest.mark.parametrize("family", each(PRE_NORM))
 def test_normed_attention_of_the_stream_is_the_modules_output(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.writes for site in transformer.sites])
+    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
     for site, (_read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.layer, "normed")
-        assert X is not found.attention[site.layer]
+        f, X = found.at(site.index, "normed")
+        assert X is not found.attention[site.index]
         assert_close(f(X), written, **tolerance(family))
 
 
@@ -126,9 +126,9 @@ def test_every_family_has_a_residual_sum_to_compare_with():
 def test_the_residual_is_what_the_mlp_is_given(family, rng):
     transformer = build(family)
     part, side = SUMS[family]
-    found, heard = run(transformer, inputs(family, rng), [f"{site.block}.{part}" for site in transformer.sites])
+    found, heard = run(transformer, inputs(family, rng), [f"{site.block_path}.{part}" for site in transformer.layers])
     for site, (read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.layer, "residual")
+        f, X = found.at(site.index, "residual")
         # some modules are given their tokens in one row after the other
         other = (read if side == "reads" else written).reshape(X.shape)
         assert_close(f(X), X + other if side == "adds" else other, **tolerance(family))
@@ -137,13 +137,13 @@ def test_the_residual_is_what_the_mlp_is_given(family, rng):
 @pytest.mark.parametrize("family", each(EVERY))
 def test_the_block_is_the_modules_own_at_its_input_and_elsewhere(family, rng):
     transformer = build(family)
-    paths = [site.block for site in transformer.sites]
+    paths = [site.block_path for site in transformer.layers]
     tokens = inputs(family, rng)
     found, heard = run(transformer, tokens, paths)
     for site, (_read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.layer, "block")
+        f, X = found.at(site.index, "block")
         assert_close(f(X), written, **tolerance(family))
-        g = substituted(transformer, tokens, site.block, turn=paths[: site.layer].count(site.block))
+        g = substituted(transformer, tokens, site.block_path, turn=paths[: site.index].count(site.block_path))
         elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
         assert_close(f(elsewhere), g(elsewhere), **tolerance(family))
 
@@ -155,7 +155,7 @@ def test_the_constant_of_a_block_is_its_dense_jacobians(family, rng):
     tokens = inputs(family, rng, batch=1, length=3)
     f, X = transformer.activations(tokens).at(1, "block")
     estimate = hs.local_lipschitz(f, X, generator=rng)
-    exact = constant_of(substituted(transformer, tokens, transformer.sites[1].block), X)
+    exact = constant_of(substituted(transformer, tokens, transformer.layers[1].block_path), X)
     slack = 1 + 1e-6  # some norms compute in float32
     assert estimate.lower.item() <= exact.item() * slack
     assert exact.item() <= estimate.upper.item() * slack
@@ -184,7 +184,7 @@ def test_layers_that_share_their_weights_are_measured_where_each_of_them_runs(rn
     config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 3}, embedding_size=12)
     transformer = hs.load(randomised(config, rng))
     found = transformer.activations(inputs("albert", rng))
-    assert len({site.reads for site in transformer.sites}) == 1
+    assert len({site.attention_path for site in transformer.layers}) == 1
     for layer in (0, 1):
         block, stream = found.at(layer, "block")
         assert_close(block(stream), found.blocks[layer + 1])

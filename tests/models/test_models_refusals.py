@@ -11,8 +11,8 @@ import transformers
 from torch import nn
 
 import howsmooth as hs
-from howsmooth.models.builtin import BUILT_IN, BuiltIn
-from howsmooth.models.text import Text, read_text
+from howsmooth.models.inputs.text import Text, read_text
+from howsmooth.models.loading.names import BUILT_IN, BuiltIn
 
 pytestmark = pytest.mark.untyped
 
@@ -142,7 +142,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(folder, tmp_path, write
 def test_a_pickle_of_numbers_is_loaded(folder):
     (folder / "model.safetensors").unlink()
     torch.save(bert().state_dict(), folder / "pytorch_model.bin")
-    assert len(hs.load(str(folder)).sites) == 1
+    assert len(hs.load(str(folder)).layers) == 1
 
 
 def test_code_beside_the_weights_is_refused_and_nobody_is_asked(folder, tmp_path, capsys):
@@ -174,7 +174,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(folder, change, w
 
 def test_a_pooler_may_be_missing(tmp_path):
     transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
-    assert len(hs.load(str(tmp_path)).sites) == 1
+    assert len(hs.load(str(tmp_path)).layers) == 1
 
 
 def test_a_decoder_may_be_missing(tmp_path):
@@ -182,7 +182,7 @@ def test_a_decoder_may_be_missing(tmp_path):
     transformers.T5EncoderModel(transformers.T5Config(**shape)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"is_encoder_decoder": True}))
-    assert len(hs.load(str(tmp_path)).sites) == 1
+    assert len(hs.load(str(tmp_path)).layers) == 1
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.gguf"])
@@ -221,7 +221,7 @@ def test_weights_in_a_folder_that_are_not_finite_are_refused(tmp_path):
     ],
 )
 def test_maps_that_do_not_exist_are_refused(name, words):
-    (site,) = hs.load(bert()).sites
+    (site,) = hs.load(bert()).layers
     assert words in refusal(lambda: site.map(name), hs.errors.AssumptionError)
 
 

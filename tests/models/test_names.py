@@ -6,18 +6,20 @@ import sys
 import pytest
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
-from howsmooth.models.names import check_map_name, check_model_name
-from howsmooth.models.text import check_text
+from howsmooth.models.inputs.text import check_text
+from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.map_names import MapName
 
 
 def test_names_and_texts_are_checked_without_torch():
     code = """
 import sys
-import howsmooth.models.builtin, howsmooth.models.registry
-from howsmooth.models.hub import check_model
-from howsmooth.models.names import check_map_name, check_model_name
-from howsmooth.models.text import check_text
-check_model_name("minilm"), check_model_name("somebody/something"), check_map_name("head:3"), check_text("alice")
+import howsmooth.models.loading.names, howsmooth.models.families.registry
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.map_names import MapName
+from howsmooth.models.inputs.text import check_text
+check_model_name("minilm"), check_model_name("somebody/something"), MapName.parse("head:3"), check_text("alice")
 check_model("random:bert")
 assert not {"torch", "transformers", "numpy", "huggingface_hub"} & set(sys.modules)
 """
@@ -82,7 +84,7 @@ WHOLE = ["model", "network", "sentence", "logits", "to:0", "from:11", "layers:2-
     "name", ["attention", "heads", "head:0", "head:11", "normed", "residual", "mlp", "block", *WHOLE]
 )
 def test_maps_of_a_layer_and_of_many_pass(name):
-    check_map_name(name)
+    MapName.parse(name)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_maps_of_a_layer_and_of_many_pass(name):
 )
 def test_what_is_no_map_is_refused(name, words):
     with pytest.raises(AssumptionError, match=words) as caught:
-        check_map_name(name)
+        MapName.parse(name)
     assert caught.value.field == "map"
 
 

@@ -13,7 +13,7 @@ from models.families import CONFIGS
 
 SAY = """
 import time, sys
-from howsmooth.models.hub import check_model
+from howsmooth.models.loading.hub import check_model
 import howsmooth as hs
 begin = time.monotonic()
 try:
@@ -80,7 +80,7 @@ for name in ("somebody/small", "nobody/nothing"):
     begin = time.monotonic()
     try:
         model = hs.load(name)
-        print(len(model.sites), model.notes)
+        print(len(model.layers), model.notes)
     finally:
         print(time.monotonic() - begin)
 """

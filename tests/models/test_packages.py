@@ -9,18 +9,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.rest import Rest
-from howsmooth.models.text import read_text
+from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.inputs.text import read_text
 
 
 def relative_errors(transformer, tokens, *, padding=None):
     """How far each layer of ours is from the module's own output, relative to its norm."""
-    writes = [site.writes for site in transformer.sites]
+    writes = [site.projection_path for site in transformer.layers]
     found, heard = run(transformer, tokens, writes, padding=padding)
     real = ... if padding is None else padding
     errors = []
-    for site, (_read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         errors.append(float(torch.linalg.vector_norm(f(X)[real] - written[real]) / written[real].norm()))
     return errors
 
@@ -41,7 +41,7 @@ def test_minilm_is_read_exactly_with_special_tokens_and_padding(minilm):
 
 @pytest.mark.slow
 def test_minilm_is_the_model_that_its_package_says_it_is(minilm):
-    attention = minilm.sites[0].attention
+    attention = minilm.layers[0].attention
     assert (attention.layout.heads, attention.d, attention.dtype) == (12, 384, torch.float32)
     assert (minilm.max_length, minilm.notes) == (512, ())
     assert minilm.digest == hs.load("minilm").digest
@@ -86,7 +86,7 @@ def test_smollm2_predicts_alice(smollm2):
 @pytest.mark.slow
 @pytest.mark.xdist_group("smollm2")
 def test_smollm2_says_that_its_weights_are_4_bit(smollm2):
-    attention = smollm2.sites[0].attention
+    attention = smollm2.layers[0].attention
     assert (attention.layout.heads, attention.layout.groups, attention.d) == (9, 3, 576)
     assert "4-bit" in " ".join(smollm2.notes)
 
@@ -95,7 +95,7 @@ def whole_error(transformer, tokens):
     """How far the whole model of ours is from its module, in value and derivative, relative to their norms."""
     found = transformer.activations(tokens)
     f, X = found.at(0, "model")
-    module = Rest(run=found.run, enters=(transformer.sites[0].block, 0))
+    module = PartialForward(run=found.run, enters=(transformer.layers[0].block_path, 0))
     E = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no forward mode
         value, tangent = torch.func.jvp(module, (X,), (E,))

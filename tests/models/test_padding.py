@@ -42,7 +42,7 @@ def same_operator(padded, alone, rng):
 
 
 def parts(found):
-    site = found.sites[1]
+    site = found.layers[1]
     # ModernBERT's first layer has no norm; others have theirs behind
     return ["attention", "heads", "head:1", "residual", *(["normed"] if site.before is not None else [])]
 
@@ -105,7 +105,7 @@ def test_a_sentence_without_a_real_token_is_refused(rng):
 
 
 def test_what_is_padding_must_fit_the_tokens():
-    f = build("bert").sites[0].attention
+    f = build("bert").layers[0].attention
     with pytest.raises(hs.errors.ShapeError, match="each of 5 tokens, got 4") as caught:
         RealTokens(map=f, real=torch.tensor([True] * 4)).jacobian(torch.zeros(5, 24, dtype=torch.float64))
     assert caught.value.field == "real"

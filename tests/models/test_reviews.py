@@ -5,7 +5,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.certificates.reading import classified, read_sentence
-from howsmooth.models.builtin import built_in_path
+from howsmooth.models.loading.names import built_in_path
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from howsmooth.models.builtin import built_in_path
 def test_plain_reviews_are_told_right(sentence, label):
     model = hs.load("reviews")
     f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
-    assert model.frame.classes.labels[int(f(X)[0].argmax())] == label
+    assert model.ends.class_head.labels[int(f(X)[0].argmax())] == label
 
 
 def test_it_is_small_and_says_where_it_comes_from():

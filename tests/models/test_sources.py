@@ -9,10 +9,8 @@ import pytest
 from PIL import Image
 
 import howsmooth as hs
-from howsmooth.models.pictures import read_pictures
-from howsmooth.models.sentences import read_sentences
-from howsmooth.models.sources import read_source
-from howsmooth.models.token_ids import read_token_ids
+from howsmooth.models.inputs.pictures import read_pictures
+from howsmooth.models.inputs.sources import read_sentences, read_source, read_token_ids
 
 
 def refusal(read, path):

@@ -5,9 +5,9 @@ import tokenizers
 import torch
 
 import howsmooth as hs
-from howsmooth.models.builtin import built_in_path
-from howsmooth.models.text import Text, WordNumbers, read_text
-from howsmooth.models.windows import windows
+from howsmooth.models.inputs.text import Text, WordNumbers, read_text
+from howsmooth.models.inputs.windows import windows
+from howsmooth.models.loading.names import built_in_path
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.registry import TRIED
+from howsmooth.models.families.registry import TRIED
 from howsmooth.spectral.autograd import linearise
 
 # Those that are tested while one works: fused and not, norms in front and behind, a decoder and two encoders.
@@ -48,16 +48,16 @@ def test_every_stranger_says_where_its_attention_is():
 @pytest.mark.parametrize("family", each(STRANGERS, quick=FEW))
 def test_a_strangers_attention_has_its_output_projection(family, rng):
     transformer = stranger(family)
-    assert len(transformer.sites) == 2
+    assert len(transformer.layers) == 2
     (note,) = transformer.notes
     assert repr(family) in note
     assert "autograd" in note
-    found, heard = run(transformer, tokens_for(rng), [attention_path(family, site) for site in transformer.sites])
-    for site, (read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer)
+    found, heard = run(transformer, tokens_for(rng), [attention_path(family, site) for site in transformer.layers])
+    for site, (read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index)
         assert X.shape == (2, 6, 24)
         assert_close(f(X), written)
-        heads, X = found.at(site.layer, "heads")
+        heads, X = found.at(site.index, "heads")
         assert_close(heads(X), read)
 
 
@@ -66,9 +66,9 @@ def test_a_strangers_attention_has_its_output_projection(family, rng):
 def test_a_strangers_residual_is_what_its_mlp_is_given(family, rng):
     transformer = stranger(family)
     part, side = SUMS[family]
-    found, heard = run(transformer, tokens_for(rng), [f"{site.block}.{part}" for site in transformer.sites])
-    for site, (read, written) in zip(transformer.sites, heard, strict=True):
-        f, X = found.at(site.layer, "residual")
+    found, heard = run(transformer, tokens_for(rng), [f"{site.block_path}.{part}" for site in transformer.layers])
+    for site, (read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(site.index, "residual")
         other = (read if side == "reads" else written).reshape(X.shape)
         assert_close(f(X), X + other if side == "adds" else other)
 
@@ -76,15 +76,15 @@ def test_a_strangers_residual_is_what_its_mlp_is_given(family, rng):
 @pytest.mark.parametrize("family", each(WHOLE, quick=FEW))
 def test_a_strangers_maps_are_its_modules_elsewhere_too(family, rng):
     transformer = stranger(family)
-    tokens, site = tokens_for(rng), transformer.sites[1]
+    tokens, site = tokens_for(rng), transformer.layers[1]
     found = transformer.activations(tokens)
     block, X = found.at(1, "block")
     elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
-    assert_close(block(elsewhere), substituted(transformer, tokens, site.block)(elsewhere))
+    assert_close(block(elsewhere), substituted(transformer, tokens, site.block_path)(elsewhere))
     f, X = found.at(1)
     elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
     _found, [(_read, written)] = run(transformer, tokens, [attention_path(family, site)])
-    swapped = substituted(transformer, tokens, site.reads, hear=attention_path(family, site))
+    swapped = substituted(transformer, tokens, site.attention_path, hear=attention_path(family, site))
     assert_close(swapped(X), written)
     assert_close(f(elsewhere), swapped(elsewhere))
 
@@ -92,9 +92,9 @@ def test_a_strangers_maps_are_its_modules_elsewhere_too(family, rng):
 @pytest.mark.parametrize("family", each(sorted(set(STRANGERS) - set(FUSED)), quick=FEW))
 def test_a_strangers_heads_add_up_to_its_attention_less_the_bias(family, rng):
     transformer = stranger(family)
-    found, [(_read, written)] = run(transformer, tokens_for(rng), [attention_path(family, transformer.sites[1])])
+    found, [(_read, written)] = run(transformer, tokens_for(rng), [attention_path(family, transformer.layers[1])])
     heads = [f(X) for f, X in (found.at(1, f"head:{h}") for h in range(4))]
-    bias = dict(transformer.module.named_modules())[attention_path(family, transformer.sites[1])].bias
+    bias = dict(transformer.module.named_modules())[attention_path(family, transformer.layers[1])].bias
     assert_close(sum(heads) if bias is None else sum(heads) + bias, written)
     with pytest.raises(hs.errors.AssumptionError, match="heads 0 to 3, got head:4"):
         found.at(1, "head:4")
@@ -103,7 +103,7 @@ def test_a_strangers_heads_add_up_to_its_attention_less_the_bias(family, rng):
 @pytest.mark.parametrize("family", each(FUSED, quick=FEW))
 def test_heads_that_cannot_be_told_apart_are_refused(family, rng):
     transformer = stranger(family)
-    for ask in (transformer.sites[0].check, lambda name: transformer.activations(tokens_for(rng)).at(0, name)):
+    for ask in (transformer.layers[0].check, lambda name: transformer.activations(tokens_for(rng)).at(0, name)):
         with pytest.raises(hs.errors.AssumptionError, match="which columns of the output projection") as caught:
             ask("head:0")
         assert caught.value.field == "map"
@@ -145,9 +145,9 @@ def test_the_same_weights_have_the_same_constants_in_a_family_that_is_known_and_
 def test_a_strangers_constants_are_those_of_its_dense_jacobians(family, rng):
     transformer = stranger(family)
     tokens = tokens_for(rng, batch=1)[:, :3]  # every number that comes out is a pass through the model
-    found, site = transformer.activations(tokens), transformer.sites[1]
-    attention = substituted(transformer, tokens, site.reads, hear=attention_path(family, site))
-    for name, g in {"attention": attention, "block": substituted(transformer, tokens, site.block)}.items():
+    found, site = transformer.activations(tokens), transformer.layers[1]
+    attention = substituted(transformer, tokens, site.attention_path, hear=attention_path(family, site))
+    for name, g in {"attention": attention, "block": substituted(transformer, tokens, site.block_path)}.items():
         f, X = found.at(1, name)
         agrees(hs.local_lipschitz(f, X, generator=rng), constant_of(g, X))
 
@@ -175,7 +175,7 @@ def test_a_stranger_is_padded_as_it_pads_itself(family, rng):
 def test_where_the_norm_comes_behind_a_stranger_has_no_normed_map(rng):
     transformer = stranger("exaone4")
     with pytest.raises(hs.errors.AssumptionError, match="behind attention"):
-        transformer.sites[0].check("normed")
+        transformer.layers[0].check("normed")
     found, [(_read, written)] = run(stranger("stablelm"), tokens_for(rng), ["layers.1.self_attn.o_proj"])
     f, X = found.at(1, "normed")
     assert_close(f(X), written)
@@ -185,7 +185,7 @@ def test_a_stranger_without_a_block_says_so(rng):
     transformer = stranger("xlm")
     for name in ("residual", "normed", "block"):
         with pytest.raises(hs.errors.AssumptionError, match="no module is a block"):
-            transformer.sites[0].check(name)
+            transformer.layers[0].check(name)
         with pytest.raises(hs.errors.AssumptionError, match="no module is a block"):
             transformer.activations(tokens_for(rng)).at(0, name)
 
@@ -193,7 +193,7 @@ def test_a_stranger_without_a_block_says_so(rng):
 def test_a_strangers_heads_have_no_closed_form(rng):
     transformer = stranger("olmo")
     with pytest.raises(hs.errors.AssumptionError, match="no closed form"):
-        transformer.sites[0].map("heads")
+        transformer.layers[0].map("heads")
     with pytest.raises(hs.errors.AssumptionError, match="no closed form"):
         transformer.activations(tokens_for(rng)).per_head(0)
 
@@ -218,7 +218,7 @@ def test_a_stranger_whose_attention_is_not_understood_is_refused_before_it_is_me
     transformer = hs.load(randomised(config(), rng))
     for name in ("attention", "heads", "head:0", "residual", "normed"):
         with pytest.raises(hs.errors.AssumptionError, match=words) as caught:
-            transformer.sites[0].check(name)
+            transformer.layers[0].check(name)
         assert caught.value.field == "map"
 
 
@@ -253,7 +253,7 @@ def test_a_stranger_that_cannot_be_tried_at_load_is_understood_at_its_first_inpu
             return self.encoder(self.linear(vectors))
 
     transformer = hs.load(Projected())
-    transformer.sites[0].check("attention")  # nobody knows better yet
+    transformer.layers[0].check("attention")  # nobody knows better yet
     found = transformer.activations(torch.randn(2, 6, 5, dtype=torch.float64, generator=rng))
     layer = transformer.module.encoder.layers[1]
     f, X = found.at(1)
@@ -283,7 +283,7 @@ def test_the_block_of_mt5_holds_its_mlp(rng):
 def test_a_plain_torch_encoder_is_measured(rng):
     model = Plain()
     transformer = hs.load(model)
-    assert [site.block for site in transformer.sites] == ["encoder.layers.0", "encoder.layers.1"]
+    assert [site.block_path for site in transformer.layers] == ["encoder.layers.0", "encoder.layers.1"]
     assert "autograd" in transformer.notes[0]
     tokens = tokens_for(rng, batch=1)
     found = transformer.activations(tokens)

@@ -18,12 +18,14 @@ def test_a_model_shows_its_layers_and_its_notes():
 
 
 def test_a_layer_says_what_can_be_measured_of_it():
-    assert repr(build("bert").sites[1]) == ("Site(layer 1, Attention(heads=4, d=24, k=6, v=6, out=24, torch.float64))")
-    assert repr(stranger("roformer").sites[0]) == (
-        "Site(layer 0, by autograd: attention, heads, head:0, residual, block)"
+    assert repr(build("bert").layers[1]) == (
+        "AttentionLayer(layer 1, Attention(heads=4, d=24, k=6, v=6, out=24, torch.float64))"
     )
-    assert repr(stranger("xlm").sites[0]) == "Site(layer 0, by autograd: attention, heads, head:0)"
-    assert "by autograd" in stranger("xlm").sites[0]._repr_html_()
+    assert repr(stranger("roformer").layers[0]) == (
+        "AttentionLayer(layer 0, by autograd: attention, heads, head:0, residual, block)"
+    )
+    assert repr(stranger("xlm").layers[0]) == "AttentionLayer(layer 0, by autograd: attention, heads, head:0)"
+    assert "by autograd" in stranger("xlm").layers[0]._repr_html_()
 
 
 def test_activations_say_what_was_run(rng):

@@ -24,8 +24,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.maps.activations import ACTIVATIONS
-from howsmooth.models.language_head import PLAIN
-from howsmooth.models.map_names import Span, span
+from howsmooth.models.map_names import LayerSpan, MapName
+from howsmooth.models.parts.output_heads import LANGUAGE_FAMILIES
 
 # What the feed-forward part of a block reads and puts out: the input of one module, the output of another.
 PARTS = {
@@ -98,7 +98,7 @@ def test_whole_models_are_the_module_and_so_are_their_derivatives(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
     found = transformer.activations(tokens)
-    blocks = [site.block for site in transformer.sites]
+    blocks = [site.block_path for site in transformer.layers]
     turn = blocks[:1].count(blocks[1])
     theirs = {
         "block": substituted(transformer, tokens, blocks[1], turn=turn),
@@ -116,7 +116,7 @@ def test_whole_models_are_the_module_and_so_are_their_derivatives(family, rng):
 def test_to_a_layer_is_what_the_next_one_reads(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
-    found, last = transformer.activations(tokens), len(transformer.sites) - 1
+    found, last = transformer.activations(tokens), len(transformer.layers) - 1
     f, X = found.at(0, f"to:{last - 1}")
     assert_close(f(X), found.blocks[last], **tolerance(family))
     whole, _same = found.at(0, f"to:{last}")
@@ -132,8 +132,8 @@ def test_the_network_begins_at_the_sum_of_the_embeddings(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
     f, X = transformer.activations(tokens).at(0, "network")
-    ends = transformer.frame.ends
-    agrees(f, rest(transformer, tokens, ends.reads or transformer.sites[0].block), X, rng, family)
+    stem = transformer.ends.stem
+    agrees(f, rest(transformer, tokens, stem.path or transformer.layers[0].block_path), X, rng, family)
 
 
 def test_before_the_norm_of_berts_embeddings_there_is_a_sum(rng):
@@ -150,18 +150,18 @@ def test_the_mlp_is_the_modules_own(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
     reads, writes = PARTS.get(family, ("mlp", "mlp"))
-    paths = [f"{site.block}.{part}" for site in transformer.sites for part in (reads, writes)]
+    paths = [f"{site.block_path}.{part}" for site in transformer.layers for part in (reads, writes)]
     with overheard(transformer.module, dict.fromkeys(paths)) as heard:
         found = transformer.activations(tokens)
-    for site in transformer.sites:
-        f, X = found.at(site.layer, "mlp")
-        (read, *_), _ = heard[f"{site.block}.{reads}"]
-        _, (written, *_) = heard[f"{site.block}.{writes}"]
-        if heard[f"{site.block}.{reads}"][0][1:]:
+    for site in transformer.layers:
+        f, X = found.at(site.index, "mlp")
+        (read, *_), _ = heard[f"{site.block_path}.{reads}"]
+        _, (written, *_) = heard[f"{site.block_path}.{writes}"]
+        if heard[f"{site.block_path}.{reads}"][0][1:]:
             continue  # layers that share their weights were heard many times
         assert_close(X, read.reshape(X.shape).detach(), **tolerance(family))
         if reads == writes:  # what a module put out may have been added to since
-            written = transformer.module.get_submodule(f"{site.block}.{reads}")(read)
+            written = transformer.module.get_submodule(f"{site.block_path}.{reads}")(read)
         assert_close(f(X), first(written).reshape(X.shape).detach(), **tolerance(family))
 
 
@@ -169,8 +169,8 @@ def test_the_mlp_is_the_modules_own(family, rng):
 def test_both_products_of_an_mlp_are_those_of_the_module(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
-    site = transformer.sites[0]
-    reads, writes = (f"{site.block}.{part}" for part in PARTS.get(family, ("mlp", "mlp")))
+    site = transformer.layers[0]
+    reads, writes = (f"{site.block_path}.{part}" for part in PARTS.get(family, ("mlp", "mlp")))
     f, X = transformer.activations(tokens).at(0, "mlp")
     g = substituted(transformer, tokens, reads, hear=writes)
     with overheard(transformer.module, {reads: None}) as heard:
@@ -183,7 +183,7 @@ def test_a_gated_t5_is_read_whole(rng):
     transformer = hs.load(randomised(GATED_T5, rng))
     tokens = inputs("t5", rng, length=5)
     f, X = transformer.activations(tokens).at(0, "model")
-    agrees(f, rest(transformer, tokens, transformer.sites[0].block), X, rng, "t5")
+    agrees(f, rest(transformer, tokens, transformer.layers[0].block_path), X, rng, "t5")
 
 
 @pytest.mark.parametrize("act", ["gelu_10", "mish", "laplace"])
@@ -191,7 +191,7 @@ def test_an_activation_without_a_closed_form_is_differentiated(act, rng):
     transformer = hs.load(randomised(transformers.BertConfig(**SMALL, hidden_act=act), rng))
     tokens = inputs("bert", rng, length=5)
     f, X = transformer.activations(tokens).at(0, "model")
-    agrees(f, rest(transformer, tokens, transformer.sites[0].block), X, rng, "bert")
+    agrees(f, rest(transformer, tokens, transformer.layers[0].block_path), X, rng, "bert")
 
 
 ACTS = ["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate"]
@@ -201,7 +201,7 @@ ACTS = ["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "ge
 def test_activations_are_read_from_the_module(act, rng):
     transformer = hs.load(randomised(transformers.BertConfig(**SMALL, hidden_act=act), rng))
     own = transformer.module.encoder.layer[0].intermediate.intermediate_act_fn
-    read, x = transformer.sites[0].feed_forward.map.activation, torch.linspace(-3, 3, 41).double()
+    read, x = transformer.layers[0].feed_forward.map.activation, torch.linspace(-3, 3, 41).double()
     assert read in ACTIVATIONS.values()
     assert_close(read.value(x), own(x), rtol=1e-7, atol=1e-9)  # gelu_fast rounds a constant to ten digits
 
@@ -211,7 +211,7 @@ def test_a_padded_model_is_that_of_the_sentence_alone(family, rng):
     transformer = build(family, tie_word_embeddings=True)
     tokens, real = inputs(family, rng, batch=1, length=7), torch.arange(7)[None] < 5
     padded, bare = transformer.activations(tokens, padding=real), transformer.activations(tokens[:, :5])
-    for name in ("model", "mlp", "block", "logits" if family in PLAIN else "sentence"):
+    for name in ("model", "mlp", "block", "logits" if family in LANGUAGE_FAMILIES else "sentence"):
         f, X = padded.at(0, name)
         g, Y = bare.at(0, name)
         E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
@@ -243,7 +243,7 @@ def test_experts_leave_a_batch_as_everything_else_does(rng):
     assert f.to(torch.float64).dtype == torch.float64
 
 
-HEADED = sorted(PLAIN & set(CONFIGS))
+HEADED = sorted(LANGUAGE_FAMILIES & set(CONFIGS))
 
 
 @pytest.mark.parametrize("family", each(HEADED))
@@ -332,7 +332,7 @@ def test_the_whole_of_a_stranger_is_run_and_differentiated(family, rng):
 
     transformer = stranger(family)
     tokens = inputs(family, rng, length=4)
-    found, blocks = transformer.activations(tokens), [site.block for site in transformer.sites]
+    found, blocks = transformer.activations(tokens), [site.block_path for site in transformer.layers]
     f, X = found.at(0, "model")
     assert_close(f(-X), rest(transformer, tokens, blocks[0])(-X))
     f, _X = found.at(0, "to:0")
@@ -379,15 +379,15 @@ def test_a_map_that_begins_elsewhere_is_refused(rng):
         found.at(1, "model")
     assert caught.value.field == "layer"
     with pytest.raises(hs.errors.AssumptionError, match="not of one layer"):
-        found.sites[0].map("model")
+        found.layers[0].map("model")
 
 
 def test_names_stand_for_layers():
-    assert span("model", 6) == Span(first=0, last=5, to_the_end=True)
-    assert span("network", 6) == Span(first=0, last=5, from_embeddings=True, to_the_end=True)
-    assert span("to:3", 6) == Span(first=0, last=3)
-    assert span("from:3", 6) == Span(first=3, last=5, to_the_end=True)
-    assert span("layers:2-4", 6) == Span(first=2, last=4)
+    assert MapName.parse("model").span(6) == LayerSpan(first=0, last=5, to_the_end=True)
+    assert MapName.parse("network").span(6) == LayerSpan(first=0, last=5, from_embeddings=True, to_the_end=True)
+    assert MapName.parse("to:3").span(6) == LayerSpan(first=0, last=3)
+    assert MapName.parse("from:3").span(6) == LayerSpan(first=3, last=5, to_the_end=True)
+    assert MapName.parse("layers:2-4").span(6) == LayerSpan(first=2, last=4)
 
 
 def test_pictures_are_read_whole_too(rng):

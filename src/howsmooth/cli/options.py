@@ -11,7 +11,7 @@ import typer
 
 from howsmooth.cli.numbers import require_seed
 from howsmooth.errors import FileError
-from howsmooth.models.names import check_model_name
+from howsmooth.models.loading.names import check_model_name
 from howsmooth.theory.sizes import require_length, require_radius
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.models.hub import check_tokenizer
-from howsmooth.models.names import check_family_name
+from howsmooth.models.loading.hub import check_tokenizer
+from howsmooth.models.loading.names import check_family_name
 from howsmooth.spectral.settings import check_solver
 from howsmooth.studies.values import ASIDE, Value, default_of, leaves
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.embedding import entrance
+from howsmooth.models.parts.embedding import entrance
 from howsmooth.tokens.one_swap import OneSwap
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.trials import Trials
@@ -52,7 +52,7 @@ def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
 
 def _attention(outputs: Outputs) -> Attention:
     name = "attention" if outputs.map == "normed" else outputs.map
-    f = outputs.model.sites[outputs.layer].map(name)
+    f = outputs.model.layers[outputs.layer].map(name)
     if not isinstance(f, Attention):
         raise AssumptionError("enumeration is for attention in closed form; use method='random'.", field="method")
     if f.sink is not None:

@@ -76,7 +76,7 @@ class AttentionPenalty:
     ) -> None:
         """Begin to listen."""
         self._heard = Heard(model)
-        count = len(self._heard.transformer.sites)
+        count = len(self._heard.transformer.layers)
         self.layers = tuple(range(count)) if layers is None else tuple(layers)
         if strays := [layer for layer in self.layers if not 0 <= layer < count]:
             self._heard.close()

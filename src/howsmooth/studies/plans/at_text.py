@@ -8,10 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs import Inputs
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import Source, read_source
+from howsmooth.models.inputs.model_inputs import Inputs
+from howsmooth.models.inputs.sources import Source, read_source
+from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.resources import Resources
@@ -42,7 +41,7 @@ class Ground:
         Raises:
             AssumptionError: If there is no such layer, or it does not have the part.
         """
-        if is_whole(part):
+        if MapName.parse(part).spans_layers:
             first = self.transformer.check_map(part)
             if layers is not None and set(layers) != {first}:
                 raise AssumptionError(
@@ -56,10 +55,10 @@ class Ground:
 
     def _named(self, layers: Sequence[int] | None) -> list[int]:
         if layers is None:
-            return list(range(len(self.transformer.sites)))
+            return list(range(len(self.transformer.layers)))
         if not layers:
             raise AssumptionError("layers must name at least one layer.", field="layer")
-        return [self.transformer.site(layer).layer for layer in sorted(set(layers))]
+        return [self.transformer.layer(layer).index for layer in sorted(set(layers))]
 
     def each(self, kind: type[AtText], layers: Sequence[int], part: str, **others: Any) -> Iterator[AtText]:
         """Yield the asks of a kind for every layer and window."""
@@ -85,7 +84,7 @@ def ground(
         HowsmoothError: If anything asked for cannot be had.
     """
     for part in parts:
-        check_map_name(part)
+        MapName.parse(part)
     where.check()
     reading.check()
     source = read_source(windows.source, windows.place)

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from howsmooth.attacks.settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import read_source
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, options_of
 from howsmooth.studies.values import Value, fingerprint
 
@@ -77,7 +77,7 @@ class Attacking(Value, frozen=True, kw_only=True):
                 check_attack(eps=eps, norm=self.norm, method=method, budget=self.budget)
         self.solver  # noqa: B018 - refuses a seed that there is not
         check_model(self.model)
-        check_map_name(self.map)
+        MapName.parse(self.map)
         self.where.check()
         self.reading.check()
         read_source(self.windows.source, self.windows.place)

@@ -49,7 +49,7 @@ def planned_certificates(certifying: Certifying, resources: Resources) -> Planne
     model = resources.transformer(certifying.model, reading=certifying.reading)
     class_head(model)
     if certifying.at == "attention":
-        model.site(certifying.layer)
+        model.layer(certifying.layer)
     right, wrong = by_their_labels(model, certifying.labelled)
     asks = tuple(
         _ask(certifying, sentence, places)

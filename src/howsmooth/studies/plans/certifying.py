@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model
-from howsmooth.models.sentences import read_sentences
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.sources import read_sentences
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.loading.hub import check_model
 from howsmooth.studies.settings import Reading, Solver, Where, command, options_of
 from howsmooth.studies.values import ASIDE, Value, fingerprint
 

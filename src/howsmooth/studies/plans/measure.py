@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from howsmooth.errors import StudyError
-from howsmooth.models.base import load
+from howsmooth.models.load import load
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.kinds import whole
 from howsmooth.studies.kinds.text import Ask
@@ -121,7 +121,7 @@ def planned(measuring: Measuring, resources: Resources) -> Planned:
     heads = tuple(
         ask
         for layer in (layers if measuring.per_head else ())
-        for head in range(base.transformer.sites[layer].head_count)
+        for head in range(base.transformer.layers[layer].head_count)
         for ask in base.each(Ask, [layer], f"head:{head}", **others)
     )
     parts = tuple(pieces(base, measuring.solver)) if measuring.whole else ()

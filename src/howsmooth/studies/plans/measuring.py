@@ -7,10 +7,9 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import read_source
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.settings import Reading, Solver, Where, Windows, command, options_of
 from howsmooth.studies.values import Value, fingerprint
 
@@ -76,13 +75,13 @@ class Measuring(Value, frozen=True, kw_only=True):
         Raises:
             AssumptionError: If it is refused.
         """
-        check_map_name(self.map)
+        MapName.parse(self.map)
         if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
             raise AssumptionError(
                 "a whole model is measured in all its layers and blocks: leave map, layers and per_head out.",
                 field="whole",
             )
-        if self.per_head and is_whole(self.map):
+        if self.per_head and MapName.parse(self.map).spans_layers:
             raise AssumptionError(
                 f"the map {self.map!r} is one of many layers, and heads are of one: measure them by themselves.",
                 field="per_head",

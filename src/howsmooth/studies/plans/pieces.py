@@ -38,6 +38,6 @@ def pieces(base: Ground, solver: Solver) -> Iterator[Ask]:
     Raises:
         AssumptionError: If its blocks cannot be measured.
     """
-    for layer, part, blocks, accuracy in pieces_of(len(base.transformer.sites), solver):
+    for layer, part, blocks, accuracy in pieces_of(len(base.transformer.layers), solver):
         base.transformer.check_map(part, layer)
         yield from cast(Iterator[Ask], base.each(Ask, [layer], part, blocks=blocks, solver=accuracy))

@@ -1,0 +1,82 @@
+"""T5 and BART: the layers of their encoders, or of a decoder without its encoder."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.maps.positions import Positions
+from howsmooth.models.families.backbone import Backbone, read_layers
+from howsmooth.models.families.parameters import gated_mlp, layer_norm, mlp, projections, rms_norm
+from howsmooth.models.parts.ends import Stem
+from howsmooth.models.parts.feed_forward import FeedForward
+
+# T5 has no longest sequence, but a table of biases has an end; attention over more tokens than this does not fit.
+REACH = 2**15
+
+
+def t5(model: Any) -> Backbone:
+    """Read T5's encoder: no scaling, no biases, and a bias for each distance, by the first layer's table."""
+    # T5EncoderModel has the stack inside
+    stack, path = (model.encoder, "encoder.block") if hasattr(model, "encoder") else (model, "block")
+    bias = _relative_bias(stack.block[0].layer[0].SelfAttention)
+
+    def read(block: Any) -> dict[str, Any]:
+        first, last = block.layer[0], block.layer[-1]
+        own = first.SelfAttention
+        attention = Attention(
+            **projections(own.q, own.k, own.v, own.o, own.n_heads),
+            scale=own.scaling,
+            positions=Positions(causal=own.is_causal, relative_bias=bias),
+        )
+        return {
+            "attention": attention,
+            "pre_norm": rms_norm(first.layer_norm),
+            "feed_forward": FeedForward(map=_t5_mlp(last.DenseReluDense), pre_norm=rms_norm(last.layer_norm)),
+        }
+
+    layers = read_layers(stack.block, path, "layer.0.SelfAttention", "layer.0.SelfAttention.o", read)
+    return Backbone(layers=layers, final=(rms_norm(stack.final_layer_norm),))
+
+
+def _t5_mlp(own: Any) -> MLP | GatedMLP:
+    return mlp(own.wi, own.act, own.wo) if hasattr(own, "wi") else gated_mlp(own.wi_0, own.wi_1, own.act, own.wo)
+
+
+def _relative_bias(own: Any) -> Tensor:
+    """Return the bias of every distance, which all layers share."""
+    buckets = own._relative_position_bucket(
+        torch.arange(1 - REACH, REACH),
+        bidirectional=not own.is_decoder,
+        num_buckets=own.relative_attention_num_buckets,
+        max_distance=own.relative_attention_max_distance,
+    )
+    return own.relative_attention_bias.weight.detach()[buckets].mT.contiguous()
+
+
+def bart(model: Any) -> Backbone:
+    """Read BART: post-norm."""
+    # a causal language model is a wrapper around its decoder
+    stack, prefix = (model.decoder, "decoder.") if hasattr(model, "decoder") else (model, "")
+
+    def read(block: Any) -> dict[str, Any]:
+        own = block.self_attn
+        attention = Attention(
+            **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads),
+            scale=own.scaling,
+            positions=Positions(causal=own.is_causal),
+        )
+        return {
+            "attention": attention,
+            "post_norm": layer_norm(block.self_attn_layer_norm),
+            "feed_forward": FeedForward(
+                map=mlp(block.fc1, block.activation_fn, block.fc2), post_norm=layer_norm(block.final_layer_norm)
+            ),
+        }
+
+    return Backbone(
+        layers=read_layers(stack.layers, f"{prefix}layers", "self_attn", "self_attn.out_proj", read),
+        stem=Stem(path=f"{prefix}layernorm_embedding", maps=(layer_norm(stack.layernorm_embedding),)),
+    )

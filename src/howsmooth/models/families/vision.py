@@ -1,0 +1,63 @@
+"""ViT, DeiT, and the two towers of CLIP, of which one reads text: pre-norm."""
+
+from typing import Any
+
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.positions import Positions
+from howsmooth.models.families.backbone import Backbone, read_layers
+from howsmooth.models.families.parameters import layer_norm, mlp, projections
+from howsmooth.models.parts.ends import Stem
+from howsmooth.models.parts.feed_forward import FeedForward
+
+
+def vit(model: Any) -> Backbone:
+    """Read ViT and DeiT: patches instead of words."""
+
+    def read(block: Any) -> dict[str, Any]:
+        own = block.attention
+        weights = projections(own.q_proj, own.k_proj, own.v_proj, own.o_proj, model.config.num_attention_heads)
+        return {
+            "attention": Attention(**weights, scale=own.scaling),
+            "pre_norm": layer_norm(block.layernorm_before),
+            "feed_forward": _feed_forward(block, block.layernorm_after),
+        }
+
+    layers = read_layers(model.layers, "layers", "attention", "attention.o_proj", read)
+    return Backbone(layers=layers, final=(layer_norm(model.layernorm),))
+
+
+def clip_text(model: Any) -> Backbone:
+    """Read CLIP's tower for text, which is causal."""
+    tower, prefix = _tower(model, "text_model")
+    final = (layer_norm(tower.final_layer_norm),)
+    return Backbone(layers=_clip_layers(tower, prefix, causal=True), final=final)
+
+
+def clip_vision(model: Any) -> Backbone:
+    """Read CLIP's tower for pictures; the norm behind its last layer belongs to the pooler."""
+    tower, prefix = _tower(model, "vision_model")
+    stem = Stem(path=f"{prefix}pre_layrnorm", maps=(layer_norm(tower.pre_layrnorm),))
+    return Backbone(layers=_clip_layers(tower, prefix, causal=False), stem=stem)
+
+
+def _tower(model: Any, inner: str) -> tuple[Any, str]:
+    # a tower with a projection behind it is one module further in
+    return (getattr(model, inner), f"{inner}.") if hasattr(model, inner) else (model, "")
+
+
+def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
+    def read(block: Any) -> dict[str, Any]:
+        own = block.self_attn
+        weights = projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads)
+        return {
+            "attention": Attention(**weights, scale=own.scale, positions=Positions(causal=causal)),
+            "pre_norm": layer_norm(block.layer_norm1),
+            "feed_forward": _feed_forward(block, block.layer_norm2),
+        }
+
+    return read_layers(tower.encoder.layers, f"{prefix}encoder.layers", "self_attn", "self_attn.out_proj", read)
+
+
+def _feed_forward(block: Any, norm: Any) -> FeedForward:
+    own = block.mlp
+    return FeedForward(map=mlp(own.fc1, own.activation_fn, own.fc2), pre_norm=layer_norm(norm))
