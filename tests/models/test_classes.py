@@ -7,7 +7,7 @@ from models.families import CONFIGS, each, randomised
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.models.parts.output_heads import ON_THE_LAST
+from howsmooth.models.parts.output_heads import LAST_TOKEN_HEADS
 
 SMALL = {"vocab_size": 50, "num_labels": 3}
 WIDE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
@@ -70,7 +70,7 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("family", each(sorted(ON_THE_LAST)))
+@pytest.mark.parametrize("family", each(sorted(LAST_TOKEN_HEADS)))
 def test_a_head_on_the_last_token_takes_the_last_one_that_is_not_padding(family, rng):
     config = CONFIGS[family]()
     config.num_labels = 3

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howsmooth.models.attention_layer import AttentionLayer
+from howsmooth.models.families.parameters import layer_norm, mlp
 from howsmooth.models.parts.ends import EndMap, Stem
+from howsmooth.models.parts.feed_forward import FeedForward
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,3 +47,19 @@ def read_layers(
         )
         for i, block in enumerate(blocks)
     ]
+
+
+def pre_norm_mlp(
+    norm: Any, mlp_norm: Any, up: Any, activation: Any, down: Any, *, parallel: bool = False
+) -> dict[str, Any]:
+    """Read a LayerNorm in front of attention and one in front of a plain MLP; parallel parts may share one module."""
+    pre_norm = layer_norm(norm)
+    second = pre_norm if mlp_norm is norm else layer_norm(mlp_norm)
+    feed_forward = FeedForward(map=mlp(up, activation, down), pre_norm=second, parallel=parallel)
+    return {"pre_norm": pre_norm, "feed_forward": feed_forward}
+
+
+def post_norm_mlp(norm: Any, mlp_norm: Any, up: Any, activation: Any, down: Any) -> dict[str, Any]:
+    """Read a plain MLP, and a LayerNorm behind each residual sum."""
+    feed_forward = FeedForward(map=mlp(up, activation, down), post_norm=layer_norm(mlp_norm))
+    return {"post_norm": layer_norm(norm), "feed_forward": feed_forward}

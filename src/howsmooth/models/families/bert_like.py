@@ -9,13 +9,12 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.distances import Distances
 from howsmooth.maps.positions import Positions
 from howsmooth.models.attention_layer import AttentionLayer
-from howsmooth.models.families.backbone import Backbone, read_layers
+from howsmooth.models.families.backbone import Backbone, post_norm_mlp, read_layers
 from howsmooth.models.families.parameters import (
     fused_gated_mlp,
     fused_projections,
     layer_norm,
     linear,
-    mlp,
     projections,
     rotary,
     rotary_gain,
@@ -36,7 +35,7 @@ def bert(model: Any) -> Backbone:
             scale=own.scaling,
             positions=Positions(causal=bool(config.is_decoder)),
         )
-        return {"attention": attention, "post_norm": layer_norm(out.LayerNorm), "feed_forward": _feed_forward(block)}
+        return {"attention": attention, **_norms_and_mlp(block, out.LayerNorm)}
 
     norm = layer_norm(model.embeddings.LayerNorm)
     # ELECTRA's embeddings may be narrower than its layers
@@ -47,12 +46,10 @@ def bert(model: Any) -> Backbone:
     )
 
 
-def _feed_forward(block: Any) -> FeedForward:
-    """Read the feed-forward part of a block of BERT, MPNet or DeBERTa."""
-    return FeedForward(
-        map=mlp(block.intermediate.dense, block.intermediate.intermediate_act_fn, block.output.dense),
-        post_norm=layer_norm(block.output.LayerNorm),
-    )
+def _norms_and_mlp(block: Any, norm: Any) -> dict[str, Any]:
+    """Read the norms and the MLP of a block of BERT, MPNet or DeBERTa."""
+    up, out = block.intermediate, block.output
+    return post_norm_mlp(norm, out.LayerNorm, up.dense, up.intermediate_act_fn, out.dense)
 
 
 def _embedding_norm(model: Any) -> Stem:
@@ -65,13 +62,9 @@ def distilbert(model: Any) -> Backbone:
     def read(block: Any) -> dict[str, Any]:
         own, ffn = block.attention, block.ffn
         weights = projections(own.q_lin, own.k_lin, own.v_lin, own.out_lin, model.config.n_heads)
-        return {
-            "attention": Attention(**weights, scale=own.scaling),
-            "post_norm": layer_norm(block.sa_layer_norm),
-            "feed_forward": FeedForward(
-                map=mlp(ffn.lin1, ffn.activation, ffn.lin2), post_norm=layer_norm(block.output_layer_norm)
-            ),
-        }
+        norms = block.sa_layer_norm, block.output_layer_norm
+        attention = Attention(**weights, scale=own.scaling)
+        return {"attention": attention, **post_norm_mlp(*norms, ffn.lin1, ffn.activation, ffn.lin2)}
 
     layers = read_layers(model.transformer.layer, "transformer.layer", "attention", "attention.out_lin", read)
     return Backbone(layers=layers, stem=_embedding_norm(model))
@@ -95,10 +88,8 @@ def albert(model: Any) -> Backbone:
                     projection_path=f"{path}.attention.dense",
                     residual_inside=True,
                     block_path=path,
-                    post_norm=layer_norm(own.LayerNorm),
-                    feed_forward=FeedForward(
-                        map=mlp(block.ffn, block.activation, block.ffn_output),
-                        post_norm=layer_norm(block.full_layer_layer_norm),
+                    **post_norm_mlp(
+                        own.LayerNorm, block.full_layer_layer_norm, block.ffn, block.activation, block.ffn_output
                     ),
                 )
             )
@@ -117,11 +108,8 @@ def mpnet(model: Any) -> Backbone:
     def read(block: Any) -> dict[str, Any]:
         own = block.attention.attn
         weights = projections(own.q, own.k, own.v, own.o, config.num_attention_heads)
-        return {
-            "attention": Attention(**weights, positions=positions),
-            "post_norm": layer_norm(block.attention.LayerNorm),
-            "feed_forward": _feed_forward(block),
-        }
+        attention = Attention(**weights, positions=positions)
+        return {"attention": attention, **_norms_and_mlp(block, block.attention.LayerNorm)}
 
     layers = read_layers(encoder.layer, "encoder.layer", "attention.attn", "attention.attn.o", read)
     return Backbone(layers=layers, stem=_embedding_norm(model))
@@ -150,12 +138,8 @@ def deberta_v2(model: Any) -> Backbone:
             ),
         )
         # the layer behind a convolution does not read the output of this block
-        followed = convolution and block is encoder.layer[0]
-        return {
-            "attention": attention,
-            "post_norm": layer_norm(out.LayerNorm),
-            "feed_forward": None if followed else _feed_forward(block),
-        }
+        without_mlp = {"feed_forward": None} if convolution and block is encoder.layer[0] else {}
+        return {"attention": attention, **_norms_and_mlp(block, out.LayerNorm), **without_mlp}
 
     layers = read_layers(encoder.layer, "encoder.layer", "attention.self", "attention.output.dense", read)
     project = getattr(model.embeddings, "embed_proj", None)

@@ -8,7 +8,7 @@ from torch import Tensor
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.positions import Positions
-from howsmooth.models.families.backbone import Backbone, read_layers
+from howsmooth.models.families.backbone import Backbone, post_norm_mlp, read_layers
 from howsmooth.models.families.parameters import gated_mlp, layer_norm, mlp, projections, rms_norm
 from howsmooth.models.parts.ends import Stem
 from howsmooth.models.parts.feed_forward import FeedForward
@@ -68,13 +68,8 @@ def bart(model: Any) -> Backbone:
             scale=own.scaling,
             positions=Positions(causal=own.is_causal),
         )
-        return {
-            "attention": attention,
-            "post_norm": layer_norm(block.self_attn_layer_norm),
-            "feed_forward": FeedForward(
-                map=mlp(block.fc1, block.activation_fn, block.fc2), post_norm=layer_norm(block.final_layer_norm)
-            ),
-        }
+        norms = block.self_attn_layer_norm, block.final_layer_norm
+        return {"attention": attention, **post_norm_mlp(*norms, block.fc1, block.activation_fn, block.fc2)}
 
     return Backbone(
         layers=read_layers(stack.layers, f"{prefix}layers", "self_attn", "self_attn.out_proj", read),

@@ -10,7 +10,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.norms import LayerNorm
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.rotary import Rotary
-from howsmooth.models.families.backbone import Backbone, read_layers
+from howsmooth.models.families.backbone import Backbone, post_norm_mlp, pre_norm_mlp, read_layers
 from howsmooth.models.families.parameters import (
     fused_projections,
     interleaved,
@@ -36,23 +36,12 @@ def gpt2(model: Any) -> Backbone:
     def read(block: Any) -> dict[str, Any]:
         own, heads = block.attn, block.attn.num_heads
         weights = fused_projections(own.c_attn, own.c_proj, heads, stacked(heads))
-        return {
-            "attention": Attention(**weights, scale=own.scaling, positions=Positions(causal=True)),
-            **_norms_and_mlp(block),
-        }
+        attention = Attention(**weights, scale=own.scaling, positions=Positions(causal=True))
+        norms, mlp = (block.ln_1, block.ln_2), block.mlp
+        return {"attention": attention, **pre_norm_mlp(*norms, mlp.c_fc, mlp.act, mlp.c_proj)}
 
     layers = read_layers(model.h, "h", "attn", "attn.c_proj", read)
     return Backbone(layers=layers, final=(layer_norm(model.ln_f),))
-
-
-def _norms_and_mlp(block: Any) -> dict[str, Any]:
-    """Read what GPT-2 and GPT-Neo have in common."""
-    return {
-        "pre_norm": layer_norm(block.ln_1),
-        "feed_forward": FeedForward(
-            map=mlp(block.mlp.c_fc, block.mlp.act, block.mlp.c_proj), pre_norm=layer_norm(block.ln_2)
-        ),
-    }
 
 
 def gpt_neo(model: Any) -> Backbone:
@@ -66,7 +55,8 @@ def gpt_neo(model: Any) -> Backbone:
             scale=1.0,
             positions=Positions(causal=True, window=window),
         )
-        return {"attention": attention, **_norms_and_mlp(block)}
+        norms, mlp = (block.ln_1, block.ln_2), block.mlp
+        return {"attention": attention, **pre_norm_mlp(*norms, mlp.c_fc, mlp.act, mlp.c_proj)}
 
     layers = read_layers(model.h, "h", "attn", "attn.attention.out_proj", read)
     return Backbone(layers=layers, final=(layer_norm(model.ln_f),))
@@ -76,13 +66,12 @@ def gptj(model: Any) -> Backbone:
     """Read GPT-J: attention and MLP in parallel, no biases, interleaved pairs in a partial rotary embedding."""
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm = block.attn, layer_norm(block.ln_1)
+        own, norm, mlp = block.attn, block.ln_1, block.mlp
         attention = Attention(
             **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_attention_heads),
             positions=Positions(causal=True, rotary=Rotary(dim=own.rotary_dim, interleaved=True)),
         )
-        parallel = FeedForward(map=mlp(block.mlp.fc_in, block.mlp.act, block.mlp.fc_out), pre_norm=norm, parallel=True)
-        return {"attention": attention, "pre_norm": norm, "feed_forward": parallel}
+        return {"attention": attention, **pre_norm_mlp(norm, norm, mlp.fc_in, mlp.act, mlp.fc_out, parallel=True)}
 
     layers = read_layers(model.h, "h", "attn", "attn.out_proj", read)
     return Backbone(layers=layers, final=(layer_norm(model.ln_f),))
@@ -90,21 +79,15 @@ def gptj(model: Any) -> Backbone:
 
 def gpt_neox(model: Any) -> Backbone:
     """Read GPT-NeoX and Pythia: queries, keys and values interleaved head by head, partial rotary embedding."""
-    heads = model.config.num_attention_heads
+    heads, positions = model.config.num_attention_heads, Positions(causal=True, rotary=rotary(model))
 
     def read(block: Any) -> dict[str, Any]:
         own = block.attention
         weights = fused_projections(own.query_key_value, own.dense, heads, interleaved(heads))
-        positions = Positions(causal=True, rotary=rotary(model))
-        return {
-            "attention": Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions),
-            "pre_norm": layer_norm(block.input_layernorm),
-            "feed_forward": FeedForward(
-                map=mlp(block.mlp.dense_h_to_4h, block.mlp.act, block.mlp.dense_4h_to_h),
-                pre_norm=layer_norm(block.post_attention_layernorm),
-                parallel=block.use_parallel_residual,
-            ),
-        }
+        attention = Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions)
+        norms, mlp = (block.input_layernorm, block.post_attention_layernorm), block.mlp
+        modules = (mlp.dense_h_to_4h, mlp.act, mlp.dense_4h_to_h)
+        return {"attention": attention, **pre_norm_mlp(*norms, *modules, parallel=block.use_parallel_residual)}
 
     layers = read_layers(model.layers, "layers", "attention", "attention.dense", read)
     return Backbone(layers=layers, final=(layer_norm(model.final_layer_norm),))
@@ -112,22 +95,17 @@ def gpt_neox(model: Any) -> Backbone:
 
 def phi(model: Any) -> Backbone:
     """Read Phi 1 and 2: attention and MLP in parallel, biases everywhere, partial rotary embedding."""
-    config = model.config
+    heads, groups = model.config.num_attention_heads, model.config.num_key_value_heads
+    positions = Positions(causal=True, rotary=rotary(model))
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm = block.self_attn, layer_norm(block.input_layernorm)
-        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        own, norm, mlp = block.self_attn, block.input_layernorm, block.mlp
         weights = projections(own.q_proj, own.k_proj, own.v_proj, own.dense, heads, groups)
         if own.qk_layernorm:
             weights |= {"query_norm": layer_norm(own.q_layernorm), "key_norm": layer_norm(own.k_layernorm)}
-        positions = Positions(causal=True, rotary=rotary(model))
-        return {
-            "attention": Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions),
-            "pre_norm": norm,
-            "feed_forward": FeedForward(
-                map=mlp(block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2), pre_norm=norm, parallel=True
-            ),
-        }
+        attention = Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions)
+        parallel = pre_norm_mlp(norm, norm, mlp.fc1, mlp.activation_fn, mlp.fc2, parallel=True)
+        return {"attention": attention, **parallel}
 
     layers = read_layers(model.layers, "layers", "self_attn", "self_attn.dense", read)
     return Backbone(layers=layers, final=(layer_norm(model.final_layernorm),))
@@ -138,18 +116,14 @@ def opt(model: Any) -> Backbone:
     decoder = model.decoder
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm = block.self_attn, "pre_norm" if block.do_layer_norm_before else "post_norm"
-        second: dict[str, Any] = {norm: layer_norm(block.final_layer_norm)}
+        own, norm_and_mlp = block.self_attn, pre_norm_mlp if block.do_layer_norm_before else post_norm_mlp
         attention = Attention(
             **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads),
             scale=own.scaling,
             positions=Positions(causal=True),
         )
-        return {
-            "attention": attention,
-            norm: layer_norm(block.self_attn_layer_norm),
-            "feed_forward": FeedForward(map=mlp(block.fc1, block.activation_fn, block.fc2), **second),
-        }
+        norms = block.self_attn_layer_norm, block.final_layer_norm
+        return {"attention": attention, **norm_and_mlp(*norms, block.fc1, block.activation_fn, block.fc2)}
 
     norm = () if decoder.final_layer_norm is None else (layer_norm(decoder.final_layer_norm),)
     # the embeddings of the 350M model are narrower than its layers

@@ -4,10 +4,9 @@ from typing import Any
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
-from howsmooth.models.families.backbone import Backbone, read_layers
-from howsmooth.models.families.parameters import layer_norm, mlp, projections
+from howsmooth.models.families.backbone import Backbone, pre_norm_mlp, read_layers
+from howsmooth.models.families.parameters import layer_norm, projections
 from howsmooth.models.parts.ends import Stem
-from howsmooth.models.parts.feed_forward import FeedForward
 
 
 def vit(model: Any) -> Backbone:
@@ -16,11 +15,9 @@ def vit(model: Any) -> Backbone:
     def read(block: Any) -> dict[str, Any]:
         own = block.attention
         weights = projections(own.q_proj, own.k_proj, own.v_proj, own.o_proj, model.config.num_attention_heads)
-        return {
-            "attention": Attention(**weights, scale=own.scaling),
-            "pre_norm": layer_norm(block.layernorm_before),
-            "feed_forward": _feed_forward(block, block.layernorm_after),
-        }
+        attention = Attention(**weights, scale=own.scaling)
+        norms = block.layernorm_before, block.layernorm_after
+        return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
 
     layers = read_layers(model.layers, "layers", "attention", "attention.o_proj", read)
     return Backbone(layers=layers, final=(layer_norm(model.layernorm),))
@@ -49,15 +46,8 @@ def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
     def read(block: Any) -> dict[str, Any]:
         own = block.self_attn
         weights = projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads)
-        return {
-            "attention": Attention(**weights, scale=own.scale, positions=Positions(causal=causal)),
-            "pre_norm": layer_norm(block.layer_norm1),
-            "feed_forward": _feed_forward(block, block.layer_norm2),
-        }
+        attention = Attention(**weights, scale=own.scale, positions=Positions(causal=causal))
+        norms = block.layer_norm1, block.layer_norm2
+        return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
 
     return read_layers(tower.encoder.layers, f"{prefix}encoder.layers", "self_attn", "self_attn.out_proj", read)
-
-
-def _feed_forward(block: Any, norm: Any) -> FeedForward:
-    own = block.mlp
-    return FeedForward(map=mlp(own.fc1, own.activation_fn, own.fc2), pre_norm=layer_norm(norm))

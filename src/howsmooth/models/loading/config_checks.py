@@ -55,35 +55,35 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
     """
     config = _read(file, name)
     for key, value in _sizes(config):
-        least = 0 if key in DECODER_LAYERS or key in MOST_OF else 1
-        most = MOST_LAYERS if key in LAYERS | DECODER_LAYERS else MOST_OF.get(key, MOST)
-        if EXPERTS.fullmatch(key):
-            least, most = 0, MOST_EXPERTS
+        least, most = _range(key)
         if not isinstance(value, int) or isinstance(value, bool):
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be a whole number.")
         if not least <= value <= most:
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be {least} to {most:,}.")
-    _check_family(config, name, family, known)
-
-
-def _check_family(config: dict[str, Any], name: str, family: str, known: Container[str]) -> None:
     own = config.get("model_type")
     if not family and own is None:
         # the loader would guess it from the name of the folder
         raise _refusal(name, "has no model_type; say of which family it is, as with --family bert.", field="family")
-    if not family or own is None:
-        return
-    parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
-    if own != family and own in known and family not in parts | {f"{own}_text_model", f"{own}_vision_model"}:
-        raise _refusal(
-            name, f"says model_type = {_shown(own)}, got the family {family!r}; leave it out.", field="family"
-        )
+    if family and own is not None and own != family and own in known:
+        parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
+        if family not in parts | {f"{own}_text_model", f"{own}_vision_model"}:
+            says = f"says model_type = {_shown(own)}, got the family {family!r}; leave it out."
+            raise _refusal(name, says, field="family")
+
+
+def _range(key: str) -> tuple[int, int]:
+    """Return the least and the largest value of a size."""
+    if EXPERTS.fullmatch(key):
+        return 0, MOST_EXPERTS
+    if key in LAYERS | DECODER_LAYERS:
+        return int(key in LAYERS), MOST_LAYERS
+    return (0, MOST_OF[key]) if key in MOST_OF else (1, MOST)
 
 
 def _read(file: Path, name: str) -> dict[str, Any]:
+    if not file.is_file():  # a device would never end
+        raise _refusal(name, "is not a file.")
     try:
-        if not file.is_file():  # a device would never end
-            raise _refusal(name, "is not a file.")
         with file.open("rb") as stream:
             raw = stream.read(LARGEST_FILE + 1)
         if len(raw) > LARGEST_FILE:
@@ -104,23 +104,23 @@ def _read(file: Path, name: str) -> dict[str, Any]:
 
 def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every size, including those of the parts of a composed model."""
-    left = [config]
+    left = [config]  # and no recursion: it may be nested deeply
     while left:
         for key, value in left.pop().items():
             if isinstance(value, dict):
                 left.append(value)
             elif value is not None and (key in LAYERS | DECODER_LAYERS | WIDTHS or EXPERTS.fullmatch(key)):
-                # some families give a size for each stage
+                # some families have a size for each stage
                 yield from ((key, one) for one in (value if isinstance(value, list) else [value]))
             elif key in MOST_OF:
-                yield from ((key, one) for one in _numbers(value))
+                yield from ((key, one) for one in _integers(value))
 
 
-def _numbers(value: Any) -> Iterator[int]:
-    """Yield the whole numbers in nested lists."""
+def _integers(value: Any) -> Iterator[int]:
+    """Yield the integers in nested lists."""
     if isinstance(value, list):
         for one in value:
-            yield from _numbers(one)
+            yield from _integers(one)
     elif isinstance(value, int):
         yield value
 
