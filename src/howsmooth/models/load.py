@@ -114,9 +114,7 @@ def _compared(transformer: Transformer) -> Transformer:
     if EMBEDDINGS in found or LAST_NORM in found:
         ends = replace(ends, stem=None, final=())
     ends = replace(
-        ends,
-        class_head=found.get(CLASSES, ends.class_head),
-        language_head=found.get(WORDS, ends.language_head),
+        ends, class_head=found.get(CLASSES, ends.class_head), language_head=found.get(WORDS, ends.language_head)
     )
     return replace(
         transformer,

@@ -6,8 +6,8 @@ since) is not in its weights, but shows in its outputs.
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,6 +28,7 @@ from howsmooth.models.parts.block import block
 from howsmooth.wording import percent
 
 if TYPE_CHECKING:  # a transformer is compared with its module
+    from howsmooth.models.parts.ends import Ends
     from howsmooth.models.transformer import Transformer
 
 # A part may differ by this multiple of the effect of one unit of rounding in its input. Families that are read right
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # a transformer is compared with its module
 UNITS = 64
 # Parts other than layers.
 EMBEDDINGS, LAST_NORM, CLASSES, WORDS = "embeddings", "last norm", "classes", "words"
+Calls, Outputs = dict[tuple[str, int], ModuleCall], dict[tuple[str, int], Tensor]
 
 
 def rounding(
@@ -87,78 +89,80 @@ def differences(
         without_cache(model),
     ):
         scores = first_tensor(model(tokens, **masks))
-    compared = _Comparison(transformer, padding, calls, results)
-    compared.layers()
-    compared.ends(stem_path)
+    parts = [*_layers(transformer, padding, calls, results), *_ends(transformer, calls, results)]
     if model is not base:
-        compared.head(model, tokens, scores)
-    return compared.found
+        parts += _head(transformer.ends, model, results["", 0], tokens, padding, scores)
+    found: dict[int | str, str] = {}
+    for part in parts:
+        if part.key not in found and (why := part.difference(padding)):  # blocks follow the attention of all layers
+            found[part.key] = why
+    return found
 
 
-class _Comparison:
-    """The maps of a model against one recorded forward pass; parts that differ are collected in ``found``."""
+class _Part(NamedTuple):
+    """One part: a map, the module that it represents, and the module's input and output."""
 
-    def __init__(
-        self,
-        transformer: "Transformer",
-        padding: Tensor | None,
-        calls: dict[tuple[str, int], ModuleCall],
-        outputs: dict[tuple[str, int], Tensor],
-    ) -> None:
-        self._transformer, self._padding, self._calls, self._outputs = transformer, padding, calls, outputs
-        paths = [layer.block_path for layer in transformer.layers]
-        self._block_calls, self._block_outputs = layer_by_layer(paths, calls), layer_by_layer(paths, outputs)
-        self.found: dict[int | str, str] = {}
+    key: int | str
+    name: str
+    module: nn.Module
+    f: Callable[[Tensor], Tensor]
+    X: Tensor
+    Y: Tensor
 
-    def layers(self) -> None:
-        """Compare the attention of every layer, then the whole blocks of those that agree."""
-        base, layers = self._transformer.module, self._transformer.layers
-        calls = layer_by_layer([layer.attention_path for layer in layers], self._calls)
-        outputs = layer_by_layer([layer.output_path for layer in layers], self._outputs)
-        for layer, call, output in zip(layers, calls, outputs, strict=True):
-            if layer.attention is not None:
-                name = f"the attention of layer {layer.index} ({layer.output_path!r})"
-                module = base.get_submodule(layer.block_path)
-                self._compare(layer.index, name, module, layer.padded(self._padding), call.tokens, output)
-        for layer, call, output in zip(layers, self._block_calls, self._block_outputs, strict=True):
-            if layer.attention is not None and layer.feed_forward is not None and layer.index not in self.found:
-                f = block(layer, layer.padded(self._padding))
-                name = f"layer {layer.index} ({layer.block_path!r})"
-                self._compare(layer.index, name, call.module, f, call.tokens, output)
-
-    def ends(self, stem_path: str | None) -> None:
-        """Compare the stem and the final norm."""
-        base, ends = self._transformer.module, self._transformer.ends
-        if ends.stem is not None and ends.stem.maps and stem_path is not None:
-            X, Y = self._calls[stem_path, 0].tokens, self._block_calls[0].tokens
-            module = base.get_submodule(stem_path)
-            self._compare(EMBEDDINGS, f"{stem_path!r}", module, Chain(*ends.stem.maps), X, Y)
-        if ends.final:
-            f, X = Chain(*ends.final), self._block_outputs[-1]
-            self._compare(LAST_NORM, "what stands behind the last layer", base, f, X, self._outputs["", 0])
-
-    def head(self, model: nn.Module, tokens: Tensor, scores: Tensor) -> None:
-        """Compare the classifier, or the language head."""
-        ends, X = self._transformer.ends, self._outputs["", 0]
-        if not isinstance(ends.class_head, str):
-            f = Chain(*ends.class_head.maps(X, tokens, self._padding))
-            self._compare(CLASSES, "its classifier", model, f, X, scores.unsqueeze(-2))
-        elif not isinstance(ends.language_head, str):
-            self._compare(WORDS, "its head over the vocabulary", model, Chain(*ends.language_head), X, scores)
-
-    def _compare(
-        self, part: int | str, name: str, module: nn.Module, f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor
-    ) -> None:
+    def difference(self, padding: Tensor | None) -> str:
+        """Return a sentence if the map differs from the output by more than rounding."""
         try:
-            difference, allowed = rounding(f, X, Y)
+            difference, allowed = rounding(self.f, self.X, self.Y)
         except HowsmoothError:
-            return  # the map refuses such an input, and raises the same error when it is measured
-        counts = Y.isfinite().all(-1)  # if the module returns NaN there is nothing to compare
-        if self._padding is not None and counts.shape == self._padding.shape:
-            counts &= self._padding
-        if bool((~(difference <= allowed) & counts).any()):
-            size = float(difference[counts].norm() / Y[counts].norm())
-            self.found[part] = f"{name} does not put out what its weights say ({percent(size)} off): {reason(module)}"
+            return ""  # the map refuses such an input, and raises the same error when it is measured
+        counts = self.Y.isfinite().all(-1)  # if the module returns NaN there is nothing to compare
+        if padding is not None and counts.shape == padding.shape:
+            counts &= padding
+        if not bool((~(difference <= allowed) & counts).any()):
+            return ""
+        size = percent(float(difference[counts].norm() / self.Y[counts].norm()))
+        return f"{self.name} does not put out what its weights say ({size} off): {reason(self.module)}"
+
+
+def _layers(transformer: "Transformer", padding: Tensor | None, calls: Calls, outputs: Outputs) -> Iterator[_Part]:
+    """Yield the attention of every layer, then the blocks."""
+    layers = [layer for layer in transformer.layers if layer.attention is not None]
+    every = transformer.layers
+    attention_calls = layer_by_layer([layer.attention_path for layer in every], calls)
+    attention_outputs = layer_by_layer([layer.output_path for layer in every], outputs)
+    block_calls = layer_by_layer([layer.block_path for layer in every], calls)
+    block_outputs = layer_by_layer([layer.block_path for layer in every], outputs)
+    for layer in layers:
+        i, module = layer.index, transformer.module.get_submodule(layer.block_path)
+        name = f"the attention of layer {i} ({layer.output_path!r})"
+        yield _Part(i, name, module, layer.padded(padding), attention_calls[i].tokens, attention_outputs[i])
+    for layer in layers:
+        if layer.feed_forward is not None:
+            i, f = layer.index, block(layer, layer.padded(padding))
+            name = f"layer {i} ({layer.block_path!r})"
+            yield _Part(i, name, block_calls[i].module, f, block_calls[i].tokens, block_outputs[i])
+
+
+def _ends(transformer: "Transformer", calls: Calls, outputs: Outputs) -> Iterator[_Part]:
+    """Yield the stem and the final norm."""
+    base, ends, paths = transformer.module, transformer.ends, [layer.block_path for layer in transformer.layers]
+    if ends.stem is not None and ends.stem.maps and (path := ends.stem.path) is not None:
+        X, Y = calls[path, 0].tokens, calls[paths[0], 0].tokens
+        yield _Part(EMBEDDINGS, f"{path!r}", base.get_submodule(path), Chain(*ends.stem.maps), X, Y)
+    if ends.final:
+        X, Y = layer_by_layer(paths, outputs)[-1], outputs["", 0]
+        yield _Part(LAST_NORM, "what stands behind the last layer", base, Chain(*ends.final), X, Y)
+
+
+def _head(
+    ends: "Ends", model: nn.Module, X: Tensor, tokens: Tensor, padding: Tensor | None, scores: Tensor
+) -> Iterator[_Part]:
+    """Yield the classifier, or the language head."""
+    if not isinstance(ends.class_head, str):
+        f = Chain(*ends.class_head.maps(X, tokens, padding))
+        yield _Part(CLASSES, "its classifier", model, f, X, scores.unsqueeze(-2))
+    elif not isinstance(ends.language_head, str):
+        yield _Part(WORDS, "its head over the vocabulary", model, Chain(*ends.language_head), X, scores)
 
 
 def reason(module: nn.Module) -> str:

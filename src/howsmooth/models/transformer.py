@@ -113,7 +113,8 @@ class Transformer:
             AssumptionError: If the text is too short, or the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
-        tokenizer = self._tokenizer_for(length)
+        tokenizer = self.require_tokenizer()
+        self.require_positions(length, f"got a length of {length}", field="length")
         return windows(tokenizer, text, length=length, count=count, special_tokens=special_tokens, stride=stride)
 
     def room(self, text: Text, *, length: int, special_tokens: bool = False, stride: int | None = None) -> int:
@@ -123,29 +124,23 @@ class Transformer:
             AssumptionError: If the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
-        return room(self._tokenizer_for(length), text, length=length, special_tokens=special_tokens, stride=stride)
+        tokenizer = self.require_tokenizer()
+        self.require_positions(length, f"got a length of {length}", field="length")
+        return room(tokenizer, text, length=length, special_tokens=special_tokens, stride=stride)
 
     def require_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer.
-
-        Raises:
-            UnsupportedModelError: If the model has none.
-        """
+        """Return the tokenizer, or raise an UnsupportedModelError if there is none."""
         if self.tokenizer is None:
             raise UnsupportedModelError(
                 f"{self.name!r} comes without a tokenizer, so it cannot read a text. {OTHER_WAYS}", field="tokenizer"
             )
         return self.tokenizer
 
-    def _tokenizer_for(self, length: int) -> Tokenizer:
-        """Return the tokenizer, if the model has positions for so many tokens."""
-        tokenizer = self.require_tokenizer()
+    def require_positions(self, length: int, got: str, *, field: str) -> None:
+        """Raise an AssumptionError if the model has fewer positions."""
         limit = self.max_length
         if limit is not None and length > limit:
-            raise AssumptionError(
-                f"{self.name!r} has positions for {limit} tokens, got a length of {length}.", field="length"
-            )
-        return tokenizer
+            raise AssumptionError(f"{self.name!r} has positions for {limit} tokens, {got}.", field=field)
 
     def embed(
         self, tokens: Int[Tensor, "*batch n"], *, padding: Bool[Tensor, "*batch n"] | None = None

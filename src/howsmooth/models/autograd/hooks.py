@@ -118,9 +118,6 @@ def recorded_calls(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict
     Args:
         module: The module.
         paths: The parts, and how often each must be called: weights may be shared by several layers.
-
-    Raises:
-        UnsupportedModelError: If a part is called less often.
     """
     calls: dict[tuple[str, int], ModuleCall] = {}
 

@@ -94,11 +94,7 @@ class HeadCall:
 
     @classmethod
     def of(cls, heads: PartCall, projection: Any, h: int, count: int, X: Tensor) -> "HeadCall":
-        """Cut the columns of head ``h`` out of a projection; ``Conv1D`` of GPT-2 stores its matrix transposed.
-
-        Raises:
-            AssumptionError: If the projection is not its matrix and its bias, where the heads read ``X``.
-        """
+        """Cut the columns of head ``h`` out of a projection; ``Conv1D`` of GPT-2 stores its matrix transposed."""
         weight = projection.weight if isinstance(projection, nn.Linear) else projection.weight.mT
         with torch.no_grad():
             Z = heads(X)

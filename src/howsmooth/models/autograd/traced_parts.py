@@ -66,11 +66,7 @@ class TracedParts:
     head_count: int | str = NO_HEADS
 
     def locations(self, name: MapName) -> tuple[TensorLocation, ...]:
-        """Return where the output of a part occurs.
-
-        Raises:
-            AssumptionError: If it is not known, or the layer has no such head.
-        """
+        """Return where the output of a part occurs."""
         found = getattr(self, "heads" if name.head is not None else name.kind, NO_FORM.format(name=str(name)))
         if name.head is not None and not isinstance(found, str):
             found = self._refuse_head(name.head) or found

@@ -100,11 +100,7 @@ def interleaved(heads: int) -> Split:
 def mlp(up: Any, activation: Any, down: Any) -> MLP:
     """Read two linear layers and the activation between them."""
     return MLP(
-        up=_matrix(up),
-        down=_matrix(down),
-        up_bias=_bias(up),
-        down_bias=_bias(down),
-        activation=_activation(activation),
+        up=_matrix(up), down=_matrix(down), up_bias=_bias(up), down_bias=_bias(down), activation=_activation(activation)
     )
 
 
@@ -194,10 +190,7 @@ def _activation(module: Any) -> Activation:
 
 def _output(module: Any, heads: int) -> dict[str, Any]:
     """Return the output projection: ``(out, heads · v)`` split into ``(heads, out, v)``, and its bias."""
-    return {
-        "output": _matrix(module).unflatten(1, (heads, -1)).transpose(0, 1),
-        "output_bias": _bias(module),
-    }
+    return {"output": _matrix(module).unflatten(1, (heads, -1)).transpose(0, 1), "output_bias": _bias(module)}
 
 
 def _rows(x: Any, heads: int) -> Tensor:

@@ -61,7 +61,7 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     for i, row in enumerate(framed):
         got = f"but sequence {i} of {source.name!r} has {len(row)}; shorten it, or leave it out"
         field = "token_ids" if isinstance(source, TokenIds) else "sentences"
-        _require_positions(len(row), transformer, got, field=field)
+        transformer.require_positions(len(row), got, field=field)
     labelled = isinstance(source, Sentences) and any(label is not None for label in source.labels)
     notes = (f"the labels in {source.name!r} say nothing about a constant, and are not used",) if labelled else ()
     return _Sequences(rows=framed, transformer=transformer, notes=notes)
@@ -79,7 +79,7 @@ class _Windows:
     notes: tuple[str, ...] = ()
 
     def at(self, indices: Sequence[int], *, length: int, stride: int) -> Int[Tensor, "windows length"]:
-        _require_positions(length, self.transformer, f"got a length of {length}", field="length")
+        self.transformer.require_positions(length, f"got a length of {length}", field="length")
         return cut(self.tokens, self.name, indices, length=length, frame=self.frame, stride=stride or None)
 
     def words(self, index: int, *, length: int, stride: int) -> list[str]:
@@ -181,12 +181,6 @@ def _require_vocabulary(rows: Sequence[Sequence[int]], name: str, transformer: T
             "model?",
             field="token_ids",
         )
-
-
-def _require_positions(length: int, transformer: Transformer, got: str, *, field: str) -> None:
-    limit = transformer.max_length
-    if limit is not None and length > limit:
-        raise AssumptionError(f"{transformer.name!r} has positions for {limit} tokens, {got}.", field=field)
 
 
 def _require_words(source: Source, transformer: Transformer) -> None:

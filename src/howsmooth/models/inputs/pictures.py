@@ -45,11 +45,7 @@ class Pictures:
         return f"Pictures({self.name!r}, {len(self.files)} pictures)"
 
     def open(self, index: int) -> Any:
-        """Return one picture in red, green and blue.
-
-        Raises:
-            FileError: If it cannot be read.
-        """
+        """Return one picture in red, green and blue."""
         from PIL import Image, UnidentifiedImageError
 
         file = os.path.join(self.name, self.files[index])
@@ -69,11 +65,7 @@ class Pictures:
 
 
 def read_pictures(path: str | os.PathLike[str]) -> Pictures:
-    """List the pictures in a folder; none of them is opened yet.
-
-    Raises:
-        FileError: If there is no such folder, or no picture in it, or Pillow is not installed.
-    """
+    """List the pictures in a folder; none of them is opened yet."""
     folder = Path(path)
     if not folder.is_dir():
         missing = "a file" if folder.exists() else "not there"
@@ -98,9 +90,6 @@ def pixels(picture: Any, processor: Any | None, *, size: tuple[int, int]) -> "Te
         processor: An image processor of the transformers library; without one, pictures are resized and brought to
             −1 … 1.
         size: The height and width of the inputs of the model.
-
-    Raises:
-        AssumptionError: If the processor makes pictures of another size.
     """
     import numpy as np
     import torch

@@ -47,11 +47,7 @@ class TokenIds:
 
 
 def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
-    """Read an ``.npy`` array of integers (one row to be cut, or rows), or ``.jsonl`` with a list on each line.
-
-    Raises:
-        FileError: If there is no such file, or it holds something else.
-    """
+    """Read an ``.npy`` array of integers (one row to be cut, or rows), or ``.jsonl`` with a list on each line."""
     name = os.fspath(path)
     content = read_bytes(name, "a file of token ids", field=TOKEN_IDS)
     if name.endswith(".npy"):
@@ -116,11 +112,7 @@ class Sentences:
 
 
 def read_sentences(path: str | os.PathLike[str]) -> Sentences:
-    """Read ``.jsonl``: on each line a string, or an object with ``text`` or ``sentence``, and possibly ``label``.
-
-    Raises:
-        FileError: If there is no such file, or a line holds no sentence, or anything else.
-    """
+    """Read ``.jsonl``: on each line a string, or an object with ``text`` or ``sentence``, and possibly ``label``."""
     name = os.fspath(path)
     content = read_bytes(name, "a file of sentences", field=SENTENCES)
     found = [_sentence(value, f"{name!r}, line {n}") for n, value in _json_lines(content, name, field=SENTENCES)]
@@ -166,20 +158,12 @@ READERS: dict[str, Callable[[str], Source]] = {
 
 
 def read_source(kind: str, place: str) -> Source:
-    """Read a source: ``text``, ``token_ids``, ``sentences`` or ``images``.
-
-    Raises:
-        FileError: If there is no such file, or it holds something else.
-    """
+    """Read a source: ``text``, ``token_ids``, ``sentences`` or ``images``."""
     return READERS[kind](place)
 
 
 def _json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int, Any]]:
-    """Yield the value on each line that is not empty, with the number of the line.
-
-    Raises:
-        FileError: If a line is no JSON, or the file no UTF-8.
-    """
+    """Yield the value on each line that is not empty, with the number of the line."""
     try:
         # not splitlines: JSON strings may hold other separators
         lines = content.decode("utf-8-sig").split("\n")

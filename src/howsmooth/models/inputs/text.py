@@ -38,11 +38,7 @@ class Text:
 
 
 def read_text(path: str | os.PathLike[str] | None = None) -> Text:
-    """Read a text file in UTF-8; without one, *Alice's Adventures in Wonderland*.
-
-    Raises:
-        FileError: If there is no such file, it is empty, or it is not text.
-    """
+    """Read a text file in UTF-8; without one, *Alice's Adventures in Wonderland*."""
     if path is None or os.fspath(path) == ALICE:
         shipped = resources.files("howsmooth.models") / "data" / "alice.txt"
         return Text(name=ALICE, content=shipped.read_text(encoding="utf-8"))
@@ -62,11 +58,7 @@ def read_text(path: str | os.PathLike[str] | None = None) -> Text:
 
 
 def check_text(path: str | os.PathLike[str] | None) -> None:
-    """Check that a text can be read.
-
-    Raises:
-        FileError: If there is no such file, it is empty, or it is not text.
-    """
+    """Check that a text can be read."""
     read_text(path)
 
 
@@ -93,11 +85,7 @@ class Tokenizer(Protocol):
 
 
 def tokens_of(tokenizer: Tokenizer, content: str, name: str) -> list[int]:
-    """Return the tokens of a text, if most of its words are in the vocabulary.
-
-    Raises:
-        UnsupportedModelError: If less than half of them are: the results for [UNK] tokens would look valid.
-    """
+    """Return the tokens of a text, if most of its words are in the vocabulary."""
     tokens = tokenizer.encode(content)
     unknown = 0 if tokenizer.unknown is None else tokens.count(tokenizer.unknown)
     if tokens and 2 * unknown <= len(tokens):

@@ -11,11 +11,7 @@ from howsmooth.errors import UnsupportedModelError
 
 
 def without_wrapper(module: nn.Module) -> nn.Module:
-    """Return the model inside a model of peft.
-
-    Raises:
-        UnsupportedModelError: If the adapters are not in its layers, but prompts or prefixes beside the tokens.
-    """
+    """Return the model inside a model of peft."""
     peft = sys.modules.get("peft")  # nobody has adapters without it
     if peft is None or not isinstance(module, peft.PeftModel | peft.PeftMixedModel):
         return module
@@ -85,11 +81,7 @@ def _plain(part: Any) -> nn.Module:
 
 
 def require_plain_weights(module: nn.Module) -> None:
-    """Refuse a model whose weights are quantised: packed into integers, or subclasses of tensors.
-
-    Raises:
-        UnsupportedModelError: If they are.
-    """
+    """Refuse a model whose weights are quantised: packed into integers, or subclasses of tensors."""
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)
         packed = [name for name, parameter in part.named_parameters(recurse=False) if not _is_plain(parameter)]

@@ -49,9 +49,6 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
         name: The name of the model, for the message.
         family: The family that was given, if any.
         known: The families of the loader.
-
-    Raises:
-        UnsupportedModelError: If it cannot be read, a size in it is out of range, or the family is ambiguous.
     """
     config = _read(file, name)
     for key, value in _sizes(config):

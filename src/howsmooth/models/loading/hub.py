@@ -11,22 +11,14 @@ TIMEOUT = 2.0  # seconds; HF_HUB_ETAG_TIMEOUT in the environment overrides it
 
 
 def check_model(name: str) -> None:
-    """Check that a model can be loaded, before anything slow is imported: by its name, then by a request.
-
-    Raises:
-        UnsupportedModelError: If nothing can be loaded under this name.
-    """
+    """Check that a model can be loaded, before anything slow is imported: by its name, then by a request."""
     check_model_name(name)
     if not name.startswith(RANDOM) and name not in BUILT_IN and not os.path.exists(name):
         check_reachable(name)
 
 
 def check_tokenizer(name: str) -> None:
-    """Check that a tokenizer can be loaded: that its name is a folder, a file or a hub id.
-
-    Raises:
-        UnsupportedModelError: If nothing can be loaded under this name.
-    """
+    """Check that a tokenizer can be loaded: that its name is a folder, a file or a hub id."""
     if name in BUILT_IN or os.path.exists(name):
         return
     try:
@@ -47,9 +39,6 @@ def check_reachable(name: str) -> Path | None:
 
     The hub's own client retries for half a minute for each file. So one request with a short timeout comes first; if it
     fails, a model in the local cache is read from there.
-
-    Raises:
-        UnsupportedModelError: If there is no copy here and the hub does not answer.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 

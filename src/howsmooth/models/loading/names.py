@@ -70,17 +70,12 @@ BUILT_IN = {
 
 
 def built_in_path(name: str) -> Path:
-    """Return the path of the weights of a built-in model.
-
-    Raises:
-        UnsupportedModelError: If its package is not installed.
-    """
+    """Return the path of the weights of a built-in model."""
     known = BUILT_IN[name]
     home = known.home
     if home is None:
         raise UnsupportedModelError(
-            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}",
-            field="model",
+            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}", field="model"
         )
     return home / known.inside
 
@@ -89,9 +84,6 @@ def check_model_name(name: str) -> None:
     """Check that a name may stand for a model: a built-in, a folder, a GGUF file, a family or a hub id.
 
     Nothing is read and no hub is asked: see :func:`howsmooth.models.loading.hub.check_reachable` for that.
-
-    Raises:
-        UnsupportedModelError: If nothing can be loaded under this name; the message suggests the nearest ones.
     """
     if name.startswith(RANDOM):
         if (family := name.removeprefix(RANDOM)) not in FAMILIES:
@@ -129,11 +121,7 @@ def not_found(name: str, why: str = "nor a hub id within reach") -> str:
 
 
 def check_family_name(family: str) -> None:
-    """Check the name of a family of transformers, with a reader or without.
-
-    Raises:
-        UnsupportedModelError: If the transformers library has no such family; the message suggests the nearest ones.
-    """
+    """Check the name of a family of transformers, with a reader or without."""
     if family in FAMILIES:
         return
     from transformers import CONFIG_MAPPING  # does not import torch

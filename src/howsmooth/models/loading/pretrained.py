@@ -55,9 +55,6 @@ def load_by_name(name: str, *, family: str = "") -> LoadedModel:
     Args:
         name: The name.
         family: Its family, if its config.json does not name one.
-
-    Raises:
-        UnsupportedModelError: If nothing can be loaded under this name, or it is of another family.
     """
     check_model_name(name)
     if name.startswith(RANDOM):
@@ -72,11 +69,7 @@ def load_by_name(name: str, *, family: str = "") -> LoadedModel:
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """Load the tokenizer of a folder, a GGUF file, a hub id or a built-in model.
-
-    Raises:
-        UnsupportedModelError: If there is none, or its vocabulary is empty.
-    """
+    """Load the tokenizer of a folder, a GGUF file, a hub id or a built-in model."""
     check_tokenizer(name)
     source, options = _source_of(name)
     with _quiet():

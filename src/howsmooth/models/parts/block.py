@@ -22,9 +22,6 @@ def block(layer: "AttentionLayer", attention: Attention) -> Chain:
     Args:
         layer: The layer.
         attention: Its attention, with the padding applied.
-
-    Raises:
-        AssumptionError: If its feed-forward part is not known.
     """
     mlp = feed_forward(layer)
     if mlp.parallel:
@@ -50,11 +47,7 @@ def entering(layer: "AttentionLayer", attention: Attention) -> Callable[[Tensor]
 
 
 def feed_forward(layer: "AttentionLayer") -> FeedForward:
-    """Return the feed-forward part of a layer.
-
-    Raises:
-        AssumptionError: If it is not known.
-    """
+    """Return the feed-forward part of a layer."""
     if layer.feed_forward is None:
         raise AssumptionError(
             "the feed-forward part of this model's family has no closed form here; use map='block', which is measured "
@@ -75,10 +68,7 @@ def _parallel(layer: "AttentionLayer", mlp: FeedForward, attention: Attention) -
         both = Sum(chain(attention, layer.output_norm), chain(mlp.scaled, mlp.output_norm))
         return Residual(Chain(mlp.pre_norm, both))
     return Residual(
-        Sum(
-            chain(layer.pre_norm, attention, layer.output_norm),
-            chain(mlp.pre_norm, mlp.scaled, mlp.output_norm),
-        )
+        Sum(chain(layer.pre_norm, attention, layer.output_norm), chain(mlp.pre_norm, mlp.scaled, mlp.output_norm))
     )
 
 

@@ -41,11 +41,7 @@ STAGES = ("embeddings", "block", "attention")
 
 
 def entrance(transformer: "Transformer", stage: str) -> tuple[EndMap | Norm, ...]:
-    """Return the maps, each on tokens alone, from the sum of the embeddings to a stage.
-
-    Raises:
-        AssumptionError: If there is no such stage, or the family has no closed form.
-    """
+    """Return the maps, each on tokens alone, from the sum of the embeddings to a stage."""
     if stage not in STAGES:
         raise AssumptionError(f"tokens are found at {', '.join(STAGES)}; got {stage!r}.", field="at")
     _entry_path(transformer)
@@ -134,8 +130,4 @@ def _require_tokens(transformer: "Transformer", tokens: object) -> None:
             f"{transformer.name!r} knows the tokens 0 to {size - 1:,}, got {least if least < 0 else most}.",
             field="tokens",
         )
-    limit = transformer.max_length
-    if limit is not None and tokens.shape[-1] > limit:
-        raise AssumptionError(
-            f"{transformer.name!r} has positions for {limit} tokens, got {tokens.shape[-1]}.", field="tokens"
-        )
+    transformer.require_positions(tokens.shape[-1], f"got {tokens.shape[-1]}", field="tokens")

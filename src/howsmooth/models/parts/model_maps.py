@@ -24,11 +24,7 @@ if TYPE_CHECKING:  # activations return these maps
 
 
 def check_model_map(layers: tuple[AttentionLayer, ...], ends: Ends, name: MapName) -> LayerSpan:
-    """Return the layers of a map of many layers in a model.
-
-    Raises:
-        AssumptionError: If the model has no such map, with the reason and the maps that it has.
-    """
+    """Return the layers of a map of many layers in a model."""
     span = name.span(len(layers))
     if (why := _missing(ends, name)) is not None:
         known = (part for part in (*MODEL_MAPS, *SPANS) if _missing(ends, MapName.parse(part)) is None)
@@ -39,11 +35,7 @@ def check_model_map(layers: tuple[AttentionLayer, ...], ends: Ends, name: MapNam
 
 
 def model_map(found: "Activations", layer: int, name: MapName) -> tuple[Measurable, Float[Tensor, "batch n d"]]:
-    """Return a map of many layers, and the tokens that enter it.
-
-    Raises:
-        AssumptionError: If the model has no such map, or it begins at another layer.
-    """
+    """Return a map of many layers, and the tokens that enter it."""
     span = check_model_map(found.layers, found.ends, name)
     if layer not in (0, span.first):
         raise AssumptionError(f"the map {name.text!r} begins at layer {span.first}, got layer {layer}.", field="layer")

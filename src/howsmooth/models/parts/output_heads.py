@@ -28,10 +28,7 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 LanguageHead = tuple[Dense | Pointwise, ...]
 CLASSIFIER = "ForSequenceClassification"
 # A linear layer, an activation and another linear layer on the first token, in one module.
-TWO_LAYER_HEADS = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"),
-    "electra": "gelu",
-}
+TWO_LAYER_HEADS = {**dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"), "electra": "gelu"}
 # One matrix on the last token that is not padding.
 LAST_TOKEN_HEADS = LANGUAGE_FAMILIES - {"granite"}
 CLASSIFIER_FAMILIES = frozenset((*TWO_LAYER_HEADS, *LAST_TOKEN_HEADS, "bert", "albert", "distilbert"))
