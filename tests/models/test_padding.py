@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.families import TEXT, build, each, inputs
+from models.small_models import TEXT, build, each, inputs
 from oracles import dense_by_rows
 from torch.testing import assert_close
 
@@ -42,9 +42,9 @@ def same_operator(padded, alone, rng):
 
 
 def parts(found):
-    site = found.layers[1]
+    part = found.layers[1]
     # ModernBERT's first layer has no norm; others have theirs behind
-    return ["attention", "heads", "head:1", "residual", *(["normed"] if site.before is not None else [])]
+    return ["attention", "heads", "head:1", "residual", *(["normed"] if part.pre_norm is not None else [])]
 
 
 @pytest.mark.parametrize("family", each(TEXT))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from models.families import CONFIGS, build, inputs, randomised
+from models.small_models import CONFIGS, build, inputs, randomised
 from tokens.tiny import NAMES, tiny
 from torch.testing import assert_close
 

@@ -48,11 +48,6 @@ def rounding(
     A module and a map that agree up to rounding differ as if their input had been rounded once more, and their output
     too: :math:`|f(x)-y|\le 64\,(|f(x\circ(1\pm u))-f(x)|+u|y|)`, with signs at random. The unit u is that of float32 or
     of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are.
-
-    Args:
-        f: The map.
-        X: The input of the module.
-        Y: Its output.
     """
     unit = max(torch.finfo(torch.float32).eps, torch.finfo(Y.dtype).eps)
     signs = torch.randint(2, X.shape, generator=torch.Generator().manual_seed(0)).to(X) * 2 - 1

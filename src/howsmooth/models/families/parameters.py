@@ -61,30 +61,16 @@ def rms_norm(module: Any, *, offset: float = 0.0) -> RMSNorm:
 def projections(query: Any, key: Any, value: Any, output: Any, heads: int, groups: int | None = None) -> dict[str, Any]:
     """Return the arguments of Attention from four linear layers; ``groups`` of heads share keys and values."""
     groups = heads if groups is None else groups
-    return {
-        "query": _rows(_matrix(query), heads),
-        "key": _rows(_matrix(key), groups),
-        "value": _rows(_matrix(value), groups),
-        "query_bias": None if query.bias is None else _rows(_bias(query), heads),
-        "key_bias": None if key.bias is None else _rows(_bias(key), groups),
-        "value_bias": None if value.bias is None else _rows(_bias(value), groups),
-        **_output(output, heads),
-    }
+    counts = ((query, heads), (key, groups), (value, groups))
+    weights = [_rows(_matrix(module), count) for module, count in counts]
+    biases = [None if module.bias is None else _rows(_bias(module), count) for module, count in counts]
+    return _arguments(weights, biases, output, heads)
 
 
 def fused_projections(fused: Any, output: Any, heads: int, split: Split) -> dict[str, Any]:
     """Return the arguments of Attention from one linear layer for queries, keys and values, and the output layer."""
-    query, key, value = split(_matrix(fused))
-    query_bias, key_bias, value_bias = (None, None, None) if fused.bias is None else split(_bias(fused))
-    return {
-        "query": query,
-        "key": key,
-        "value": value,
-        "query_bias": query_bias,
-        "key_bias": key_bias,
-        "value_bias": value_bias,
-        **_output(output, heads),
-    }
+    biases = (None, None, None) if fused.bias is None else split(_bias(fused))
+    return _arguments(split(_matrix(fused)), biases, output, heads)
 
 
 def stacked(heads: int) -> Split:
@@ -188,9 +174,20 @@ def _activation(module: Any) -> Activation:
     return ACTIVATIONS[ACTIVATION_CLASSES[kind]] if kind in ACTIVATION_CLASSES else entrywise(module, kind)
 
 
-def _output(module: Any, heads: int) -> dict[str, Any]:
-    """Return the output projection: ``(out, heads · v)`` split into ``(heads, out, v)``, and its bias."""
-    return {"output": _matrix(module).unflatten(1, (heads, -1)).transpose(0, 1), "output_bias": _bias(module)}
+def _arguments(weights: Sequence[Tensor], biases: Sequence[Tensor | None], output: Any, heads: int) -> dict[str, Any]:
+    """Return the arguments of Attention; the output ``(out, heads · v)`` is split into ``(heads, out, v)``."""
+    query, key, value = weights
+    query_bias, key_bias, value_bias = biases
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "query_bias": query_bias,
+        "key_bias": key_bias,
+        "value_bias": value_bias,
+        "output": _matrix(output).unflatten(1, (heads, -1)).transpose(0, 1),
+        "output_bias": _bias(output),
+    }
 
 
 def _rows(x: Any, heads: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The inputs of a model from any source: windows of a text, rows of token ids, sentences, pictures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -50,7 +50,12 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     """
     if isinstance(source, Pictures):
         return _Pixels.of(source, transformer)
-    _require_words(source, transformer)
+    if _reads_pictures(transformer):
+        raise UnsupportedModelError(
+            f"{transformer.name!r} is a model of pictures, and cannot read {source.name!r}; give a folder of pictures "
+            "with --images.",
+            field="images",
+        )
     rows = _tokens(source, transformer)
     _require_vocabulary(rows, source.name, transformer)
     frame = transformer.require_tokenizer().frame() if special_tokens else ([], [])
@@ -113,16 +118,23 @@ class _Pixels:
     processor: Any | None
     size: tuple[int, int]
     dtype: torch.dtype
-    tokens: int
+    tokens: int = 0
 
     @classmethod
     def of(cls, pictures: Pictures, transformer: Transformer) -> "_Pixels":
-        size = _picture_size(transformer)
+        if not _reads_pictures(transformer):
+            raise UnsupportedModelError(
+                f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as "
+                "with --family clip_vision_model.",
+                field="images",
+            )
+        side: Any = transformer.module.config.image_size  # type: ignore[union-attr]
+        size = (side, side) if isinstance(side, int) else (side[0], side[1])
         dtype = next(transformer.module.parameters()).dtype
-        made = cls(pictures=pictures, processor=image_processor(transformer.name), size=size, dtype=dtype, tokens=0)
+        made = cls(pictures=pictures, processor=image_processor(transformer.name), size=size, dtype=dtype)
         # the model decides how many tokens a picture has
         first = transformer.activations(made.at([0], length=0, stride=0)).attention[0]
-        return cls(pictures=pictures, processor=made.processor, size=size, dtype=dtype, tokens=first.shape[-2])
+        return replace(made, tokens=first.shape[-2])
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -183,26 +195,6 @@ def _require_vocabulary(rows: Sequence[Sequence[int]], name: str, transformer: T
         )
 
 
-def _require_words(source: Source, transformer: Transformer) -> None:
-    if _reads_pictures(transformer):
-        raise UnsupportedModelError(
-            f"{transformer.name!r} is a model of pictures, and cannot read {source.name!r}; give a folder of pictures "
-            "with --images.",
-            field="images",
-        )
-
-
 def _reads_pictures(transformer: Transformer) -> bool:
     config: Any = getattr(transformer.module, "config", None)
     return getattr(transformer.module, "main_input_name", "") == "pixel_values" and hasattr(config, "image_size")
-
-
-def _picture_size(transformer: Transformer) -> tuple[int, int]:
-    if not _reads_pictures(transformer):
-        raise UnsupportedModelError(
-            f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as with "
-            "--family clip_vision_model.",
-            field="images",
-        )
-    size: Any = transformer.module.config.image_size  # type: ignore[union-attr]
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -108,9 +108,8 @@ def _random(family: str) -> LoadedModel:
     from transformers import CONFIG_MAPPING, AutoModel
 
     config = CONFIG_MAPPING[family]()
-    check_parameter_count(
-        config, RANDOM + family
-    )  # the default shapes of some families are those of their largest models
+    # the default shapes of some families are those of their largest models
+    check_parameter_count(config, RANDOM + family)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the same weights in every process
         module = AutoModel.from_config(config)
@@ -249,11 +248,9 @@ def _tokenizer(source: str, options: dict[str, Any]) -> Tokenizer | None:
 
 
 def _damaged_tokenizer(source: str, error: Exception) -> UnsupportedModelError:
-    said = " ".join(str(error).split())
+    why = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return UnsupportedModelError(
-        f"the tokenizer in {source!r} cannot be used ({type(error).__name__}: {said}); mend its "
-        "files, or take them away.",
-        field="tokenizer",
+        f"the tokenizer in {source!r} cannot be used ({why}); mend its files, or take them away.", field="tokenizer"
     )
 
 

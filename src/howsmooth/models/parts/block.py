@@ -17,12 +17,7 @@ if TYPE_CHECKING:  # an attention layer returns its block
 
 
 def block(layer: "AttentionLayer", attention: Attention) -> Chain:
-    """Return the whole block of a layer.
-
-    Args:
-        layer: The layer.
-        attention: Its attention, with the padding applied.
-    """
+    """Return the whole block of a layer, with its attention as padding changes it."""
     mlp = feed_forward(layer)
     if mlp.parallel:
         return Chain(_parallel(layer, mlp, attention))

@@ -41,12 +41,7 @@ def has_untied_head(config: Any) -> bool:
 
 
 def language_head(module: nn.Module, base: Any) -> LanguageHead | str:
-    """Read the language head of a model, or return why it has none.
-
-    Args:
-        module: The model as it was loaded.
-        base: The model without its head.
-    """
+    """Read the language head of a model, or return why it has none; ``base`` is the model without its head."""
     config = getattr(base, "config", None)
     family = getattr(config, "model_type", None)
     if family not in LANGUAGE_FAMILIES:
@@ -117,12 +112,7 @@ def has_classes(config: Any) -> bool:
 
 
 def class_head(module: nn.Module, base: Any) -> ClassHead | str:
-    """Read the classifier of a model, or return why it has none.
-
-    Args:
-        module: The model as it was loaded.
-        base: The model without its head.
-    """
+    """Read the classifier of a model, or return why it has none; ``base`` is the model without its head."""
     config: Any = getattr(module, "config", None)
     if not type(module).__name__.endswith(CLASSIFIER):
         return "it was not trained to classify sentences: nothing of its weights is a classifier"

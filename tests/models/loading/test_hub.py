@@ -9,7 +9,7 @@ from textwrap import indent
 
 import pytest
 import transformers
-from models.families import CONFIGS
+from models.small_models import CONFIGS
 
 SAY = """
 import time, sys

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from models.families import EVERY, SMALL, randomised, run
+from models.small_models import EVERY, SMALL, randomised, run
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -53,7 +53,7 @@ def test_adapters_are_read_as_the_module_runs_them(kind, put, rng):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     model = hs.load(module)
     assert any("adapters" in note for note in model.notes)
-    assert all(site.attention is not None for site in model.layers)
+    assert all(part.attention is not None for part in model.layers)
     found = model.activations(TOKENS)
     with torch.no_grad():
         for layer in range(2):
@@ -113,7 +113,7 @@ def test_an_adapter_that_cannot_be_merged_is_differentiated_by_autograd(rng, mon
 
     monkeypatch.setattr(peft.tuners.lora.Linear, "merge", refuse)
     model = hs.load(module)
-    assert all(site.attention is None for site in model.layers)
+    assert all(layer.attention is None for layer in model.layers)
     assert "has an adapter that could not be merged" in model.notes[-1]
     f, X = model.activations(TOKENS).at(1, "block")
     assert_close(f(X), model.module.encoder.layer[1](X))
@@ -133,7 +133,7 @@ def test_parts_of_a_layer_with_an_adapter_that_cannot_be_merged_are_those_of_the
     family, target, rng, monkeypatch
 ):
     model = unmergeable(rng, monkeypatch, family, target)
-    found, heard = run(model, TOKENS, [site.projection_path for site in model.layers])
+    found, heard = run(model, TOKENS, [layer.projection_path for layer in model.layers])
     f, X = found.at(1, "attention")
     assert_close(f(X), heard[1][1])
     f, X = found.at(1, "heads")

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 import transformers
-from models.families import EVERY, PICTURES, SMALL, build, each, inputs, randomised
+from models.small_models import EVERY, PICTURES, SMALL, build, each, inputs, randomised
 from torch import nn
 from torch.testing import assert_close
 
@@ -80,7 +80,7 @@ def test_what_is_not_in_the_weights_of_a_layer_is_differentiated_as_it_runs(chan
     module = bert(rng)
     reason = change(module.encoder.layer[0])
     model = hs.load(module)
-    assert [site.attention is None for site in model.layers] == [True, False]
+    assert [layer.attention is None for layer in model.layers] == [True, False]
     (note,) = model.notes
     assert "layer 0 ('encoder.layer.0" in note
     assert "does not put out what its weights say" in note
@@ -128,7 +128,7 @@ def test_layers_that_share_their_weights_are_compared_turn_by_turn(rng):
         return 2 * output if len(turns) % 3 == 0 else None
 
     shared.register_forward_hook(third)
-    assert [site.attention is None for site in hs.load(module).layers] == [False, False, True]
+    assert [layer.attention is None for layer in hs.load(module).layers] == [False, False, True]
 
 
 def test_ends_that_are_changed_are_named_and_left_out(rng):
@@ -161,7 +161,7 @@ def test_families_differ_from_their_modules_by_rounding_alone_whatever_the_size_
             for parameter in module.parameters():
                 parameter.mul_(gain)
         model = hs.load(module)
-        assert all(site.attention is not None for site in model.layers), model.notes
+        assert all(layer.attention is not None for layer in model.layers), model.notes
         tokens = inputs(family, rng)
         model.activations(tokens.float() if family in PICTURES else tokens)
         assert model.compared
@@ -171,8 +171,8 @@ def test_families_differ_from_their_modules_by_rounding_alone_whatever_the_size_
 def test_one_part_in_a_thousand_of_what_attention_puts_out_is_seen(family):
     transformer = build(family)
     module = copy.deepcopy(transformer.module).float()
-    site = transformer.layers[-1]
-    module.get_submodule(site.projection_path).register_forward_hook(lambda _module, _given, output: 1.001 * output)
+    layer = transformer.layers[-1]
+    module.get_submodule(layer.projection_path).register_forward_hook(lambda _module, _given, output: 1.001 * output)
     assert hs.load(module).layers[-1].attention is None
 
 
@@ -180,6 +180,6 @@ def test_half_precision_is_compared_in_the_numbers_that_it_is_measured_in(rng):
     module = bert(rng).bfloat16()
     model = hs.load(module)
     model.activations(TOKENS)
-    assert all(site.attention is not None for site in model.layers)
+    assert all(layer.attention is not None for layer in model.layers)
     module.encoder.layer[0].attention.self.value.register_forward_hook(triple)
     assert hs.load(module).layers[0].attention is None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models.families import CONFIGS, EVERY, TEXT, build, each, inputs, own_attention, run, tolerance
+from models.small_models import CONFIGS, EVERY, TEXT, build, each, inputs, own_attention, run, tolerance
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -27,14 +27,14 @@ def products(g, X, E, G):
 @pytest.mark.parametrize("family", each(EVERY, quick=CONFIGS))
 def test_our_map_is_the_module_and_so_is_its_derivative(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
     assert len(transformer.layers) >= 2
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X), written, **tolerance(family))
         E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
         G = torch.randn(written.shape, dtype=torch.float64, generator=rng)
-        g = own_attention(transformer, site, found.attention_calls[site.index])
+        g = own_attention(transformer, layer, found.attention_calls[layer.index])
         value, tangent, pulled = products(g, X, E, G)
         assert_close(value, written)
         J = f.jacobian(X)
@@ -49,14 +49,14 @@ def test_padding_is_seen_by_nobody_as_in_the_module(family, rng):
     real = [9, 8, 6] if family == "gemma2" else [9, 6, 2]
     padding = torch.arange(9) < torch.tensor(real)[:, None]
     tokens = inputs(family, rng, batch=3)
-    found, heard = run(transformer, tokens, [site.projection_path for site in transformer.layers], padding=padding)
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    found, heard = run(transformer, tokens, [layer.projection_path for layer in transformer.layers], padding=padding)
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X)[padding], written[padding], **tolerance(family))
         E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
         # what comes out at padded tokens is nobody's business
         G = torch.randn(written.shape, dtype=torch.float64, generator=rng) * padding[..., None]
-        g = own_attention(transformer, site, found.attention_calls[site.index])
+        g = own_attention(transformer, layer, found.attention_calls[layer.index])
         _value, tangent, pulled = products(g, X, E, G)
         J = f.jacobian(X)
         assert_close(J.jvp(E)[padding], tangent[padding], **tolerance(family))
@@ -67,9 +67,9 @@ def test_padding_is_seen_by_nobody_as_in_the_module(family, rng):
 @pytest.mark.parametrize("family", each(family for family in TEXT if not family.startswith(ONE_SIDED)))
 def test_a_decoder_that_is_told_to_see_both_sides_does(family, rng):
     transformer = build(family, is_causal=False)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X), written, **tolerance(family))
 
 
@@ -97,9 +97,9 @@ def test_padding_may_stand_in_front(family, rng):
     transformer = build(family)
     padding = torch.arange(9) >= torch.tensor([0, 7])[:, None]
     tokens = inputs(family, rng)
-    found, heard = run(transformer, tokens, [site.projection_path for site in transformer.layers], padding=padding)
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    found, heard = run(transformer, tokens, [layer.projection_path for layer in transformer.layers], padding=padding)
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X)[padding], written[padding], **tolerance(family))
 
 
@@ -107,12 +107,12 @@ def test_padding_may_stand_in_front(family, rng):
 def test_activations_are_what_attention_reads_and_what_the_block_reads(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=7)
-    found, heard = run(transformer, tokens, [site.block_path for site in transformer.layers])
-    for site, (read, _written) in zip(transformer.layers, heard, strict=True):
-        X, stream = found.attention[site.index], found.blocks[site.index]
+    found, heard = run(transformer, tokens, [layer.block_path for layer in transformer.layers])
+    for layer, (read, _written) in zip(transformer.layers, heard, strict=True):
+        X, stream = found.attention[layer.index], found.blocks[layer.index]
         assert_close(stream, read, rtol=0, atol=0)
         # some norms compute in float32
-        assert_close(stream if site.before is None else site.before(stream), X, rtol=1e-5, atol=1e-6)
+        assert_close(stream if layer.pre_norm is None else layer.pre_norm(stream), X, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_with_a_head_is_read_without_it():

@@ -4,7 +4,7 @@ import functools
 
 import torch
 import transformers
-from models.families import GROUPED, SMALL, randomised
+from models.small_models import GROUPED, SMALL, randomised
 
 import howsmooth as hs
 
@@ -21,7 +21,7 @@ CODER_AND_DECODER = {
 }
 SAME_ENDS = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 OLD = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 40} | SAME_ENDS
-STRANGERS = {
+UNKNOWN = {
     "biogpt": lambda: transformers.BioGptConfig(**SMALL),
     "codegen": lambda: transformers.CodeGenConfig(**OLD, rotary_dim=4),
     "cohere": lambda: transformers.CohereConfig(**GROUPED, **SAME_ENDS),
@@ -90,16 +90,16 @@ WHOLE = tuple(SUMS)  # those with a block
 
 
 def unloaded(family, rng):
-    config = STRANGERS[family]()
+    config = UNKNOWN[family]()
     config.use_cache = False  # or a second call would see the keys of the first
     return randomised(config, rng)
 
 
 @functools.cache
-def stranger(family):
+def unknown_model(family):
     """A small model, loaded once in a process: nobody may change it."""
     return hs.load(unloaded(family, torch.Generator().manual_seed(1)))
 
 
-def attention_path(family, site):
-    return f"{site.block_path}.{ATTENTION[family]}"
+def attention_path(family, layer):
+    return f"{layer.block_path}.{ATTENTION[family]}"

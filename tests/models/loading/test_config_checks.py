@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import transformers
-from models.families import CONFIGS, PICTURES, each
+from models.small_models import CONFIGS, PICTURES, each
 
 import howsmooth as hs
 from howsmooth.memory import gigabytes

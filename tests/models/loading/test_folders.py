@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from models.families import CONFIGS, EAGER, randomised, substituted
-from models.strangers import ATTENTION, STRANGERS
-from models.strangers import SUMS as STRANGE_SUMS
-from models.test_maps import SUMS
+from models.small_models import CONFIGS, EAGER, randomised, substituted
+from models.test_layer_maps import SUMS
+from models.unknown_models import ATTENTION, UNKNOWN
+from models.unknown_models import SUMS as UNKNOWN_SUMS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -26,7 +26,7 @@ QUICK = ("gpt2",)
 
 def folder(family, tmp_path, rng):
     """A model in float64 whose weights half precision holds exactly, and its folders in float32 and bfloat16."""
-    config = (CONFIGS | STRANGERS)[family]()
+    config = (CONFIGS | UNKNOWN)[family]()
     if family in EAGER:
         config._attn_implementation = "eager"
     model = randomised(config, rng)
@@ -46,24 +46,24 @@ def dense(g, X):
 
 def by_hand(family, transformer, tokens):
     """The three maps of the second layer as the modules compute them, at one sentence alone."""
-    site, found = transformer.layers[1], transformer.activations(tokens)
-    attends = f"{site.block_path}.{ATTENTION[family]}" if family in ATTENTION else site.projection_path
+    layer, found = transformer.layers[1], transformer.activations(tokens)
+    attends = f"{layer.block_path}.{ATTENTION[family]}" if family in ATTENTION else layer.projection_path
     turn = [other.block_path for other in transformer.layers].index(
-        site.block_path
+        layer.block_path
     ) != 1  # shared weights run once before
-    swapped = {"attention": substituted(transformer, tokens, site.attention_path, turn=turn, hear=attends)}
-    if (SUMS | STRANGE_SUMS).get(family):
-        part, side = (SUMS | STRANGE_SUMS)[family]
+    swapped = {"attention": substituted(transformer, tokens, layer.attention_path, turn=turn, hear=attends)}
+    if (SUMS | UNKNOWN_SUMS).get(family):
+        part, side = (SUMS | UNKNOWN_SUMS)[family]
         adds = substituted(
             transformer,
             tokens,
-            site.block_path,
+            layer.block_path,
             turn=turn,
-            hear=f"{site.block_path}.{part}",
+            hear=f"{layer.block_path}.{part}",
             side=side.replace("adds", "writes"),
         )
         swapped["residual"] = (lambda X: X + adds(X)) if side == "adds" else adds
-        swapped["block"] = substituted(transformer, tokens, site.block_path, turn=turn)
+        swapped["block"] = substituted(transformer, tokens, layer.block_path, turn=turn)
     inputs = {name: found.attention[1] if name == "attention" else found.blocks[1] for name in swapped}
     return {name: dense(g, inputs[name]) for name, g in swapped.items()}
 
@@ -87,7 +87,7 @@ def same_numbers(single, half, names):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*KNOWN, *STRANGERS)]
+    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in (*KNOWN, *UNKNOWN)]
 )
 def test_a_folder_is_measured_right_padded_and_not_in_float32_and_in_half_precision(family, tmp_path, rng):
     exact = folder(family, tmp_path, rng)

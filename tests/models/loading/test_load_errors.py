@@ -221,8 +221,8 @@ def test_weights_in_a_folder_that_are_not_finite_are_refused(tmp_path):
     ],
 )
 def test_maps_that_do_not_exist_are_refused(name, words):
-    (site,) = hs.load(bert()).layers
-    assert words in refusal(lambda: site.map(name), hs.errors.AssumptionError)
+    (layer,) = hs.load(bert()).layers
+    assert words in refusal(lambda: layer.map(name), hs.errors.AssumptionError)
 
 
 @pytest.mark.parametrize("layer", [1, -1])

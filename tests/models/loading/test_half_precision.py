@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from models.families import CONFIGS, each, randomised
-from models.strangers import STRANGERS
+from models.small_models import CONFIGS, each, randomised
+from models.unknown_models import UNKNOWN
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -14,7 +14,7 @@ PARTS = ("attention", "residual", "block")
 
 
 def model_in(family, dtype, rng):
-    config = (CONFIGS | STRANGERS)[family]()
+    config = (CONFIGS | UNKNOWN)[family]()
     config.use_cache = False
     return randomised(config, rng).to(dtype)
 

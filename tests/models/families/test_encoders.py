@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models.families import CONFIGS, inputs, randomised, run, tolerance
+from models.small_models import CONFIGS, inputs, randomised, run, tolerance
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -23,9 +23,9 @@ def random_model(family, kind, rng):
 
 def check_every_layer(family, module, rng):
     transformer = hs.load(module)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X), written, **tolerance(family))
     return transformer
 
@@ -40,7 +40,7 @@ def test_a_head_or_a_tower_of_its_own_changes_nothing(family, kind, rng):
 def test_of_an_encoder_and_a_decoder_the_encoder_is_measured(family, rng):
     transformer = hs.load(random_model(family, TOWERS[family][0], rng))
     assert len(transformer.layers) == 2  # the decoder has three
-    assert not any(site.attention.positions.causal for site in transformer.layers)
+    assert not any(layer.attention.positions.causal for layer in transformer.layers)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -54,7 +54,7 @@ def test_a_missing_flag_does_not_hide_that_there_are_an_encoder_and_a_decoder(fa
 def test_a_decoder_that_stands_alone_is_causal(family, rng):
     transformer = check_every_layer(family, random_model(family, TOWERS[family][0], rng).decoder, rng)
     assert len(transformer.layers) == 3
-    assert all(site.attention.positions.causal for site in transformer.layers)
+    assert all(layer.attention.positions.causal for layer in transformer.layers)
 
 
 def test_of_a_tower_of_text_and_one_of_pictures_the_text_is_measured(rng):
@@ -62,10 +62,10 @@ def test_of_a_tower_of_text_and_one_of_pictures_the_text_is_measured(rng):
     both = randomised(transformers.CLIPConfig(**parts), rng)
     transformer = check_every_layer("clip_text_model", both, rng)
     assert "two towers" in transformer.notes[0]
-    assert all(site.attention.positions.causal for site in transformer.layers)
+    assert all(layer.attention.positions.causal for layer in transformer.layers)
     assert transformer.digest == hs.load(both.text_model).digest
     pictures = check_every_layer("clip_vision_model", both.vision_model, rng)
-    assert not any(site.attention.positions.causal for site in pictures.layers)
+    assert not any(layer.attention.positions.causal for layer in pictures.layers)
 
 
 def test_the_scores_of_t5_depend_on_the_distance_as_far_as_anybody_looks(rng):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.families import TEXT, build, each
+from models.small_models import TEXT, build, each
 from torch.testing import assert_close
 
 import howsmooth as hs

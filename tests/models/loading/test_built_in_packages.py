@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from models.families import run
+from models.small_models import run
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -15,12 +15,12 @@ from howsmooth.models.inputs.text import read_text
 
 def relative_errors(transformer, tokens, *, padding=None):
     """How far each layer of ours is from the module's own output, relative to its norm."""
-    writes = [site.projection_path for site in transformer.layers]
+    writes = [layer.projection_path for layer in transformer.layers]
     found, heard = run(transformer, tokens, writes, padding=padding)
     real = ... if padding is None else padding
     errors = []
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         errors.append(float(torch.linalg.vector_norm(f(X)[real] - written[real]) / written[real].norm()))
     return errors
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from models.families import (
+from models.small_models import (
     CONFIGS,
     EVERY,
     PICTURES,
@@ -98,7 +98,7 @@ def test_whole_models_are_the_module_and_so_are_their_derivatives(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
     found = transformer.activations(tokens)
-    blocks = [site.block_path for site in transformer.layers]
+    blocks = [layer.block_path for layer in transformer.layers]
     turn = blocks[:1].count(blocks[1])
     theirs = {
         "block": substituted(transformer, tokens, blocks[1], turn=turn),
@@ -150,18 +150,18 @@ def test_the_mlp_is_the_modules_own(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
     reads, writes = PARTS.get(family, ("mlp", "mlp"))
-    paths = [f"{site.block_path}.{part}" for site in transformer.layers for part in (reads, writes)]
+    paths = [f"{layer.block_path}.{part}" for layer in transformer.layers for part in (reads, writes)]
     with overheard(transformer.module, dict.fromkeys(paths)) as heard:
         found = transformer.activations(tokens)
-    for site in transformer.layers:
-        f, X = found.at(site.index, "mlp")
-        (read, *_), _ = heard[f"{site.block_path}.{reads}"]
-        _, (written, *_) = heard[f"{site.block_path}.{writes}"]
-        if heard[f"{site.block_path}.{reads}"][0][1:]:
+    for layer in transformer.layers:
+        f, X = found.at(layer.index, "mlp")
+        (read, *_), _ = heard[f"{layer.block_path}.{reads}"]
+        _, (written, *_) = heard[f"{layer.block_path}.{writes}"]
+        if heard[f"{layer.block_path}.{reads}"][0][1:]:
             continue  # layers that share their weights were heard many times
         assert_close(X, read.reshape(X.shape).detach(), **tolerance(family))
         if reads == writes:  # what a module put out may have been added to since
-            written = transformer.module.get_submodule(f"{site.block_path}.{reads}")(read)
+            written = transformer.module.get_submodule(f"{layer.block_path}.{reads}")(read)
         assert_close(f(X), first(written).reshape(X.shape).detach(), **tolerance(family))
 
 
@@ -169,8 +169,8 @@ def test_the_mlp_is_the_modules_own(family, rng):
 def test_both_products_of_an_mlp_are_those_of_the_module(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, length=5)
-    site = transformer.layers[0]
-    reads, writes = (f"{site.block_path}.{part}" for part in PARTS.get(family, ("mlp", "mlp")))
+    layer = transformer.layers[0]
+    reads, writes = (f"{layer.block_path}.{part}" for part in PARTS.get(family, ("mlp", "mlp")))
     f, X = transformer.activations(tokens).at(0, "mlp")
     g = substituted(transformer, tokens, reads, hear=writes)
     with overheard(transformer.module, {reads: None}) as heard:
@@ -327,12 +327,12 @@ def test_a_sentence_that_is_made_otherwise_is_refused(odd, tmp_path, rng):
 
 
 @pytest.mark.parametrize("family", ["codegen", "mbart"])
-def test_the_whole_of_a_stranger_is_run_and_differentiated(family, rng):
-    from models.test_unknown_families import stranger
+def test_the_whole_of_an_unknown_family_is_run_and_differentiated(family, rng):
+    from models.unknown_models import unknown_model
 
-    transformer = stranger(family)
+    transformer = unknown_model(family)
     tokens = inputs(family, rng, length=4)
-    found, blocks = transformer.activations(tokens), [site.block_path for site in transformer.layers]
+    found, blocks = transformer.activations(tokens), [layer.block_path for layer in transformer.layers]
     f, X = found.at(0, "model")
     assert_close(f(-X), rest(transformer, tokens, blocks[0])(-X))
     f, _X = found.at(0, "to:0")

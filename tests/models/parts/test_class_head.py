@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models.families import CONFIGS, each, randomised
+from models.small_models import CONFIGS, each, randomised
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError

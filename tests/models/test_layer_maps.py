@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import transformers
-from models.families import (
+from models.small_models import (
     CONFIGS,
     EVERY,
     SMALL,
@@ -82,32 +82,32 @@ def sites_and(transformer, heard):
 @pytest.mark.parametrize("family", each(CONFIGS))
 def test_the_heads_are_what_the_output_projection_reads(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
-    for site, (read, _written) in sites_and(transformer, heard):
-        f, X = found.at(site.index, "heads")
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
+    for layer, (read, _written) in sites_and(transformer, heard):
+        f, X = found.at(layer.index, "heads")
         assert_close(f(X), read, **tolerance(family))
 
 
 @pytest.mark.parametrize("family", each(CONFIGS))
 def test_single_heads_add_up_to_the_modules_output_less_its_bias(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
-    for site, (_read, written) in sites_and(transformer, heard):
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
+    for layer, (_read, written) in sites_and(transformer, heard):
         total = torch.zeros_like(written)
-        for h in range(site.attention.layout.heads):
-            f, X = found.at(site.index, f"head:{h}")
+        for h in range(layer.attention.layout.heads):
+            f, X = found.at(layer.index, f"head:{h}")
             total += f(X)
-        bias = dict(transformer.module.named_modules())[site.projection_path].bias
+        bias = dict(transformer.module.named_modules())[layer.projection_path].bias
         assert_close(total if bias is None else total + bias, written, **tolerance(family))
 
 
 @pytest.mark.parametrize("family", each(PRE_NORM))
 def test_normed_attention_of_the_stream_is_the_modules_output(family, rng):
     transformer = build(family)
-    found, heard = run(transformer, inputs(family, rng), [site.projection_path for site in transformer.layers])
-    for site, (_read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.index, "normed")
-        assert X is not found.attention[site.index]
+    found, heard = run(transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers])
+    for layer, (_read, written) in sites_and(transformer, heard):
+        f, X = found.at(layer.index, "normed")
+        assert X is not found.attention[layer.index]
         assert_close(f(X), written, **tolerance(family))
 
 
@@ -126,9 +126,9 @@ def test_every_family_has_a_residual_sum_to_compare_with():
 def test_the_residual_is_what_the_mlp_is_given(family, rng):
     transformer = build(family)
     part, side = SUMS[family]
-    found, heard = run(transformer, inputs(family, rng), [f"{site.block_path}.{part}" for site in transformer.layers])
-    for site, (read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.index, "residual")
+    found, heard = run(transformer, inputs(family, rng), [f"{layer.block_path}.{part}" for layer in transformer.layers])
+    for layer, (read, written) in sites_and(transformer, heard):
+        f, X = found.at(layer.index, "residual")
         # some modules are given their tokens in one row after the other
         other = (read if side == "reads" else written).reshape(X.shape)
         assert_close(f(X), X + other if side == "adds" else other, **tolerance(family))
@@ -137,13 +137,13 @@ def test_the_residual_is_what_the_mlp_is_given(family, rng):
 @pytest.mark.parametrize("family", each(EVERY))
 def test_the_block_is_the_modules_own_at_its_input_and_elsewhere(family, rng):
     transformer = build(family)
-    paths = [site.block_path for site in transformer.layers]
+    paths = [layer.block_path for layer in transformer.layers]
     tokens = inputs(family, rng)
     found, heard = run(transformer, tokens, paths)
-    for site, (_read, written) in sites_and(transformer, heard):
-        f, X = found.at(site.index, "block")
+    for layer, (_read, written) in sites_and(transformer, heard):
+        f, X = found.at(layer.index, "block")
         assert_close(f(X), written, **tolerance(family))
-        g = substituted(transformer, tokens, site.block_path, turn=paths[: site.index].count(site.block_path))
+        g = substituted(transformer, tokens, layer.block_path, turn=paths[: layer.index].count(layer.block_path))
         elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
         assert_close(f(elsewhere), g(elsewhere), **tolerance(family))
 
@@ -184,7 +184,7 @@ def test_layers_that_share_their_weights_are_measured_where_each_of_them_runs(rn
     config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 3}, embedding_size=12)
     transformer = hs.load(randomised(config, rng))
     found = transformer.activations(inputs("albert", rng))
-    assert len({site.attention_path for site in transformer.layers}) == 1
+    assert len({part.attention_path for part in transformer.layers}) == 1
     for layer in (0, 1):
         block, stream = found.at(layer, "block")
         assert_close(block(stream), found.blocks[layer + 1])

@@ -393,10 +393,10 @@ def run(transformer, tokens, paths, *, padding=None):
     return found, [(heard[path][0][turn], heard[path][1][turn]) for path, turn in turns]
 
 
-def own_attention(transformer, site, call):
+def own_attention(transformer, layer, call):
     """The module's own attention as a function of its hidden states."""
     modules = dict(transformer.module.named_modules())
-    writes = modules[site.projection_path]
+    writes = modules[layer.projection_path]
 
     def attention(X):
         kept = []
@@ -404,7 +404,7 @@ def own_attention(transformer, site, call):
         try:
             named = call.named if call.positional else {**call.named, "hidden_states": X}
             given = (X, *call.positional[1:]) if call.positional else ()
-            result = modules[site.attention_path](*given, **named)
+            result = modules[layer.attention_path](*given, **named)
             if not kept:  # the output projection stands outside
                 writes(result[0])
         finally:

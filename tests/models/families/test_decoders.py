@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models.families import EVERY, FALCON, GROUPED, build, inputs, randomised, run, tolerance
+from models.small_models import EVERY, FALCON, GROUPED, build, inputs, randomised, run, tolerance
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -62,10 +62,10 @@ def test_alibi_counts_real_tokens_only(family, hidden, rng):
     padding = torch.ones(2, 9, dtype=torch.bool)
     padding[1, hidden] = False
     found, heard = run(
-        transformer, inputs(family, rng), [site.projection_path for site in transformer.layers], padding=padding
+        transformer, inputs(family, rng), [layer.projection_path for layer in transformer.layers], padding=padding
     )
-    for site, (_read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    for layer, (_read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert_close(f(X)[padding], written[padding], **tolerance(family))
 
 
@@ -74,7 +74,7 @@ def test_falcon_adds_alibi_as_often_as_its_kernel_does(kernel, rng):
     config = transformers.FalconConfig(**FALCON, alibi=True)
     config._attn_implementation = kernel
     transformer = hs.load(randomised(config, rng))
-    found, heard = run(transformer, inputs("falcon", rng), [site.block_path for site in transformer.layers])
+    found, heard = run(transformer, inputs("falcon", rng), [part.block_path for part in transformer.layers])
     for layer, (_read, written) in enumerate(heard):
         f, X = found.at(layer, "block")
         assert_close(f(X), written)
@@ -83,7 +83,7 @@ def test_falcon_adds_alibi_as_often_as_its_kernel_does(kernel, rng):
 def test_far_away_alibi_of_falcon_is_rounded_as_the_module_rounds_it(rng):
     config = transformers.FalconConfig(**FALCON | {"max_position_embeddings": 600}, alibi=True)
     transformer = hs.load(randomised(config, rng))
-    site = transformer.layer(1)
-    found, [(_read, written)] = run(transformer, inputs("falcon", rng, batch=1, length=600), [site.projection_path])
+    layer = transformer.layer(1)
+    found, [(_read, written)] = run(transformer, inputs("falcon", rng, batch=1, length=600), [layer.projection_path])
     f, X = found.at(1)
     assert_close(f(X), written, **tolerance("falcon"))

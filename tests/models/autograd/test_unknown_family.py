@@ -3,8 +3,8 @@
 import pytest
 import torch
 import transformers
-from models.families import SMALL, constant_of, each, first, randomised, run, substituted
-from models.strangers import ATTENTION, FUSED, STRANGERS, SUMS, WHOLE, attention_path, stranger, unloaded
+from models.small_models import SMALL, constant_of, each, first, randomised, run, substituted
+from models.unknown_models import ATTENTION, FUSED, SUMS, UNKNOWN, WHOLE, attention_path, unknown_model, unloaded
 from torch import nn
 from torch.testing import assert_close
 
@@ -40,58 +40,58 @@ def agrees(estimate, exact):
     assert_close(estimate.lower.squeeze(), exact, rtol=1e-3, atol=0)  # the measurement's own rtol
 
 
-def test_every_stranger_says_where_its_attention_is():
-    assert set(ATTENTION) == set(STRANGERS) == set(TRIED)
+def test_every_unknown_family_says_where_its_attention_is():
+    assert set(ATTENTION) == set(UNKNOWN) == set(TRIED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", each(STRANGERS, quick=FEW))
-def test_a_strangers_attention_has_its_output_projection(family, rng):
-    transformer = stranger(family)
+@pytest.mark.parametrize("family", each(UNKNOWN, quick=FEW))
+def test_attention_of_an_unknown_family_has_its_output_projection(family, rng):
+    transformer = unknown_model(family)
     assert len(transformer.layers) == 2
     (note,) = transformer.notes
     assert repr(family) in note
     assert "autograd" in note
-    found, heard = run(transformer, tokens_for(rng), [attention_path(family, site) for site in transformer.layers])
-    for site, (read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index)
+    found, heard = run(transformer, tokens_for(rng), [attention_path(family, layer) for layer in transformer.layers])
+    for layer, (read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index)
         assert X.shape == (2, 6, 24)
         assert_close(f(X), written)
-        heads, X = found.at(site.index, "heads")
+        heads, X = found.at(layer.index, "heads")
         assert_close(heads(X), read)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", each(WHOLE, quick=FEW))
-def test_a_strangers_residual_is_what_its_mlp_is_given(family, rng):
-    transformer = stranger(family)
+def test_the_residual_of_an_unknown_family_is_what_its_mlp_is_given(family, rng):
+    transformer = unknown_model(family)
     part, side = SUMS[family]
-    found, heard = run(transformer, tokens_for(rng), [f"{site.block_path}.{part}" for site in transformer.layers])
-    for site, (read, written) in zip(transformer.layers, heard, strict=True):
-        f, X = found.at(site.index, "residual")
+    found, heard = run(transformer, tokens_for(rng), [f"{layer.block_path}.{part}" for layer in transformer.layers])
+    for layer, (read, written) in zip(transformer.layers, heard, strict=True):
+        f, X = found.at(layer.index, "residual")
         other = (read if side == "reads" else written).reshape(X.shape)
         assert_close(f(X), X + other if side == "adds" else other)
 
 
 @pytest.mark.parametrize("family", each(WHOLE, quick=FEW))
-def test_a_strangers_maps_are_its_modules_elsewhere_too(family, rng):
-    transformer = stranger(family)
-    tokens, site = tokens_for(rng), transformer.layers[1]
+def test_the_maps_of_an_unknown_family_are_its_modules_elsewhere_too(family, rng):
+    transformer = unknown_model(family)
+    tokens, layer = tokens_for(rng), transformer.layers[1]
     found = transformer.activations(tokens)
     block, X = found.at(1, "block")
     elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
-    assert_close(block(elsewhere), substituted(transformer, tokens, site.block_path)(elsewhere))
+    assert_close(block(elsewhere), substituted(transformer, tokens, layer.block_path)(elsewhere))
     f, X = found.at(1)
     elsewhere = X + torch.randn(X.shape, dtype=X.dtype, generator=rng)
-    _found, [(_read, written)] = run(transformer, tokens, [attention_path(family, site)])
-    swapped = substituted(transformer, tokens, site.attention_path, hear=attention_path(family, site))
+    _found, [(_read, written)] = run(transformer, tokens, [attention_path(family, layer)])
+    swapped = substituted(transformer, tokens, layer.attention_path, hear=attention_path(family, layer))
     assert_close(swapped(X), written)
     assert_close(f(elsewhere), swapped(elsewhere))
 
 
-@pytest.mark.parametrize("family", each(sorted(set(STRANGERS) - set(FUSED)), quick=FEW))
-def test_a_strangers_heads_add_up_to_its_attention_less_the_bias(family, rng):
-    transformer = stranger(family)
+@pytest.mark.parametrize("family", each(sorted(set(UNKNOWN) - set(FUSED)), quick=FEW))
+def test_the_heads_of_an_unknown_family_add_up_to_its_attention_less_the_bias(family, rng):
+    transformer = unknown_model(family)
     found, [(_read, written)] = run(transformer, tokens_for(rng), [attention_path(family, transformer.layers[1])])
     heads = [f(X) for f, X in (found.at(1, f"head:{h}") for h in range(4))]
     bias = dict(transformer.module.named_modules())[attention_path(family, transformer.layers[1])].bias
@@ -102,7 +102,7 @@ def test_a_strangers_heads_add_up_to_its_attention_less_the_bias(family, rng):
 
 @pytest.mark.parametrize("family", each(FUSED, quick=FEW))
 def test_heads_that_cannot_be_told_apart_are_refused(family, rng):
-    transformer = stranger(family)
+    transformer = unknown_model(family)
     for ask in (transformer.layers[0].check, lambda name: transformer.activations(tokens_for(rng)).at(0, name)):
         with pytest.raises(hs.errors.AssumptionError, match="which columns of the output projection") as caught:
             ask("head:0")
@@ -142,20 +142,20 @@ def test_the_same_weights_have_the_same_constants_in_a_family_that_is_known_and_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", WHOLE)
-def test_a_strangers_constants_are_those_of_its_dense_jacobians(family, rng):
-    transformer = stranger(family)
+def test_the_constants_of_an_unknown_family_are_those_of_its_dense_jacobians(family, rng):
+    transformer = unknown_model(family)
     tokens = tokens_for(rng, batch=1)[:, :3]  # every number that comes out is a pass through the model
-    found, site = transformer.activations(tokens), transformer.layers[1]
-    attention = substituted(transformer, tokens, site.attention_path, hear=attention_path(family, site))
-    for name, g in {"attention": attention, "block": substituted(transformer, tokens, site.block_path)}.items():
+    found, layer = transformer.activations(tokens), transformer.layers[1]
+    attention = substituted(transformer, tokens, layer.attention_path, hear=attention_path(family, layer))
+    for name, g in {"attention": attention, "block": substituted(transformer, tokens, layer.block_path)}.items():
         f, X = found.at(1, name)
         agrees(hs.local_lipschitz(f, X, generator=rng), constant_of(g, X))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", each(["mbart", "mt5", "exaone4", "roformer"], quick=("mbart",)))
-def test_a_stranger_is_padded_as_it_pads_itself(family, rng):
-    transformer = stranger(family)
+def test_an_unknown_family_is_padded_as_it_pads_itself(family, rng):
+    transformer = unknown_model(family)
     padding = torch.arange(6) < torch.tensor([6, 4])[:, None]
     tokens = tokens_for(rng)
     found = transformer.activations(tokens, padding=padding)
@@ -172,17 +172,17 @@ def test_a_stranger_is_padded_as_it_pads_itself(family, rng):
             assert padded[1, 4:].abs().max() == 0
 
 
-def test_where_the_norm_comes_behind_a_stranger_has_no_normed_map(rng):
-    transformer = stranger("exaone4")
+def test_where_the_norm_comes_behind_an_unknown_family_has_no_normed_map(rng):
+    transformer = unknown_model("exaone4")
     with pytest.raises(hs.errors.AssumptionError, match="behind attention"):
         transformer.layers[0].check("normed")
-    found, [(_read, written)] = run(stranger("stablelm"), tokens_for(rng), ["layers.1.self_attn.o_proj"])
+    found, [(_read, written)] = run(unknown_model("stablelm"), tokens_for(rng), ["layers.1.self_attn.o_proj"])
     f, X = found.at(1, "normed")
     assert_close(f(X), written)
 
 
-def test_a_stranger_without_a_block_says_so(rng):
-    transformer = stranger("xlm")
+def test_an_unknown_family_without_a_block_says_so(rng):
+    transformer = unknown_model("xlm")
     for name in ("residual", "normed", "block"):
         with pytest.raises(hs.errors.AssumptionError, match="no module is a block"):
             transformer.layers[0].check(name)
@@ -190,8 +190,8 @@ def test_a_stranger_without_a_block_says_so(rng):
             transformer.activations(tokens_for(rng)).at(0, name)
 
 
-def test_a_strangers_heads_have_no_closed_form(rng):
-    transformer = stranger("olmo")
+def test_the_heads_of_an_unknown_family_have_no_closed_form(rng):
+    transformer = unknown_model("olmo")
     with pytest.raises(hs.errors.AssumptionError, match="no closed form"):
         transformer.layers[0].map("heads")
     with pytest.raises(hs.errors.AssumptionError, match="no closed form"):
@@ -213,7 +213,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("family", each(REFUSED, quick=("xlnet",)))
-def test_a_stranger_whose_attention_is_not_understood_is_refused_before_it_is_measured(family, rng):
+def test_an_unknown_family_whose_attention_is_not_understood_is_refused_before_it_is_measured(family, rng):
     config, words = REFUSED[family]
     transformer = hs.load(randomised(config(), rng))
     for name in ("attention", "heads", "head:0", "residual", "normed"):
@@ -239,7 +239,7 @@ def test_attention_whose_output_goes_nowhere_is_refused(rng):
         hs.load(Lonely()).activations(tokens_for(rng)).at(0)
 
 
-def test_a_stranger_that_cannot_be_tried_at_load_is_understood_at_its_first_inputs(rng):
+def test_an_unknown_family_that_cannot_be_tried_at_load_is_understood_at_its_first_inputs(rng):
     class Projected(nn.Module):
         """Reads vectors, not numbers of tokens."""
 
@@ -266,7 +266,7 @@ def test_a_stranger_that_cannot_be_tried_at_load_is_understood_at_its_first_inpu
 
 @pytest.mark.parametrize("family", each(["mbart", "mt5"], quick=FEW))
 def test_of_an_encoder_and_a_decoder_the_encoder_is_measured(family, rng):
-    model = randomised(STRANGERS[family](), rng)
+    model = randomised(UNKNOWN[family](), rng)
     transformer = hs.load(model)
     assert transformer.module is model.get_encoder()
     found = transformer.activations(tokens_for(rng))
@@ -274,7 +274,7 @@ def test_of_an_encoder_and_a_decoder_the_encoder_is_measured(family, rng):
 
 
 def test_the_block_of_mt5_holds_its_mlp(rng):
-    transformer = stranger("mt5")
+    transformer = unknown_model("mt5")
     found = transformer.activations(tokens_for(rng))
     block, X = found.at(0, "block")
     assert_close(block(X), found.blocks[1])
@@ -283,7 +283,7 @@ def test_the_block_of_mt5_holds_its_mlp(rng):
 def test_a_plain_torch_encoder_is_measured(rng):
     model = Plain()
     transformer = hs.load(model)
-    assert [site.block_path for site in transformer.layers] == ["encoder.layers.0", "encoder.layers.1"]
+    assert [part.block_path for part in transformer.layers] == ["encoder.layers.0", "encoder.layers.1"]
     assert "autograd" in transformer.notes[0]
     tokens = tokens_for(rng, batch=1)
     found = transformer.activations(tokens)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from models.families import SMALL, randomised
+from models.small_models import SMALL, randomised
 from torch import nn
 
 import howsmooth as hs

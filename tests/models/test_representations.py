@@ -1,12 +1,12 @@
 """Models, layers and activations show themselves."""
 
 import torch
-from models.families import build, inputs
-from models.strangers import stranger
+from models.small_models import build, inputs
+from models.unknown_models import unknown_model
 
 
 def test_a_model_shows_its_layers_and_its_notes():
-    known, other = build("gpt2"), stranger("roformer")
+    known, other = build("gpt2"), unknown_model("roformer")
     page = known._repr_html_()
     assert page.count("<tr>") == 3
     assert "Attention(heads=4, d=24" in page
@@ -21,11 +21,11 @@ def test_a_layer_says_what_can_be_measured_of_it():
     assert repr(build("bert").layers[1]) == (
         "AttentionLayer(layer 1, Attention(heads=4, d=24, k=6, v=6, out=24, torch.float64))"
     )
-    assert repr(stranger("roformer").layers[0]) == (
+    assert repr(unknown_model("roformer").layers[0]) == (
         "AttentionLayer(layer 0, by autograd: attention, heads, head:0, residual, block)"
     )
-    assert repr(stranger("xlm").layers[0]) == "AttentionLayer(layer 0, by autograd: attention, heads, head:0)"
-    assert "by autograd" in stranger("xlm").layers[0]._repr_html_()
+    assert repr(unknown_model("xlm").layers[0]) == "AttentionLayer(layer 0, by autograd: attention, heads, head:0)"
+    assert "by autograd" in unknown_model("xlm").layers[0]._repr_html_()
 
 
 def test_activations_say_what_was_run(rng):
