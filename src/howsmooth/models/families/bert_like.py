@@ -29,10 +29,10 @@ def bert(model: Any) -> Backbone:
     config = model.config
 
     def read(block: Any) -> dict[str, Any]:
-        own, out = block.attention.self, block.attention.output
+        attn, out = block.attention.self, block.attention.output
         attention = Attention(
-            **projections(own.query, own.key, own.value, out.dense, config.num_attention_heads),
-            scale=own.scaling,
+            **projections(attn.query, attn.key, attn.value, out.dense, config.num_attention_heads),
+            scale=attn.scaling,
             positions=Positions(causal=bool(config.is_decoder)),
         )
         return {"attention": attention, **_norms_and_mlp(block, out.LayerNorm)}
@@ -60,10 +60,10 @@ def distilbert(model: Any) -> Backbone:
     """Read DistilBERT: BERT's layers under other names."""
 
     def read(block: Any) -> dict[str, Any]:
-        own, ffn = block.attention, block.ffn
-        weights = projections(own.q_lin, own.k_lin, own.v_lin, own.out_lin, model.config.n_heads)
+        attn, ffn = block.attention, block.ffn
+        weights = projections(attn.q_lin, attn.k_lin, attn.v_lin, attn.out_lin, model.config.n_heads)
         norms = block.sa_layer_norm, block.output_layer_norm
-        attention = Attention(**weights, scale=own.scaling)
+        attention = Attention(**weights, scale=attn.scaling)
         return {"attention": attention, **post_norm_mlp(*norms, ffn.lin1, ffn.activation, ffn.lin2)}
 
     layers = read_layers(model.transformer.layer, "transformer.layer", "attention", "attention.out_lin", read)
@@ -78,18 +78,18 @@ def albert(model: Any) -> Backbone:
     for i in range(config.num_hidden_layers):
         group = int(i / per_group)
         for inner, block in enumerate(model.encoder.albert_layer_groups[group].albert_layers):
-            own, path = block.attention, f"encoder.albert_layer_groups.{group}.albert_layers.{inner}"
-            weights = projections(own.query, own.key, own.value, own.dense, config.num_attention_heads)
+            attn, path = block.attention, f"encoder.albert_layer_groups.{group}.albert_layers.{inner}"
+            weights = projections(attn.query, attn.key, attn.value, attn.dense, config.num_attention_heads)
             layers.append(
                 AttentionLayer(
                     index=len(layers),
-                    attention=Attention(**weights, scale=own.scaling),
+                    attention=Attention(**weights, scale=attn.scaling),
                     attention_path=f"{path}.attention",
                     projection_path=f"{path}.attention.dense",
                     residual_inside=True,
                     block_path=path,
                     **post_norm_mlp(
-                        own.LayerNorm, block.full_layer_layer_norm, block.ffn, block.activation, block.ffn_output
+                        attn.LayerNorm, block.full_layer_layer_norm, block.ffn, block.activation, block.ffn_output
                     ),
                 )
             )
@@ -106,8 +106,8 @@ def mpnet(model: Any) -> Backbone:
     positions = Positions(relative_bias=encoder.relative_attention_bias.weight.detach()[buckets].mT.contiguous())
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.attention.attn
-        weights = projections(own.q, own.k, own.v, own.o, config.num_attention_heads)
+        attn = block.attention.attn
+        weights = projections(attn.q, attn.k, attn.v, attn.o, config.num_attention_heads)
         attention = Attention(**weights, positions=positions)
         return {"attention": attention, **_norms_and_mlp(block, block.attention.LayerNorm)}
 
@@ -125,16 +125,16 @@ def deberta_v2(model: Any) -> Backbone:
     convolution = bool(getattr(config, "conv_kernel_size", 0))
 
     def read(block: Any) -> dict[str, Any]:
-        own, out = block.attention.self, block.attention.output
-        terms = sum(term in own.pos_att_type for term in ("c2p", "p2c"))
+        attn, out = block.attention.self, block.attention.output
+        terms = sum(term in attn.pos_att_type for term in ("c2p", "p2c"))
         # in float32, as the model takes the root
-        size = torch.sqrt(torch.tensor(own.attention_head_size, dtype=torch.float32) * (1 + terms))
+        size = torch.sqrt(torch.tensor(attn.attention_head_size, dtype=torch.float32) * (1 + terms))
         reach = config.max_position_embeddings
         attention = Attention(
-            **projections(own.query_proj, own.key_proj, own.value_proj, out.dense, own.num_attention_heads),
+            **projections(attn.query_proj, attn.key_proj, attn.value_proj, out.dense, attn.num_attention_heads),
             scale=1 / float(size),
             positions=Positions(
-                distances=None if table is None or not terms else _distances(own, table.detach(), reach)
+                distances=None if table is None or not terms else _distances(attn, table.detach(), reach)
             ),
         )
         # the layer behind a convolution does not read the output of this block
@@ -149,28 +149,28 @@ def deberta_v2(model: Any) -> Backbone:
     return Backbone(layers=layers, stem=Stem(path="embeddings.embed_proj", maps=(linear(project), norm)))
 
 
-def _distances(own: Any, table: Tensor, reach: int) -> Distances:
+def _distances(attn: Any, table: Tensor, reach: int) -> Distances:
     """Return the keys and queries of every distance; large distances share theirs."""
-    span = own.pos_ebd_size
+    span = attn.pos_ebd_size
     offsets = torch.arange(1 - reach, reach, device=table.device)  # j − i
-    rows = (span + _buckets(-offsets, own)).clamp(0, 2 * span - 1)
+    rows = (span + _buckets(-offsets, attn)).clamp(0, 2 * span - 1)
     modules = {"c2p": ("key_proj", "pos_key_proj"), "p2c": ("query_proj", "pos_query_proj")}
     terms = {}
     for term, (shared, separate) in modules.items():
-        if term in own.pos_att_type:
-            projected = getattr(own, shared if own.share_att_key else separate)(table[: 2 * span]).detach()
-            terms[term] = projected[rows].unflatten(-1, (own.num_attention_heads, -1)).transpose(0, 1).contiguous()
+        if term in attn.pos_att_type:
+            projected = getattr(attn, shared if attn.share_att_key else separate)(table[: 2 * span]).detach()
+            terms[term] = projected[rows].unflatten(-1, (attn.num_attention_heads, -1)).transpose(0, 1).contiguous()
     zeros = torch.zeros_like(next(iter(terms.values())))
     return Distances(keys=terms.get("c2p", zeros), queries=terms.get("p2c", zeros))
 
 
-def _buckets(distance: Tensor, own: Any) -> Tensor:
+def _buckets(distance: Tensor, attn: Any) -> Tensor:
     """Return the bucket of i − j: small distances have one each, large ones share buckets on a logarithmic scale."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-    if own.position_buckets <= 0 or own.max_relative_positions <= 0:
+    if attn.position_buckets <= 0 or attn.max_relative_positions <= 0:
         return distance
-    return make_log_bucket_position(distance, own.position_buckets, own.max_relative_positions).long()
+    return make_log_bucket_position(distance, attn.position_buckets, attn.max_relative_positions).long()
 
 
 def modernbert(model: Any) -> Backbone:
@@ -178,12 +178,12 @@ def modernbert(model: Any) -> Backbone:
     heads = model.config.num_attention_heads
 
     def read(block: Any) -> dict[str, Any]:
-        own, kind = block.attn, block.attention_type
+        attn, kind = block.attn, block.attention_type
         attention = Attention(
-            **fused_projections(own.Wqkv, own.Wo, heads, stacked(heads)),
-            scale=own.head_dim**-0.5 * rotary_gain(model, key=kind) ** 2,
+            **fused_projections(attn.Wqkv, attn.Wo, heads, stacked(heads)),
+            scale=attn.head_dim**-0.5 * rotary_gain(model, key=kind) ** 2,
             # layers with and without a window have frequencies of their own
-            positions=Positions(window=own.sliding_window, rotary=rotary(model, key=kind)),
+            positions=Positions(window=attn.sliding_window, rotary=rotary(model, key=kind)),
         )
         return {
             "attention": attention,

@@ -25,11 +25,11 @@ def t5(model: Any) -> Backbone:
 
     def read(block: Any) -> dict[str, Any]:
         first, last = block.layer[0], block.layer[-1]
-        own = first.SelfAttention
+        attn = first.SelfAttention
         attention = Attention(
-            **projections(own.q, own.k, own.v, own.o, own.n_heads),
-            scale=own.scaling,
-            positions=Positions(causal=own.is_causal, relative_bias=bias),
+            **projections(attn.q, attn.k, attn.v, attn.o, attn.n_heads),
+            scale=attn.scaling,
+            positions=Positions(causal=attn.is_causal, relative_bias=bias),
         )
         return {
             "attention": attention,
@@ -41,19 +41,21 @@ def t5(model: Any) -> Backbone:
     return Backbone(layers=layers, final=(rms_norm(stack.final_layer_norm),))
 
 
-def _t5_mlp(own: Any) -> MLP | GatedMLP:
-    return mlp(own.wi, own.act, own.wo) if hasattr(own, "wi") else gated_mlp(own.wi_0, own.wi_1, own.act, own.wo)
+def _t5_mlp(module: Any) -> MLP | GatedMLP:
+    if hasattr(module, "wi"):
+        return mlp(module.wi, module.act, module.wo)
+    return gated_mlp(module.wi_0, module.wi_1, module.act, module.wo)
 
 
-def _relative_bias(own: Any) -> Tensor:
+def _relative_bias(attn: Any) -> Tensor:
     """Return the bias of every distance, which all layers share."""
-    buckets = own._relative_position_bucket(
+    buckets = attn._relative_position_bucket(
         torch.arange(1 - REACH, REACH),
-        bidirectional=not own.is_decoder,
-        num_buckets=own.relative_attention_num_buckets,
-        max_distance=own.relative_attention_max_distance,
+        bidirectional=not attn.is_decoder,
+        num_buckets=attn.relative_attention_num_buckets,
+        max_distance=attn.relative_attention_max_distance,
     )
-    return own.relative_attention_bias.weight.detach()[buckets].mT.contiguous()
+    return attn.relative_attention_bias.weight.detach()[buckets].mT.contiguous()
 
 
 def bart(model: Any) -> Backbone:
@@ -62,11 +64,11 @@ def bart(model: Any) -> Backbone:
     stack, prefix = (model.decoder, "decoder.") if hasattr(model, "decoder") else (model, "")
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
+        attn = block.self_attn
         attention = Attention(
-            **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads),
-            scale=own.scaling,
-            positions=Positions(causal=own.is_causal),
+            **projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, attn.num_heads),
+            scale=attn.scaling,
+            positions=Positions(causal=attn.is_causal),
         )
         norms = block.self_attn_layer_norm, block.final_layer_norm
         return {"attention": attention, **post_norm_mlp(*norms, block.fc1, block.activation_fn, block.fc2)}

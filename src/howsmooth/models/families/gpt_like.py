@@ -34,9 +34,9 @@ def gpt2(model: Any) -> Backbone:
     """Read GPT-2: one matrix for queries, keys and values, stored transposed."""
 
     def read(block: Any) -> dict[str, Any]:
-        own, heads = block.attn, block.attn.num_heads
-        weights = fused_projections(own.c_attn, own.c_proj, heads, stacked(heads))
-        attention = Attention(**weights, scale=own.scaling, positions=Positions(causal=True))
+        attn, heads = block.attn, block.attn.num_heads
+        weights = fused_projections(attn.c_attn, attn.c_proj, heads, stacked(heads))
+        attention = Attention(**weights, scale=attn.scaling, positions=Positions(causal=True))
         norms, mlp = (block.ln_1, block.ln_2), block.mlp
         return {"attention": attention, **pre_norm_mlp(*norms, mlp.c_fc, mlp.act, mlp.c_proj)}
 
@@ -48,10 +48,10 @@ def gpt_neo(model: Any) -> Backbone:
     """Read GPT-Neo: scores without a scale, windows in every other layer."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.attn.attention
-        window = model.config.window_size if own.attention_type == "local" else None
+        attn = block.attn.attention
+        window = model.config.window_size if attn.attention_type == "local" else None
         attention = Attention(
-            **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads),
+            **projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, attn.num_heads),
             scale=1.0,
             positions=Positions(causal=True, window=window),
         )
@@ -66,10 +66,10 @@ def gptj(model: Any) -> Backbone:
     """Read GPT-J: attention and MLP in parallel, no biases, interleaved pairs in a partial rotary embedding."""
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm, mlp = block.attn, block.ln_1, block.mlp
+        attn, norm, mlp = block.attn, block.ln_1, block.mlp
         attention = Attention(
-            **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_attention_heads),
-            positions=Positions(causal=True, rotary=Rotary(dim=own.rotary_dim, interleaved=True)),
+            **projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, attn.num_attention_heads),
+            positions=Positions(causal=True, rotary=Rotary(dim=attn.rotary_dim, interleaved=True)),
         )
         return {"attention": attention, **pre_norm_mlp(norm, norm, mlp.fc_in, mlp.act, mlp.fc_out, parallel=True)}
 
@@ -82,9 +82,9 @@ def gpt_neox(model: Any) -> Backbone:
     heads, positions = model.config.num_attention_heads, Positions(causal=True, rotary=rotary(model))
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.attention
-        weights = fused_projections(own.query_key_value, own.dense, heads, interleaved(heads))
-        attention = Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions)
+        attn = block.attention
+        weights = fused_projections(attn.query_key_value, attn.dense, heads, interleaved(heads))
+        attention = Attention(**with_rotary_gain(weights, model), scale=attn.scaling, positions=positions)
         norms, mlp = (block.input_layernorm, block.post_attention_layernorm), block.mlp
         modules = (mlp.dense_h_to_4h, mlp.act, mlp.dense_4h_to_h)
         return {"attention": attention, **pre_norm_mlp(*norms, *modules, parallel=block.use_parallel_residual)}
@@ -99,11 +99,11 @@ def phi(model: Any) -> Backbone:
     positions = Positions(causal=True, rotary=rotary(model))
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm, mlp = block.self_attn, block.input_layernorm, block.mlp
-        weights = projections(own.q_proj, own.k_proj, own.v_proj, own.dense, heads, groups)
-        if own.qk_layernorm:
-            weights |= {"query_norm": layer_norm(own.q_layernorm), "key_norm": layer_norm(own.k_layernorm)}
-        attention = Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions)
+        attn, norm, mlp = block.self_attn, block.input_layernorm, block.mlp
+        weights = projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.dense, heads, groups)
+        if attn.qk_layernorm:
+            weights |= {"query_norm": layer_norm(attn.q_layernorm), "key_norm": layer_norm(attn.k_layernorm)}
+        attention = Attention(**with_rotary_gain(weights, model), scale=attn.scaling, positions=positions)
         parallel = pre_norm_mlp(norm, norm, mlp.fc1, mlp.activation_fn, mlp.fc2, parallel=True)
         return {"attention": attention, **parallel}
 
@@ -116,10 +116,10 @@ def opt(model: Any) -> Backbone:
     decoder = model.decoder
 
     def read(block: Any) -> dict[str, Any]:
-        own, norm_and_mlp = block.self_attn, pre_norm_mlp if block.do_layer_norm_before else post_norm_mlp
+        attn, norm_and_mlp = block.self_attn, pre_norm_mlp if block.do_layer_norm_before else post_norm_mlp
         attention = Attention(
-            **projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads),
-            scale=own.scaling,
+            **projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, attn.num_heads),
+            scale=attn.scaling,
             positions=Positions(causal=True),
         )
         norms = block.self_attn_layer_norm, block.final_layer_norm
@@ -139,10 +139,10 @@ def bloom(model: Any) -> Backbone:
     after_norm = model.config.apply_residual_connection_post_layernorm
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attention
+        attn = block.self_attention
         return {
             "attention": Attention(
-                **fused_projections(own.query_key_value, own.dense, heads, interleaved(heads)),
+                **fused_projections(attn.query_key_value, attn.dense, heads, interleaved(heads)),
                 positions=Positions(causal=True, position_bias=bias),
             ),
             "residual_inside": True,
@@ -179,17 +179,17 @@ def falcon(model: Any) -> Backbone:
     gain = 1.0 if config.alibi else rotary_gain(model) ** 2
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attention
+        attn = block.self_attention
         norm = layer_norm(block.ln_attn if hasattr(block, "ln_attn") else block.input_layernorm)
 
         def split(x: Tensor) -> list[Tensor]:
             # stored group by group: the queries of a group, then its key, then its value
-            by_group = x.unflatten(0, (own.num_kv_heads, -1, own.head_dim))
+            by_group = x.unflatten(0, (attn.num_kv_heads, -1, attn.head_dim))
             return [part.flatten(0, 1) for part in by_group.split((by_group.shape[1] - 2, 1, 1), dim=1)]
 
-        weights = fused_projections(own.query_key_value, own.dense, own.num_heads, split)
+        weights = fused_projections(attn.query_key_value, attn.dense, attn.num_heads, split)
         return {
-            "attention": Attention(**weights, scale=own.inv_norm_factor * gain, positions=positions),
+            "attention": Attention(**weights, scale=attn.inv_norm_factor * gain, positions=positions),
             "pre_norm": norm,
             "feed_forward": _falcon_feed_forward(block, config, norm),
         }
@@ -213,8 +213,8 @@ def _falcon_positions(model: Any) -> Positions:
 
 def _falcon_feed_forward(block: Any, config: Any, norm: LayerNorm) -> FeedForward:
     """Read the MLP: behind attention, or in parallel with a norm of its own or the same one."""
-    own = mlp(block.mlp.dense_h_to_4h, block.mlp.act, block.mlp.dense_4h_to_h)
+    read = mlp(block.mlp.dense_h_to_4h, block.mlp.act, block.mlp.dense_4h_to_h)
     if not (config.new_decoder_architecture or config.parallel_attn):
-        return FeedForward(map=own, pre_norm=layer_norm(block.post_attention_layernorm))
+        return FeedForward(map=read, pre_norm=layer_norm(block.post_attention_layernorm))
     pre_norm = layer_norm(block.ln_mlp) if hasattr(block, "ln_mlp") else norm
-    return FeedForward(map=own, pre_norm=pre_norm, parallel=True)
+    return FeedForward(map=read, pre_norm=pre_norm, parallel=True)

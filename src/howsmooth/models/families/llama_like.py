@@ -44,8 +44,8 @@ def qwen3(model: Any) -> Backbone:
     """Read Qwen3: norms on queries and keys."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
-        attention = _attention(own, model, query_norm=rms_norm(own.q_norm), key_norm=rms_norm(own.k_norm))
+        attn = block.self_attn
+        attention = _attention(attn, model, query_norm=rms_norm(attn.q_norm), key_norm=rms_norm(attn.k_norm))
         return _pre_norm_block(block, attention)
 
     return _backbone(model, read)
@@ -66,13 +66,13 @@ def olmo2(model: Any) -> Backbone:
     """Read OLMo 2 and 3: norms over the queries and keys of all heads, and norms behind attention and MLP."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
+        attn = block.self_attn
         attention = _attention(
-            own,
+            attn,
             model,
-            kind=getattr(own, "attention_type", None),  # OLMo 3 has frequencies for each kind of layer
-            query_norm=rms_norm(own.q_norm),
-            key_norm=rms_norm(own.k_norm),
+            kind=getattr(attn, "attention_type", None),  # OLMo 3 has frequencies for each kind of layer
+            query_norm=rms_norm(attn.q_norm),
+            key_norm=rms_norm(attn.k_norm),
         )
         return {
             "attention": attention,
@@ -90,15 +90,15 @@ def phi3(model: Any) -> Backbone:
     positions = Positions(causal=True, window=config.sliding_window, rotary=rotary(model))
 
     def read(block: Any) -> dict[str, Any]:
-        own, mlp = block.self_attn, block.mlp
+        attn, mlp = block.self_attn, block.mlp
         weights = fused_projections(
-            own.qkv_proj,
-            own.o_proj,
+            attn.qkv_proj,
+            attn.o_proj,
             heads,
             lambda x: x.unflatten(0, (heads + 2 * groups, -1)).split((heads, groups, groups)),
         )
         return {
-            "attention": Attention(**with_rotary_gain(weights, model), scale=own.scaling, positions=positions),
+            "attention": Attention(**with_rotary_gain(weights, model), scale=attn.scaling, positions=positions),
             "pre_norm": rms_norm(block.input_layernorm),
             "feed_forward": FeedForward(
                 map=fused_gated_mlp(mlp.gate_up_proj, mlp.activation_fn, mlp.down_proj),
@@ -122,8 +122,8 @@ def gemma2(model: Any) -> Backbone:
     """Read Gemma 2: soft-capped scores, windows in every other layer, norms before and behind attention and MLP."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
-        return _sandwich_block(block, _attention(own, model, softcap=own.attn_logit_softcapping))
+        attn = block.self_attn
+        return _sandwich_block(block, _attention(attn, model, softcap=attn.attn_logit_softcapping))
 
     return _backbone(model, read, norm=_gemma_norm)
 
@@ -132,14 +132,14 @@ def gemma3(model: Any) -> Backbone:
     """Read Gemma 3: norms on queries and keys instead of the soft cap, and frequencies for each kind of layer."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
+        attn = block.self_attn
         attention = _attention(
-            own,
+            attn,
             model,
-            kind=own.layer_type,
-            causal=own.is_causal,  # embedding models are bidirectional
-            query_norm=_gemma_norm(own.q_norm),
-            key_norm=_gemma_norm(own.k_norm),
+            kind=attn.layer_type,
+            causal=attn.is_causal,  # embedding models are bidirectional
+            query_norm=_gemma_norm(attn.q_norm),
+            key_norm=_gemma_norm(attn.k_norm),
         )
         return _sandwich_block(block, attention)
 
@@ -187,14 +187,14 @@ def _gemma_norm(module: Any) -> RMSNorm:
 
 
 def _mlp(block: Any) -> GatedMLP:
-    own = block.mlp
-    return gated_mlp(own.gate_proj, own.up_proj, own.act_fn, own.down_proj)
+    mlp = block.mlp
+    return gated_mlp(mlp.gate_proj, mlp.up_proj, mlp.act_fn, mlp.down_proj)
 
 
-def _attention(own: Any, model: Any, *, kind: str | None = None, causal: bool = True, **options: Any) -> Attention:
+def _attention(attn: Any, model: Any, *, kind: str | None = None, causal: bool = True, **options: Any) -> Attention:
     """Read one attention module; Gemma 3 and OLMo 3 have frequencies for each ``kind`` of layer."""
     config = model.config
-    if getattr(own, "is_causal", True) != causal:
+    if getattr(attn, "is_causal", True) != causal:
         raise UnsupportedModelError(
             f"the family {config.model_type!r} heeds use_bidirectional_attention in part only, so that its mask is not "
             "known; take it out of the configuration.",
@@ -202,15 +202,15 @@ def _attention(own: Any, model: Any, *, kind: str | None = None, causal: bool = 
         )
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     return Attention(
-        **projections(own.q_proj, own.k_proj, own.v_proj, own.o_proj, heads, groups),
-        scale=own.scaling * rotary_gain(model, key=kind) ** 2,
-        positions=Positions(causal=causal, window=_window(own, config), rotary=rotary(model, key=kind)),
+        **projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, heads, groups),
+        scale=attn.scaling * rotary_gain(model, key=kind) ** 2,
+        positions=Positions(causal=causal, window=_window(attn, config), rotary=rotary(model, key=kind)),
         **options,
     )
 
 
-def _window(own: Any, config: Any) -> int | None:
+def _window(attn: Any, config: Any) -> int | None:
     """Return the sliding window of a layer; Mistral and Mixtral set it once, others for each layer."""
-    if hasattr(own, "sliding_window"):
-        return own.sliding_window
+    if hasattr(attn, "sliding_window"):
+        return attn.sliding_window
     return getattr(config, "sliding_window", None) if config.model_type in ("mistral", "mixtral") else None

@@ -13,9 +13,9 @@ def vit(model: Any) -> Backbone:
     """Read ViT and DeiT: patches instead of words."""
 
     def read(block: Any) -> dict[str, Any]:
-        own = block.attention
-        weights = projections(own.q_proj, own.k_proj, own.v_proj, own.o_proj, model.config.num_attention_heads)
-        attention = Attention(**weights, scale=own.scaling)
+        attn = block.attention
+        weights = projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, model.config.num_attention_heads)
+        attention = Attention(**weights, scale=attn.scaling)
         norms = block.layernorm_before, block.layernorm_after
         return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
 
@@ -44,9 +44,9 @@ def _tower(model: Any, inner: str) -> tuple[Any, str]:
 
 def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
     def read(block: Any) -> dict[str, Any]:
-        own = block.self_attn
-        weights = projections(own.q_proj, own.k_proj, own.v_proj, own.out_proj, own.num_heads)
-        attention = Attention(**weights, scale=own.scale, positions=Positions(causal=causal))
+        attn = block.self_attn
+        weights = projections(attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj, attn.num_heads)
+        attention = Attention(**weights, scale=attn.scale, positions=Positions(causal=causal))
         norms = block.layer_norm1, block.layer_norm2
         return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
 

@@ -57,14 +57,14 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be a whole number.")
         if not least <= value <= most:
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be {least} to {most:,}.")
-    own = config.get("model_type")
-    if not family and own is None:
+    model_type = config.get("model_type")
+    if not family and model_type is None:
         # the loader would guess it from the name of the folder
         raise _refusal(name, "has no model_type; say of which family it is, as with --family bert.", field="family")
-    if family and own is not None and own != family and own in known:
+    if family and model_type is not None and model_type != family and model_type in known:
         parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
-        if family not in parts | {f"{own}_text_model", f"{own}_vision_model"}:
-            says = f"says model_type = {_shown(own)}, got the family {family!r}; leave it out."
+        if family not in parts | {f"{model_type}_text_model", f"{model_type}_vision_model"}:
+            says = f"says model_type = {_shown(model_type)}, got the family {family!r}; leave it out."
             raise _refusal(name, says, field="family")
 
 

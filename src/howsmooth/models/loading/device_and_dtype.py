@@ -33,27 +33,27 @@ def placed(
         raise DtypeError(f"dtype must be real floating-point numbers of torch, got {dtype!r}.", field="dtype")
     if device is not None:
         _require_device(device)
-    own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    if coarse := next((kind for kind in (*own, dtype or torch.float32) if kind.itemsize < 2), None):
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if coarse := next((kind for kind in (*dtypes, dtype or torch.float32) if kind.itemsize < 2), None):
         raise UnsupportedModelError(
             f"numbers of {_name(coarse)} come with scales of their own, which are not read; convert the model to "
             "bfloat16 or float32 first.",
-            field="model" if coarse in own else "dtype",
+            field="model" if coarse in dtypes else "dtype",
         )
-    wanted, notes = _computing_dtype(own, dtype)
-    if borrowed and wanted is not None and own != {wanted}:
+    wanted, notes = _computing_dtype(dtypes, dtype)
+    if borrowed and wanted is not None and dtypes != {wanted}:
         module = copy.deepcopy(module)
     if dtype in HALF:
         module = module.to(dtype=dtype)
     return module.to(device=device, dtype=wanted), notes
 
 
-def _computing_dtype(own: set[torch.dtype], given: torch.dtype | None) -> tuple[torch.dtype | None, tuple[str, ...]]:
+def _computing_dtype(dtypes: set[torch.dtype], given: torch.dtype | None) -> tuple[torch.dtype | None, tuple[str, ...]]:
     """Return the dtype to measure in, and notes."""
     if given is not None and given in HALF:
         how = f"its weights were rounded to {_name(given)}, as asked for, and are measured in float32"
         return torch.float32, (f"{how}; {_rounding_note(given)}",)
-    half = next((kind for kind in own if kind in HALF), None)
+    half = next((kind for kind in dtypes if kind in HALF), None)
     if half is None:
         return given, ()
     wanted = torch.float32 if given is None else given
