@@ -37,7 +37,8 @@ if TYPE_CHECKING:  # a transformer is compared with its module
 UNITS = 64
 # Parts other than layers.
 EMBEDDINGS, LAST_NORM, CLASSES, WORDS = "embeddings", "last norm", "classes", "words"
-Calls, Outputs = dict[tuple[str, int], ModuleCall], dict[tuple[str, int], Tensor]
+Calls = dict[tuple[str, int], ModuleCall]
+Outputs = dict[tuple[str, int], Tensor]
 
 
 def rounding(

@@ -31,7 +31,7 @@ class Transformer:
     """A model whose attention layers are known.
 
     Attributes:
-        name: Where it came from.
+        name: The name, path or hub id it was loaded from.
         module: The model without its head, in eval mode.
         layers: Its attention layers, in the order in which they run.
         tokenizer: The tokenizer; none for models of pictures, or if the model came without one.
@@ -64,9 +64,9 @@ class Transformer:
         """The longest sequence that the model has positions for; none if its configuration names no limit."""
         config: Any = getattr(self.module, "config", None)
         limit = getattr(config, "max_position_embeddings", None)
-        table: Any = getattr(getattr(self.module, "embeddings", None), "position_embeddings", None)
-        if limit is not None and isinstance(getattr(table, "padding_idx", None), int):
-            return limit - table.padding_idx - 1  # RoBERTa and MPNet start counting positions behind the padding id
+        embedding: Any = getattr(getattr(self.module, "embeddings", None), "position_embeddings", None)
+        if limit is not None and isinstance(getattr(embedding, "padding_idx", None), int):
+            return limit - embedding.padding_idx - 1  # RoBERTa and MPNet start counting positions behind the padding id
         return limit
 
     def layer(self, layer: int) -> AttentionLayer:

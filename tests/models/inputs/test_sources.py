@@ -127,5 +127,5 @@ def test_a_file_that_is_not_there_is_refused_by_its_setting(kind, tmp_path):
 
 
 def test_sources_are_read_without_torch():
-    code = "import sys; from howsmooth.models import sources; sys.exit('torch' in sys.modules)"
+    code = "import sys; from howsmooth.models.inputs import sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

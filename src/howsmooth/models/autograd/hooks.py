@@ -100,9 +100,12 @@ def hooked(
         run = counted(hook)
         return module.get_submodule(path).register_forward_hook(lambda _part, _inputs, output: run(output))
 
-    handles = [before(path, hook) for path, hook in (inputs or {}).items()]
-    handles += [after(path, hook) for path, hook in (outputs or {}).items()]
+    handles = []
     try:
+        for path, hook in (inputs or {}).items():
+            handles.append(before(path, hook))
+        for path, output_hook in (outputs or {}).items():
+            handles.append(after(path, output_hook))
         yield
     except StopForward:
         pass
