@@ -47,13 +47,14 @@ def load(
     """
     if isinstance(name_or_path, nn.Module):
         loaded = LoadedModel(module=without_wrapper(name_or_path), tokenizer=None)
+        require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
         # the digest keeps modules of one class apart
         name = f"{type(name_or_path).__name__}@{weights_digest(name_or_path)}"
     elif isinstance(name_or_path, str):
         loaded, name = load_by_name(name_or_path, family=family), name_or_path
+        require_plain_weights(loaded.module)
     else:
         raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.", field="model")
-    require_plain_weights(loaded.module)
     borrowed = isinstance(name_or_path, nn.Module)
     whole, about_dtype = placed(loaded.module, device=device, dtype=dtype, borrowed=borrowed)
     base, about_trunk = _trunk(whole.eval())
