@@ -221,7 +221,9 @@ class AttentionLayer:
             return attention
         positions = attention.positions
         if positions.position_bias is not None:
-            bias = _bias_of_real_positions(positions.position_bias, padding)
+            # ALiBi does not count padding: the bias is that of the position among real tokens
+            real_positions = (padding.cumsum(-1) - 1).clamp(min=0)
+            bias = positions.position_bias[:, real_positions].movedim(0, -2)
             positions = dataclasses.replace(positions, position_bias=bias)
         if positions.window is None and bool(padding[..., 0].all()):
             return dataclasses.replace(attention, positions=dataclasses.replace(positions, padding=padding))
@@ -260,10 +262,3 @@ class AttentionLayer:
             self.attention.positions, causal=False, window=None if window is None else window + 1
         )
         return dataclasses.replace(self, attention=dataclasses.replace(self.attention, positions=positions))
-
-
-def _bias_of_real_positions(
-    bias: Float[Tensor, "heads reach"], padding: Bool[Tensor, "*batch n"]
-) -> Float[Tensor, "*batch heads n"]:
-    """Return the bias at every token's position among the real ones: ALiBi does not count padding."""
-    return bias[:, (padding.cumsum(-1) - 1).clamp(min=0)].movedim(0, -2)

@@ -104,10 +104,12 @@ def traced_parts(
     if found is None:
         return TracedParts(block=no_block or ())
     projection = found.output.projection
+    (_block, stream), (_attention, X) = streams
+    not_normed = _same(stream, X)
     return TracedParts(
         attention=(found.output.location,),
         heads=NO_PROJECTION if projection is None else (projection.location("input"),),
-        normed=NO_BLOCK if no_block else _normed(streams, found),
+        normed=NO_BLOCK if no_block else NO_PRE_NORM if not_normed else (found.output.location,),
         residual=NO_BLOCK if no_block else _residual(scope, found, block),
         block=no_block or (),
         projection="" if projection is None else projection.path,
@@ -241,11 +243,6 @@ def _projected(call: TracedCall) -> AttentionOutput:
     """Return the output of a linear module as that of attention."""
     location = call.location("output")
     return AttentionOutput(location, call.outputs[0], location, call)
-
-
-def _normed(streams: list[tuple[TensorLocation, Tensor]], found: ResidualSum) -> Locations:
-    (_block, stream), (_attention, X) = streams
-    return NO_PRE_NORM if _same(stream, X) else (found.output.location,)
 
 
 def _residual(scope: Sequence[TracedCall], found: ResidualSum, block: TracedCall) -> Locations:

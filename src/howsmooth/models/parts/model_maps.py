@@ -95,15 +95,12 @@ def _head(found: "Activations", X: Tensor, name: MapName) -> tuple[Map, ...]:
     """Return the maps from the last hidden states to a sentence embedding, class scores or the next word's logits."""
     ends = found.ends
     if name.kind == "sentence" and not isinstance(ends.sentence_embedding, str):
-        return ends.sentence_embedding.maps(X, found.padding, _output_dim(ends, X))
+        # the last hidden states are as wide as the tokens, unless a projection changes that
+        projections = [end.weight.shape[0] for end in ends.final if isinstance(end, Dense)]
+        return ends.sentence_embedding.maps(X, found.padding, [X.shape[-1], *projections][-1])
     if name.kind == "classes" and not isinstance(ends.class_head, str):
         return ends.class_head.maps(X, found.run.tokens, found.padding)
     if name.kind == "logits" and not isinstance(ends.language_head, str):
         real: Any = {"n": X.shape[-2]} if found.padding is None else {"real": found.padding}
         return (Pooling.last(like=X, **real), *ends.language_head)
     return ()
-
-
-def _output_dim(ends: Ends, X: Tensor) -> int:
-    """Return the dimension of the last hidden states: that of the tokens, unless a projection changes it."""
-    return next((end.weight.shape[0] for end in reversed(ends.final) if isinstance(end, Dense)), X.shape[-1])
