@@ -24,7 +24,7 @@ from claims import quick, verdict
 from torch import Tensor, nn
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.spectral.vectors import norms
 
 HERE = Path(__file__).parent

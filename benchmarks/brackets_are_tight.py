@@ -10,7 +10,7 @@ import torch
 from claims import quick, verdict
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.theory.heads import heads_of
 
 CONTRASTS = (10, 100, 1000)

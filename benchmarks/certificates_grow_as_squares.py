@@ -15,7 +15,7 @@ from howsmooth.certificates.radius import Proof, Rivals
 from howsmooth.certificates.sizes import ROUND
 from howsmooth.certificates.table import Table
 from howsmooth.maps.composition import Chain
-from howsmooth.models.base import load
+from howsmooth.models.load import load
 
 # The power of each number; a cost that is nearer to the next one refutes it.
 POWERS = {"layers": 2, "width": 3, "tokens": 2}

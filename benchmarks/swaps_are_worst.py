@@ -13,8 +13,8 @@ import torch
 from claims import quick, verdict
 
 import howsmooth as hs
-from howsmooth.models.embedding import entrance
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.parts.embedding import entrance
 
 # How many sequences go through the model together.
 TOGETHER = 64
@@ -37,7 +37,7 @@ def by_first_layer(model: hs.Transformer, rows: torch.Tensor) -> torch.Tensor:
     X = model.embed(rows)
     for g in entrance(model, "attention"):
         X = g(X)
-    return model.sites[0].exact(X)
+    return model.layers[0].closed_form(X)
 
 
 def microseconds(run: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, together: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from claims import quick, verdict
 from msgspec.structs import replace
 
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.kinds import bounds, text
 from howsmooth.studies.runs.store import Store

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import howsmooth as hs
-from howsmooth.models.rest import Rest
-from howsmooth.models.text import read_text
+from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.inputs.text import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,15 @@ class Asked:
 
 def bare_products(transformer: hs.Transformer, n: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return the matrix products of a jvp and of a vjp, and nothing in between."""
-    first = transformer.sites[0].exact
+    first = transformer.layers[0].closed_form
     heads, k, d = first.query.shape
     E, Y, wide_tokens = torch.randn(n, d), torch.randn(n, 3 * d), torch.randn(n, 4 * d)
     narrow, wide = torch.randn(heads, n, k), torch.randn(heads, n, 2 * k)
     layers = [
         (torch.randn(3 * d, d), torch.randn(d, d), torch.randn(4 * d, d), torch.randn(d, 4 * d))
-        for _site in transformer.sites
+        for _site in transformer.layers
     ]
-    weights = [torch.rand(heads, n, n) for _site in transformer.sites]
+    weights = [torch.rand(heads, n, n) for _site in transformer.layers]
 
     def jvp() -> None:
         for (W_in, W_out, up, down), P in zip(layers, weights, strict=True):
@@ -87,12 +87,12 @@ def products(transformer: hs.Transformer, n: int, seconds: float) -> dict[str, f
     )
 
 
-def whole(transformer: hs.Transformer, n: int) -> tuple[hs.Chain, Tensor, Rest]:
+def whole(transformer: hs.Transformer, n: int) -> tuple[hs.Chain, Tensor, PartialForward]:
     """Return the whole model as a map, what enters it, and the same by running the module."""
     found = transformer.activations(transformer.windows(read_text(), length=n, count=1))
     f, X = found.at(0, "model")
     assert isinstance(f, hs.Chain)
-    return f, X, Rest(run=found.run, enters=(transformer.sites[0].block, 0))
+    return f, X, PartialForward(run=found.run, enters=(transformer.layers[0].block_path, 0))
 
 
 def power_iteration(f: Callable[[Tensor], Tensor], X: Tensor, change: float, seed: int) -> float:

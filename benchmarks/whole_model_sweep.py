@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import howsmooth as hs
-from howsmooth.models.text import Text, read_text
+from howsmooth.models.inputs.text import Text, read_text
 
 # What the constants have to agree to.
 RTOL = 1e-3

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from howsmooth.models.builtin import built_in_path
+from howsmooth.models.loading.names import built_in_path
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import howsmooth as hs
 from howsmooth.models.activations import Activations
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 TARGET = Path(__file__).parents[1] / "src" / "howsmooth" / "lab" / "assets" / "minilm.json"
 LAYERS, LENGTH, N = (0, 4), 24, 64

@@ -144,7 +144,7 @@ def whole() -> Numbers:
 def text_windows(name: str, length: int, count: int) -> tuple[Any, Any]:
     """Load a model and run it at the first windows of Alice."""
     import howsmooth as hs
-    from howsmooth.models.text import read_text
+    from howsmooth.models.inputs.text import read_text
 
     model = hs.load(name)
     return model, model.activations(model.windows(read_text(), length=length, count=count))
@@ -402,7 +402,7 @@ def worst_head() -> Numbers:
 
     import howsmooth as hs
 
-    head: Any = hs.load("minilm").sites[2].map("head:0")
+    head: Any = hs.load("minilm").layers[2].map("head:0")
     f = dataclasses.replace(head, query_bias=None, key_bias=None, value_bias=None)
     lower, upper = (bound(f, n=1024, radius=12.0) for bound in (hs.bounds.discrete_lower, hs.bounds.discrete_upper))
     return {
@@ -515,7 +515,7 @@ def start() -> Numbers:
 @run("howsmooth models")
 def families() -> Numbers:
     """How many families are read exactly."""
-    from howsmooth.models.registry import FAMILIES
+    from howsmooth.models.families.registry import FAMILIES
 
     return {"count": len(FAMILIES)}
 

@@ -26,7 +26,7 @@ import train
 
 from howsmooth.certificates.certificate import certify_map
 from howsmooth.maps.composition import Chain
-from howsmooth.models.base import load
+from howsmooth.models.load import load
 
 Row = dict[str, Any]
 PEERS = ("crown", "baf", "deept")

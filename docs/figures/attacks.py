@@ -14,7 +14,7 @@ import torch
 import howsmooth as hs
 from howsmooth.attacks.attack import prepare
 from howsmooth.models.activations import Activations
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 HERE, KEPT = Path(__file__).parent, Path("runs") / "attacks"
 LENGTH, BUDGET = 16, 100

@@ -8,7 +8,7 @@ import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 HERE = Path(__file__).parent
 BITS, LENGTH, WINDOWS, SAMPLES = (8, 4), 32, 8, 32
@@ -34,7 +34,7 @@ def rows(transformer: hs.Transformer) -> list[dict[str, float | str]]:
     """Return the change of the output for each layer and number of bits, and what is predicted."""
     tokens = transformer.windows(read_text(), length=LENGTH, count=WINDOWS)
     activations, clean = transformer.activations(tokens), states(transformer, tokens)
-    layers, generator, found = len(transformer.sites), torch.Generator().manual_seed(0), []
+    layers, generator, found = len(transformer.layers), torch.Generator().manual_seed(0), []
     for layer in range(layers - 1):
         f, X = activations.at(layer + 1, f"from:{layer + 1}")
         typical = hs.typical_gain(f, X, samples=SAMPLES, generator=generator).value

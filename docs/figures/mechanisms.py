@@ -12,9 +12,9 @@ import torch
 
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.report.saving import save_chart
-from howsmooth.search.mechanisms import COUNTING, KINDS, of_kind
+from howsmooth.search.mechanisms import COUNTING, MECHANISMS, of_kind
 
 HERE = Path(__file__).parent
 F64 = torch.float64
@@ -46,7 +46,7 @@ def worst(f: Any, n: int, radius: float) -> hs.Witness | None:
 def grow() -> None:
     """Find the worst constants against length and radius, and keep them beside the bounds."""
     rows = []
-    for kind in KINDS:
+    for kind in MECHANISMS:
         f = head(kind, 0)
         for against, n, radius in [("n", n, RADIUS) for n in LENGTHS] + [("R", LENGTH, r) for r in RADII]:
             found = worst(f, n, radius)
@@ -78,7 +78,7 @@ def draw() -> None:
         )
         base = alt.Chart(alt.Data(values=some)).encode(x=x, y=y, color=colour, strokeDash=dash)
         chart = alt.layer(base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=18, opacity=1))
-        facet = alt.Facet("kind:N", title=None, sort=list(KINDS), header=alt.Header(labelFontSize=12))
+        facet = alt.Facet("kind:N", title=None, sort=list(MECHANISMS), header=alt.Header(labelFontSize=12))
         sides.append(chart.properties(width=105, height=95).facet(facet=facet, columns=6))
     both = alt.vconcat(*sides, background="white", padding=12).resolve_scale(y="shared")
     save_chart(both, str(HERE / "mechanisms.svg"))
@@ -87,7 +87,7 @@ def draw() -> None:
 def bounds() -> None:
     """Print bound / found for published bounds and ours: the smallest and the largest ratio of a few heads."""
     for n in (4, 16):
-        for kind in KINDS:
+        for kind in MECHANISMS:
             found = [(f, worst(f, n, RADIUS)) for f in (head(kind, seed) for seed in range(3))]
             known = [(f, w.value) for f, w in found if w is not None]
             ours = [hs.bounds.sharp_upper(f, n=n, radius=RADIUS).value / value for f, value in known]
@@ -117,7 +117,7 @@ def theirs(kind: str, f: Any, n: int) -> float | None:
 
 def regimes() -> None:
     """Print the worst constants that were found from few tokens to many, and the bound for so many tokens."""
-    for kind in KINDS:
+    for kind in MECHANISMS:
         f = head(kind, 0)
         f = dataclasses.replace(f, count=COUNT) if kind in COUNTING else f
         rows = hs.regimes(f, RADIUS, LONG).rows
@@ -127,7 +127,7 @@ def regimes() -> None:
 
 def split() -> None:
     """Print how often measures split: pairs on the line, random heads at random measures, true ratios of attacks."""
-    for kind in KINDS:
+    for kind in MECHANISMS:
         spans = 3.0 if kind == "sinkhorn" else 6.0
         shares = [hs.splitting_map(A=A, kind=kind, span=spans).share for A in (-1.0, 1.0)]
         generator = torch.Generator().manual_seed(1)
@@ -158,7 +158,7 @@ def text() -> None:
     model = hs.load("minilm")
     tokens = torch.tensor(model.tokenizer.encode(read_text("alice").content)[:24])
     activations = model.activations(tokens[None])
-    for kind in KINDS:
+    for kind in MECHANISMS:
         splits, count, best = 0, 0, 0.0
         for layer in (0, 3):
             f, X = activations.at(layer=layer)

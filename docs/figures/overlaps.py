@@ -5,7 +5,7 @@ import sys
 import torch
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 
 def main(model: str = "minilm", length: int = 16) -> None:
@@ -14,7 +14,7 @@ def main(model: str = "minilm", length: int = 16) -> None:
     activations = transformer.activations(transformer.windows(read_text(), length=length, count=1))
     generator = torch.Generator().manual_seed(0)
     before = None
-    for layer in range(len(transformer.sites)):
+    for layer in range(len(transformer.layers)):
         f, X = activations.at(layer, "block")
         found = hs.local_lipschitz(f, X, rtol=1e-4, generator=generator)
         if before is not None:

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import spearmanr
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.tokens import methods
 from howsmooth.tokens.outputs import Outputs, Trials
 from howsmooth.tokens.replacements import replacements
@@ -26,7 +26,7 @@ METHODS = ("random", "gradient", "singular", "gcg", "chance")
 
 def search(model: hs.Transformer, windows: torch.Tensor) -> None:
     """Print what each method finds with equally many passes, relative to random swaps."""
-    name = "sentence" if not isinstance(model.frame.sentence, str) else "logits"
+    name = "sentence" if not isinstance(model.ends.sentence_embedding, str) else "logits"
     for edits in (1, 3):
         found = {method: [searched(model, tokens, name, edits, method) for tokens in windows] for method in METHODS}
         for method, moved in found.items():
@@ -71,7 +71,12 @@ def ranked(model: hs.Transformer, tokens: torch.Tensor, name: str, generator: to
 
 def maps(model: hs.Transformer) -> tuple[str, ...]:
     """Return which maps are ranked: two of the first layer, two of the whole model."""
-    return ("attention", "block", "model", "sentence" if not isinstance(model.frame.sentence, str) else "logits")
+    return (
+        "attention",
+        "block",
+        "model",
+        "sentence" if not isinstance(model.ends.sentence_embedding, str) else "logits",
+    )
 
 
 def order(model: hs.Transformer, windows: torch.Tensor) -> None:

@@ -17,8 +17,8 @@ model = hs.load("minilm")
 activations = model.activations(torch.tensor([model.tokenizer.encode(text)]))
 rows = []
 for layer, X in enumerate(activations.attention):
-    heads = hs.local_lipschitz(model.sites[layer].attention.per_head(), X)  # all heads in one Krylov iteration
-    whole = hs.local_lipschitz(model.sites[layer].attention, X)
+    heads = hs.local_lipschitz(model.layers[layer].attention.per_head(), X)  # all heads in one Krylov iteration
+    whole = hs.local_lipschitz(model.layers[layer].attention, X)
     print(f"layer {layer}: heads {heads.lower.min():.1f} to {heads.lower.max():.1f}, all {whole.lower.item():.1f}")
     rows += [{"layer": layer, "head": h, "constant": c} for h, c in enumerate(heads.lower.flatten().tolist())]
 

@@ -34,7 +34,7 @@ from howsmooth.maps.norms import RMSNorm as RMSNorm
 from howsmooth.maps.pooling import Pooling as Pooling
 from howsmooth.maps.positions import Positions as Positions
 from howsmooth.maps.rotary import Rotary as Rotary
-from howsmooth.models.base import load as load
+from howsmooth.models.load import load as load
 from howsmooth.models.transformer import Transformer as Transformer
 from howsmooth.report.page import write_report as write_report
 from howsmooth.search.ascent import maximise as maximise

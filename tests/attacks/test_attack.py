@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.attacks.attack_settings import METHODS, NORMS
 from howsmooth.maps.real_tokens import RealTokens
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 N, D = 4, 6
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import transformers
-from models.families import CONFIGS, randomised
+from models.small_models import CONFIGS, randomised
 from sentences import save_classifier, small_classifier
 
 import howsmooth as hs

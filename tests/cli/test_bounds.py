@@ -201,7 +201,7 @@ def test_a_layer_of_a_model_stands_in_place_of_files(command, howsmooth):
     assert result.code == 0
     found = json.loads(result.out)
     bound = found["upper"] if command == "worst-case" else found["bracket"]["upper"]
-    head = hs.load("minilm").sites[2].map("head:1")
+    head = hs.load("minilm").layers[2].map("head:1")
     assert bound["value"] == pytest.approx(hs.bounds.smallest_upper(head, n=9, radius=3.0).value, rel=1e-12)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from howsmooth.models.builtin import built_in_path
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.loading.names import built_in_path
 from howsmooth.wording import at_most
 
 ASKED = ("layer", "length", "window", "lower", "upper", "confidence", "steps", "radius", "typical", "local_upper")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from small import beginning, folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
 
@@ -119,7 +119,7 @@ def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
     ],
 )
 def test_a_mistake_ends_in_one_sentence_before_anything_is_loaded(arguments, said, howsmooth, monkeypatch):
-    monkeypatch.setattr("howsmooth.models.base.load", None)
+    monkeypatch.setattr("howsmooth.models.load.load", None)
     np.save("I.npy", np.eye(3))
     done = howsmooth("worst-case", *arguments.split())
     assert (done.code, done.out) == (2, "")

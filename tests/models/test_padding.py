@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.families import TEXT, build, each, inputs
+from models.small_models import TEXT, build, each, inputs
 from oracles import dense_by_rows
 from torch.testing import assert_close
 
@@ -42,9 +42,9 @@ def same_operator(padded, alone, rng):
 
 
 def parts(found):
-    site = found.sites[1]
+    part = found.layers[1]
     # ModernBERT's first layer has no norm; others have theirs behind
-    return ["attention", "heads", "head:1", "residual", *(["normed"] if site.before is not None else [])]
+    return ["attention", "heads", "head:1", "residual", *(["normed"] if part.pre_norm is not None else [])]
 
 
 @pytest.mark.parametrize("family", each(TEXT))
@@ -105,7 +105,7 @@ def test_a_sentence_without_a_real_token_is_refused(rng):
 
 
 def test_what_is_padding_must_fit_the_tokens():
-    f = build("bert").sites[0].attention
+    f = build("bert").layers[0].attention
     with pytest.raises(hs.errors.ShapeError, match="each of 5 tokens, got 4") as caught:
         RealTokens(map=f, real=torch.tensor([True] * 4)).jacobian(torch.zeros(5, 24, dtype=torch.float64))
     assert caught.value.field == "real"

@@ -9,7 +9,7 @@ from asked import windows
 from small import beginning, folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.resources import Resources
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]

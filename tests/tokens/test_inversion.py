@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from models.families import CONFIGS, build, inputs, randomised
+from models.small_models import CONFIGS, build, inputs, randomised
 from tokens.tiny import NAMES, tiny
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
-from howsmooth.models.embedding import STAGES, lexicon
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.parts.embedding import STAGES, lexicon
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,6 +91,6 @@ def test_what_cannot_be_inverted_is_refused(rng):
         hs.invert(model, X.new_zeros(1, 41, 12))
     with pytest.raises(UnsupportedModelError, match="reads no tokens"):
         lexicon(build("vit"), 3)
-    stranger = dataclasses.replace(model, frame=type(model.frame)())
+    stranger = dataclasses.replace(model, ends=type(model.ends)())
     with pytest.raises(UnsupportedModelError, match="not known"):
         stranger.embed(tokens)

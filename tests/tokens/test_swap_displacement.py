@@ -5,7 +5,7 @@ import torch
 from tokens.tiny import tiny
 from torch.testing import assert_close
 
-from howsmooth.models.embedding import entrance, lexicon
+from howsmooth.models.parts.embedding import entrance, lexicon
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 
 
@@ -21,7 +21,7 @@ def test_a_swap_moves_the_output_as_far_as_applying_the_map_says(name):
     known = lexicon(model, len(tokens))
     X = read(model, known(tokens))
     for part in ("heads", "head:1"):
-        f = model.sites[0].map(part)
+        f = model.layers[0].map(part)
         swap = SwapDisplacement.at(f, X)
         for p in range(len(tokens)):
             others = torch.tensor([v for v in range(50) if v != tokens[p]])
@@ -34,7 +34,7 @@ def test_a_swap_moves_the_output_as_far_as_applying_the_map_says(name):
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_displacements_are_counted_from_another_sequence(name):
     model, tokens = tiny(name)
-    known, f = lexicon(model, len(tokens)), model.sites[0].exact
+    known, f = lexicon(model, len(tokens)), model.layers[0].closed_form
     before, X = read(model, known(tokens)), read(model, known(tokens.roll(1)))
     swap = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, before))
     for p in (0, 3):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models.families import build
+from models.small_models import build
 from tokens.tiny import LENGTH, NAMES, tiny
 
 import howsmooth as hs

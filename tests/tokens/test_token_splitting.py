@@ -35,7 +35,7 @@ def test_ratios_are_those_of_distances_between_measures(name, causal):
     model, tokens = tiny(name)
     found = token_splitting(model, tokens, pairs=4)
     distance = hs.conditional_wasserstein if causal else hs.wasserstein
-    f = model.sites[0].attention
+    f = model.layers[0].attention
     pair = found.pairs[0]
     assert found.masked == causal
     assert (pair.shifted is None) == causal
@@ -70,7 +70,7 @@ def test_one_more_token_is_read_at_the_next_position():
     p = pair.position
     longer = torch.cat((tokens[: p + 1], torch.tensor([pair.token]), tokens[p + 1 :]))
     mu, nu = (hs.DiscreteMeasure(model.activations(row[None]).attention[0][0]) for row in (tokens, longer))
-    f = model.sites[0].attention
+    f = model.layers[0].attention
     apart = hs.wasserstein(mu.push_forward(f), nu.push_forward(f))
     assert pair.shifted_by == pytest.approx(float(apart), rel=1e-5)
     assert pair.shifted == pytest.approx(float(apart / hs.wasserstein(mu, nu)), rel=1e-5)

@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from models.families import CONFIGS, PICTURES, build
+from models.small_models import CONFIGS, PICTURES, build
 
 # Every family, and what its default leaves out: narrow embeddings, biases of positions, norms on queries and keys.
 NAMES = (

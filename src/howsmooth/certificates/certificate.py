@@ -14,8 +14,8 @@ from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_no
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import table
-from howsmooth.models.comparison import rounding
-from howsmooth.models.module_classifier import ModuleClassifier
+from howsmooth.models.autograd.partial_forward import ModuleClassifier
+from howsmooth.models.module_comparison import rounding
 from howsmooth.wording import at_least, at_most, number
 
 # So many samples go through the classifier at once.

@@ -11,7 +11,7 @@ from howsmooth.certificates.reading import class_head, classified, label_number,
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
-from howsmooth.models.base import load
+from howsmooth.models.load import load
 from howsmooth.models.transformer import Transformer
 
 

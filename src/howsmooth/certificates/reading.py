@@ -7,10 +7,10 @@ from torch import Tensor
 from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
 from howsmooth.maps.composition import Chain
-from howsmooth.models.class_head import ClassHead
-from howsmooth.models.comparison import reason, rounding
-from howsmooth.models.module_classifier import ModuleClassifier, module_classifier
-from howsmooth.models.text import OTHER_WAYS, Tokenizer, tokens_of
+from howsmooth.models.autograd.partial_forward import ModuleClassifier, module_classifier
+from howsmooth.models.inputs.text import OTHER_WAYS, Tokenizer, tokens_of
+from howsmooth.models.module_comparison import reason, rounding
+from howsmooth.models.parts.output_heads import ClassHead
 from howsmooth.models.transformer import Transformer
 from howsmooth.wording import number
 
@@ -21,7 +21,7 @@ def class_head(model: Transformer) -> ClassHead:
     Raises:
         AssumptionError: If it has none, or one class only.
     """
-    head = model.frame.classes
+    head = model.ends.class_head
     if isinstance(head, str):
         raise AssumptionError(
             f"{model.name!r} has no classifier: {head}; give a model ...ForSequenceClassification, as `reviews` is.",
@@ -115,7 +115,7 @@ def classified(
     if tokens.numel() == 0 or tokens.numel() != tokens.shape[-1]:
         raise ShapeError(f"a certificate is about one sentence of tokens, got {tuple(tokens.shape)}.", field="tokens")
     check_length(model, tokens.numel())
-    name = "classes" if at == PLACES[0] else f"from:{model.site(layer).layer}"
+    name = "classes" if at == PLACES[0] else f"from:{model.layer(layer).index}"
     f, X = model.activations(tokens.reshape(1, -1)).at(0 if at == PLACES[0] else layer, name)
     if not isinstance(f, Chain):
         raise AssumptionError(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from howsmooth.certificates.reading import tokenizer_of
 from howsmooth.errors import AssumptionError
-from howsmooth.models.text import HubTokenizer, Tokenizer
+from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
 from howsmooth.models.transformer import Transformer
 
 

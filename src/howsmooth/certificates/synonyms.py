@@ -15,8 +15,8 @@ from howsmooth.certificates.entrance import SAFETY
 from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
 from howsmooth.certificates.scene import Scene
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import load
-from howsmooth.models.embedding import lexicon
+from howsmooth.models.load import load
+from howsmooth.models.parts.embedding import lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.replacements import Words, replacements
 

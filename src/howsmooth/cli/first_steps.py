@@ -101,8 +101,8 @@ def models(as_json: OptionJson = False) -> None:
 
 
 def _found() -> dict[str, Any]:
-    from howsmooth.models.builtin import BUILT_IN
-    from howsmooth.models.registry import FAMILIES, PICTURES, TRIED
+    from howsmooth.models.families.registry import FAMILIES, PICTURES, TRIED
+    from howsmooth.models.loading.names import BUILT_IN
 
     gguf = all(importlib.util.find_spec(part) is not None for part in ("gguf", "accelerate"))
     return {

@@ -12,7 +12,8 @@ import typer
 from howsmooth.cli.array_files import holds_by_name, read_matrix, split_source
 from howsmooth.cli.options import checked_model
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.models.names import check_family_name, check_map_name
+from howsmooth.models.loading.names import check_family_name
+from howsmooth.models.map_names import MapName
 from howsmooth.search.mechanisms import MECHANISMS, check_kind, of_kind
 
 if TYPE_CHECKING:
@@ -168,8 +169,7 @@ class LayerSource:
             raise AssumptionError(f"--layer counts from 0, got {self.layer}.", field="layer")
         if self.family is not None:
             check_family_name(self.family)
-        check_map_name(self.map)
-        if self.map not in ("attention", "heads") and not self.map.startswith("head:"):
+        if MapName.parse(self.map).kind not in ("attention", "heads", "head"):
             raise AssumptionError(
                 f"theorems are about attention alone, got --map {self.map}; use attention, heads or head:3.",
                 field="map",
@@ -207,9 +207,9 @@ def _flags(names: dict[str, str]) -> str:
 
 def _layer_of(model: str, layer: int, part: str, family: str) -> "Attention":
     from howsmooth.maps.attention import Attention
-    from howsmooth.models.base import load
+    from howsmooth.models.load import load
 
-    found = load(model, family=family).site(layer).map(part)
+    found = load(model, family=family).layer(layer).map(part)
     if not isinstance(found, Attention):
         raise AssumptionError(f"theorems are about attention alone, got --map {part}.", field="map")
     return found

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.layer import LayerSource
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_tokenizer
-from howsmooth.models.text import ALICE, check_text
+from howsmooth.models.inputs.text import ALICE, check_text
+from howsmooth.models.loading.hub import check_tokenizer
 from howsmooth.theory.sizes import require_length
 from howsmooth.wording import at_least, count, interval, number, percent
 
@@ -65,11 +65,11 @@ class NearText:
     def read(self, source: LayerSource) -> "tuple[Any, Tensor, list[str]]":
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
         import howsmooth as hs
-        from howsmooth.models.text import read_text
+        from howsmooth.models.inputs.text import read_text
 
         model, layer = source.model or "", source.layer or 0
         transformer = hs.load(model, tokenizer=self.tokenizer or None, family=source.family or "")
-        transformer.site(layer).check(source.map)
+        transformer.layer(layer).check(source.map)
         tokens = transformer.windows(read_text(self.text), length=self.n, count=self.window + 1)[self.window :]
         f, batch = transformer.activations(tokens).at(layer, source.map)
         assert transformer.tokenizer is not None  # there would be no windows

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.names import check_model_name
+from howsmooth.models.loading.names import check_model_name
 from howsmooth.theory.sizes import require_length, require_radius
 
 T = TypeVar("T")

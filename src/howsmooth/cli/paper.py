@@ -48,7 +48,7 @@ def paper(
 
     Example: howsmooth paper regimes splitting --quick
     """
-    from howsmooth.models.names import check_model_name
+    from howsmooth.models.loading.names import check_model_name
     from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures
 
     chosen = chosen_figures(figures or ())
@@ -75,7 +75,7 @@ def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
 
     every = [ask for found in asks.values() for ask in found if isinstance(ask, AtText | AboutHead) and ask.model]
     for model, layer in sorted({(ask.model, ask.layer) for ask in every}):
-        resources.transformer(model).site(layer)
+        resources.transformer(model).layer(layer)
     for model, length in sorted({(ask.model, ask.length) for ask in every if isinstance(ask, AtText)}):
         limit = resources.transformer(model).max_length
         if limit is not None and length > limit:

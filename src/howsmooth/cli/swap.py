@@ -7,8 +7,9 @@ import typer
 from howsmooth.cli.options import ArgumentModel, OptionJson, OptionSeed
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, UnsupportedModelError
-from howsmooth.models.names import RANDOM, check_map_name
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.loading.names import RANDOM
+from howsmooth.models.map_names import MapName
 from howsmooth.tokens.candidates_file import read_candidates
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search
 from howsmooth.wording import at_least, count, number, percent
@@ -76,7 +77,7 @@ def swap(
         raise UnsupportedModelError(
             f"{model!r} comes without a tokenizer of words; give a model that reads.", field="model"
         )
-    check_map_name(map)
+    MapName.parse(map)
     check_search(map, layer=layer, edits=edits, method=method, budget=budget)
     if duplicate and (edits != 1 or method is not None or layer):
         raise AssumptionError(
@@ -122,7 +123,7 @@ def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int
     """
     import torch
 
-    from howsmooth.models.text import HubTokenizer, tokens_of
+    from howsmooth.models.inputs.text import HubTokenizer, tokens_of
 
     tokenizer = transformer.tokenizer
     if not isinstance(tokenizer, HubTokenizer):
@@ -150,7 +151,7 @@ def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int
 
 def marked(transformer: "Transformer", tokens: "Tensor", places: tuple[int, ...]) -> str:
     """Return tokens as running text, with brackets around some of them."""
-    from howsmooth.models.text import HubTokenizer
+    from howsmooth.models.inputs.text import HubTokenizer
     from howsmooth.report.drawing.token_text import words
 
     tokenizer = transformer.tokenizer
@@ -183,7 +184,7 @@ def _print(transformer: "Transformer", found: "Swap", as_json: bool) -> None:
 
 
 def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:
-    from howsmooth.models.text import HubTokenizer
+    from howsmooth.models.inputs.text import HubTokenizer
 
     tokenizer = transformer.tokenizer
     assert isinstance(tokenizer, HubTokenizer)

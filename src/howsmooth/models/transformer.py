@@ -10,19 +10,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
-from howsmooth.models import unknown, views
+from howsmooth.markup import paragraph, table
 from howsmooth.models.activations import Activations
-from howsmooth.models.adapters import merged
-from howsmooth.models.calls import in_turn, listening
-from howsmooth.models.comparison import differences
-from howsmooth.models.embedding import embed
-from howsmooth.models.frame import Frame
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.rest import Run
-from howsmooth.models.sites import Site
-from howsmooth.models.text import OTHER_WAYS, Text, Tokenizer
-from howsmooth.models.whole import check_whole
-from howsmooth.models.windows import room, windows
+from howsmooth.models.attention_layer import COLUMNS, AttentionLayer
+from howsmooth.models.autograd.hooks import layer_by_layer, recorded_calls
+from howsmooth.models.autograd.partial_forward import ForwardPass
+from howsmooth.models.autograd.unknown_family import ROWS, with_traced_parts
+from howsmooth.models.inputs.text import OTHER_WAYS, Text, Tokenizer
+from howsmooth.models.inputs.windows import room, windows
+from howsmooth.models.loading.adapters import merged
+from howsmooth.models.map_names import MapName
+from howsmooth.models.module_comparison import differences
+from howsmooth.models.parts.embedding import embed
+from howsmooth.models.parts.ends import Ends
+from howsmooth.models.parts.model_maps import check_model_map
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -30,68 +31,70 @@ class Transformer:
     """A model whose attention layers are known.
 
     Attributes:
-        name: Where it came from.
+        name: The name, path or hub id it was loaded from.
         module: The model without its head, in eval mode.
-        sites: Its attention layers, in the order in which they run.
-        tokenizer: What turns text into its inputs; none for models of pictures, or of unknown origin.
-        notes: What a reader of its numbers has to know.
-        frame: What stands around its blocks.
-        with_head: The model with its head, as it was loaded; none where that is all of it.
+        layers: Its attention layers, in the order in which they run.
+        tokenizer: The tokenizer; none for models of pictures, or if the model came without one.
+        notes: Remarks that a reader of its numbers needs.
+        ends: The stem in front of its blocks, and its output heads.
+        with_head: The model with its head, as it was loaded; none if it has no head.
         compared: Filled once the maps were compared with the module at a first input.
     """
 
     name: str
     module: nn.Module
-    sites: tuple[Site, ...]
+    layers: tuple[AttentionLayer, ...]
     tokenizer: Tokenizer | None = None
     notes: tuple[str, ...] = ()
-    frame: Frame = field(default_factory=Frame)
+    ends: Ends = field(default_factory=Ends)
     with_head: nn.Module | None = None
     compared: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        """Say what it is."""
-        first = self.sites[0].attention
-        return f"Transformer({self.name}, {len(self.sites)} layers, {'by autograd' if first is None else first})"
+        """Return its name, the number of its layers and a description of the first."""
+        first = self.layers[0].attention
+        return f"Transformer({self.name}, {len(self.layers)} layers, {'by autograd' if first is None else first})"
 
     def _repr_html_(self) -> str:
-        return views.transformer_html(self)
+        notes = "".join(paragraph(f"Note: {note}.") for note in self.notes)
+        return table(COLUMNS, (layer.as_row() for layer in self.layers), caption=self.name) + notes
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence that the model has positions for; none if it does not say."""
+        """The longest sequence that the model has positions for; none if its configuration names no limit."""
         config: Any = getattr(self.module, "config", None)
         limit = getattr(config, "max_position_embeddings", None)
-        table: Any = getattr(getattr(self.module, "embeddings", None), "position_embeddings", None)
-        if limit is not None and isinstance(getattr(table, "padding_idx", None), int):
-            return limit - table.padding_idx - 1  # RoBERTa and MPNet count positions from behind the padding
+        embedding: Any = getattr(getattr(self.module, "embeddings", None), "position_embeddings", None)
+        if limit is not None and isinstance(getattr(embedding, "padding_idx", None), int):
+            return limit - embedding.padding_idx - 1  # RoBERTa and MPNet start counting positions behind the padding id
         return limit
 
-    def site(self, layer: int) -> Site:
+    def layer(self, layer: int) -> AttentionLayer:
         """Return one attention layer.
 
         Raises:
             AssumptionError: If the model has no such layer.
         """
-        if not 0 <= layer < len(self.sites):
+        if not 0 <= layer < len(self.layers):
             raise AssumptionError(
-                f"{self.name!r} has the layers 0 to {len(self.sites) - 1}, got {layer}.", field="layer"
+                f"{self.name!r} has the layers 0 to {len(self.layers) - 1}, got {layer}.", field="layer"
             )
-        return self.sites[layer]
+        return self.layers[layer]
 
     def check_map(self, name: str, layer: int = 0) -> int:
-        """Refuse a map that the model does not have; return the layer at which it begins.
+        """Check that the model has a map, and return the layer at which it begins.
 
         Args:
-            name: Which map.
-            layer: Of which layer; a map of many layers says itself where it begins.
+            name: The name of the map.
+            layer: The layer of a map of one layer.
 
         Raises:
             AssumptionError: If it has no such map, or no such layer.
         """
-        if is_whole(name):
-            return check_whole(self.sites, self.frame, name).first
-        self.site(layer).check(name)
+        parsed = MapName.parse(name)
+        if parsed.spans_layers:
+            return check_model_map(self.layers, self.ends, parsed).first
+        self.layer(layer).check(name)
         return layer
 
     @property
@@ -110,7 +113,8 @@ class Transformer:
             AssumptionError: If the text is too short, or the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
-        tokenizer = self._reading(length)
+        tokenizer = self.require_tokenizer()
+        self.require_positions(length, f"got a length of {length}", field="length")
         return windows(tokenizer, text, length=length, count=count, special_tokens=special_tokens, stride=stride)
 
     def room(self, text: Text, *, length: int, special_tokens: bool = False, stride: int | None = None) -> int:
@@ -120,33 +124,35 @@ class Transformer:
             AssumptionError: If the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
-        return room(self._reading(length), text, length=length, special_tokens=special_tokens, stride=stride)
+        tokenizer = self.require_tokenizer()
+        self.require_positions(length, f"got a length of {length}", field="length")
+        return room(tokenizer, text, length=length, special_tokens=special_tokens, stride=stride)
 
-    def _reading(self, length: int) -> Tokenizer:
-        """Return the tokenizer, if there is one and the model has positions for so many tokens."""
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, or raise an UnsupportedModelError if there is none."""
         if self.tokenizer is None:
             raise UnsupportedModelError(
-                f"{self.name!r} comes without a tokenizer, so it cannot read a text. {OTHER_WAYS}",
-                field="tokenizer",
-            )
-        limit = self.max_length
-        if limit is not None and length > limit:
-            raise AssumptionError(
-                f"{self.name!r} has positions for {limit} tokens, got a length of {length}.", field="length"
+                f"{self.name!r} comes without a tokenizer, so it cannot read a text. {OTHER_WAYS}", field="tokenizer"
             )
         return self.tokenizer
+
+    def require_positions(self, length: int, got: str, *, field: str) -> None:
+        """Raise an AssumptionError if the model has fewer positions."""
+        limit = self.max_length
+        if limit is not None and length > limit:
+            raise AssumptionError(f"{self.name!r} has positions for {limit} tokens, {got}.", field=field)
 
     def embed(
         self, tokens: Int[Tensor, "*batch n"], *, padding: Bool[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "*batch n e"]:
         """Return the sum of the embeddings of tokens at their positions, before any norm.
 
-        It is what the model adds up: of the token, its position and its type, scaled where the model scales. What
-        enters the map ``network``; :func:`hs.invert` finds the tokens again.
+        The model adds up embeddings of the token, its position and its type, scaled if the model scales. The sum is the
+        input of the map ``network``; :func:`hs.invert` finds the tokens again.
 
         Args:
-            tokens: The numbers of tokens.
-            padding: True for real tokens, where some are padding.
+            tokens: The token ids.
+            padding: True for real tokens, if some are padding.
 
         Raises:
             AssumptionError: If a token is beyond the vocabulary, or there are more tokens than positions.
@@ -157,44 +163,44 @@ class Transformer:
 
     @torch.no_grad()
     def activations(self, tokens: Tensor, *, padding: Bool[Tensor, "batch n"] | None = None) -> Activations:
-        """Run the model once on a batch of inputs, and keep what enters each attention layer and each block.
+        """Run the model once on a batch of inputs, and keep the inputs of each attention layer and each block.
 
         Args:
-            tokens: The numbers of tokens, one row for each window; for models of pictures, the pixels.
-            padding: True for real tokens, where some are padding.
+            tokens: The token ids, one row for each window; for models of pictures, the pixels.
+            padding: True for real tokens, if some are padding.
 
         Raises:
             AssumptionError: If a sequence has no real token.
             DtypeError: If ``padding`` is not boolean.
             ShapeError: If it does not have the shape of ``tokens``.
-            UnsupportedModelError: If the maps of the layers do not put out what the module does, at the first input.
+            UnsupportedModelError: If the maps of the layers differ from the module at the first input.
         """
         _require_padding(padding, tokens)
-        sites = self.sites
-        if any(site.attention is None and site.anatomy is None for site in sites):
-            sites = tuple(unknown.resolved(merged(self.module), list(sites), tokens[: unknown.ROWS]))
-        paths = Counter(path for site in sites for path in {site.reads, site.block})
-        reads = None if self.frame.ends is None else self.frame.ends.reads
-        paths.update(() if reads is None else (reads,))
-        with listening(self.module, paths) as heard:
+        layers = self.layers
+        if any(layer.attention is None and layer.traced is None for layer in layers):
+            layers = tuple(with_traced_parts(merged(self.module), list(layers), tokens[:ROWS]))
+        paths = Counter(path for layer in layers for path in {layer.attention_path, layer.block_path})
+        stem = None if self.ends.stem is None else self.ends.stem.path
+        paths.update(() if stem is None else (stem,))
+        with recorded_calls(self.module, paths) as calls:
             device = next(self.module.parameters()).device
             padding = None if padding is None else padding.to(device)
             masks = {} if padding is None else {"attention_mask": padding.long()}
-            run = Run(module=self.module, tokens=tokens.to(device), named=masks)
+            run = ForwardPass(module=self.module, tokens=tokens.to(device), named=masks)
             run()
         self._compare(run.tokens[:1], None if padding is None else padding[:1])
         return Activations(
-            sites=sites,
+            layers=layers,
             padding=padding,
-            frame=self.frame,
+            ends=self.ends,
             run=run,
-            embedded=None if reads is None else heard[reads, 0],
-            attention_calls=in_turn([site.reads for site in sites], heard),
-            block_calls=in_turn([site.block for site in sites], heard),
+            embedded=None if stem is None else calls[stem, 0],
+            attention_calls=layer_by_layer([layer.attention_path for layer in layers], calls),
+            block_calls=layer_by_layer([layer.block_path for layer in layers], calls),
         )
 
     def _compare(self, tokens: Tensor, padding: Tensor | None) -> None:
-        """Refuse maps that are not what the module is, once: at the first sequence that is run."""
+        """Compare the maps with the module once: at the first sequence that is run."""
         if self.compared:
             return
         if found := differences(self, tokens, padding):

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from howsmooth.models.map_names import is_whole
+from howsmooth.models.map_names import MapName
 from howsmooth.report.embedding import asset
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
@@ -33,7 +33,7 @@ def sentence(measurement: Measurement) -> str:
         count(worst.length, "token") if one else f"{count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
     )
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
-    through = f" through {measurement.map!r}" if is_whole(measurement.map) else ""
+    through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     said = (
         f"{'at' if one else 'over'} {place} the worst small perturbation of {enters} grows{through} "
         f"{number(worst.constant)}-fold{typical}{proven}{_smoothest(measurement.layers)}."

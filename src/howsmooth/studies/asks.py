@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
 
-from howsmooth.models.map_names import is_whole
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import JsonValue, described, fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Window
 
@@ -97,7 +97,7 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The model, the layer or the map of many, and the length."""
-        place = self.map if is_whole(self.map) else f"layer {self.layer}"
+        place = self.map if MapName.parse(self.map).spans_layers else f"layer {self.layer}"
         return f"{self.model} {place}, {self.window.length} tokens"
 
     @property
@@ -108,7 +108,9 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def share(self) -> float:
         """How many times the work of one attention layer the map takes."""
-        return 0.3 if self.map.startswith("head:") else MANY if is_whole(self.map) else 1.0
+        return (
+            0.3 if MapName.parse(self.map).head is not None else MANY if MapName.parse(self.map).spans_layers else 1.0
+        )
 
     @property
     def alone(self) -> bool:
@@ -121,7 +123,7 @@ class AtText(Ask, frozen=True, kw_only=True):
 
         Maps of many layers keep what every layer needs for its products, so that fewer windows go together.
         """
-        whole = is_whole(self.map)
+        whole = MapName.parse(self.map).spans_layers
         together = max(1, (TOKENS // 4 if whole else TOKENS) // self.window.length)
         window = replace(self.window, index=self.window.index // together)
         return replace(self, layer=0, map="whole" if whole else "", window=window)
@@ -129,7 +131,7 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def cell(self) -> Hashable:
         """All windows at one layer and map take one iteration; so do all heads of a layer."""
-        return self.layer, "head" if self.map.startswith("head:") else self.map
+        return self.layer, "head" if MapName.parse(self.map).head is not None else self.map
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -14,11 +14,11 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.activations import Activations
-from howsmooth.models.base import load
-from howsmooth.models.inputs import Inputs, inputs
-from howsmooth.models.loading import tokenizer_named
-from howsmooth.models.sites import Measurable
-from howsmooth.models.sources import Source, read_source
+from howsmooth.models.attention_layer import Measurable
+from howsmooth.models.inputs.model_inputs import Inputs, inputs
+from howsmooth.models.inputs.sources import Source, read_source
+from howsmooth.models.load import load
+from howsmooth.models.loading.pretrained import tokenizer_named
 from howsmooth.models.transformer import Transformer
 from howsmooth.spectral.protocols import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
@@ -126,7 +126,7 @@ class Resources:
         if ask.A:
             A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (ask.A, ask.V))
             return Attention.single_head(A=A, V=V)
-        found = self.transformer(ask.model, reading=ModelReading(family=ask.family)).site(ask.layer).map(ask.map)
+        found = self.transformer(ask.model, reading=ModelReading(family=ask.family)).layer(ask.layer).map(ask.map)
         if not isinstance(found, Attention):
             raise AssumptionError(
                 f"{ask.kind!r} is about attention alone, got the map {ask.map!r}; use attention, heads or head:3.",

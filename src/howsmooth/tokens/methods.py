@@ -9,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.maps.composition import Chain
-from howsmooth.models.embedding import Lexicon
+from howsmooth.models.parts.embedding import Lexicon
 from howsmooth.spectral.deflation import singular_values
 from howsmooth.tokens.outputs import Trials
 

@@ -9,11 +9,10 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.protocols import Map
-from howsmooth.models import blocks
 from howsmooth.models.activations import Activations
-from howsmooth.models.embedding import Lexicon, entrance, lexicon
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.sites import reads_the_block
+from howsmooth.models.map_names import MapName
+from howsmooth.models.parts.block import chain, entering
+from howsmooth.models.parts.embedding import Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.replacements import Replacements
 
@@ -48,8 +47,8 @@ class Outputs:
             AssumptionError: If the model has no such map or layer, or the tokens hold padding.
         """
         begins = model.check_map(name, layer)
-        layer = begins if is_whole(name) else layer
-        if model.frame.ends is None:
+        layer = begins if MapName.parse(name).spans_layers else layer
+        if model.ends.stem is None:
             return cls(model=model, map=name, layer=layer, lexicon=None, chain=None)
         known = lexicon(model, len(tokens))
         summed = model.embed(tokens)
@@ -90,16 +89,16 @@ def _chain(model: Transformer, found: Activations, name: str, layer: int) -> Cha
 
 def _from_block(found: Activations, name: str, layer: int) -> Chain | None:
     """Return the map itself, from what enters its block."""
-    site = found.sites[layer]
+    part, parsed = found.layers[layer], MapName.parse(name)
     f, _X = found.at(layer, name)
-    if is_whole(name):
+    if parsed.spans_layers:
         return f if isinstance(f, Chain) else None
     if name == "mlp":
-        entering = blocks.entering(site, site.exact)
-        return blocks.chain(*(entering.maps if isinstance(entering, Chain) else ()), site.map(name))
-    if name == "block" and site.feed_forward is None:
+        front = entering(part, part.closed_form)
+        return chain(*(front.maps if isinstance(front, Chain) else ()), part.map(name))
+    if name == "block" and part.feed_forward is None:
         return None
-    return blocks.chain(None if reads_the_block(name) else site.before, site.map(name))
+    return chain(None if parsed.reads_block else part.pre_norm, part.map(name))
 
 
 class Trials:

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
-from howsmooth.models.reading import token_table
-from howsmooth.models.text import HubTokenizer
+from howsmooth.models.families.parameters import token_table
+from howsmooth.models.inputs.text import HubTokenizer
 from howsmooth.models.transformer import Transformer
 
 Words = Mapping[str, Sequence[str]] | Mapping[int, Sequence[int]] | Sequence[str] | Sequence[int]

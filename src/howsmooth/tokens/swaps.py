@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.embedding import entrance
+from howsmooth.models.parts.embedding import entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import METHODS
 from howsmooth.tokens.outputs import Outputs, Trials
@@ -211,7 +211,7 @@ def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
 
 def _attention(outputs: Outputs) -> Attention:
     name = "attention" if outputs.map == "normed" else outputs.map
-    f = outputs.model.sites[outputs.layer].map(name)
+    f = outputs.model.layers[outputs.layer].map(name)
     if not isinstance(f, Attention):
         raise AssumptionError("enumeration is for attention in closed form; use method='random'.", field="method")
     if f.sink is not None:

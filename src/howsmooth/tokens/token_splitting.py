@@ -14,7 +14,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, map_leaves
 from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.positions import Positions
-from howsmooth.models.embedding import Lexicon, entrance
+from howsmooth.models.parts.embedding import Lexicon, entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Words, replacements
@@ -194,7 +194,7 @@ class _TextMeasures:
         if limit is None or len(tokens) < limit:
             more, further, _reads = _parts(model, torch.cat((tokens, tokens[-1:])), name)
             longer = more, further
-        masked = model.sites[0].exact.positions.causal
+        masked = model.layers[0].closed_form.positions.causal
         return cls(tokens=tokens, known=known, reads=reads, chain=chain, longer=longer, masked=masked)
 
     def pairs(self, p: int, incoming: Sequence[int]) -> list[SplitPair]:

@@ -75,7 +75,7 @@ class AttentionPenalty:
     ) -> None:
         """Register the hooks."""
         self._recorded = RecordedInputs(model)
-        count = len(self._recorded.transformer.sites)
+        count = len(self._recorded.transformer.layers)
         self.layers = tuple(range(count)) if layers is None else tuple(layers)
         if strays := [layer for layer in self.layers if not 0 <= layer < count]:
             self._recorded.close()

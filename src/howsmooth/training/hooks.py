@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.base import load
-from howsmooth.models.calls import Call
-from howsmooth.models.part_calls import PartCall
-from howsmooth.models.sites import Site
-from howsmooth.models.tracing import Place
+from howsmooth.models.attention_layer import AttentionLayer
+from howsmooth.models.autograd.hooks import ModuleCall
+from howsmooth.models.autograd.module_calls import PartCall
+from howsmooth.models.autograd.tracing import TensorLocation
+from howsmooth.models.load import load
 from howsmooth.models.transformer import Transformer
 
 # Under these names batches of the transformers library hold the inputs of the model.
@@ -33,9 +33,9 @@ class RecordedInputs:
         """Register the hooks; the model is left in the mode it is in."""
         self.transformer = read_layers(model)
         self.real: Tensor | None = None
-        self._calls: dict[str, list[Call]] = {}
+        self._calls: dict[str, list[ModuleCall]] = {}
         self._hooks: list[Any] = []
-        paths = {path for site in self.transformer.sites for path in (site.reads, site.block)}
+        paths = {path for part in self.transformer.layers for path in (part.attention_path, part.block_path)}
         base = self.transformer.module
         self._hooks.append(base.register_forward_pre_hook(self._begin, with_kwargs=True))
         for path in paths:
@@ -70,15 +70,15 @@ class RecordedInputs:
         Raises:
             AssumptionError: If the layer did not run.
         """
-        site, sites = self.transformer.sites[layer], self.transformer.sites
+        layers = self.transformer.layers
         # a module that several layers share is called once for each of them
         attention, block = (
-            self._call(path, [getattr(other, side) for other in sites[:layer]].count(path))
-            for side, path in (("reads", site.reads), ("block", site.block))
+            self._call(paths[layer], paths[:layer].count(paths[layer]))
+            for paths in ([part.attention_path for part in layers], [part.block_path for part in layers])
         )
-        return attention_part(site, attention, block), attention.tokens, block.module
+        return attention_part(layers[layer], attention, block), attention.tokens, block.module
 
-    def _call(self, path: str, turn: int) -> Call:
+    def _call(self, path: str, turn: int) -> ModuleCall:
         calls = self._calls.get(path, [])
         if len(calls) <= turn:
             raise AssumptionError(
@@ -97,21 +97,21 @@ class RecordedInputs:
 
     def _keep(self, path: str) -> Any:
         def keep(part: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            call = Call(module=part, positional=positional, named=named)
+            call = ModuleCall(module=part, positional=positional, named=named)
             self._calls.setdefault(path, []).append(call)
 
         return keep
 
 
-def attention_part(site: Site, attention: Call, block: Call) -> Any:
+def attention_part(layer: AttentionLayer, attention: ModuleCall, block: ModuleCall) -> Any:
     """Return the attention of a layer, with the output projection, as a callable that autograd can follow.
 
     Why not the closed form: it is read from weights without their graph.
     """
-    if site.attention is None:
-        return site.called("attention", attention, block)
-    places = (Place(path=site.writes, side="writes"),)
-    return PartCall(call=block, root=site.block, places=places, enters=site.reads)
+    if layer.attention is None:
+        return layer.called("attention", attention, block)
+    locations = (TensorLocation(path=layer.projection_path, side="output"),)
+    return PartCall(call=block, root=layer.block_path, locations=locations, enters=layer.attention_path)
 
 
 def read_layers(model: nn.Module) -> Transformer:

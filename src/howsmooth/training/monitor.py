@@ -15,8 +15,8 @@ from howsmooth.errors import AssumptionError, NonFiniteError, SmoothnessWarning
 from howsmooth.maps.derivative import AttentionJacobian, attention_entropy
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.activations import Activations
-from howsmooth.models.base import read_anew
-from howsmooth.models.names import check_map_name
+from howsmooth.models.load import read_anew
+from howsmooth.models.map_names import MapName
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solver_settings import check_solver
@@ -88,11 +88,11 @@ class Monitor:
         _check(every=every, budget=budget, sequences=sequences, limit=limit, window=window)
         check_solver(rtol=rtol, confidence=confidence)
         for name in maps:
-            check_map_name(name)
+            MapName.parse(name)
         self._sinks = [sink_of(sink) for sink in sinks]
         self._model = unwrapped(model)
         self._transformer = read_layers(model)
-        count = len(self._transformer.sites)
+        count = len(self._transformer.layers)
         chosen = tuple(range(count)) if layers is None else tuple(layers)
         if strays := [layer for layer in chosen if layer not in range(count)]:
             raise AssumptionError(f"the model has the layers 0 to {count - 1}, got {strays[0]}.", field="layers")

@@ -6,7 +6,7 @@ from asked import windows
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.kinds import text
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
@@ -44,7 +44,7 @@ def test_constants_are_those_of_each_window_by_itself(found, tiny, states):
     for length in LENGTHS:
         for record in found.at(length=length):
             X = states(length)[record.ask.layer][record.ask.window.index]
-            alone = hs.local_lipschitz(tiny.sites[record.ask.layer].attention, X)
+            alone = hs.local_lipschitz(tiny.layers[record.ask.layer].attention, X)
             # both brackets hold the same number
             assert record.answer.lower <= float(alone.upper)
             assert float(alone.lower) <= record.answer.upper
@@ -73,7 +73,7 @@ def test_radius_and_reach_are_those_of_the_tokens(found, states):
 def test_certificates_are_those_of_the_theory(found, tiny, states):
     for record in found.at(layer=1, length=8):
         X = states(8)[1][record.ask.window.index]
-        bound = hs.bounds.local_upper(tiny.sites[1].attention, X, rows=False)  # the quick one, as sweeps have it
+        bound = hs.bounds.local_upper(tiny.layers[1].attention, X, rows=False)  # the quick one, as sweeps have it
         assert record.answer.local_upper == pytest.approx(bound.value, rel=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_certificates_are_those_of_the_theory(found, tiny, states):
 def test_the_typical_gain_is_near_the_frobenius_norm(found, tiny, states):
     for record in found.at(layer=0, length=8):
         X = states(8)[0][record.ask.window.index]
-        J = dense(tiny.sites[0].attention, X)
+        J = dense(tiny.layers[0].attention, X)
         true = float(J.norm() / J.shape[1] ** 0.5)
         assert record.answer.typical == pytest.approx(true, rel=0.1)
         assert record.answer.typical_low < true < record.answer.typical_high

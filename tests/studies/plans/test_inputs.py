@@ -10,9 +10,9 @@ from PIL import Image
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 import howsmooth as hs
-from howsmooth.models.inputs import inputs
-from howsmooth.models.pictures import read_pictures
-from howsmooth.models.text import Text, read_text
+from howsmooth.models.inputs.model_inputs import inputs
+from howsmooth.models.inputs.pictures import read_pictures
+from howsmooth.models.inputs.text import Text, read_text
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import read_study
 from howsmooth.studies.resources import Resources

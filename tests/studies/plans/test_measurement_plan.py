@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.run import read_run
@@ -58,7 +58,7 @@ def test_a_layer_is_summed_up_at_its_longest_length(found, tiny):
         assert summary.radius == pytest.approx(sum(a.mean_radius for a in last) / WINDOWS)
         assert summary.reach == max(answer.reach for answer in last)
         assert summary.reach <= summary.ball <= 1.001 * summary.reach
-        bound = hs.bounds.smallest_upper(tiny.sites[summary.layer].attention, n=16, radius=summary.ball)
+        bound = hs.bounds.smallest_upper(tiny.layers[summary.layer].attention, n=16, radius=summary.ball)
         assert (summary.any_input.value, summary.any_input.name) == (bound.value, bound.name)
         assert summary.any_input.value > summary.most
         assert summary.local_upper is None

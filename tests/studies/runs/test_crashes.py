@@ -20,7 +20,7 @@ import pytest
 from asked import answered, filler, radii, untimed, windows
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.store import Store

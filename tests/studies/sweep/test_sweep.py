@@ -8,7 +8,7 @@ from asked import ONE, answered, radii, untimed
 from msgspec.structs import replace
 
 import howsmooth as hs
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.kinds import regimes
 from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources

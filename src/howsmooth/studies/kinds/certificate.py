@@ -127,7 +127,7 @@ def _certified(ask: Ask, transformer: "Transformer", resources: "Resources") -> 
     places = ask.word or tuple(inner_places(transformer, numbers))
     radius = scene.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
     words = tokenizer_of(transformer).pieces(numbers)
-    left = len(transformer.sites) - ask.layer
+    left = len(transformer.layers) - ask.layer
     return Answer(
         spelled=" ".join(words[i] for i in places),
         places=places,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.linear_operators import LinearOperator
-    from howsmooth.models.sites import Measurable
+    from howsmooth.models.attention_layer import Measurable
     from howsmooth.spectral.estimates import NormEstimate
     from howsmooth.studies.resources import Resources
 
@@ -94,7 +94,7 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
         f, X = resources.entering(batch, cell)
         return _measured(f, X, cell, [(i,) for i in range(len(cell))])
     activations, indices = resources.activations(batch)
-    site = activations.sites[cell[0].layer]
+    site = activations.layers[cell[0].layer]
     if site.attention is not None and len(maps) == site.head_count:
         f, X = activations.per_head(cell[0].layer)
         return _measured(f, X, cell, [(indices.index(ask.window.index), _head(ask)) for ask in cell])

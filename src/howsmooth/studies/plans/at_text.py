@@ -8,10 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs import Inputs
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import Source, read_source
+from howsmooth.models.inputs.model_inputs import Inputs
+from howsmooth.models.inputs.sources import Source, read_source
+from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import Ask, AtText
 from howsmooth.studies.kinds.whole import Ask as WholeAsk
@@ -46,7 +45,7 @@ class ModelAndText:
         Raises:
             AssumptionError: If there is no such layer, or it does not have the part.
         """
-        if is_whole(part):
+        if MapName.parse(part).spans_layers:
             first = self.transformer.check_map(part)
             if layers is not None and set(layers) != {first}:
                 raise AssumptionError(
@@ -60,10 +59,10 @@ class ModelAndText:
 
     def _named(self, layers: Sequence[int] | None) -> list[int]:
         if layers is None:
-            return list(range(len(self.transformer.sites)))
+            return list(range(len(self.transformer.layers)))
         if not layers:
             raise AssumptionError("layers must name at least one layer.", field="layer")
-        return [self.transformer.site(layer).layer for layer in sorted(set(layers))]
+        return [self.transformer.layer(layer).index for layer in sorted(set(layers))]
 
     def each(self, kind: type[AtText], layers: Sequence[int], part: str, **others: Any) -> Iterator[AtText]:
         """Yield the asks of a kind for every layer and window."""
@@ -121,7 +120,7 @@ def model_and_text(
         HowsmoothError: If anything asked for cannot be had.
     """
     for part in parts:
-        check_map_name(part)
+        MapName.parse(part)
     where.check()
     reading.check()
     source = read_source(windows.source, windows.place)
@@ -186,6 +185,6 @@ def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:
     Raises:
         AssumptionError: If its blocks cannot be measured.
     """
-    for layer, part, blocks, accuracy in block_spans(len(base.transformer.sites), solver):
+    for layer, part, blocks, accuracy in block_spans(len(base.transformer.layers), solver):
         base.transformer.check_map(part, layer)
         yield from cast(Iterator[WholeAsk], base.each(WholeAsk, [layer], part, blocks=blocks, solver=accuracy))

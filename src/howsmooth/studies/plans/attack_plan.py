@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import read_source
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Windows, command, default_folder, options_of
 
@@ -62,7 +62,7 @@ class Attacking(JsonValue, frozen=True, kw_only=True):
                 check_attack(eps=eps, norm=self.norm, method=method, budget=self.budget)
         self.solver  # noqa: B018 - refuses a seed that there is not
         check_model(self.model)
-        check_map_name(self.map)
+        MapName.parse(self.map)
         self.where.check()
         self.reading.check()
         read_source(self.windows.source, self.windows.place)

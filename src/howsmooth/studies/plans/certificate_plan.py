@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
-from howsmooth.models.hub import check_model
-from howsmooth.models.sentences import read_sentences
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.sources import read_sentences
+from howsmooth.models.inputs.text import read_text
+from howsmooth.models.loading.hub import check_model
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, command, default_folder, options_of
 
@@ -126,7 +126,7 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
     model = resources.transformer(certifying.model, reading=certifying.reading)
     class_head(model)
     if certifying.at == "attention":
-        model.site(certifying.layer)
+        model.layer(certifying.layer)
     right, wrong = by_their_labels(model, certifying.labelled)
     shared = {name: getattr(certifying, name) for name in ("model", "p", "at", "layer", "seed", "reading")}
     asks = tuple(

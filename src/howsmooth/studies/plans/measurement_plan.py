@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, StudyError
-from howsmooth.models.hub import check_model
-from howsmooth.models.map_names import is_whole
-from howsmooth.models.names import check_map_name
-from howsmooth.models.sources import read_source
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import JsonValue, described, from_settings
 from howsmooth.studies.settings import (
     SOURCES,
@@ -86,13 +85,13 @@ class Measuring(JsonValue, frozen=True, kw_only=True):
         Raises:
             AssumptionError: If it is refused.
         """
-        check_map_name(self.map)
+        MapName.parse(self.map)
         if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
             raise AssumptionError(
                 "a whole model is measured in all its layers and blocks: leave map, layers and per_head out.",
                 field="whole",
             )
-        if self.per_head and is_whole(self.map):
+        if self.per_head and MapName.parse(self.map).spans_layers:
             raise AssumptionError(
                 f"the map {self.map!r} is one of many layers, and heads are of one: measure them by themselves.",
                 field="per_head",
@@ -211,7 +210,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     heads = tuple(
         cast(Ask, ask)
         for layer in (layers if measuring.per_head else ())
-        for head in range(base.transformer.sites[layer].head_count)
+        for head in range(base.transformer.layers[layer].head_count)
         for ask in base.each(Ask, [layer], f"head:{head}", **others)
     )
     blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
@@ -248,7 +247,7 @@ def measure(
     """
     from torch import nn
 
-    from howsmooth.models.base import load
+    from howsmooth.models.load import load
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from howsmooth.errors import AssumptionError, nearest
-from howsmooth.models.text import read_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
 from howsmooth.studies.plans.at_text import block_spans

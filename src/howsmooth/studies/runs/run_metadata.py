@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.inputs import Inputs
-from howsmooth.models.map_names import is_whole
+from howsmooth.models.inputs.model_inputs import Inputs
+from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.json_values import fingerprint, from_json, to_json
@@ -57,8 +57,8 @@ def kept_ladder(store: Store, model: str, part: str, layer: int, n: int, radius:
 
 
 def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> Ladder:
-    site = transformer.sites[layer]
-    f = None if site.attention is None or part == "block" or is_whole(part) else site.map(part)
+    site = transformer.layers[layer]
+    f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
     if not isinstance(f, Attention):
         return Ladder(rungs=(), refused=(Refusal(name="all", reason="the theorems are about attention alone."),))
     try:

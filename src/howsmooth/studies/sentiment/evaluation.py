@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.attacks.attack import attack
 from howsmooth.models.activations import Activations
-from howsmooth.models.base import load
+from howsmooth.models.load import load
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.studies.sentiment.learning import LAYERS, Task
 from howsmooth.studies.sentiment.reviews import SPECIAL

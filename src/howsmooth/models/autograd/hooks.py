@@ -1,0 +1,183 @@
+"""Forward hooks on parts of a module: the one place where they are registered, counted and removed."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from howsmooth.errors import UnsupportedModelError
+
+Recorded = TypeVar("Recorded")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class StopForward(Exception):  # noqa: N818 — no error: a hook has what it needs
+    """Raised by a hook to end the forward pass early; :func:`hooked` catches it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleCall:
+    """One call of a module, as a map on hidden states with its other arguments fixed.
+
+    Attributes:
+        module: The module that was called.
+        positional: Its positional arguments.
+        named: Its keyword arguments.
+    """
+
+    module: nn.Module
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The hidden states among the arguments."""
+        found = self.positional[0] if self.positional else self.named.get("hidden_states", self.named.get("query"))
+        if not isinstance(found, Tensor):
+            raise UnsupportedModelError(f"{type(self.module).__name__} was not called with hidden states.")
+        return found
+
+    def at(self, X: Tensor) -> Arguments:
+        """Return the arguments with other hidden states, wherever they occur (as query, key and value, say)."""
+        tokens = self.tokens
+
+        def replaced(argument: Any) -> Any:
+            if argument is tokens:
+                return X
+            return None if _is_cache(argument) else argument  # a second call would find the keys of the first in it
+
+        return tuple(map(replaced, self.positional)), {name: replaced(x) for name, x in self.named.items()}
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Call the module again at other hidden states."""
+        positional, named = self.at(X)
+        return first_tensor(self.module(*positional, **named))
+
+
+# Called before a part runs, with its call and how many calls came before; may return other arguments.
+InputHook = Callable[[ModuleCall, int], Arguments | None]
+# Called after a part has run, with its output and how many calls came before; may return another output.
+OutputHook = Callable[[Any, int], Any]
+
+
+@contextmanager
+def hooked(
+    module: nn.Module,
+    *,
+    inputs: Mapping[str, InputHook] | None = None,
+    outputs: Mapping[str, OutputHook] | None = None,
+    prepend: bool = False,
+) -> Iterator[None]:
+    """Attach hooks to parts of a module, for the forward passes of this thread within the ``with`` block.
+
+    Other threads may run the same module at the same time; their calls are ignored.
+
+    Args:
+        module: The module.
+        inputs: Hooks before parts, by path.
+        outputs: Hooks after parts, by path.
+        prepend: Whether input hooks run before those that are there already. These belong to the part: a recorded call
+            runs them again when it is repeated.
+    """
+    thread = threading.get_ident()
+
+    def counted(hook: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
+        calls = iter(range(10**9))
+        return lambda value: hook(value, next(calls)) if threading.get_ident() == thread else None
+
+    def before(path: str, hook: InputHook) -> Any:
+        run = counted(hook)
+
+        def pre_hook(part: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return run(ModuleCall(module=part, positional=positional, named=named))
+
+        return module.get_submodule(path).register_forward_pre_hook(pre_hook, prepend=prepend, with_kwargs=True)
+
+    def after(path: str, hook: OutputHook) -> Any:
+        run = counted(hook)
+        return module.get_submodule(path).register_forward_hook(lambda _part, _inputs, output: run(output))
+
+    handles = []
+    try:
+        for path, hook in (inputs or {}).items():
+            handles.append(before(path, hook))
+        for path, output_hook in (outputs or {}).items():
+            handles.append(after(path, output_hook))
+        yield
+    except StopForward:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def recorded_calls(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict[tuple[str, int], ModuleCall]]:
+    """Record the calls of some parts of a module while it runs, by path and how many calls came before.
+
+    Args:
+        module: The module.
+        paths: The parts, and how often each must be called: weights may be shared by several layers.
+    """
+    calls: dict[tuple[str, int], ModuleCall] = {}
+
+    def record(path: str) -> InputHook:
+        def keep(call: ModuleCall, turn: int) -> None:
+            calls[path, turn] = call
+
+        return keep
+
+    with hooked(module, inputs={path: record(path) for path in paths}, prepend=True):
+        yield calls
+    if missing := [path for path, times in paths.items() if (path, times - 1) not in calls]:
+        raise UnsupportedModelError(f"{missing[0]!r} did not run, so what it reads is not known.")
+
+
+@contextmanager
+def recorded_outputs(module: nn.Module, paths: set[str]) -> Iterator[dict[tuple[str, int], Tensor]]:
+    """Record the outputs of some parts of a module while it runs, by path and how many calls came before."""
+    kept: dict[tuple[str, int], Tensor] = {}
+
+    def record(path: str) -> OutputHook:
+        def keep(output: Any, turn: int) -> None:
+            kept[path, turn] = first_tensor(output).detach()
+
+        return keep
+
+    with hooked(module, outputs={path: record(path) for path in paths}):
+        yield kept
+
+
+def layer_by_layer(paths: Sequence[str], recorded: Mapping[tuple[str, int], Recorded]) -> tuple[Recorded, ...]:
+    """Return what was recorded for each layer; a module that layers share is called once for each of them."""
+    return tuple(recorded[path, paths[:i].count(path)] for i, path in enumerate(paths))
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the hidden states among the outputs of a module."""
+    if isinstance(output, Tensor):
+        return output
+    parts = output.values() if isinstance(output, Mapping) else output
+    return next(part for part in parts if isinstance(part, Tensor))
+
+
+@contextmanager
+def without_cache(module: nn.Module) -> Iterator[None]:
+    """Keep decoders from storing the keys of one call for the next."""
+    config: Any = getattr(module, "config", None)
+    stored = getattr(config, "use_cache", None)
+    if stored is None:
+        yield
+        return
+    config.use_cache = False
+    try:
+        yield
+    finally:
+        config.use_cache = stored
+
+
+def _is_cache(argument: Any) -> bool:
+    return any(kind.__name__ == "Cache" for kind in type(argument).__mro__)

@@ -1,0 +1,131 @@
+"""Families without a reader: attention modules are found by name, their parts and heads by running the model once."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from howsmooth.models.attention_layer import AttentionLayer
+from howsmooth.models.autograd.hooks import hooked, without_cache
+from howsmooth.models.autograd.module_calls import PartCall
+from howsmooth.models.autograd.traced_parts import NO_HEADS, TracedParts, traced_parts
+from howsmooth.models.autograd.tracing import TensorLocation, TracedCall, trace
+
+# How many sequences, and of how many tokens, a model is tried with.
+ROWS, LENGTH = 2, 6
+# Attributes that hold the number of heads, and modules that project to the values.
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
+VALUE_PROJECTIONS = ("v_proj", "value", "value_proj", "v_lin", "v_linear", "v", "wv")
+
+
+def attention_layers(model: Any) -> list[AttentionLayer]:
+    """Return the innermost modules whose class is called attention, with their parts; cross-attention is left out."""
+    named = [path for path, module in model.named_modules() if _is_attention(path, module)]
+    innermost = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
+    # layers are in a list; attention outside of it, as for pooling, is no layer
+    listed = [path for path in innermost if any(part.isdigit() for part in path.split("."))]
+    innermost = listed or innermost
+    found = [
+        AttentionLayer(
+            index=i, attention=None, attention_path=path, projection_path=path, block_path=_block(path, innermost)
+        )
+        for i, path in enumerate(innermost)
+    ]
+    return with_traced_parts(model, found, random_inputs(model))
+
+
+@torch.no_grad()
+def with_traced_parts(model: nn.Module, layers: list[AttentionLayer], inputs: Tensor | None) -> list[AttentionLayer]:
+    """Return the layers with their parts, as far as a forward pass at some inputs shows them."""
+    if inputs is None:
+        return layers
+    try:
+        with without_cache(model):
+            calls = trace(model, inputs)
+            # the number of tokens of a picture is known to the model alone
+            shape = tuple(inputs.shape) if inputs.ndim == 2 else (len(inputs),)
+            return [dataclasses.replace(layer, traced=_parts_and_heads(calls, layer, shape)) for layer in layers]
+    except Exception:  # unknown modules refuse inputs in ways of their own; the first real ones are tried later
+        return layers
+
+
+def _parts_and_heads(calls: list[TracedCall], layer: AttentionLayer, shape: tuple[int, ...]) -> TracedParts | None:
+    found = traced_parts(calls, attention_path=layer.attention_path, block_path=layer.block_path, shape=shape)
+    if found is None or isinstance(found.heads, str):
+        return found
+    attention = next(call for call in calls if call.path == layer.attention_path)
+    projection = next(call for call in calls if call.path == found.projection)
+    count = concatenated_heads(attention, projection)
+    return dataclasses.replace(found, head_count=NO_HEADS if count is None else count)
+
+
+def concatenated_heads(attention: TracedCall, projection: TracedCall) -> int | None:
+    """Return how many heads are concatenated in the input of the output projection; none if that cannot be verified.
+
+    Noise is added to the values of the first group of heads; then their coordinates must change, and no others.
+    """
+    module, width = attention.call.module, projection.inputs[0].shape[-1]
+    count = _head_count(module)
+    found = ((path, part) for path, part in module.named_modules() if path.rpartition(".")[2] in VALUE_PROJECTIONS)
+    path, values = next(found, ("", None))
+    if count is None or width % count or not isinstance(values, nn.Linear):
+        return None
+    v = width // count
+    groups, remainder = divmod(values.out_features, v)
+    if remainder or not groups or count % groups:
+        return None
+    inside = projection.path.startswith(f"{attention.path}.")
+    read = TensorLocation(path=projection.path, side="input")
+    written = TensorLocation(path=attention.path, side="output")
+    heads = PartCall(call=attention.call, root=attention.path, locations=(read if inside else written,))
+    noise = torch.randn(values.out_features, generator=torch.Generator().manual_seed(0)).to(values.weight)
+    noise[v:] = 0
+    X = attention.call.tokens
+    with hooked(module, outputs={path: lambda output, _turn: output + noise}):
+        perturbed = heads(X)
+    changed = (perturbed - heads(X)).flatten(0, -2).abs().amax(0) > 0
+    expected = torch.arange(width, device=changed.device) < v * (count // groups)
+    return count if torch.equal(changed, expected) else None
+
+
+def random_inputs(model: Any) -> Tensor | None:
+    """Return random inputs of the kind that a model takes, if that is known."""
+    generator, config = torch.Generator().manual_seed(0), getattr(model, "config", None)
+    parameter = next(model.parameters())
+    if getattr(model, "main_input_name", "") == "pixel_values":
+        size = getattr(config, "image_size", None)
+        if not isinstance(size, int):
+            return None
+        shape = (ROWS, getattr(config, "num_channels", 3), size, size)
+        return torch.randn(shape, generator=generator).to(parameter)
+    words = next((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), None)
+    words = getattr(config, "vocab_size", words)
+    if not isinstance(words, int) or words < 2:
+        return None
+    # the first ids are those of special tokens, which some models treat differently
+    return torch.randint(words // 2, words, (ROWS, LENGTH), generator=generator).to(parameter.device)
+
+
+def _is_attention(path: str, module: nn.Module) -> bool:
+    kind = type(module).__name__.lower()
+    # a decoder without its encoder keeps the module of cross-attention, and does not run it
+    last = path.rpartition(".")[2].lower()
+    return "attention" in kind and "cross" not in f"{path} {kind}".lower() and not last.startswith("enc")
+
+
+def _block(path: str, others: list[str]) -> str:
+    """Return the largest module around attention, and around no other, that is in a list of layers."""
+    parts = path.split(".")
+    numbered = [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()]
+    alone = (block for block in numbered if sum(f"{other}.".startswith(f"{block}.") for other in others) == 1)
+    return next(alone, path)
+
+
+def _head_count(module: nn.Module) -> int | None:
+    config: Any = getattr(module, "config", None)
+    for name in HEAD_COUNTS:
+        found = getattr(module, name, getattr(config, name, None))
+        if isinstance(found, int) and found > 0:
+            return found
+    return None

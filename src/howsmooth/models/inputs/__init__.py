@@ -1,0 +1,1 @@
+"""Inputs: texts, token ids, sentences and pictures, as a model reads them."""

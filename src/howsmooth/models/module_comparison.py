@@ -1,0 +1,171 @@
+"""Maps in closed form, compared with the outputs of the modules that they represent, part by part.
+
+Maps are read from weights. Whatever else a module does (adapters, hooks, a replaced forward, code that has changed
+since) is not in its weights, but shows in its outputs.
+"""
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from howsmooth.errors import HowsmoothError
+from howsmooth.maps.composition import Chain
+from howsmooth.models.autograd.hooks import (
+    ModuleCall,
+    first_tensor,
+    layer_by_layer,
+    recorded_calls,
+    recorded_outputs,
+    without_cache,
+)
+from howsmooth.models.loading.adapters import not_in_its_weights
+from howsmooth.models.parts.block import block
+from howsmooth.wording import percent
+
+if TYPE_CHECKING:  # a transformer is compared with its module
+    from howsmooth.models.parts.ends import Ends
+    from howsmooth.models.transformer import Transformer
+
+# A part may differ by this multiple of the effect of one unit of rounding in its input. Families that are read right
+# stay below 2 with weights of ordinary size, and below 9 with weights from a tenth to a hundred times that; adapters
+# and hooks exceed ten thousand.
+UNITS = 64
+# Parts other than layers.
+EMBEDDINGS, LAST_NORM, CLASSES, WORDS = "embeddings", "last norm", "classes", "words"
+Calls = dict[tuple[str, int], ModuleCall]
+Outputs = dict[tuple[str, int], Tensor]
+
+
+def rounding(
+    f: Callable[[Tensor], Tensor], X: Float[Tensor, "*batch n d"], Y: Float[Tensor, "*batch m out"]
+) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "*batch m"]]:
+    r"""Return the difference between a map and the output of a module, token by token, and what rounding allows.
+
+    A module and a map that agree up to rounding differ as if their input had been rounded once more, and their output
+    too: :math:`|f(x)-y|\le 64\,(|f(x\circ(1\pm u))-f(x)|+u|y|)`, with signs at random. The unit u is that of float32 or
+    of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are.
+    """
+    unit = max(torch.finfo(torch.float32).eps, torch.finfo(Y.dtype).eps)
+    signs = torch.randint(2, X.shape, generator=torch.Generator().manual_seed(0)).to(X) * 2 - 1
+    ours = f(X)
+    Y = Y.to(ours)
+    moved = (f(X * (1 + unit * signs)) - ours).norm(dim=-1)
+    return (ours - Y).norm(dim=-1), UNITS * (moved + unit * Y.norm(dim=-1))
+
+
+@torch.no_grad()
+def differences(
+    transformer: "Transformer", tokens: Tensor, padding: Bool[Tensor, "batch n"] | None = None, *, words: bool = False
+) -> dict[int | str, str]:
+    """Run a model at one input and return the parts that differ from their maps, each with a sentence.
+
+    Args:
+        transformer: The model and its maps.
+        tokens: The input; one sequence is enough.
+        padding: True for real tokens, if some are padding.
+        words: Whether scores of words are compared too: for every token there are as many as the vocabulary has words.
+    """
+    base, ends, layers = transformer.module, transformer.ends, transformer.layers
+    headed = not isinstance(ends.class_head, str) or (words and not isinstance(ends.language_head, str))
+    model = transformer.with_head if headed and transformer.with_head is not None else base
+    stem_path = None if ends.stem is None else ends.stem.path
+    inputs = Counter(layer.attention_path for layer in layers) | Counter(layer.block_path for layer in layers)
+    inputs |= Counter(() if stem_path is None else (stem_path,))
+    outputs = {path for layer in layers for path in (layer.block_path, layer.output_path)} | {""}
+    masks = {} if padding is None else {"attention_mask": padding.long()}
+    with (
+        recorded_calls(base, inputs) as calls,
+        recorded_outputs(base, outputs) as results,
+        without_cache(base),
+        without_cache(model),
+    ):
+        scores = first_tensor(model(tokens, **masks))
+    parts = [*_layers(transformer, padding, calls, results), *_ends(transformer, calls, results)]
+    if model is not base:
+        parts += _head(transformer.ends, model, results["", 0], tokens, padding, scores)
+    found: dict[int | str, str] = {}
+    for part in parts:
+        if part.key not in found and (why := part.difference(padding)):  # blocks follow the attention of all layers
+            found[part.key] = why
+    return found
+
+
+class _Part(NamedTuple):
+    """One part: a map, the module that it represents, and the module's input and output."""
+
+    key: int | str
+    name: str
+    module: nn.Module
+    f: Callable[[Tensor], Tensor]
+    X: Tensor
+    Y: Tensor
+
+    def difference(self, padding: Tensor | None) -> str:
+        """Return a sentence if the map differs from the output by more than rounding."""
+        try:
+            difference, allowed = rounding(self.f, self.X, self.Y)
+        except HowsmoothError:
+            return ""  # the map refuses such an input, and raises the same error when it is measured
+        counts = self.Y.isfinite().all(-1)  # if the module returns NaN there is nothing to compare
+        if padding is not None and counts.shape == padding.shape:
+            counts &= padding
+        if not bool((~(difference <= allowed) & counts).any()):
+            return ""
+        size = percent(float(difference[counts].norm() / self.Y[counts].norm()))
+        return f"{self.name} does not put out what its weights say ({size} off): {reason(self.module)}"
+
+
+def _layers(transformer: "Transformer", padding: Tensor | None, calls: Calls, outputs: Outputs) -> Iterator[_Part]:
+    """Yield the attention of every layer, then the blocks."""
+    layers = [layer for layer in transformer.layers if layer.attention is not None]
+    every = transformer.layers
+    attention_calls = layer_by_layer([layer.attention_path for layer in every], calls)
+    attention_outputs = layer_by_layer([layer.output_path for layer in every], outputs)
+    block_calls = layer_by_layer([layer.block_path for layer in every], calls)
+    block_outputs = layer_by_layer([layer.block_path for layer in every], outputs)
+    for layer in layers:
+        i, module = layer.index, transformer.module.get_submodule(layer.block_path)
+        name = f"the attention of layer {i} ({layer.output_path!r})"
+        yield _Part(i, name, module, layer.padded(padding), attention_calls[i].tokens, attention_outputs[i])
+    for layer in layers:
+        if layer.feed_forward is not None:
+            i, f = layer.index, block(layer, layer.padded(padding))
+            name = f"layer {i} ({layer.block_path!r})"
+            yield _Part(i, name, block_calls[i].module, f, block_calls[i].tokens, block_outputs[i])
+
+
+def _ends(transformer: "Transformer", calls: Calls, outputs: Outputs) -> Iterator[_Part]:
+    """Yield the stem and the final norm."""
+    base, ends, paths = transformer.module, transformer.ends, [layer.block_path for layer in transformer.layers]
+    if ends.stem is not None and ends.stem.maps and (path := ends.stem.path) is not None:
+        X, Y = calls[path, 0].tokens, calls[paths[0], 0].tokens
+        yield _Part(EMBEDDINGS, f"{path!r}", base.get_submodule(path), Chain(*ends.stem.maps), X, Y)
+    if ends.final:
+        X, Y = layer_by_layer(paths, outputs)[-1], outputs["", 0]
+        yield _Part(LAST_NORM, "what stands behind the last layer", base, Chain(*ends.final), X, Y)
+
+
+def _head(
+    ends: "Ends", model: nn.Module, X: Tensor, tokens: Tensor, padding: Tensor | None, scores: Tensor
+) -> Iterator[_Part]:
+    """Yield the classifier, or the language head."""
+    if not isinstance(ends.class_head, str):
+        f = Chain(*ends.class_head.maps(X, tokens, padding))
+        yield _Part(CLASSES, "its classifier", model, f, X, scores.unsqueeze(-2))
+    elif not isinstance(ends.language_head, str):
+        yield _Part(WORDS, "its head over the vocabulary", model, Chain(*ends.language_head), X, scores)
+
+
+def reason(module: nn.Module) -> str:
+    """Return why the outputs of a module may differ from its weights."""
+    if module.training:
+        return "it is in training mode; call model.eval() first"
+    if why := not_in_its_weights(module):
+        return why
+    version = importlib.metadata.version("transformers")
+    return f"the code of {type(module).__name__} in transformers {version} is not what is read here"
