@@ -108,9 +108,8 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def share(self) -> float:
         """How many times the work of one attention layer the map takes."""
-        return (
-            0.3 if MapName.parse(self.map).head is not None else MANY if MapName.parse(self.map).spans_layers else 1.0
-        )
+        name = MapName.parse(self.map)
+        return 0.3 if name.head is not None else MANY if name.spans_layers else 1.0
 
     @property
     def alone(self) -> bool:
