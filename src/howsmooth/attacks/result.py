@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -56,8 +57,9 @@ class Attack:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
-        batched = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["Attack"]:
         """Go through the first batch axis."""

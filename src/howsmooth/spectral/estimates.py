@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -121,14 +122,10 @@ class NormEstimate:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
         stride = len(self.statuses) // size
         part = slice(index % size * stride, (index % size + 1) * stride)
-        batched = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self,
-            step_counts=self.step_counts[part],
-            statuses=self.statuses[part],
-            leading=self.leading[part],
-            **{name: x[index] for name, x in batched.items() if isinstance(x, Tensor)},
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
+        chosen |= {name: values[name][part] for name in ("step_counts", "statuses", "leading")}
+        return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["NormEstimate"]:
         """Go through the first batch axis."""
