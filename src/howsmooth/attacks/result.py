@@ -57,9 +57,9 @@ class Attack:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        entries: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
-        return replace(self, **entries)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["Attack"]:
         """Go through the first batch axis."""

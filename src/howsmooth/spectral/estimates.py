@@ -122,15 +122,10 @@ class NormEstimate:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
         stride = len(self.statuses) // size
         part = slice(index % size * stride, (index % size + 1) * stride)
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        entries: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
-        return replace(
-            self,
-            step_counts=self.step_counts[part],
-            statuses=self.statuses[part],
-            leading=self.leading[part],
-            **entries,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
+        chosen |= {name: values[name][part] for name in ("step_counts", "statuses", "leading")}
+        return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["NormEstimate"]:
         """Go through the first batch axis."""
