@@ -75,7 +75,7 @@ def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) ->
 
 
 def longest(measured: Callable[[Tensor], Tensor], eps: float, rng: torch.Generator) -> float:
-    """PopulationAscent from random points on the sphere."""
+    """Climb from random points on the sphere."""
     xi = torch.randn(STARTS, 3, generator=rng, dtype=torch.float64)
     best = 0.0
     for _ in range(STEPS):
