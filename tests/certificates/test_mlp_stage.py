@@ -65,7 +65,9 @@ def test_smooth_units_bend_each_for_itself_or_by_what_moves_them_all(rng):
                 units = list(zip(c, s.tolist(), straight.tolist(), strict=True))
                 each = math.hypot(*(0.5 * bend * b**2 for bend, b, _a in units))
                 weighted = (columns @ f.up.mT)[:, :, i] * torch.tensor(c, dtype=torch.float64).sqrt()
-                moved = eps * float(ROUND.vectors(weighted)) + math.hypot(*(bend**0.5 * (b - a) for bend, b, a in units))
+                moved = eps * float(ROUND.vectors(weighted)) + math.hypot(
+                    *(bend**0.5 * (b - a) for bend, b, a in units)
+                )
                 together = 0.5 * max(bend**0.5 * b for bend, b, _a in units) * moved
                 assert found[i] == pytest.approx(min(each, together), rel=1e-9)
                 ways.append(each < together)

@@ -160,9 +160,16 @@ def test_blocks_that_are_too_small_or_too_large_to_be_squared_are_looked_at_agai
 
 
 def test_the_root_of_a_projection_has_its_square_and_what_rounding_may_have_taken(rng):
-    for W in (gaussian(rng, 3, 5), -gaussian(rng, 3, 2).abs(), 1e-200 * gaussian(rng, 2, 4), 1e150 * gaussian(rng, 2, 4)):
+    for W in (
+        gaussian(rng, 3, 5),
+        -gaussian(rng, 3, 2).abs(),
+        1e-200 * gaussian(rng, 2, 4),
+        1e150 * gaussian(rng, 2, 4),
+    ):
         found, scale = root(W), W.abs().max()
-        torch.testing.assert_close((found / scale) @ (found / scale).mT, (W / scale) @ (W / scale).mT, atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            (found / scale) @ (found / scale).mT, (W / scale) @ (W / scale).mT, atol=1e-11, rtol=0
+        )
         torch.testing.assert_close(found, found.mT)
     plain = torch.tensor([[0.0, 0.0], [0.0, -2.0]], dtype=torch.float64)
     lost = 2 * math.sqrt(1e-13)
