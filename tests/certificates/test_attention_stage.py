@@ -126,10 +126,7 @@ def beyond_second_order(first, other, whole, inside):
     thirds = min(first.old(cubes), (3 + math.exp(top)) / 24 * top * spread**2) + share * total
     one_of_them = [max(c, share * (a + b)) for c, a, b in zip(cubes, alpha, bent, strict=True)]
     thirds = min(thirds, first.old(one_of_them))
-    lost = []
-    for a, b in zip(alpha, bent, strict=True):
-        either = max(b, weight * (1 + a)) if a < 1 else b + weight * (1 + a)
-        lost.append(min(either, max(b, share * math.exp(a))))
+    lost = [max(b, share * math.exp(a)) for a, b in zip(alpha, bent, strict=True)]
     values = first.mean([(r + x) * w for r, x, w in zip(rho, lost, whole.w, strict=True)])
     values += first.mean([a * w for a, w in zip(first.scores, other.w, strict=True)])
     return min(first.old(later) + squares + thirds + values, both)
@@ -207,6 +204,44 @@ def test_what_attention_leaves_beyond_its_second_order_is_bounded_as_the_theorem
             for h in range(heads)
         ]
         assert stage.beyond(one, rest, inside).tolist() == pytest.approx(by_norm(expected), rel=1e-11)
+
+
+def test_rows_do_not_depend_on_what_they_do_not_see(rng):
+    f, X = KINDS["masked"](rng), gaussian(rng, 3, 4)
+    stage = AttentionStage(f, X)
+    one, rest = drawn_sizes(rng, 2, 3, 0.1), drawn_sizes(rng, 2, 3, 0.1)
+    far = [x.clone() for x in (one, rest)]
+    for sizes in far:
+        # keys, values and scores of the last token, of two heads
+        sizes[:18].view(3, 2, 3)[1:, :, 2] = 1e4
+        sizes[36:].view(2, 3, 3)[:, :2, 2] = 0.0
+    for sizes in (one, rest):
+        sizes[36:].view(2, 3, 3)[:, :2, 2] = 0.0
+    first = First(one, X[None, None], 1.0, ROUND)
+    assert stage.bounds(far[0], first)[:2].tolist() == stage.bounds(one, first)[:2].tolist()
+    assert stage.beyond(*far)[:2].tolist() == stage.beyond(one, rest)[:2].tolist()
+    assert float(stage.bounds(far[0], first)[2]) > 10 * float(stage.bounds(one, first)[2])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("gap", [100.0, 800.0])
+def test_a_token_that_nobody_attends_to_may_win_all_weight(gap, place):
+    # weights of e^-100 times changes of e^60 are small numbers, and no bound: there the hull of the values decides
+    first, second = torch.eye(2, dtype=torch.float64)
+    key, value, bias = first[None, None], second[None, None], torch.ones(1, 1, dtype=torch.float64)
+    f = hs.Attention(query=0 * key, key=key, value=value, query_bias=bias, scale=1.0)
+    X, columns = torch.stack((second, -gap * first - second)), torch.stack((0 * first, first))
+    X, columns = (x.flip(0) if place == 0 else x for x in (X, columns))
+    stage = AttentionStage(f, X)
+    sizes = stage.seen(columns[None, None], ROUND)[0]
+    for eps in (gap, 2 * gap):
+        R = f(X + eps * columns) - f(X) - f.jacobian(X).jvp(eps * columns)
+        whole = stage.bounds(eps * sizes, First(sizes, columns[None, None], eps, ROUND))
+        beyond = stage.beyond(eps * sizes, torch.zeros_like(sizes))
+        left = R - eps**2 * stage.second(columns[None, None])[0, 0]
+        assert bool((R[:, 0].abs() <= (1 + 1e-9) * whole).all())
+        assert bool((left[:, 0].abs() <= (1 + 1e-9) * beyond).all())
+        assert float(R.abs().max()) > 0.9
 
 
 def at_the_centre(f, X):

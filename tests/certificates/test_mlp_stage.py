@@ -8,7 +8,7 @@ from draws import gaussian, uniform
 
 import howsmooth as hs
 from howsmooth.certificates import mlp_stage as module
-from howsmooth.certificates.curvature import curvature, derivative, largest_curvature, peaks
+from howsmooth.certificates.curvature import BETWEEN, FAR, POINTS, curvature, derivative, largest_curvature, peaks
 from howsmooth.certificates.mlp_stage import GatedStage, MLPStage, SmoothStage, bending, mlp_stage
 from howsmooth.certificates.sizes import ROUND
 from howsmooth.certificates.stages import First
@@ -175,3 +175,12 @@ def test_no_interval_has_more_curvature_than_is_said_nor_much_less(activation, o
     found = largest_curvature(phi, low, low + width, order)
     assert bool((truth <= found).all())
     assert bool((found <= truth + 2e-3).all())
+
+
+def test_an_interval_that_ends_just_beside_a_peak_counts_its_height():
+    # the peak itself lies between points of the grid
+    phi, step = known_activation("tanh"), 2 * FAR / POINTS
+    (place, height), beside = peaks(phi)[1], 0.95 * step
+    for low, high in ((place + beside, place + 0.1), (place - 0.1, place - beside)):
+        ends = (torch.tensor(end, dtype=torch.float64) for end in (low, high))
+        assert float(largest_curvature(phi, *ends)) == pytest.approx(height + BETWEEN, rel=1e-12)

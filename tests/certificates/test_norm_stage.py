@@ -63,7 +63,8 @@ def test_the_whole_remainder_of_a_norm_is_bounded_as_the_theorem_says(rng):
 
 def test_what_a_norm_leaves_beyond_its_second_order_is_bounded_as_the_theorem_says(rng):
     parts = [drawn(rng, 600) for _ in range(4)]
-    parts[0][0], parts[2][0] = 0.25, 0.75
+    parts[0][:2], parts[2][:2] = 0.25, 0.75
+    parts[1][1] = parts[3][1] = 0.0
     u1, w1, u2, w2 = parts
     found = many_tokens(600).beyond(torch.cat((u1, w1)), torch.cat((u2, w2))).view(2, -1)
     expected = [beyond_second_order(*each) for each in zip(*(part.tolist() for part in parts), strict=True)]

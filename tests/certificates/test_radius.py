@@ -45,8 +45,8 @@ def test_margins_are_lowered_by_what_the_largest_logit_may_have_lost():
 
 def test_sizes_are_widened_by_a_share_of_themselves_and_of_the_largest():
     found = _outward(torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)).tolist()
-    assert found[0] == pytest.approx(4 * ROUNDING, rel=1e-12)
-    assert found[1:] == pytest.approx([SAFETY + 4 * ROUNDING, 4 * SAFETY + 4 * ROUNDING], rel=1e-15)
+    assert found[0] == pytest.approx(4 * ROUNDING, rel=1e-12, abs=0)
+    assert found[1:] == pytest.approx([SAFETY + 4 * ROUNDING, 4 * SAFETY + 4 * ROUNDING], rel=1e-15, abs=0)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
