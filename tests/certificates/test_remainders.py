@@ -77,7 +77,8 @@ def test_a_token_that_nobody_attends_to_is_not_hidden(gap):
 def test_a_norm_whose_token_turns_round_moves_by_twice_its_length():
     f, X = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[1.0, 0.0]]).double()
     stage, columns = NormStage(f, X), -X[None]
-    sizes = 3 * stage.seen(columns[None], ROUND)[0]
+    sizes = torch.tensor([3.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(3 * stage.seen(columns[None], ROUND)[0], sizes)
     along, across = stage.bounds(sizes, First(sizes / 3, columns[None], 3.0, ROUND)).tolist()
     R = f(-2 * X) - f(X) - f.jacobian(X).jvp(-3 * X)
     torch.testing.assert_close(R, -2 * f(X))

@@ -161,9 +161,7 @@ class AttentionStage(Bent):
         one_of_them = torch.maximum(cubes, share[..., None] * (alpha + bent))
         thirds = torch.minimum(thirds, self._old(one_of_them))
         # new values: r and what the sum of all takes are positive
-        shared = weight[..., None] * (1 + alpha)
-        lost = torch.where(alpha < 1, torch.maximum(bent, shared), bent + shared)
-        lost = torch.minimum(lost, torch.maximum(bent, share[..., None] * grown))
+        lost = torch.maximum(bent, share[..., None] * grown)
         values = (P * (rho + lost)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
         found = self._old(later) + squares + thirds + values[..., 0]
         second = (P * self._far * known).sum(-1) + 0.5 * first.spread.square()

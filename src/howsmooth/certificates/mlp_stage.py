@@ -87,7 +87,8 @@ class SmoothStage(MLPStage, Bent):
         later = (s - first.eps * first.sizes.view_as(s)).clamp_min(0)
         moved = (first.bundle @ self._up.mT) * root
         together = first.eps * first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)
-        return torch.minimum(super().bounds(sizes, first), 0.5 * (root * s).amax(-1) * together)
+        each = super().bounds(sizes, first)
+        return torch.minimum(each, 0.5 * (root * s).amax(-1) * together)
 
     def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`W_2\tfrac12\varphi''t^2`."""

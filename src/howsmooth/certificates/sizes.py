@@ -47,7 +47,8 @@ class Squares(Ball):
     def packed(self, r: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return both places a ≤ b of every column, and what a symmetric form has to be multiplied by there."""
         a, b = torch.triu_indices(r, r)
-        return a, b, torch.where(a == b, 1.0, 2**0.5).to(torch.float64)
+        # in double precision: a root of two in single precision is shorter by more than proofs allow for
+        return a, b, torch.where(a == b, 1, 2).double().sqrt()
 
     def numbers(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:
         r"""Bound :math:`\sup|\xi^\top H\xi|`: by the largest absolute eigenvalue in a round ball."""
