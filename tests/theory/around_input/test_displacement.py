@@ -75,6 +75,11 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
     assert displacement._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
 
 
+def test_the_hull_of_values_that_are_all_zero_is_a_point(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    assert displacement._hull(Unit.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
+
+
 def test_far_away_the_hull_bounds_the_movement_closely():
     # one token goes far away and takes the whole attention with it
     one = torch.eye(1, dtype=torch.float64)

@@ -391,6 +391,27 @@ def test_the_constant_at_the_centre_is_decomposed_or_measured_with_its_rounding(
         assert narrow.shape == ((12, 20) if out == 5 else (8, 12))
 
 
+@pytest.mark.parametrize(("out", "limit"), [(2, 10), (5, 15)])
+def test_the_longer_side_of_the_derivative_decides_whether_it_is_decomposed(rng, out, limit, monkeypatch):
+    # twelve columns, and eight or twenty rows
+    unit = Unit.of(small_layer(rng, out=out), gaussian(rng, 4, 3))
+    assert neighbourhood._constant_at_centre(unit)[1] == 1.0
+    monkeypatch.setattr(neighbourhood, "DENSE", limit)
+    assert neighbourhood._constant_at_centre(unit)[1] == neighbourhood.CONFIDENCE
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_where_a_decomposition_fails_heads_alone_bound_both_derivatives(rng, per_token, monkeypatch):
+    unit, t = Unit.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
+
+    def fails(_seen):
+        raise torch.linalg.LinAlgError("no decomposition")
+
+    monkeypatch.setattr(LayerAtCentre, "of", fails)
+    assert_close(neighbourhood._derivatives(unit, t, per_token), by_heads, rtol=1e-12, atol=0)
+
+
 def test_what_is_measured_starts_elsewhere_for_every_question(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
     seeds = {neighbourhood._start(f, x).initial_seed() for x in (X, X, 2 * X)}
