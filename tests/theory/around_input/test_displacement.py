@@ -12,6 +12,7 @@ from theory.forms import ROUNDING
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.around_input import displacement
+from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls
 from howsmooth.theory.unit import Unit
 from howsmooth.theory.views import views
 
@@ -73,6 +74,27 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
             row += max(distances) + wrong + mean + norm * 0.7
         squares += row**2
     assert displacement._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_at_most_the_hull(
+    rng, per_token, monkeypatch
+):
+    f, X, eps = small_layer(rng), 5 * gaussian(rng, 4, 3), 0.3
+    unit = Unit.of(f, X)
+    constants = gaussian(rng, 16).abs()
+    found = ConstantsOnBalls(values=constants, domain="ball", confidence=1.0)
+    monkeypatch.setattr(ConstantsOnBalls, "of", lambda *_args, **_options: found)
+    path = float(constants.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
+    for hull in (1e-3, 1e3):
+        monkeypatch.setattr(displacement, "_hull", lambda _unit, radius, hull=hull: hull * radius)
+        bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        assert bound == pytest.approx(min(path, unit.back(hull * eps)), rel=1e-13, abs=0)
+
+
+def test_the_hull_of_values_that_are_all_zero_is_a_point(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    assert displacement._hull(Unit.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
 
 
 def test_far_away_the_hull_bounds_the_movement_closely():

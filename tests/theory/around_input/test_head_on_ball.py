@@ -138,6 +138,14 @@ def test_the_ball_allows_a_head_what_the_theorem_states(rng, per_token, scale, c
     assert_close(head.on_ball(T, per_token, like=wider).upper, wider.upper, rtol=0, atol=0)
 
 
+def test_keys_that_a_row_does_not_see_are_at_no_distance(rng):
+    head = head_at_centre(rng, causal=True, scale=20.0)
+    hidden = torch.where(head.P > 0, 1.0, 100.0).double()
+    head = dataclasses.replace(head, query_gradient=hidden, tau=50 * torch.ones(4, dtype=torch.float64))
+    ball = head.on_ball(5.0, False)
+    assert_close(ball.tau, 1 + 1.3 * ball.drift, **EXACT)
+
+
 def test_growth_beyond_all_floats_leaves_distances(rng):
     head = head_at_centre(rng, size=3000.0, scale=1e4, causal=True)
     ball = head.on_ball(1.0, False)
@@ -233,6 +241,13 @@ def test_a_covariance_that_cancels_keeps_the_allowance_for_its_rounding(rng):
     )
 
 
+def test_a_covariance_that_rounding_makes_negative_counts_as_zero(rng):
+    points, P = gaussian(rng, 6, 1), (12 * gaussian(rng, 6, 6)).softmax(-1)
+    P = torch.where(P < 1e-9, 0.0, P)
+    lost = ((16 + 6) * torch.finfo(torch.float64).eps * (points - points.mean(0)).square().max()).sqrt()
+    assert bool((_deviation(P, points, None) >= lost).all())
+
+
 def test_the_derivative_of_the_softmax_lies_below_its_diagonal_matrices(rng):
     for scale in (0.1, 1.0, 6.0):
         for _draw in range(5):
@@ -255,6 +270,8 @@ def test_the_diagonal_above_the_softmax_is_the_better_of_two_on_every_interval(r
         (torch.tensor([0.45, 0.3, 0.25]), 0.02),  # p itself
         (torch.tensor([0.55, 0.44, 0.01]), 0.1),  # one half inside: 2p(1 − p) is 1/2
         (torch.tensor([0.97, 0.02, 0.01]), 0.6),
+        (torch.tensor([0.06, 0.9, 0.04]), 0.0),  # the largest need not be the first
+        (torch.tensor([0.25, 0.45, 0.3]), 0.0),
     ]:
         low, high = (p.double() * (1 - change)), (p.double() * (1 + change)).clamp_max(1.0)
         rest = torch.stack([high.sum() - high[0], high.sum() - high[1], high.sum() - high[2]]).clamp_max(1.0)
@@ -275,6 +292,13 @@ def test_a_saturated_weight_keeps_the_rounding_of_its_complement():
     assert_close(diagonal[0], torch.tensor(2e-16, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+def test_no_weight_has_more_than_the_whole_row_beside_it_and_no_norm_is_above_one_half():
+    upper, lower = (torch.tensor(p, dtype=torch.float64) for p in ([0.9, 0.6, 1e-20], [0.2, 0.1, 0.0]))
+    norm, diagonal = softmax_jacobian_bounds(upper, lower)
+    assert_close(diagonal, torch.tensor([0.5, 0.5, 2e-20], dtype=torch.float64), rtol=1e-12, atol=0)
+    assert norm == 0.5
+
+
 def test_weights_around_an_input_stay_between_their_bounds(rng):
     f, X = small_layer(rng, heads=1, size=3.0), gaussian(rng, 5, 3)
     (view,) = views(f, X)
@@ -284,6 +308,18 @@ def test_weights_around_an_input_stay_between_their_bounds(rng):
             for Z in on_boundary(rng, 20, X, t, per_token):
                 (there,) = views(f, Z)
                 assert bool(((ball.lower <= there.P) & (ball.upper >= there.P)).all())
+
+
+@pytest.mark.parametrize("far", [25.5, 26.5, 27.0, 40.0])
+def test_a_weight_of_nearly_one_reaches_its_lower_bound(far):
+    # scores are the tokens themselves, and two tokens approach each other; at first one has nearly all of the row
+    one = torch.ones(1, 1, dtype=torch.float64)
+    f = hs.Attention(query=0 * one[None], key=one[None], value=one[None], query_bias=one)
+    (view,) = views(f, torch.tensor([[0.0], [-far]], dtype=torch.float64))
+    head, t = HeadAtCentre.of(view), 0.49 * far
+    found = head.on_ball(t, True).lower[0, 0]
+    true = 1 / (1 + math.exp(2 * t - far))  # each token moves by t
+    assert true * (1 - 1e-9) <= found <= true
 
 
 def test_a_weight_reaches_its_bound_along_the_gradient_of_its_score():

@@ -68,6 +68,18 @@ def test_blocks_beside_and_under_each_other_have_norms_with_their_rounding(rng):
     assert stack_norm(blocks) == safe_norm(torch.cat(list(blocks)))
 
 
+def test_a_shift_of_all_tokens_costs_values_and_outputs_no_digits(rng):
+    # weights of one third each, known up to rounding: a mean over values as large as the shift would lose digits
+    f = small_layer(rng, d=2)
+    eye = torch.eye(2, dtype=torch.float64).expand(2, -1, -1)
+    f = dataclasses.replace(f, query=0 * f.query, value=eye, output=eye)
+    offsets = torch.tensor([[0.0, 1.0], [1.0, -2.0], [-5.0, 3.0]], dtype=torch.float64)
+    c = LayerAtCentre.of(views(f, 2.0**40 + offsets))
+    true = (offsets - offsets.mean(0)).norm(dim=-1).expand(2, 3, -1)
+    for points in (c.values, c.outputs):
+        assert_close(points.from_mean, true, rtol=1e-12, atol=0)
+
+
 def test_a_head_without_output_counts_for_nothing(rng):
     f = small_layer(rng)
     c = LayerAtCentre.of(views(dataclasses.replace(f, output=0 * f.output), gaussian(rng, 4, 3)))

@@ -356,6 +356,7 @@ def test_gram_matrices_are_affordable_up_to_their_limit_and_not_beyond(rng, monk
 
 def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
+    X = X[X.norm(dim=-1).argsort()]  # the longest token comes last
     size = float(X.norm(dim=-1).max())
     known, unknown = (torch.tensor([x], dtype=torch.float64) for x in (1.0, math.inf))
     assert neighbourhood._around_origin(f, X, 0.09 * size, known) == math.inf
@@ -367,8 +368,8 @@ def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
 
 def test_tokens_are_measured_in_a_power_of_two(rng):
     f, X = small_layer(rng), 5 * gaussian(rng, 4, 3)
-    unit = Unit.of(f, X)
-    assert token_unit(X, unit) == 2.0 ** math.floor(math.log2(float(X.abs().max())))
+    for x in (X, -X):  # the largest entry is negative in one of them
+        assert token_unit(x, Unit.of(f, x)) == 2.0 ** math.floor(math.log2(float(X.abs().max())))
     zero = torch.zeros(4, 3, dtype=torch.float64)
     assert token_unit(zero, Unit.of(f, zero)) == 1.0
 
@@ -389,6 +390,27 @@ def test_the_constant_at_the_centre_is_decomposed_or_measured_with_its_rounding(
         J = small_layer(rng, out=out).jacobian(X)
         narrow = neighbourhood._matrix(J)
         assert narrow.shape == ((12, 20) if out == 5 else (8, 12))
+
+
+@pytest.mark.parametrize(("out", "limit"), [(2, 10), (5, 15)])
+def test_the_longer_side_of_the_derivative_decides_whether_it_is_decomposed(rng, out, limit, monkeypatch):
+    # twelve columns, and eight or twenty rows
+    unit = Unit.of(small_layer(rng, out=out), gaussian(rng, 4, 3))
+    assert neighbourhood._constant_at_centre(unit)[1] == 1.0
+    monkeypatch.setattr(neighbourhood, "DENSE", limit)
+    assert neighbourhood._constant_at_centre(unit)[1] == neighbourhood.CONFIDENCE
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_where_a_decomposition_fails_heads_alone_bound_both_derivatives(rng, per_token, monkeypatch):
+    unit, t = Unit.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
+
+    def fails(_seen):
+        raise torch.linalg.LinAlgError("no decomposition")
+
+    monkeypatch.setattr(LayerAtCentre, "of", fails)
+    assert_close(neighbourhood._derivatives(unit, t, per_token), by_heads, rtol=1e-12, atol=0)
 
 
 def test_what_is_measured_starts_elsewhere_for_every_question(rng):

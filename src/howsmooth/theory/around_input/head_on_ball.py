@@ -209,8 +209,10 @@ def _shifted_log_weights(log_P: Tensor, delta: Tensor) -> Tensor:
     """Return the log of each weight when its own score moves by ``delta`` and all others of its row by the opposite."""
     own, others = log_P + delta, log_P - delta
     whole = others.logsumexp(-1, keepdim=True)
-    # log Σ_{k≠j} from the whole sum, by removing one term
-    rest = whole + torch.log1p(-(others - whole).exp().clamp_max(1 - 1e-12))
+    # log Σ_{k≠j} from the whole sum, by removing one term; beside the largest, where that would cancel, summed anew
+    rest = whole + torch.log1p(-(others - whole).exp())
+    largest = others.argmax(-1, keepdim=True)
+    rest = rest.scatter(-1, largest, others.scatter(-1, largest, -torch.inf).logsumexp(-1, keepdim=True))
     return torch.nn.functional.logsigmoid(own - rest)
 
 
