@@ -77,7 +77,9 @@ def test_no_pair_is_tied_in_all_heads_of_narrow_layers_of_one_head_and_off_balls
     def tied(frame=None, **shape):
         f = random_layer(rng, **({"heads": 2, "d": 8, "k": 3} | shape))
         frame = Frame.ball(f.d, 2.0, solid=True) if frame is None else frame
-        return tied_in_all(f, best_pairs(f, 9, frame), 9, frame)
+        problem = TiedProblem(heads_of(f)[0], frame, 9)
+        point = torch.cat((gaussian(rng, problem.basis.shape[1]), torch.tensor([1.0, 0.3])))
+        return tied_in_all(f, [problem.pair(point.numpy())], 9, frame)
 
     assert tied(heads=1) == []
     assert tied(heads=3, d=4) == []
