@@ -201,3 +201,14 @@ def test_what_a_pair_proves_is_its_formula_of_one_head_and_the_response_of_sever
         assert_close(found.X[2:], pair.copies.expand(7, -1))
         move = pair.direction / math.sqrt(2)
         assert_close(found.E, torch.cat((move[None], -move[None], torch.zeros(7, 6).double())))
+
+
+def test_a_point_where_nothing_is_pulled_or_nothing_moves_has_tokens_and_proves_nothing():
+    axis = torch.tensor([[[1.0, 0.0]]]).double()
+    (head,) = heads_of(hs.Attention(query=axis, key=axis, value=axis))
+    problem = TiedProblem(head, Frame.ball(2, 2.0, solid=True), 9)
+    for e in torch.eye(2).double():  # along the one direction that is scored and valued, and across
+        pair = problem.pair(torch.cat((problem.basis.mT @ e, torch.tensor([0.7, 0.4]))).numpy())
+        assert bool(pair.tokens(9).isfinite().all())
+        assert bool(pair.perturbation(9).isfinite().all())
+        assert pair.log_value == -math.inf
