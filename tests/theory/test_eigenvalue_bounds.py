@@ -105,6 +105,9 @@ def test_any_positive_vector_bounds_spectral_radii_and_some_steps_bring_it_near(
         assert found <= 1.05 * exact
     # the ratios at a given vector, where steps change nothing
     assert collatz(lambda z: torch.tensor([[2.0], [3.0]]).double() * z, torch.ones(2, 1).double()).item() == 3.0
+    # the smallest of all steps: the first vector is the best, and later ones are kept away from zero
+    steep = torch.tensor([[1.0, 1.0], [1e-6, 0.0]]).double()
+    assert collatz(lambda z: steep @ z, torch.tensor([[1.0], [1e-6]]).double()).item() <= 1 + 2e-6
 
 
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])

@@ -242,6 +242,17 @@ def test_energies_against_a_point_at_zero_hold_what_the_root_says():
     assert column_energy(1, masked=False) == 0
 
 
+def test_roots_and_kernels_are_rounded_up_by_a_share_of_their_own():
+    for N in (1.0, 15.0, 1e6):
+        root = brentq(lambda x, N=N: x * math.exp(x + 1) - N, 0.0, 20.0, xtol=1e-16, rtol=1e-15)
+        assert phi_inverse(N) == pytest.approx(root * (1 + 1e-12), rel=2e-13)
+    for n in (256, 10**6):
+        share = min(1.0, 2 / math.log(n))
+        kernel = n ** ((1 + share) / 2) / (math.e * share)
+        assert column_energy(n, masked=False) == pytest.approx(kernel * (1 + 1e-12), rel=1e-14)
+        assert column_energy(n, masked=True) == pytest.approx(math.sqrt(2) * kernel * (1 + 1e-12), rel=1e-14)
+
+
 def test_the_steepest_point_of_the_sigmoid_is_the_one_nearest_to_zero():
     for low, high in ((-2.0, 1.0), (0.5, 3.0), (-4.0, -1.0), (-900.0, -800.0)):
         grid = torch.linspace(low, high, 100001, dtype=torch.float64)
@@ -378,6 +389,8 @@ def test_tied_values_at_an_input_are_those_of_the_form(rng):
     through = norm(part.scale * part.B @ part.Q.mT) * norm(part.Q) / norm(values)
     exact = first * through + second + third
     assert exact * (1 + 20 * EPS) <= hs.bounds.local_upper(f, X).value <= exact * (1 + 1e-8)
+    widened = safe(part.scale * part.B @ part.Q.mT) * safe(part.Q)
+    assert local._l2(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15)
 
 
 def test_two_softmaxes_at_an_input_add_up(rng):
@@ -473,6 +486,7 @@ def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
         }[kind]
         rows = make(f, part, X, None)
         assert rows.exponent == pytest.approx(16 * float(largest), rel=1e-9)
+        assert rows.norm_V == pytest.approx(safe(part.B), rel=1e-15)
         gain = -0.5 if kind is hs.CosineAttention else 1.0
         far = y.norm(dim=-1) if kind is hs.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
         assert rows.reach == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
@@ -486,6 +500,9 @@ def test_an_input_at_the_edge_of_a_sparse_support_has_no_bound(rng):
     assert hs.bounds.local_upper(f, edge).value == math.inf
     assert hs.bounds.local_upper(f, 0.5 * edge).value < math.inf
     assert hs.bounds.local_upper(f, 2.0 * edge).value < math.inf
+    # so near to it that rounding may have put the token on the other side
+    for near in (1 - 4 * EPS, 1 + 4 * EPS):
+        assert hs.bounds.local_upper(f, near * edge).value == math.inf
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
@@ -502,7 +519,9 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
         hs.bounds.local_upper(f, X)
         assert given[0].exponent == pytest.approx(5 * largest)
         assert given[0].reach == pytest.approx(5 * far)
+        assert given[0].norm_V == pytest.approx(safe(part.B), rel=1e-15)
         rows = local._dots(part, X, None)
+        assert rows.norm_V == pytest.approx(safe(part.B), rel=1e-15)
         assert rows.exponent == pytest.approx(largest)
         assert rows.reach == pytest.approx(far)
 

@@ -12,7 +12,7 @@ from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.theory import extremal
-from howsmooth.theory.assumptions import has_key_bias
+from howsmooth.theory.assumptions import has_bias_beside_sink, has_key_bias, has_query_bias
 
 pytestmark = pytest.mark.untyped
 
@@ -132,3 +132,15 @@ def test_a_key_bias_matters_where_it_is_not_zero_and_does_not_cancel(rng):
     assert has_key_bias(random_layer(rng, key_bias=bias, **turned))
     assert not has_key_bias(random_layer(rng, key_bias=0 * bias, **turned))
     assert not has_key_bias(random_layer(rng, k=4, key_bias=bias))
+
+
+def test_a_bias_counts_where_one_of_its_numbers_is_not_zero(rng):
+    zero, full, one = torch.zeros(3, 2).double(), torch.ones(3, 2).double(), torch.eye(3, 2).double()
+    capped, sink = {"softcap": 1.0}, {"sink": torch.zeros(3).double()}
+    for bias, counts in ((None, False), (zero, False), (full, True), (one, True)):
+        assert has_query_bias(random_layer(rng, query_bias=bias)) == counts
+        assert has_key_bias(random_layer(rng, key_bias=bias, **capped)) == counts
+        assert has_bias_beside_sink(random_layer(rng, key_bias=bias, **sink)) == counts
+        assert has_bias_beside_sink(random_layer(rng, v=2, value_bias=bias, **sink)) == counts
+        assert not has_key_bias(random_layer(rng, key_bias=bias))
+        assert not has_bias_beside_sink(random_layer(rng, key_bias=bias))

@@ -9,6 +9,7 @@ from draws import gaussian
 from oracles import constant
 from theory.ball import constants, inputs
 from theory.forms import LAYERS, ROUNDING, random_layer
+from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.doubt import outputs
@@ -19,7 +20,7 @@ from howsmooth.theory.rows import Rows, rows_upper
 from howsmooth.theory.second import second_term
 from howsmooth.theory.stack import Stack
 from howsmooth.theory.three_ways import combined_norm
-from howsmooth.theory.together import Together, _problem, together
+from howsmooth.theory.together import LONGEST, Together, _problem, beside_sink, extended, together
 from howsmooth.theory.turned import Turns
 from howsmooth.theory.views import views
 
@@ -352,3 +353,57 @@ def test_the_third_term_is_the_smallest_of_three_ways(rng, monkeypatch):
     closer = together(f, heads_of(f), None, 5, 4.0)
     monkeypatch.setattr("howsmooth.theory.together.products_norm", lambda _factors: math.inf)
     assert closer < 0.99 * together(f, heads_of(f), None, 5, 4.0) < math.inf
+
+
+@pytest.mark.parametrize(("shift", "reach", "longer"), [(0.5, 2.0, 1.0), (18.0, 2.0, 3.0), (1e30, 2.0, LONGEST**0.5)])
+def test_tokens_beside_a_sink_have_one_more_number_and_lie_in_a_ball_with_the_sink(rng, shift, reach, longer):
+    M, bias, R = gaussian(rng, 3, 4), gaussian(rng, 3), 1.7
+    tau = longer * R
+    rho = (R**2 + tau**2) / (2 * tau)
+    exact = rho / R * torch.cat((M, bias[:, None] / tau), 1)
+    found = extended(M, bias, R, shift, reach)
+    assert_close(found, exact, rtol=1e-12, atol=0)
+    assert bool((found.abs() >= exact.abs() * (1 + 4 * UNIT)).all())
+    # of the ball, what the map sees is the difference between a token and the sink
+    x = R * torch.nn.functional.normalize(gaussian(rng, 4), dim=0)
+    centre = torch.tensor([0.0, 0.0, 0.0, 0.0, rho], dtype=torch.float64)
+    token, sink = (R / rho * (y - centre) for y in (torch.cat((x, torch.tensor([tau]).double())), 0 * centre))
+    assert max(token.norm().item(), sink.norm().item()) <= R * (1 + 1e-9)
+    if longer < 10:
+        assert_close(found @ (token - sink), M @ x + bias)
+
+
+def test_without_any_reach_the_extra_number_is_as_long_as_it_may_be():
+    M, bias = torch.zeros(2, 3).double(), torch.ones(2).double()
+    assert_close(
+        extended(M, bias, 2.0, 1.0, 0.0)[:, -1], bias * (LONGEST**0.5 + LONGEST**-0.5) / 2 / (LONGEST**0.5 * 2)
+    )
+    assert_close(extended(M, bias, 2.0, 0.0, 0.0), torch.cat((M, bias[:, None] / 2), 1))
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "concatenated"])
+def test_beside_a_sink_values_and_keys_are_extended_where_differences_count(rng, mixed):
+    more = {"key_bias": 9 * gaussian(rng, 2, 2), "value_bias": 9 * gaussian(rng, 2, 3)}
+    f, R = random_layer(rng, heads=2, mixed=mixed, sink=torch.zeros(2).double(), **more), 1.3
+    heads, t = heads_of(dataclasses.replace(f, sink=None)), gaussian(rng, 2).exp()
+    problem = _problem(f, heads, None, 5, R, 0.0)
+    values, keys, plain = [], [], []
+    for head in heads:
+        W = torch.eye(3).double() if head.W is None else head.W
+        reach = torch.linalg.matrix_norm(W @ head.V, 2).item() * R
+        V = extended(head.V, head.value_bias, R, (W @ head.value_bias).norm().item(), reach)
+        steep = torch.linalg.matrix_norm(head.K.mT @ head.Q, 2).item() * R
+        K = extended(head.K, head.key_bias, R, (head.key_bias @ head.Q).norm().item(), steep)
+        longer = beside_sink(head, R)
+        assert_close(longer.V, V)
+        assert_close(longer.K, K)
+        assert_close(longer.Q, torch.cat((head.Q, torch.zeros(2, 1).double()), 1))
+        values.append(W @ V)
+        keys.append(R * K.mT @ longer.Q)
+        plain.append(W @ head.V)
+    for found, parts in ((problem.spreads, values), (problem.values, plain)):
+        alone = [s * torch.linalg.matrix_norm(part, 2) for s, part in zip(t, parts, strict=True)]
+        exact = stacked(parts, t, 1) if mixed else max(alone).item()
+        assert exact <= found.norm(t) <= exact * (1 + 1e-11)
+    exact = stacked(keys, t, 0)
+    assert exact <= problem.own[0].norm(t) <= exact * (1 + 1e-11)

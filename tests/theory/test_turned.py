@@ -159,6 +159,44 @@ POSITIONS = {
 }
 
 
+@pytest.mark.parametrize("name", ["causal", "unmasked", "given"])
+def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pair_tie(rng, name):
+    n, radius, k = 6, 3.0, 4
+    positions = POSITIONS[name]
+    rotary = positions.rotary
+    known = torch.arange(n) if rotary.positions is None else rotary.positions[:n]
+    rotary = dataclasses.replace(rotary, positions=None if rotary.positions is None else known)
+    f = random_layer(rng, heads=2, d=10, k=k, positions=dataclasses.replace(positions, rotary=rotary))
+    f = dataclasses.replace(f, query_bias=0.3 * gaussian(rng, 2, k), key_bias=gaussian(rng, 2, k))
+    problem = TurnedProblem(f, n, radius)
+    first = 2 if name == "unmasked" else 0
+    assert problem.pair == [first, first + 1]
+    assert problem.others == [i for i in range(n) if i not in problem.pair]
+    for head in problem.heads:
+        seen = forms(head, rotary, [int(known[i] - known[first]) for i in problem.others])
+        factor = problem.pulls[head]
+        torch.testing.assert_close(factor.mT @ factor, sum(A @ A.mT for A in seen))
+    point = gaussian(rng, n + 2, 10)
+    point[-4] *= 0.1
+    X, E = problem.tokens(point)
+    pair = point[-4:-2] * radius / point[-4:-2].norm(dim=-1, keepdim=True).clamp_min(1.0)
+    torch.testing.assert_close(X[problem.pair], pair)
+    torch.testing.assert_close(X[problem.others].norm(dim=-1), torch.full((n - 2,), radius).double())
+    torch.testing.assert_close(E[problem.pair], point[-2:] / point[-2:].norm())
+    assert not E[problem.others].any()
+    for head in problem.heads:
+        q, keys = X @ head.Q.mT + head.query_bias, X @ head.K.mT + head.key_bias
+        q, keys = (
+            torch.stack([turn(rotary, k, int(place)) @ row for place, row in zip(known, x, strict=True)])
+            for x in (q, keys)
+        )
+        one, other = (keys @ q.mT)[problem.pair][:, problem.others]
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    # where biases are so large that no token of the ball ties, all stay in it
+    far = TurnedProblem(dataclasses.replace(f, query_bias=1e3 * f.query_bias), n, radius)
+    assert float(far.tokens(point)[0].norm(dim=-1).max()) <= radius * (1 + 1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
