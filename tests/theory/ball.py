@@ -97,7 +97,7 @@ def directions(rng, A, count):
 
 
 def tied(rng, A, V, count, n, radius):
-    """The sharp points of docs/theory.md at random angles and lengths: a tied pair, and n − 2 copies of one token."""
+    """The sharp points of docs/theory at random angles and lengths: a tied pair, and n − 2 copies of one token."""
     e = directions(rng, A, count)
     w = e @ A.mT
     w = torch.where(w.norm(dim=-1, keepdim=True) > 1e-9, w, e)

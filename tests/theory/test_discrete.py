@@ -165,7 +165,7 @@ def test_a_negative_scale_turns_the_sign_of_the_eigenvalues():
 
 
 def coarse_optimum(rng, A, V, n, R):
-    """The largest sharp lower bound of docs/theory.md §3 over a grid of angles and lengths and some unit vectors e."""
+    """The largest sharp lower bound of docs/theory over a grid of angles and lengths and some unit vectors e."""
     angle, r = torch.linspace(0.05, math.pi / 2, 12).double()[:, None], R * torch.linspace(0.1, 1.0, 10).double()
     best = 0.0
     for e in directions(rng, A, 30):

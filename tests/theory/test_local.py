@@ -176,7 +176,7 @@ def test_bounds_at_one_input_hold_for_heads_of_every_kind(rng, d, causal):
 
 
 def certificate(f, X):
-    """docs/theory.md §3, at one input, term by term."""
+    """docs/theory, at one input, term by term."""
     A, V, P = weights_of(f, X)
     covariances, thirds = [], []
     for i in range(len(X)):
