@@ -327,6 +327,19 @@ def test_every_bound_is_the_one_of_its_statement(rng):
     assert all(set(torch.cat(proofs).tolist()) == {True, False} for proofs in ways.values())
 
 
+def test_tokens_and_means_count_apart_where_weights_change_much(rng):
+    c = layer_at_centre(rng)
+    b, found = layer_on_ball(rng, c, 0.3), []
+    for size in (0.1, 30.0, 300.0):
+        ball = dataclasses.replace(b, P_change=size * b.P_change)
+        stated = Stated(c, ball)
+        found.append(SecondDerivative(centre=c)._about_mean(stated.a, ball))
+        assert_close(found[-1], stated.about_mean(stated.a), **CLOSE)
+    # apart, they do not see the change
+    assert_close(found[1], found[2], rtol=0, atol=0)
+    assert bool((found[0] < found[1]).any())
+
+
 def test_the_norms_of_scaled_matrices_include_their_rounding(rng):
     seen = set()
     for _draw in range(12):
