@@ -257,3 +257,12 @@ def test_the_least_overlap_is_that_of_a_random_direction():
         rate = np.mean(overlap >= least_overlap(dimension, confidence))
         assert abs(rate - confidence) < 4 * math.sqrt(confidence * (1 - confidence) / 200000)
     assert least_overlap(1, 0.999) == 1.0
+
+
+@pytest.mark.parametrize("beside", [1e-3, 1e3])
+def test_sums_that_have_passed_their_threshold_stay_there_without_overflow(beside):
+    # with three hundred steps more, components would grow by a thousand each
+    alphas, betas = np.ones((1, 300)), np.full((1, 300), beside)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert exceeds(np.array([1e4]), alphas, betas, 1e6).all()
