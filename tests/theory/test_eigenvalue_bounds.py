@@ -108,6 +108,10 @@ def test_any_positive_vector_bounds_spectral_radii_and_some_steps_bring_it_near(
     # the smallest of all steps: the first vector is the best, and later ones are kept away from zero
     steep = torch.tensor([[1.0, 1.0], [1e-6, 0.0]]).double()
     assert collatz(lambda z: steep @ z, torch.tensor([[1.0], [1e-6]]).double()).item() <= 1 + 2e-6
+    # coordinates that vanish after one step, some or all
+    for largest in (1.0, 0.0):
+        M = torch.diag(torch.tensor([largest, 0.0]).double())
+        assert collatz(lambda z, M=M: M @ z, torch.ones(2, 1).double()).item() == largest
 
 
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])

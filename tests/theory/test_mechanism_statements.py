@@ -280,6 +280,20 @@ def test_norms_and_lengths_are_widened_by_their_rounding(rng):
     assert 3 * 4 * EPS <= part.norm_A <= 1e-12
 
 
+def test_the_parts_that_statements_are_made_of_are_the_tensors_of_the_layer(rng):
+    names = {"Q": "query", "K": "key", "B": "value", "query_bias": None, "key_bias": None, "value_bias": None}
+    for f in (layer(rng, hs.SigmoidAttention), layer(rng, hs.SigmoidAttention, biased=False)):
+        for h in range(2):
+            part, W = part_of(f, h)
+            for name, tensor in names.items():
+                given = getattr(f, tensor or name)
+                exact = torch.zeros(len(getattr(part, name))).double() if given is None else given[h]
+                assert torch.equal(getattr(part, name), exact)
+            assert torch.equal(W, f.output[h])
+            assert part.scale == 0.7
+    assert part_of(layer(rng, hs.SigmoidAttention, mixed=False), 0)[1] is None
+
+
 # At one input.
 
 
