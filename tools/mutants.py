@@ -867,7 +867,7 @@ def _asked_files(names: list[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("files", nargs="*", help="files or folders, such as theory/together.py; all without")
+    parser.add_argument("files", nargs="*", help="files or folders, such as theory/ball/layer.py; all without")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at once")
     parser.add_argument("--seconds", type=float, default=5.0, help="processor time of tests that a survivor must meet")
     parser.add_argument("--sample", type=int, help="judge so many mutants, drawn at random")

@@ -65,7 +65,7 @@ OptionStarts = Annotated[int | None, typer.Option("--starts", help=f"Starts of t
 ORIGINS = {
     "equal_tokens": "all tokens at the origin (equal tokens)",
     "two_point": "one token far from all others, along an eigenvector (two point, the paper's)",
-    "quiet_token": "a token at the origin sees the others at both ends of a diameter (quiet token)",
+    "origin_token": "a token at the origin sees the others at both ends of a diameter (quiet token)",
     "tied_pair": "two tokens tie for the attention of all others (tied pair)",
 }
 

@@ -177,7 +177,7 @@ def _of(m: Measurement) -> set[str]:
         "growth": any(layer.growth is not None for layer in layers),
         "certificate": any(layer.local_upper is not None for layer in layers),
         "any": any(layer.any_input is not None for layer in layers),
-        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.rungs),
+        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.bounds),
         "tokens": bool(m.tokens),
     }
     return {key for key, used in told.items() if used}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from howsmooth.domains.frame import Frame
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.eigenvalues import largest_eigenvalue, steepest_eigenvalue
 from howsmooth.theory.heads import Head
-from howsmooth.theory.tied import best_pair
+from howsmooth.theory.worst_inputs.eigenvector import largest_eigenvalue, steepest_eigenvalue
+from howsmooth.theory.worst_inputs.tied_pair import best_pair
 
 # Where the middle one of three Diracs is, as a share of the radius: near the best place in dimension one.
 MIDDLE = 0.54

@@ -20,9 +20,9 @@ from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upp
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
 from howsmooth.theory.mechanisms.layers import require_plain
-from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
 from howsmooth.theory.sizes import require_radius
+from howsmooth.theory.worst_inputs.origin_token import best_origin_token
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least
 
@@ -175,7 +175,7 @@ def _constants(
     # all tokens in one place: the constant is that of the values
     yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
     wide, heads = attention.to(torch.float64, "cpu"), heads_of(attention)
-    u = radius * quiet_token(heads).direction
+    u = radius * best_origin_token(heads).direction
     # a token at the origin, the others far away on both sides
     tried: list[tuple[Tensor, tuple[int, ...]]] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
     tried += [(place.points, counts) for place in places for counts in place.counts(n)]

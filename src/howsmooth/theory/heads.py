@@ -87,22 +87,22 @@ class Head:
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
         r"""A matrix with the right singular vectors and values of :math:`WV`, of at most ``v`` rows."""
-        return self.V if self.W is None else self.short_W.mT @ self.V
+        return self.V if self.W is None else self.reduced_W.mT @ self.V
 
     @functools.cached_property
-    def short_W(self) -> Float[Tensor, "v r"]:
+    def reduced_W(self) -> Float[Tensor, "v r"]:
         r"""What turns the values :math:`Vx` into :math:`WVx`, up to an isometry."""
-        return torch.eye(self.V.shape[0], dtype=self.V.dtype) if self.W is None else short(self.W.mT)
+        return torch.eye(self.V.shape[0], dtype=self.V.dtype) if self.W is None else triangular_factor(self.W.mT)
 
     @functools.cached_property
-    def short_Q(self) -> Float[Tensor, "k r"]:
+    def reduced_Q(self) -> Float[Tensor, "k r"]:
         """Queries up to an isometry of the tokens."""
-        return short(self.Q)
+        return triangular_factor(self.Q)
 
     @functools.cached_property
-    def short_K(self) -> Float[Tensor, "k r"]:
+    def reduced_K(self) -> Float[Tensor, "k r"]:
         """Keys up to an isometry of the tokens."""
-        return short(self.K)
+        return triangular_factor(self.K)
 
     def form(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         r"""Return :math:`Ax`."""
@@ -152,7 +152,7 @@ def _head(f: Attention) -> Head:
     )
 
 
-def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
+def combine_factors(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
     r"""Combine bounds :math:`g_h` on heads with :math:`V = I` into one on the layer; logarithms in and out.
 
     .. math:: \min\Bigl(\sum_h\|W_hV_h\|\,g_h,\;\;
@@ -164,10 +164,10 @@ def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
     heads, logs = tuple(heads), tuple(log_factors)
     mixed = (log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
     alone = (log(head.norm_V) + g for head, g in zip(heads, logs, strict=True))
-    return combined_heads(heads, mixed, alone)
+    return combine_heads(heads, mixed, alone)
 
 
-def combined_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
+def combine_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
     """Combine bounds on heads, with and without their output projections; logarithms in and out."""
     stacked = 0.5 * log_sum(2 * bound for bound in alone)
     return stacked if heads[0].W is None else min(log_sum(mixed), stacked + log(output_norm(heads)))
@@ -201,7 +201,7 @@ def matrix_norm(x: Float[Tensor, "a b"]) -> float:
 
 def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
     r"""Return :math:`\|ab\|_2` from the small triangular factors: ab has the norm of :math:`R_a\,R_{b^\top}^\top`."""
-    return matrix_norm(short(a.mT).mT @ short(b))
+    return matrix_norm(triangular_factor(a.mT).mT @ triangular_factor(b))
 
 
 def _lost(x: Float[Tensor, "k d"]) -> float:
@@ -209,7 +209,7 @@ def _lost(x: Float[Tensor, "k d"]) -> float:
     return sum(x.shape) * torch.finfo(x.dtype).eps
 
 
-def short(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
+def triangular_factor(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
     """Return a matrix with the left singular vectors and values of ``x`` and at most k columns."""
     return torch.linalg.qr(x.mT).R.mT if x.shape[0] < x.shape[1] else x
 

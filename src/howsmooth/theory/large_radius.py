@@ -11,9 +11,9 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.strict import strict_json
 from howsmooth.theory.assumptions import refuse_biases, refuse_many_heads, require_scores_alone
+from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.results import LARGEST
-from howsmooth.theory.views import View, views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     mask = attention.positions.mask
     if mask is not None and mask.is_floating_point():
         raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.", field="attention")
-    (alone,) = views(attention, X)
+    (alone,) = heads_at_input(attention, X)
     view = alone.mixed()
     gap, chosen = _gap(view)
     followers = int(chosen.bincount().max())
@@ -107,7 +107,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     )
 
 
-def _gap(view: View) -> tuple[float, Tensor]:
+def _gap(view: HeadAtInput) -> tuple[float, Tensor]:
     """Return the smallest gap of a row, and the largest score's place in every row."""
     scores = (view.q @ view.k.mT).masked_fill(view.log_P == -torch.inf, -torch.inf)
     chosen = scores.argmax(-1)

@@ -16,10 +16,10 @@ from howsmooth.theory.assumptions import (
     require_scores_alone,
     require_unmasked,
 )
-from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum
+from howsmooth.theory.heads import Head, combine_factors, heads_of, log, log_sum
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
-from howsmooth.theory.tied import best_pair
+from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
+from howsmooth.theory.worst_inputs.tied_pair import best_pair
 
 FINITE = "sharp_upper for sequences of n tokens"
 MASKED = "masked_mean_field_upper"
@@ -42,7 +42,7 @@ def mean_field_upper(attention: Attention, *, radius: float) -> Bound:
         1.0
     """
     heads = _unmasked_heads(attention, "the paper's mean-field bound", radius)
-    log_value = combined(heads, (math.log1p(3 * c) + 2 * c for c in _contrasts(heads, radius)))
+    log_value = combine_factors(heads, (math.log1p(3 * c) + 2 * c for c in _contrasts(heads, radius)))
     return upper_bound(log_value, "mean_field_upper", measures_in_ball(radius), "the paper, after Geshkovski et al.")
 
 
@@ -207,7 +207,7 @@ def _contrasts(heads: tuple[Head, ...], radius: float) -> list[float]:
 def _summed(heads: tuple[Head, ...], logs: list[float], p: float) -> float:
     """Combine heads; below p = 2 only Minkowski's inequality is at hand, which adds them."""
     if p >= 2:
-        return combined(heads, logs)
+        return combine_factors(heads, logs)
     return log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
 
 

@@ -47,7 +47,7 @@ LABELS = {
     "lipsformer_upper": "LipsFormer's bound",
     "ramapuram_upper": "Ramapuram's bound at this input",
     "two_point": "the paper's two points",
-    "quiet_token": "token at the origin",
+    "origin_token": "token at the origin",
     "tied_pair_on_sphere": "tied pair on the sphere",
     "tied_pair_on_image": "tied pair in the image of the norm",
     "ascent": "search",
@@ -324,7 +324,7 @@ class Bracket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class NotApplicable:
     """A theorem that does not apply, and why."""
 
     name: str
@@ -332,54 +332,54 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Ladder:
+class BoundsTable:
     """All bounds that apply to one map, from the lowest lower one to the highest upper one.
 
     Attributes:
-        rungs: The bounds, sorted: lower bounds, then upper bounds.
+        bounds: The bounds, sorted: lower bounds, then upper bounds.
         refused: The theorems that do not apply.
     """
 
-    rungs: tuple[Bound, ...]
-    refused: tuple[Refusal, ...] = ()
+    bounds: tuple[Bound, ...]
+    refused: tuple[NotApplicable, ...] = ()
 
     @property
     def lower(self) -> Bound:
         """The largest lower bound."""
-        return max((b for b in self.rungs if b.side is Side.LOWER), key=lambda b: b.log_value)
+        return max((b for b in self.bounds if b.side is Side.LOWER), key=lambda b: b.log_value)
 
     @property
     def upper(self) -> Bound:
         """The smallest upper bound."""
-        return min((b for b in self.rungs if b.side is Side.UPPER), key=lambda b: b.log_value)
+        return min((b for b in self.bounds if b.side is Side.UPPER), key=lambda b: b.log_value)
 
     def __repr__(self) -> str:
         """Show the bounds as lines of text."""
-        width = max((len(b.name) for b in self.rungs), default=0)
-        return "\n".join(f"{b.name:<{width}}  {b.side} {b.digits:>10}  {b.source}" for b in self.rungs)
+        width = max((len(b.name) for b in self.bounds), default=0)
+        return "\n".join(f"{b.name:<{width}}  {b.side} {b.digits:>10}  {b.source}" for b in self.bounds)
 
     def __rich__(self) -> Table:
         """Render in a rich console."""
         shown = Table("bound", "Lip", "theorem", box=None, header_style="bold")
         shown.columns[1].justify = "right"
-        for b in self.rungs:
+        for b in self.bounds:
             shown.add_row(b.name, f"{b.side} {b.digits}", b.source)
         return shown
 
     def _repr_html_(self) -> str:
-        return table(("bound", "Lip", "theorem"), ((b.name, f"{b.side} {b.digits}", b.source) for b in self.rungs))
+        return table(("bound", "Lip", "theorem"), ((b.name, f"{b.side} {b.digits}", b.source) for b in self.bounds))
 
     def to_json(self) -> str:
         """Return one JSON object."""
         refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
-        return strict_json({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
+        return strict_json({"bounds": [b.as_dict() for b in self.bounds], "refused": refused})
 
     @classmethod
-    def from_json(cls, text: str) -> "Ladder":
+    def from_json(cls, text: str) -> "BoundsTable":
         """Read what :meth:`to_json` wrote."""
         found = json.loads(text)
-        rungs = tuple(Bound.from_dict(fields) for fields in found["bounds"])
-        return cls(rungs=rungs, refused=tuple(Refusal(**fields) for fields in found["refused"]))
+        bounds = tuple(Bound.from_dict(fields) for fields in found["bounds"])
+        return cls(bounds=bounds, refused=tuple(NotApplicable(**fields) for fields in found["refused"]))
 
 
 def safe_digits(value: float, log_value: float, side: Side, digits: int = 5) -> str:

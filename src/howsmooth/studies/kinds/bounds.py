@@ -43,7 +43,7 @@ def run(_batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> l
 
 
 def _bounds(f: "Attention", n: int, radius: float) -> Answer:
-    from howsmooth.theory.discrete import discrete_lower, discrete_upper, sharp_lower, sharp_upper
+    from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, sharp_lower, sharp_upper
     from howsmooth.theory.extremal import tied_pair, two_point
 
     theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)

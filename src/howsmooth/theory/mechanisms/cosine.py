@@ -8,7 +8,7 @@ import torch
 
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.heads import on_cpu
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, part_of, require_plain, safe
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, mechanism_head, require_plain
 
 
 def cosine_ball(f: Any, n: int, radius: float) -> float:
@@ -27,12 +27,14 @@ def cosine_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(f, part, n, radius))
 
 
-def _head(f: Any, part: Part, n: int, radius: float) -> float:
+def _head(f: Any, part: MechanismHead, n: int, radius: float) -> float:
     sharp = 1 / math.sqrt(f.eps)
-    norm_V = safe(part.B)
+    norm_V = coarse_norm(part.B)
     direct, reach = (norm_V * sharp, 1.0) if f.normalise_values else (norm_V, norm_V * radius)
     steep = abs(f.score_scale) * sharp * reach
-    return abs(f.gain) * (math.sqrt(n) * direct + steep * (safe(part.Q) + math.sqrt(n / 2) * safe(part.K)))
+    return abs(f.gain) * (
+        math.sqrt(n) * direct + steep * (coarse_norm(part.Q) + math.sqrt(n / 2) * coarse_norm(part.K))
+    )
 
 
 def lipsformer(f: Any, n: int) -> float:
@@ -45,10 +47,10 @@ def lipsformer(f: Any, n: int) -> float:
         )
     if f.eps == 0:
         return math.inf
-    part, W = part_of(f, 0)
-    tau, inner = abs(f.score_scale), n * safe(part.B)
-    inner += (n - 1) * tau * (n * safe(part.K) + safe(part.Q))
-    return 2 * abs(f.gain) / math.sqrt(f.eps) * inner * (1.0 if W is None else safe(W))
+    part, W = mechanism_head(f, 0)
+    tau, inner = abs(f.score_scale), n * coarse_norm(part.B)
+    inner += (n - 1) * tau * (n * coarse_norm(part.K) + coarse_norm(part.Q))
+    return 2 * abs(f.gain) / math.sqrt(f.eps) * inner * (1.0 if W is None else coarse_norm(W))
 
 
 def _without_output(f: Any) -> dict[str, Any]:
@@ -57,4 +59,4 @@ def _without_output(f: Any) -> dict[str, Any]:
 
 
 def _output(f: Any) -> float:
-    return safe(torch.cat([on_cpu(x) for x in f.output], dim=-1))
+    return coarse_norm(torch.cat([on_cpu(x) for x in f.output], dim=-1))

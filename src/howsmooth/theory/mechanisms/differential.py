@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from howsmooth.theory.heads import on_cpu
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, require_plain
 
 
 def differential_ball(f: Any, n: int, radius: float) -> float:
@@ -15,17 +15,17 @@ def differential_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(part, n, radius, max(subtracted)))
 
 
-def _head(part: Part, n: int, radius: float, subtracted: float) -> float:
+def _head(part: MechanismHead, n: int, radius: float, subtracted: float) -> float:
     total = 0.0
     for one, factor in zip(halves(part), (1.0, subtracted), strict=True):
         c = one.norm_A * radius
         # a key bias adds the same to all scores of a row
-        _pull_q, pull_k = one.pulls(radius)
-        total += factor * (math.sqrt(n) + radius * c + math.sqrt(n / 2) * radius * pull_k)
-    return safe(part.B) * total
+        _query_gradient, key_gradient = one.score_gradient_bounds(radius)
+        total += factor * (math.sqrt(n) + radius * c + math.sqrt(n / 2) * radius * key_gradient)
+    return coarse_norm(part.B) * total
 
 
-def halves(part: Part) -> tuple[Part, Part]:
+def halves(part: MechanismHead) -> tuple[MechanismHead, MechanismHead]:
     """Return the two softmaxes of a head, each with its half of queries and keys."""
     half = len(part.Q) // 2
     first, second = (

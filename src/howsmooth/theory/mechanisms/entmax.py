@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, require_plain
 
 
 def entmax_ball(f: Any, n: int, radius: float) -> float:
@@ -20,22 +20,24 @@ def entmax_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(part, n, radius, f.alpha, count))
 
 
-def _head(part: Part, n: int, radius: float, alpha: float, count: float) -> float:
-    pull_q, pull_k = part.pulls(radius)
+def _head(part: MechanismHead, n: int, radius: float, alpha: float, count: float) -> float:
+    query_gradient, key_gradient = part.score_gradient_bounds(radius)
     if alpha == 2:
         slopes, moment = count, math.sqrt(n) * (count / n)
     else:
-        slopes, moment = math.sqrt(count), pushed(n) * math.sqrt(count / n)
-    return safe(part.B) * (math.sqrt(n) + radius * pull_q * slopes + math.sqrt(n) * moment * radius * pull_k)
+        slopes, moment = math.sqrt(count), entmax_deviation(n) * math.sqrt(count / n)
+    return coarse_norm(part.B) * (
+        math.sqrt(n) + radius * query_gradient * slopes + math.sqrt(n) * moment * radius * key_gradient
+    )
 
 
-def pushed(n: int) -> float:
+def entmax_deviation(n: int) -> float:
     r"""Bound :math:`(\sum_lP_l(t_l-\bar t)^2)^{1/2}`, :math:`|t|\le1`, :math:`\bar t` the mean under :math:`\sqrt P`.
 
     It is :math:`2\sqrt n\,(1+(n-1)^{1/3})^{-3/2}`: one for two tokens, two in the limit.
 
     Example:
-        >>> round(pushed(2), 12), round(pushed(28), 12)
+        >>> round(entmax_deviation(2), 12), round(entmax_deviation(28), 12)
         (1.0, 1.322875655532)
     """
     return 2 * math.sqrt(n) / (1 + (n - 1) ** (1 / 3)) ** 1.5

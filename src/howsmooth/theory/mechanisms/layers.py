@@ -19,7 +19,7 @@ LOST = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class MechanismHead:
     r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`.
 
     Attributes:
@@ -49,25 +49,25 @@ class Part:
     def norm_A(self) -> float:
         r""":math:`\|A\|`, with what the product may have lost where Q and K cancel."""
         lost = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
-        return safe(self.A) + lost * abs(self.scale) * safe(self.Q) * safe(self.K)
+        return coarse_norm(self.A) + lost * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
 
-    def pulls(self, radius: float) -> tuple[float, float]:
+    def score_gradient_bounds(self, radius: float) -> tuple[float, float]:
         r"""Bound :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|` in a ball."""
         s, c = abs(self.scale), self.norm_A * radius
-        return c + s * size(self.key_bias @ self.Q), c + s * size(self.query_bias @ self.K)
+        return c + s * length_upper(self.key_bias @ self.Q), c + s * length_upper(self.query_bias @ self.K)
 
 
-def safe(x: Float[Tensor, "a b"]) -> float:
+def coarse_norm(x: Float[Tensor, "a b"]) -> float:
     """Return the largest singular value, and what its computation may have lost."""
     return matrix_norm(x) * (1 + LOST * sum(x.shape) * torch.finfo(x.dtype).eps)
 
 
-def size(x: Float[Tensor, " a"]) -> float:
+def length_upper(x: Float[Tensor, " a"]) -> float:
     """Return the length of a vector, and what its computation may have lost."""
     return float(x.norm()) * (1 + LOST * x.numel() * torch.finfo(x.dtype).eps)
 
 
-def layer_upper(f: Any, each: Callable[[Part], float]) -> float:
+def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
     r"""Combine a bound on heads into one on the layer.
 
     .. math:: \min\Bigl(\sum_h g(W_hV_h),\;\|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_hg(V_h)^2\bigr)^{1/2}\Bigr)
@@ -75,18 +75,18 @@ def layer_upper(f: Any, each: Callable[[Part], float]) -> float:
     _require_one(f)
     alone, mixed = [], []
     for h in range(f.layout.heads):
-        part, W = part_of(f, h)
+        part, W = mechanism_head(f, h)
         alone.append(each(part))
         if W is not None:
-            mixed.append(each(_through(part, W)))
+            mixed.append(each(_with_output(part, W)))
     stacked = math.hypot(*alone)
     if not mixed:
         return stacked
     output = torch.cat([on_cpu(x) for x in f.output], dim=-1)
-    return _least(sum(mixed), stacked * safe(output))
+    return _least(sum(mixed), stacked * coarse_norm(output))
 
 
-def part_of(f: Any, h: int) -> tuple[Part, Float[Tensor, "out v"] | None]:
+def mechanism_head(f: Any, h: int) -> tuple[MechanismHead, Float[Tensor, "out v"] | None]:
     """Return one head with its values, and its slice of the output projection."""
     head = f.head(h)
     Q, K, V = (on_cpu(x)[0] for x in (head.query, head.key, head.value))
@@ -94,7 +94,7 @@ def part_of(f: Any, h: int) -> tuple[Part, Float[Tensor, "out v"] | None]:
     def bias(x: Tensor | None, width: int) -> Tensor:
         return torch.zeros(width, dtype=torch.float64) if x is None else on_cpu(x)[0]
 
-    part = Part(
+    part = MechanismHead(
         Q=Q,
         K=K,
         B=V,
@@ -106,7 +106,7 @@ def part_of(f: Any, h: int) -> tuple[Part, Float[Tensor, "out v"] | None]:
     return part, None if head.output is None else on_cpu(head.output)[0]
 
 
-def _through(part: Part, W: Tensor) -> Part:
+def _with_output(part: MechanismHead, W: Tensor) -> MechanismHead:
     return dataclasses.replace(part, B=W @ part.B, value_bias=W @ part.value_bias)
 
 

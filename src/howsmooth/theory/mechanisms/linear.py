@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, length_upper, require_plain
 
 
 def linear_ball(f: Any, n: int, radius: float) -> float:
@@ -19,12 +19,12 @@ def linear_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(part, n, radius, None if f.normalised else float(f.count or n)))
 
 
-def _head(part: Part, n: int, radius: float, count: float | None) -> float:
-    norm_Q, norm_K, norm_V = safe(part.Q), safe(part.K), safe(part.B)
+def _head(part: MechanismHead, n: int, radius: float, count: float | None) -> float:
+    norm_Q, norm_K, norm_V = coarse_norm(part.Q), coarse_norm(part.K), coarse_norm(part.B)
     if count is None:
         return norm_V * (math.sqrt(n) + radius * (norm_Q / math.sqrt(2) + math.sqrt(n / 2) * norm_K))
     root = math.sqrt(len(part.Q))
-    p = root + norm_Q * radius + size(part.query_bias)
-    r = root + norm_K * radius + size(part.key_bias)
-    most = norm_V * radius + size(part.value_bias)
+    p = root + norm_Q * radius + length_upper(part.query_bias)
+    r = root + norm_K * radius + length_upper(part.key_bias)
+    most = norm_V * radius + length_upper(part.value_bias)
     return count * (norm_V * p * r + most * (r * norm_Q + p * norm_K))

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe, size
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, length_upper, require_plain
 
 
 def sigmoid(u: float) -> float:
@@ -30,14 +30,16 @@ def sigmoid_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(part, n, radius, -math.log(count) if f.bias is None else f.bias, count))
 
 
-def _head(part: Part, n: int, radius: float, bias: float, count: float) -> float:
-    pull_q, pull_k = part.pulls(radius)
+def _head(part: MechanismHead, n: int, radius: float, bias: float, count: float) -> float:
+    query_gradient, key_gradient = part.score_gradient_bounds(radius)
     s = abs(part.scale)
-    reach = part.norm_A * radius**2 + s * radius * (size(part.key_bias @ part.Q) + size(part.query_bias @ part.K))
+    reach = part.norm_A * radius**2 + s * radius * (
+        length_upper(part.key_bias @ part.Q) + length_upper(part.query_bias @ part.K)
+    )
     middle = bias + part.scale * float(part.query_bias @ part.key_bias)
     # σ increases, and a few units in the last place of a score are as much of σ
     safely = 1 + 64 * 2.0**-52 * (1 + abs(middle) + reach)
     top, steep = sigmoid(middle + reach) * safely, slope(middle - reach, middle + reach) * safely
-    norm_V = safe(part.B)
-    most = norm_V * radius + size(part.value_bias)
-    return count * (norm_V * top + most * steep * (pull_q + pull_k))
+    norm_V = coarse_norm(part.B)
+    most = norm_V * radius + length_upper(part.value_bias)
+    return count * (norm_V * top + most * steep * (query_gradient + key_gradient))

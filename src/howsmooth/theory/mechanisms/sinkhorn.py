@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from howsmooth.theory.mechanisms.layers import Part, layer_upper, require_plain, safe
+from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, require_plain
 
 
 def sinkhorn_ball(f: Any, n: int, radius: float) -> float:
@@ -14,5 +14,5 @@ def sinkhorn_ball(f: Any, n: int, radius: float) -> float:
     return layer_upper(f, lambda part: _head(part, radius))
 
 
-def _head(part: Part, radius: float) -> float:
-    return safe(part.B) * (1 + 2 * part.norm_A * radius**2)
+def _head(part: MechanismHead, radius: float) -> float:
+    return coarse_norm(part.B) * (1 + 2 * part.norm_A * radius**2)

@@ -1,0 +1,107 @@
+"""At one input: a certificate for all heads at once, row by row."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.theory.at_input.head_at_input import HeadAtInput
+from howsmooth.theory.at_input.head_errors import NOTHING, UNIT, norm_upper
+from howsmooth.theory.at_input.layer_errors import LayerErrorBounds, outputs
+from howsmooth.theory.at_input.query_term import query_term_norms
+from howsmooth.theory.at_input.row_gram_matrices import row_norms_squared
+from howsmooth.theory.heads import triangular_factor
+from howsmooth.theory.linalg.positive_matrices import nonnegative_norm
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowCertificate:
+    r"""All heads at n tokens.
+
+    Attributes:
+        P: Attention weights.
+        B: :math:`W_hV_h`.
+        beside: All :math:`W_hV_h` beside each other, up to an isometry.
+        errors: How far all this may be from what is true.
+    """
+
+    P: Float[Tensor, "heads n n"]
+    B: Float[Tensor, "heads out d"]
+    beside: Float[Tensor, "out r"]
+    errors: LayerErrorBounds
+
+    @classmethod
+    def of(cls, views: list[HeadAtInput]) -> "RowCertificate":
+        """Put the heads beside each other; concatenated heads have outputs of their own."""
+        W = outputs(views)
+        return cls(
+            P=torch.stack([view.P for view in views]),
+            B=torch.stack([w @ view.head.V for view, w in zip(views, W, strict=True)]),
+            beside=torch.cat([w @ triangular_factor(view.head.V) for view, w in zip(views, W, strict=True)], dim=1),
+            errors=LayerErrorBounds.of(views),
+        )
+
+    def by_rows(self, views: list[HeadAtInput], *, beaten: float = math.inf) -> float:
+        r"""Bound the first and the third term together: the squares of the norms of their rows add up.
+
+        The sum is abandoned once it is more than ``beaten``.
+        """
+        lost, most = self.errors.key_term()
+        first = self.errors.value_rows()
+        largest = self.errors.WV_norm.sum() + most
+        rows = torch.minimum(row_norms_squared(views, beaten=beaten).sqrt() + first + lost, largest)
+        # pulls whose squares are too small for a float
+        rows = rows + NOTHING * float(self.errors.value_radius.sum())
+        return (1 + 16 * len(rows) * UNIT) * float(rows.norm())
+
+    def by_blocks(self, views: list[HeadAtInput]) -> float:
+        r"""Bound both terms one by one: the third by the matrix of the norms of its blocks.
+
+        Block (i, j) is :math:`\sum_hP^h_{ij}(y^h_j-\bar y^h_i){g^h_i}^\top`. Where rows attend to tokens of their own,
+        this is much less than adding up their squares.
+        """
+        errors = self.errors
+        blocks = torch.zeros_like(self.P[0])
+        for h, view in enumerate(views):
+            y = view.mixed().y
+            far = torch.cdist(view.P @ y, y, compute_mode="donot_use_mm_for_euclid_dist") * (1 + 64 * UNIT * len(y))
+            change = errors.weight_change[h, :, None]
+            far = (far + 4 * errors.value_error[h] + change * errors.value_radius[h]).clamp_max(
+                2 * errors.value_radius[h]
+            )
+            # a weight that is wrong by a share of c is wrong by c at most
+            blocks += (view.P + change).clamp_max(1.0) * far * errors.gradient[h, :, None]
+        return self._first() + nonnegative_norm(blocks)
+
+    def _first(self) -> float:
+        r"""Bound :math:`\|\sum_hP^h\otimes B_h\|`: heads apart, or what they share and what they do not.
+
+        With :math:`\bar P` the mean over heads, the sum is
+        :math:`\bar P\otimes\sum_hB_h + \sum_h(P^h-\bar P)\otimes B_h`, and the second part is at most
+        :math:`\|[B_1\cdots B_H]\|\,\|(P^h-\bar P)_h\|`.
+        """
+        mean, errors = self.P.mean(0), self.errors
+        shared = norm_upper(mean) * norm_upper(self.B.sum(0))
+        beside = (norm_upper(self.beside) + 2 * float(errors.product_error.sum())) * norm_upper(
+            (self.P - mean).flatten(0, 1)
+        )
+        return min(float((errors.P_norm * errors.WV_norm).sum()), shared + beside + errors.value_term())
+
+
+def rows_upper(views: list[HeadAtInput]) -> float:
+    """Return the certificate: the second term, block by block, and the other two in the better of two ways.
+
+    It is infinite where numbers leave the range of floats.
+    """
+    try:
+        rows = RowCertificate.of(views)
+        lost, most = rows.errors.query_term()
+        second = float(torch.minimum(query_term_norms(views) + lost, most).max())
+        by_blocks = rows.by_blocks(views)
+        others = [by_blocks, rows.by_rows(views, beaten=math.inf if math.isnan(by_blocks) else by_blocks)]
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # such numbers have no eigenvalues
+        return math.inf
+    found = second + min(math.inf if math.isnan(x) else x for x in others)
+    return math.inf if math.isnan(found) else found
