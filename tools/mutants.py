@@ -69,8 +69,8 @@ NEGATED = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, a
 RELAXED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 # Functions that add an allowance for rounding errors, and what they would be without.
 WIDENING = {
-    "safe_norm": "__import__('howsmooth.theory.heads', fromlist=['heads']).matrix_norm",
-    "safe": "__import__('howsmooth.theory.heads', fromlist=['heads']).matrix_norm",
+    "norm_upper": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
+    "coarse_norm": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
 }
 NUMBERS = ("float", "Float[", "Tensor", "Array", "ndarray")
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.linalg.trace_bounds import largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # So many numbers of Gram matrices are squared at once: they should stay near the processor.
 NUMBERS = 2**18

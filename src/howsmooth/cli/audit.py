@@ -15,7 +15,7 @@ from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.reach import require_room, too_large
 from howsmooth.cli.witnesses import require_writable
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError
-from howsmooth.theory.sizes import require_radius
+from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
     from howsmooth.search.audit import Audit

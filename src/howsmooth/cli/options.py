@@ -12,7 +12,7 @@ import typer
 from howsmooth.cli.numbers import require_seed
 from howsmooth.errors import FileError
 from howsmooth.models.names import check_model_name
-from howsmooth.theory.sizes import require_length, require_radius
+from howsmooth.theory.assumptions import require_length, require_radius
 
 
 def _checked_n(n: int) -> int:

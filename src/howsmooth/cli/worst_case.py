@@ -15,7 +15,7 @@ from howsmooth.cli.printing import print_json, visible_console
 from howsmooth.cli.reach import require_range, require_room, within_reach
 from howsmooth.cli.witnesses import require_writable, save_witness
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.sizes import require_length, require_radius
+from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, percent
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from howsmooth.maps.heads import Heads
 from howsmooth.maps.weighted import WeightedJacobian
 from howsmooth.search.contexts import counting
 from howsmooth.search.places import few_places
-from howsmooth.theory.assumptions import require_unmasked
+from howsmooth.theory.assumptions import require_plain, require_unmasked
 from howsmooth.theory.mean_field import require_mean_field
-from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.values import Value

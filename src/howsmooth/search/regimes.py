@@ -16,12 +16,11 @@ from howsmooth.search.copies import Start, stretched, worst_copies
 from howsmooth.search.places import Places, few_places, tied_places
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
+from howsmooth.theory.assumptions import require_plain, require_radius
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
-from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.results import Bound
-from howsmooth.theory.sizes import require_radius
 from howsmooth.theory.worst_inputs.origin_token import best_origin_token
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least

@@ -1,17 +1,25 @@
-"""What the theorems see of attention: the forms A and WV of each head, by their factors, in float64 on the CPU."""
+r"""Heads as the theorems read them, in float64 on the CPU: :math:`A = sK^\top Q` and :math:`WV` by their factors.
 
+:class:`Head` serves softmax attention (Theorems 1 to 8), :class:`MechanismHead` the other mechanisms (Theorem 12).
+"""
+
+import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import require_attention, require_numbers
+from howsmooth.theory.assumptions import require_attention, require_one_map
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
+
+# What the computation of a norm, a product or a sum of a few terms may have lost, for each row or column.
+LOST = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,12 +127,7 @@ def heads_of(attention: Attention) -> tuple[Head, ...]:
     Why not on the map's device: the matrices are small and the optimisations are scipy's; some devices have no float64.
     """
     require_attention(attention)
-    require_numbers(attention.query, "attention")
-    if attention.query.ndim > 3:
-        raise ShapeError(
-            f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry.",
-            field="attention",
-        )
+    require_one_map(attention.query)
     return tuple(_head(attention.head(h)) for h in range(attention.layout.heads))
 
 
@@ -186,32 +189,9 @@ def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
     return torch.cat(outputs, dim=-1) @ stacked if outputs else stacked
 
 
-def matrix_norm(x: Float[Tensor, "a b"]) -> float:
-    """Return the largest singular value."""
-    scale = x.abs().max()
-    if not bool(torch.isfinite(scale)):
-        return math.inf  # a product overflowed: what is no number is no small one
-    if scale == 0:
-        return 0.0
-    y = x / scale  # squares stay in the range of the numbers
-    y = y.mT if y.shape[-1] < y.shape[-2] else y
-    # the largest one loses nothing by the squaring, and the smaller side is all that has to be decomposed
-    return math.sqrt(float(torch.linalg.eigvalsh(y @ y.mT)[-1])) * float(scale)
-
-
-def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
-    r"""Return :math:`\|ab\|_2` from the small triangular factors: ab has the norm of :math:`R_a\,R_{b^\top}^\top`."""
-    return matrix_norm(triangular_factor(a.mT).mT @ triangular_factor(b))
-
-
 def _lost(x: Float[Tensor, "k d"]) -> float:
     """Return the rounding of a product with ``x``, in units of the norms of its factors."""
     return sum(x.shape) * torch.finfo(x.dtype).eps
-
-
-def triangular_factor(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
-    """Return a matrix with the left singular vectors and values of ``x`` and at most k columns."""
-    return torch.linalg.qr(x.mT).R.mT if x.shape[0] < x.shape[1] else x
 
 
 def log(x: float) -> float:
@@ -226,3 +206,100 @@ def log_sum(logs: Iterable[float]) -> float:
         return math.nan
     most = max(terms, default=-math.inf)
     return most if math.isinf(most) else most + math.log(sum(math.exp(t - most) for t in terms))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MechanismHead:
+    r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`.
+
+    Attributes:
+        Q: Queries, ``(k, d)``, without any scale.
+        K: Keys, ``(k, d)``.
+        B: Values: V, or WV where heads add up.
+        query_bias: :math:`b_q`, zero if there is none.
+        key_bias: :math:`b_k`, zero if there is none.
+        value_bias: :math:`b`, zero if there is none.
+        scale: s.
+    """
+
+    Q: Float[Tensor, "k d"]
+    K: Float[Tensor, "k d"]
+    B: Float[Tensor, "v d"]
+    query_bias: Float[Tensor, " k"]
+    key_bias: Float[Tensor, " k"]
+    value_bias: Float[Tensor, " v"]
+    scale: float
+
+    @property
+    def A(self) -> Float[Tensor, "d d"]:
+        r""":math:`A = sK^\top Q`."""
+        return self.scale * self.K.mT @ self.Q
+
+    @property
+    def norm_A(self) -> float:
+        r""":math:`\|A\|`, with what the product may have lost where Q and K cancel."""
+        lost = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
+        return coarse_norm(self.A) + lost * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
+
+    def score_gradient_bounds(self, radius: float) -> tuple[float, float]:
+        r"""Bound :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|` in a ball."""
+        s, c = abs(self.scale), self.norm_A * radius
+        return c + s * length_upper(self.key_bias @ self.Q), c + s * length_upper(self.query_bias @ self.K)
+
+
+def coarse_norm(x: Float[Tensor, "a b"]) -> float:
+    """Return the largest singular value, and what its computation may have lost."""
+    return matrix_norm(x) * (1 + LOST * sum(x.shape) * torch.finfo(x.dtype).eps)
+
+
+def length_upper(x: Float[Tensor, " a"]) -> float:
+    """Return the length of a vector, and what its computation may have lost."""
+    return float(x.norm()) * (1 + LOST * x.numel() * torch.finfo(x.dtype).eps)
+
+
+def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
+    r"""Combine a bound on heads into one on the layer.
+
+    .. math:: \min\Bigl(\sum_h g(W_hV_h),\;\|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_hg(V_h)^2\bigr)^{1/2}\Bigr)
+    """
+    require_one_map(f.query)
+    alone, mixed = [], []
+    for h in range(f.layout.heads):
+        part, W = mechanism_head(f, h)
+        alone.append(each(part))
+        if W is not None:
+            mixed.append(each(_with_output(part, W)))
+    stacked = math.hypot(*alone)
+    if not mixed:
+        return stacked
+    output = torch.cat([on_cpu(x) for x in f.output], dim=-1)
+    return _least(sum(mixed), stacked * coarse_norm(output))
+
+
+def mechanism_head(f: Any, h: int) -> tuple[MechanismHead, Float[Tensor, "out v"] | None]:
+    """Return one head with its values, and its slice of the output projection."""
+    head = f.head(h)
+    Q, K, V = (on_cpu(x)[0] for x in (head.query, head.key, head.value))
+
+    def bias(x: Tensor | None, width: int) -> Tensor:
+        return torch.zeros(width, dtype=torch.float64) if x is None else on_cpu(x)[0]
+
+    part = MechanismHead(
+        Q=Q,
+        K=K,
+        B=V,
+        query_bias=bias(head.query_bias, len(Q)),
+        key_bias=bias(head.key_bias, len(K)),
+        value_bias=bias(head.value_bias, len(V)),
+        scale=getattr(head, "score_scale", 1.0),
+    )
+    return part, None if head.output is None else on_cpu(head.output)[0]
+
+
+def _with_output(part: MechanismHead, W: Tensor) -> MechanismHead:
+    return dataclasses.replace(part, B=W @ part.B, value_bias=W @ part.value_bias)
+
+
+def _least(*values: float) -> float:
+    """Return the smallest; what is no number is infinite."""
+    return min((math.inf if math.isnan(x) else x for x in values), default=math.inf)

@@ -1,4 +1,4 @@
-"""Tokens pushed to infinity: every token attends to one other, and the constant has a limit."""
+"""Theorem 6: tokens pushed to infinity; every token attends to one other, and the constant has a limit."""
 
 import math
 from dataclasses import dataclass

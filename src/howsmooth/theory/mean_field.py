@@ -1,4 +1,4 @@
-"""Probability measures on a ball, Wasserstein distances: bounds that do not depend on the number of tokens."""
+"""Theorems 7 and 8: measures on a ball and Wasserstein distances; bounds without the number of tokens."""
 
 import math
 

@@ -15,8 +15,8 @@ from howsmooth.theory.around_input.first_derivative import Deviations, FirstDeri
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, Scaled
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import norm_upper
 from howsmooth.theory.at_input.layer_errors import outputs
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 ROOT2 = math.sqrt(2)
 

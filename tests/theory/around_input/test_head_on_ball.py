@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, _deviation, softmax_jacobian_bounds
-from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import HeadErrorBounds, norm_upper
+from howsmooth.theory.at_input.head_at_input import HeadErrorBounds, heads_at_input
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 T = 0.3
 

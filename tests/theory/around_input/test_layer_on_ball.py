@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall, row_norm, stack_norm
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import norm_upper
 from howsmooth.theory.at_input.layer_errors import LayerErrorBounds
-from howsmooth.theory.linalg.trace_bounds import largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 
 @pytest.mark.parametrize("mixed", [True, False])

@@ -20,8 +20,8 @@ from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBa
 from howsmooth.theory.around_input.neighbourhood import token_unit
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import norm_upper
 from howsmooth.theory.at_input.rescaling import Rescaled
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 
 def gauss_from(rng):

@@ -15,10 +15,9 @@ from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jac
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import norm_upper
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.linalg.positive_matrices import collatz_wielandt
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 KINDS = {
     "mixed heads": lambda g: small_layer(g, heads=3, query_bias=gaussian(g, 3, 2)),

@@ -8,7 +8,8 @@ from theory.fuzz import truth
 
 import howsmooth as hs
 from howsmooth.errors import NonFiniteError
-from howsmooth.theory.heads import heads_of, log_sum, matrix_norm
+from howsmooth.theory.heads import heads_of, log_sum
+from howsmooth.theory.linalg.matrix_norms import matrix_norm
 from howsmooth.theory.results import Bound, Side
 
 EYE = torch.eye(2, dtype=torch.float64)

@@ -10,13 +10,13 @@ from theory.example_layers import LAYERS, random_layer
 
 import howsmooth as hs
 from howsmooth.theory.at_input import row_certificate as by_rows
-from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import MOST, NOTHING, UNIT, HeadErrorBounds, norm_upper
+from howsmooth.theory.at_input.head_at_input import HeadErrorBounds, heads_at_input
 from howsmooth.theory.at_input.layer_errors import LayerErrorBounds, outputs
 from howsmooth.theory.at_input.local import _combined, _from_the_map, _query_and_key, _three_terms, softmax_slope
 from howsmooth.theory.at_input.row_certificate import RowCertificate
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING, UNIT, norm_upper
 
 U = UNIT / 2
 

@@ -12,15 +12,14 @@ from theory.example_layers import LAYERS, ROUNDING, random_layer
 
 import howsmooth as hs
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import UNIT
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.query_term import query_term_norms
-from howsmooth.theory.at_input.row_certificate import RowCertificate, rows_upper
+from howsmooth.theory.at_input.row_certificate import RowCertificate, query_term_norms, rows_upper
 from howsmooth.theory.at_input.row_gram_matrices import row_norms_squared
 from howsmooth.theory.ball.layer import LayerBound, _problem, layer_bound
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.linalg.combination_norm import max_unit_combination_norm
+from howsmooth.theory.linalg.matrix_norms import UNIT
 from howsmooth.theory.linalg.stacked_norms import StackedMatrices
 
 SEVERAL = [

@@ -5,10 +5,8 @@ import torch
 
 import howsmooth as hs
 from howsmooth.search.arrangements import arrangements
-from howsmooth.theory.ball.l2 import kim
-from howsmooth.theory.ball.mechanisms import mechanism_upper
-from howsmooth.theory.mechanisms.entmax import entmax_deviation
-from howsmooth.theory.mechanisms.gibbs import column_energy, phi_inverse
+from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
+from howsmooth.theory.ball.mechanisms import entmax_deviation, mechanism_upper
 
 F64 = torch.float64
 

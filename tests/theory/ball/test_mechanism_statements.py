@@ -6,18 +6,17 @@ import math
 import pytest
 import torch
 from draws import gaussian
+from howsmooth.theory.mechanisms.layers import coarse_norm, length_upper
 from scipy.optimize import brentq, minimize_scalar
 from torch.func import jacrev
 
 import howsmooth as hs
 from howsmooth.theory.at_input import local_mechanisms as local
-from howsmooth.theory.ball.l2 import kim
-from howsmooth.theory.mechanisms.cosine import lipsformer
-from howsmooth.theory.mechanisms.differential import halves
-from howsmooth.theory.mechanisms.gibbs import column_energy, phi_inverse
-from howsmooth.theory.mechanisms.layers import MechanismHead, layer_upper, mechanism_head, safe, size
-from howsmooth.theory.mechanisms.sigmoid import _head as sigmoid_head
-from howsmooth.theory.mechanisms.sigmoid import sigmoid, slope
+from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
+from howsmooth.theory.ball.mechanisms import _sigmoid_head as sigmoid_head
+from howsmooth.theory.ball.mechanisms import halves, lipsformer, sigmoid
+from howsmooth.theory.ball.mechanisms import largest_sigmoid_slope as slope
+from howsmooth.theory.heads import MechanismHead, layer_upper, mechanism_head
 
 EPS = torch.finfo(torch.float64).eps
 CLOSE = 1e-9  # allowances for rounding errors are far below
@@ -252,8 +251,8 @@ def test_the_steepest_point_of_the_sigmoid_is_the_one_nearest_to_zero():
 
 def test_norms_and_lengths_are_widened_by_their_rounding(rng):
     x = gaussian(rng, 5, 9)
-    assert norm(x) * (1 + 200 * EPS) <= safe(x) <= norm(x) * (1 + CLOSE)
-    assert x[0].norm().item() * (1 + 200 * EPS) <= size(x[0]) <= x[0].norm().item() * (1 + CLOSE)
+    assert norm(x) * (1 + 200 * EPS) <= coarse_norm(x) <= norm(x) * (1 + CLOSE)
+    assert x[0].norm().item() * (1 + 200 * EPS) <= length_upper(x[0]) <= x[0].norm().item() * (1 + CLOSE)
     # queries and keys that do not meet: what is left is rounding, and it is not called zero
     eye = torch.eye(4).double()
     zero = torch.zeros(4).double()
@@ -446,7 +445,7 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
         query = norm(rows.moved[i].mT @ rows.by_query[i])
         second = max(second, query + lost * rows.by_query[i].norm(dim=-1).max().item())
         third += (norm(rows.moved[i] * rows.by_key[i, :, None]) + lost * rows.by_key[i].max().item()) ** 2
-    stated = 1e3 * safe(rows.P) * (1 + wrong) + second + math.sqrt(third)
+    stated = 1e3 * coarse_norm(rows.P) * (1 + wrong) + second + math.sqrt(third)
     assert local._three_terms(calm) == pytest.approx(stated, rel=4e-15)
     few = dataclasses.replace(rows, exponent=0.0, reach=0.0)
     zero = V * norm(rows.P) + max(norm(m.mT @ q) for m, q in zip(rows.moved, rows.by_query, strict=True))
@@ -533,7 +532,9 @@ def test_steep_sigmoids_are_widened_by_the_rounding_of_their_scores():
     widened = 1 + 64 * 2.0**-52 * (1 + 2e6)
     assert found == pytest.approx(3 * (0.5 + 0.25 * 2e6) * widened, rel=1e-12)
     flat = dataclasses.replace(part, Q=0 * part.Q)
-    assert sigmoid_head(flat, 3, 1.0, 0.0, 3.0) == pytest.approx(1.5 * safe(one) * (1 + 64 * 2.0**-52), rel=1e-15)
+    assert sigmoid_head(flat, 3, 1.0, 0.0, 3.0) == pytest.approx(
+        1.5 * coarse_norm(one) * (1 + 64 * 2.0**-52), rel=1e-15
+    )
 
 
 def test_scores_that_are_all_zero_leave_averages_of_values():
@@ -545,17 +546,19 @@ def test_scores_that_are_all_zero_leave_averages_of_values():
 def test_published_bounds_are_widened_by_the_rounding_of_every_norm(rng):
     one = layer(rng, hs.CosineAttention, eps=0.04, normalise_values=True, biased=False).head(0)
     part, W = mechanism_head(one, 0)
-    stated = 2 / 0.2 * (7 * safe(part.B) + 6 * 0.7 * (7 * safe(part.K) + safe(part.Q))) * safe(W)
+    stated = (
+        2 / 0.2 * (7 * coarse_norm(part.B) + 6 * 0.7 * (7 * coarse_norm(part.K) + coarse_norm(part.Q))) * coarse_norm(W)
+    )
     assert lipsformer(one, 7) == pytest.approx(stated, rel=2e-15)
     f = tied_layer(rng, mixed=True, tied=True)
-    norms = math.hypot(*(safe(Q) ** 2 * safe(V) for Q, V in zip(f.query, f.value, strict=True)))
-    stated = 0.7 * math.sqrt(7) * (4 * phi_inverse(6) + 1) * norms * safe(torch.cat(list(f.output), -1))
+    norms = math.hypot(*(coarse_norm(Q) ** 2 * coarse_norm(V) for Q, V in zip(f.query, f.value, strict=True)))
+    stated = 0.7 * math.sqrt(7) * (4 * phi_inverse(6) + 1) * norms * coarse_norm(torch.cat(list(f.output), -1))
     assert kim(f, 7) == pytest.approx(stated, rel=2e-15)
     g, X = layer(rng, hs.SigmoidAttention, biased=False, mixed=False).head(0), gaussian(rng, 5, 4)
     rows = local._sigmoid(g, mechanism_head(g, 0)[0], X, None)
     steepest = (rows.P * (1 - rows.P)).max().item()
     inner = rows.P.max().item() + 2 * steepest * mechanism_head(g, 0)[0].norm_A * X.square().sum(-1).mean().item()
-    stated = safe(mechanism_head(g, 0)[0].B) * 5 * (1 + (rows.exponent + 64 * 5) * EPS) * inner
+    stated = coarse_norm(mechanism_head(g, 0)[0].B) * 5 * (1 + (rows.exponent + 64 * 5) * EPS) * inner
     found = hs.bounds.ramapuram_upper(g, X)
     assert math.exp(found.log_value) == pytest.approx(stated, rel=1e-14)
 
@@ -567,6 +570,6 @@ def test_bounds_in_a_ball_are_widened_by_the_rounding_of_every_norm(rng):
         part = mechanism_head(f, 0)[0]
         found = math.exp(hs.bounds.sharp_upper(f, n=n, radius=R).log_value)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(f"{__name__}.norm", safe)
+            patched.setattr(f"{__name__}.norm", coarse_norm)
             stated = STATEMENTS[kind][0](f, part, n, R)
         assert found >= stated * (1 - 4e-15), kind

@@ -11,11 +11,9 @@ from theory.example_layers import ROUNDING, random_layer
 import howsmooth as hs
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.query_term import query_term_norms
-from howsmooth.theory.at_input.row_certificate import rows_upper
+from howsmooth.theory.at_input.row_certificate import query_term_norms, rows_upper
 from howsmooth.theory.at_input.row_gram_matrices import RowGramMatrices, row_norms_squared
-from howsmooth.theory.linalg.deflation_bound import deflated_eigenvalues
-from howsmooth.theory.linalg.eigenvalue_bounds import ABOVE, CholeskyCertificate
+from howsmooth.theory.linalg.eigenvalue_bounds import ABOVE, CholeskyCertificate, deflated_eigenvalues
 
 NOTHING_LOST = torch.zeros(6, dtype=torch.float64)
 

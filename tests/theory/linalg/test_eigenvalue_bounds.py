@@ -8,14 +8,18 @@ from draws import gaussian, uniform
 from theory.example_layers import LAYERS, random_layer
 
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import UNIT, norm_upper
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.query_term import _trace, query_term_norms
+from howsmooth.theory.at_input.row_certificate import _trace, query_term_norms
 from howsmooth.theory.at_input.row_gram_matrices import RowGramMatrices, _lengths, row_norms_squared
-from howsmooth.theory.linalg.deflation_bound import deflated_eigenvalues
-from howsmooth.theory.linalg.eigenvalue_bounds import CholeskyCertificate
-from howsmooth.theory.linalg.positive_matrices import collatz_wielandt, nonnegative_norm
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import (
+    CholeskyCertificate,
+    collatz_wielandt,
+    deflated_eigenvalues,
+    largest_eigenvalues,
+    largest_norms,
+    nonnegative_norm,
+)
+from howsmooth.theory.linalg.matrix_norms import UNIT, norm_upper
 
 
 def norm(x):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from draws import gaussian
 
-from howsmooth.theory.at_input.head_errors import UNIT
+from howsmooth.theory.linalg.matrix_norms import UNIT
 from howsmooth.theory.linalg.stacked_norms import LargestStack, StackedMatrices, balance_scales
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, largest_norms
 
 
 @pytest.mark.parametrize("size", [1e-150, 1e-30, 1.0, 1e30, 1e140])

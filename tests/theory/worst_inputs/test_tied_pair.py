@@ -12,8 +12,7 @@ import howsmooth as hs
 from howsmooth.domains.frame import Frame
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs.rotary_tied_pair import RotaryTiedProblem
-from howsmooth.theory.worst_inputs.tied_layer import best_pairs, proven, tied_in_all
-from howsmooth.theory.worst_inputs.tied_pair import TiedProblem, best_pair
+from howsmooth.theory.worst_inputs.tied_pair import TiedProblem, best_pair, best_pairs, proven, tied_in_all
 
 
 def one_head(rng, **more):

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.around_input.head_on_ball import distances
-from howsmooth.theory.around_input.margins import PRODUCT, TINY
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, TINY, distances
 from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls, token_unit
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import HeadOnBall, softmax_jacobian_bounds
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, TERM, TINY, HeadOnBall, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, Scaled, row_norm, stack_norm
-from howsmooth.theory.around_input.margins import PRODUCT, TERM, TINY
 from howsmooth.theory.at_input.head_at_input import HeadAtInput
 from howsmooth.theory.at_input.layer_errors import outputs
 

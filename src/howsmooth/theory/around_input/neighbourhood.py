@@ -14,16 +14,15 @@ from howsmooth.maps.attention import Attention
 from howsmooth.spectral.operators import LinearOperator
 from howsmooth.spectral.solvers import local_lipschitz, widening
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
-from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, HeadOnBall
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, HeadAtCentre, HeadOnBall
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
-from howsmooth.theory.around_input.margins import PRODUCT
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.assumptions import has_key_norm, require_attention
 from howsmooth.theory.at_input.head_at_input import heads_at_input
-from howsmooth.theory.at_input.head_errors import norm_upper
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.ball.softmax import sharp_upper
 from howsmooth.theory.heads import log, on_cpu, output_norm
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 from howsmooth.theory.results import Bound, upper_bound
 
 # The second derivative is summed from above on so many intervals.

@@ -22,11 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import softmax_jacobian_bounds
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, SCALED, TERM, TINY, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall, Scaled, row_norm, stack_norm
-from howsmooth.theory.around_input.margins import PRODUCT, SCALED, TERM, TINY
-from howsmooth.theory.linalg.positive_matrices import collatz_wielandt
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_eigenvalues, largest_norms
 
 # So often scales of heads are improved, and they stay in this range: heads that do nothing would have infinite ones.
 ROUNDS, RANGE = 2, 1e8

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.theory.at_input.head_at_input import HeadAtInput
-from howsmooth.theory.at_input.head_errors import NOTHING, UNIT, norm_upper
+from howsmooth.theory.linalg.matrix_norms import NOTHING, UNIT, norm_upper
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

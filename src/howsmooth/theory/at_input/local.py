@@ -1,4 +1,4 @@
-"""At one input: certificates from closed forms, without iteration."""
+"""Theorems 3 and 4: certificates at one input from closed forms, without iteration."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import Heads
 from howsmooth.theory.assumptions import has_key_norm, require_scores_alone
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
-from howsmooth.theory.at_input.head_errors import NOTHING, norm_upper
 from howsmooth.theory.at_input.local_mechanisms import mechanism_local_upper
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.at_input.row_certificate import rows_upper
 from howsmooth.theory.heads import Head, heads_of, log, output_norm
-from howsmooth.theory.linalg.trace_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.matrix_norms import NOTHING, norm_upper
 from howsmooth.theory.results import Bound, upper_bound
 
 HERE = "the given input"
@@ -40,7 +40,8 @@ def local_upper(attention: Heads, X: Float[Tensor, "n d"], *, rows: bool = True)
     Every feature of attention is covered by the first: in the last sum :math:`|Ax_i|` becomes
     :math:`|\partial S_{ij}/\partial x_j|`, which rotary positions, soft caps and key norms change. Heads add up, or
     count as one concatenated map. Costs O(n²kv) for each head; no products with the Jacobian. What the rounding of
-    scores may have done to the weights is included, see :class:`~howsmooth.theory.at_input.head_errors.HeadErrorBounds`.
+    scores may have done to the weights is included, see
+    :class:`~howsmooth.theory.at_input.head_at_input.HeadErrorBounds`.
 
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
@@ -130,9 +131,9 @@ def _query_and_key(
 ) -> float:
     r"""Add the second and the third term, each with what rounding may have taken from it.
 
-    With weights that are wrong by a share of at most :math:`c_i` (:attr:`HeadErrorBounds.change`), covariances are wrong by
-    :math:`c_i` times the reach of values and of keys, and means of values by :math:`c_i` times their reach. Where
-    nothing is known of the weights, the reaches alone bound both terms.
+    With weights that are wrong by a share of at most :math:`c_i` (:attr:`HeadErrorBounds.change`), covariances are
+    wrong by :math:`c_i` times the radii of values and keys, and means of values by :math:`c_i` times their radius. Where
+    nothing is known of the weights, the radii alone bound both terms.
     """
     r, n, unit = view.errors, len(view.P), torch.finfo(moment.dtype).eps
     reach, keys = view.value_radius + 2 * wrong, view.key_radius + 2 * r.key

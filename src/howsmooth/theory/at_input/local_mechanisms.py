@@ -1,4 +1,4 @@
-"""At one input: certificates for attention that is not plain softmax, from closed forms."""
+"""Theorem 3 for mechanisms other than softmax (Theorem 12): certificates at one input, from closed forms."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.theory.heads import log, on_cpu
-from howsmooth.theory.mechanisms.differential import halves
-from howsmooth.theory.mechanisms.layers import MechanismHead, coarse_norm, layer_upper, length_upper, require_plain
+from howsmooth.maps.heads import Heads
+from howsmooth.maps.mechanisms.cosine import CosineAttention
+from howsmooth.maps.mechanisms.differential import DifferentialAttention
+from howsmooth.maps.mechanisms.entmax import EntmaxAttention
+from howsmooth.maps.mechanisms.l2 import L2Attention
+from howsmooth.maps.mechanisms.linear import LinearAttention
+from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention
+from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
+from howsmooth.theory.assumptions import require_plain
+from howsmooth.theory.ball.mechanisms import halves
+from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, length_upper, log, on_cpu
 from howsmooth.theory.results import Bound, upper_bound
 
 HERE = "the given input"
@@ -60,9 +68,9 @@ def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     Raises:
         AssumptionError: If the map has a feature that the theorem does not cover.
     """
-    make = ROWS.get(type(f).__name__)
+    make = AT_INPUT.get(type(f))
     if make is None:
-        known = ", ".join(f"hs.{name}" for name in ROWS)
+        known = ", ".join(f"hs.{kind.__name__}" for kind in AT_INPUT)
         raise DtypeError(f"local_upper is about hs.Attention, {known}, got {type(f).__name__}.", field="attention")
     require_plain(f, "local_upper")
     x = on_cpu(X)
@@ -286,14 +294,14 @@ def _by_rows(
     return lambda f, part, x, hidden: _three_terms(make(f, part, x, hidden))
 
 
-ROWS: dict[str, Callable[[Any, MechanismHead, Tensor, Tensor | None], float]] = {
-    "L2Attention": _by_rows(_l2),
-    "SigmoidAttention": _by_rows(_sigmoid),
-    "LinearAttention": _by_rows(_linear),
-    "CosineAttention": _by_rows(_cosine),
-    "DifferentialAttention": _differential,
-    "EntmaxAttention": _entmax,
-    "SinkhornAttention": _sinkhorn,
+AT_INPUT: dict[type[Heads], Callable[[Any, MechanismHead, Tensor, Tensor | None], float]] = {
+    L2Attention: _by_rows(_l2),
+    SigmoidAttention: _by_rows(_sigmoid),
+    LinearAttention: _by_rows(_linear),
+    CosineAttention: _by_rows(_cosine),
+    DifferentialAttention: _differential,
+    EntmaxAttention: _entmax,
+    SinkhornAttention: _sinkhorn,
 }
 
 
@@ -308,7 +316,7 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     Raises:
         AssumptionError: If there are biases of queries, keys or values.
     """
-    if type(f).__name__ != "SigmoidAttention":
+    if type(f) is not SigmoidAttention:
         raise DtypeError(f"ramapuram_upper is about hs.SigmoidAttention, got {type(f).__name__}.", field="attention")
     require_plain(f, "ramapuram_upper")
     x = on_cpu(X)

@@ -1,4 +1,4 @@
-"""The same map in other units: tokens, values and outputs of ordinary size, whatever they were."""
+"""The same map in units where tokens, values and outputs are of ordinary size (before Theorems 3 to 5)."""
 
 import dataclasses
 import math
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_attention, require_numbers
-from howsmooth.theory.at_input.head_errors import MOST
 from howsmooth.theory.heads import on_cpu
+from howsmooth.theory.linalg.matrix_norms import MOST
 from howsmooth.validation import require_tokens
 
 # What is smaller is called this.

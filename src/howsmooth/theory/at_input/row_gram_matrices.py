@@ -1,4 +1,4 @@
-"""Rows of the first and the third term of the derivative, all heads together: Gram matrices, and their eigenvalues."""
+"""Theorem 3, rows: Gram matrices of the value and key terms of all heads, and their largest eigenvalues."""
 
 import math
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.theory.at_input.head_at_input import HeadAtInput
-from howsmooth.theory.at_input.head_errors import UNIT
 from howsmooth.theory.at_input.layer_errors import outputs
 from howsmooth.theory.linalg.eigenvalue_bounds import CholeskyCertificate
+from howsmooth.theory.linalg.matrix_norms import UNIT
 
 # So many products of numbers are affordable for all rows.
 AFFORDABLE = 2e10

@@ -1,21 +1,17 @@
-"""Attention by distance: Kim's bound as published, and ours."""
+"""Theorem 12, attention by distance: our bound, and that of Kim et al. as published."""
 
 import math
 from typing import Any
 
 import torch
+from scipy.special import lambertw
 
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.heads import on_cpu
-from howsmooth.theory.mechanisms.gibbs import column_energy, phi_inverse
-from howsmooth.theory.mechanisms.layers import (
-    MechanismHead,
-    coarse_norm,
-    layer_upper,
-    length_upper,
-    mechanism_head,
-    require_plain,
-)
+from howsmooth.theory.assumptions import require_plain
+from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, length_upper, mechanism_head, on_cpu
+
+# What a computed root may have lost.
+ROOT_ERROR = 1e-12
 
 
 def l2_ball(f: Any, n: int, radius: float) -> float:
@@ -84,3 +80,31 @@ def kim(f: Any, n: int, *, as_printed: bool = False) -> float:
     output = 1.0 if f.output is None else coarse_norm(torch.cat([on_cpu(x) for x in f.output], dim=-1))
     scale = parts[0][0].scale
     return scale * math.sqrt(n) * (4 * phi_inverse(n - 1) + 1) * norms * output
+
+
+def phi_inverse(N: float) -> float:
+    r"""Return :math:`\varphi^{-1}(N)` for :math:`\varphi(x) = xe^{x+1}`, rounded up.
+
+    It is :math:`\max_{E\ge0}\sum_jE_je^{-E_j}/(1+\sum_je^{-E_j})` over N energies: how much energy N points can hold
+    against one at zero.
+
+    Example:
+        >>> round(phi_inverse(15.0), 4)
+        1.3835
+    """
+    return float(lambertw(N / math.e).real) * (1 + ROOT_ERROR)
+
+
+def column_energy(n: int, *, masked: bool) -> float:
+    r"""Bound :math:`\sum_iP_{ij}E_{ij}`, one column of weights and energies of a Gaussian kernel.
+
+    .. math:: \min\Bigl((n-1)\varphi^{-1}(1),\;\min_{0<\epsilon\le1}\frac{n^{(1+\epsilon)/2}}{e\epsilon}\Bigr),
+
+    the second :math:`\sqrt2` times larger under a causal mask.
+    """
+    each = (n - 1) * phi_inverse(1.0)
+    if n < 2:
+        return each
+    share = min(1.0, 2 / math.log(n))
+    kernel = n ** ((1 + share) / 2) / (math.e * share) * (math.sqrt(2) if masked else 1.0)
+    return min(each, kernel * (1 + ROOT_ERROR))

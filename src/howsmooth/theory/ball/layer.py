@@ -1,4 +1,4 @@
-"""A whole layer in a ball: its heads side by side, under the scales that suit them best."""
+"""Theorem 1, heads together: a whole layer in a ball, its heads side by side under the scales that suit them best."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.at_input.head_errors import UNIT, norm_upper
 from howsmooth.theory.ball.rotary_forms import RotaryDistances, gram_factor
-from howsmooth.theory.heads import Head, triangular_factor
+from howsmooth.theory.heads import Head
 from howsmooth.theory.linalg.combination_norm import products_norm
+from howsmooth.theory.linalg.matrix_norms import UNIT, norm_upper, triangular_factor
 from howsmooth.theory.linalg.stacked_norms import LargestStack, StackedMatrices, balance_scales
 
 # Exponents of the extra coordinate that carries query biases: never worse than adding them up, and usually better.

@@ -1,4 +1,4 @@
-r"""Rotary positions: the form of a score depends on the distance of the two, :math:`A_\delta = K^\top\Theta_\delta Q`.
+r"""Theorem 1, rotary positions: the form of a score depends on a distance, :math:`A_\delta = K^\top\Theta_\delta Q`.
 
 :math:`s\|Q\|\|K\|` bounds every one of them, but rotations that turn little within n tokens leave most of what cancels
 in :math:`K^\top Q`. Here the distances that occur are looked at, one by one.
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary
-from howsmooth.theory.heads import Head, matrix_norm, triangular_factor
+from howsmooth.theory.heads import Head
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, triangular_factor
 
 # Longer sequences have too many distances to look at; their bounds have norms of queries and keys instead.
 LONGEST = 4096
@@ -50,7 +51,7 @@ class RotaryDistances:
     Attributes:
         rotary: The positions.
         groups: Ranges of distances, see :func:`distances`; never none.
-        known: What :func:`largest_forms` found for every head that was asked for: bounds of one head and of all need it.
+        known: A cache of :func:`largest_forms`: the bounds of one head and of all heads need the same.
     """
 
     rotary: Rotary

@@ -1,4 +1,4 @@
-"""Sequences of n tokens in a ball: the paper's bounds, and sharper ones."""
+"""Theorems 1 and 2: softmax attention on sequences of n tokens in a ball; the paper's bounds, and sharper ones."""
 
 import dataclasses
 import math
@@ -17,11 +17,12 @@ from howsmooth.theory.assumptions import (
 from howsmooth.theory.ball.layer import layer_bound
 from howsmooth.theory.ball.mechanisms import mechanism_upper
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
-from howsmooth.theory.heads import Head, combine_factors, combine_heads, heads_of, log, log_sum, matrix_norm
+from howsmooth.theory.heads import Head, combine_factors, combine_heads, heads_of, log, log_sum
+from howsmooth.theory.linalg.matrix_norms import matrix_norm
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 from howsmooth.theory.worst_inputs.origin_token import OriginToken, best_origin_token
-from howsmooth.theory.worst_inputs.ties import tied_value
+from howsmooth.theory.worst_inputs.tied_layer import tied_value
 
 
 def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:

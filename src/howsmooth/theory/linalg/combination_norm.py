@@ -1,4 +1,4 @@
-r"""The norm of several matrices under all unit combinations, :math:`\sup_{|c|=1}\|\sum_hc_hA_h\|`, from above.
+r"""Theorem 1, heads together: a bound on :math:`\sup_{|c|=1}\|\sum_hc_hA_h\|`, all unit combinations of matrices.
 
 It is the largest value of a form of three vectors, which nobody can compute in general. Two bounds are well known: the
 norms of the matrices one under the other, and side by side. The square of what is here is at most the mean of their
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from howsmooth.theory.at_input.head_errors import UNIT
+from howsmooth.theory.linalg.matrix_norms import UNIT
 
 # Larger problems would take longer than all the rest.
 LARGEST = 9216

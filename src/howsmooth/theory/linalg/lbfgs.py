@@ -1,4 +1,4 @@
-"""L-BFGS that returns the best point it has evaluated."""
+"""L-BFGS that returns the best point it has evaluated (for Theorems 1 and 2)."""
 
 import math
 from collections.abc import Callable, Sequence

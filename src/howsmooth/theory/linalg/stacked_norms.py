@@ -1,4 +1,4 @@
-"""Matrices one under the other, under scales: their norm, and scales that make a product of two such norms small."""
+"""Norms of stacked matrices under scales, and scales that make a product of two such norms small (Theorem 1)."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.at_input.head_errors import UNIT
 from howsmooth.theory.linalg.lbfgs import lowest_point
+from howsmooth.theory.linalg.matrix_norms import UNIT
 
 # So often the scales are improved; after each time the norms are known in so many more directions.
 ROUNDS, DIRECTIONS = 5, 3

@@ -1,4 +1,4 @@
-"""The real eigenvalue of a head along which the paper's inputs lie."""
+"""The real eigenvector of a head along which the inputs of the paper lie (its lower bounds)."""
 
 from dataclasses import dataclass
 

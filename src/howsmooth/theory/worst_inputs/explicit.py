@@ -1,9 +1,11 @@
-"""Inputs that attain the lower bounds: built from the weights on the CPU, measured where the layer lives."""
+"""Theorem 2 and the paper's inputs: built from the weights on the CPU, measured where the layer lives."""
 
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from howsmooth.domains.ball import ROUNDING_UNITS, in_ball
@@ -21,12 +23,12 @@ from howsmooth.theory.assumptions import (
     require_size,
 )
 from howsmooth.theory.ball.softmax import origin_token_value, single_plain_head
-from howsmooth.theory.heads import heads_of, matrix_norm, total_value
+from howsmooth.theory.heads import heads_of, total_value
+from howsmooth.theory.linalg.matrix_norms import matrix_norm
 from howsmooth.theory.results import LARGEST, Witness
-from howsmooth.theory.worst_inputs.cesaro import cesaro_norm
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
-from howsmooth.theory.worst_inputs.tied_layer import PROMISING, LayerPair, pairs_in
-from howsmooth.theory.worst_inputs.ties import require_tied, tied_pairs_of
+from howsmooth.theory.worst_inputs.tied_layer import pairs_in_ball, pairs_of_heads, pairs_on_sphere, require_tied
+from howsmooth.theory.worst_inputs.tied_pair import PROMISING, LayerPair, pairs_in
 
 # The measured constant of a witness: a bracket of this relative width.
 RTOL = 1e-3
@@ -62,6 +64,21 @@ def _turned_at_the_origin(attention: Attention) -> bool:
     norms = (attention.query_norm, attention.key_norm)
     query, key = (norm is not None and norm.bias is not None and bool(norm.bias.any()) for norm in norms)
     return (query or has_query_bias(attention)) and (key or has_key_bias(attention))
+
+
+def cesaro_norm(n: int) -> float:
+    r"""Return the norm of :math:`x\mapsto(\tfrac1i\sum_{j\le i}x_j)_i`, which tends to 2.
+
+    The inverse is bidiagonal, with i on the diagonal and −i beside it; its smallest singular value is the root of the
+    smallest eigenvalue of a tridiagonal matrix.
+
+    Example:
+        >>> round(cesaro_norm(10), 4)
+        1.4101
+    """
+    i = np.arange(1.0, n + 1)
+    smallest = eigh_tridiagonal(i**2 + (i - 1) ** 2, -(i[:-1] ** 2), eigvals_only=True, select="i", select_range=(0, 0))
+    return 1 / math.sqrt(float(smallest[0]))
 
 
 def two_point(attention: Attention, n: int, radius: float) -> Witness:
@@ -118,21 +135,21 @@ def tied_pair(attention: Attention, n: int, radius: float) -> Witness:
             bias, turned or not.
     """
     require_size(n, radius, least=3)
-    pairs = tied_pairs_of(attention, n, radius).in_ball(PROMISING)
+    pairs = pairs_in_ball(attention, n, radius, heads=PROMISING)
     return _best(attention, pairs, "tied_pair", in_ball(n, radius))
 
 
 def tied_pairs(attention: Attention, n: int, radius: float) -> tuple[Witness, ...]:
     """Return the tied pair of every head that has one, each measured on the whole layer."""
     require_size(n, radius, least=3)
-    pairs = tied_pairs_of(attention, n, radius).of_heads()
+    pairs = pairs_of_heads(attention, n, radius)
     return tuple(_tied(attention, pair, "tied_pair", in_ball(n, radius)) for pair in pairs)
 
 
 def tied_pair_on_sphere(attention: Attention, n: int, radius: float) -> Witness:
     r"""Return the best tied pair whose tokens all have :math:`|x_i| = R`, as after RMSNorm without gain."""
     require_size(n, radius, least=3)
-    pairs = tied_pairs_of(attention, n, radius).on_sphere()
+    pairs = pairs_on_sphere(attention, n, radius)
     return _best(attention, pairs, "tied_pair_on_sphere", Sphere(radius).describe(n))
 
 

@@ -1,4 +1,4 @@
-"""A token at the origin, which attends to all others equally: the input behind the R² growth of Kim et al."""
+"""A token at the origin, which attends to all others equally: the R² growth of Kim et al. (``kim_lower``)."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.heads import Head, matrix_norm
+from howsmooth.theory.heads import Head
+from howsmooth.theory.linalg.matrix_norms import matrix_norm
 
 ROUNDS = 30
 STARTS = 4

@@ -1,4 +1,4 @@
-"""Two tokens that tie for the attention of all others under rotary positions, where no two others ask alike."""
+"""Theorem 2 under rotary positions: a tied pair, where every other token has another query."""
 
 import dataclasses
 import math
@@ -12,9 +12,10 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary, Rotation
 from howsmooth.theory.ball.rotary_forms import gram_factor
-from howsmooth.theory.heads import Head, heads_of, log, matrix_norm
+from howsmooth.theory.heads import Head, heads_of, log
 from howsmooth.theory.linalg.lbfgs import lowest_point
-from howsmooth.theory.worst_inputs.tied_layer import PROMISING, LayerPair, TiedPairs
+from howsmooth.theory.linalg.matrix_norms import matrix_norm
+from howsmooth.theory.worst_inputs.tied_pair import LayerPair
 
 # By so much the scores of the pair lead the others' at first, or at these cosines between the pair and its middle.
 LEADS = (8.0, 16.0, 32.0, 64.0)
@@ -133,23 +134,6 @@ class RotaryTiedProblem:
             X, E = self.tokens(torch.from_numpy(point))
             response = self._response(X, E).nan_to_num(0.0, posinf=0.0)
         return LayerPair(X=X, E=E, log_value=log(float(response)))
-
-
-class RotaryTiedPairs(TiedPairs):
-    """Pairs of a layer under rotary positions."""
-
-    def of_heads(self) -> list[LayerPair]:
-        """Return the best pair of every head that has one."""
-        return rotary_tied_pairs(self.attention, self.n, self.radius)
-
-    def in_ball(self, heads: int | None) -> list[LayerPair]:
-        """Return the best pair of so many heads: by responses, which are near the constants."""
-        pairs = rotary_tied_pairs(self.attention, self.n, self.radius, heads=heads)
-        return [max(pairs, key=lambda pair: pair.log_value)]
-
-    def on_sphere(self) -> list[LayerPair]:
-        """Return the same: these pairs are on the sphere."""
-        return self.in_ball(PROMISING)
 
 
 def rotary_tied_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[LayerPair]:
