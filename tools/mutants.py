@@ -72,6 +72,7 @@ WIDENING = {
     "norm_upper": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
     "coarse_norm": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
 }
+ROUNDING_ERRORS = ("_product_error", "_rotation_error", "_lost", "lost")
 NUMBERS = ("float", "Float[", "Tensor", "Array", "ndarray")
 
 
@@ -322,7 +323,7 @@ class Finder(ast.NodeVisitor):
                 if not args or isinstance(args[0], (ast.Constant, ast.UnaryOp)):
                     new = ast.parse(f"({ast.unparse(object_)}).{first}", mode="eval").body
                     self._add("first for", node, place, new)
-        elif plain and self._is_rounding(node) and name in ("_lost",):
+        elif plain and self._is_rounding(node) and name in ROUNDING_ERRORS:
             self._add("no rounding", node, place, _times(0.0, node))
         for index, arg in enumerate(args):
             self._visit_at(arg, node, "args", index)
@@ -373,7 +374,7 @@ def _is_rounding(node: ast.expr, names: set[str]) -> bool:
             return small(node.left)
         return isinstance(node.op, (ast.Add, ast.Sub)) and small(node.left) and small(node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("_lost", "lost"):
+        if node.func.id in ROUNDING_ERRORS:
             return True
         return node.func.id == "float" and bool(node.args) and small(node.args[0])
     return False

@@ -18,8 +18,8 @@ from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_attention, require_one_map
 from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
 
-# What the computation of a norm, a product or a sum of a few terms may have lost, for each row or column.
-LOST = 64
+# Rounding units for each row or column in a norm, a product or a sum of a few terms.
+UNITS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Head:
         W: This head's slice of the output projection; ``None`` for concatenated heads.
         query_bias: :math:`s\,b_q`, zero if there is none.
         key_bias: :math:`b_k`, zero if there is none.
-        value_bias: :math:`b_v`, zero if there is none; it matters beside a sink alone.
+        value_bias: :math:`b_v`, zero if there is none; it matters with a sink alone.
     """
 
     Q: Float[Tensor, "k d"]
@@ -54,8 +54,8 @@ class Head:
 
     @functools.cached_property
     def norm_A(self) -> float:
-        r""":math:`\|A\|_2`, with what the product may have lost where Q and K cancel."""
-        return product_norm(self.K.mT, self.Q) + _lost(self.Q) * self.norm_Q * self.norm_K
+        r""":math:`\|A\|_2`, with the rounding error of the product, where Q and K cancel."""
+        return product_norm(self.K.mT, self.Q) + _product_error(self.Q) * self.norm_Q * self.norm_K
 
     @functools.cached_property
     def norm_Q(self) -> float:
@@ -74,23 +74,25 @@ class Head:
 
     @functools.cached_property
     def norm_WV(self) -> float:
-        r""":math:`\|WV\|_2`, with what the product may have lost where W and V cancel."""
+        r""":math:`\|WV\|_2`, with the rounding error of the product, where W and V cancel."""
         if self.W is None:
             return self.norm_V
-        return matrix_norm(self.mixed) + _lost(self.V) * matrix_norm(self.W) * self.norm_V
+        return matrix_norm(self.mixed) + _product_error(self.V) * matrix_norm(self.W) * self.norm_V
 
     @functools.cached_property
     def norm_Qb(self) -> float:
-        r""":math:`s|Q^\top b_k|`, a key bias in the gradient of scores, with what the product may have lost."""
-        return float((self.key_bias @ self.Q).norm()) + _lost(self.Q) * self.norm_Q * float(self.key_bias.norm())
+        r""":math:`s|Q^\top b_k|`, a key bias in the gradient of scores, with its rounding error."""
+        return float((self.key_bias @ self.Q).norm()) + _product_error(self.Q) * self.norm_Q * float(
+            self.key_bias.norm()
+        )
 
     @functools.cached_property
     def norm_Wb(self) -> float:
-        r""":math:`|Wb_v|`, with what the product may have lost."""
+        r""":math:`|Wb_v|`, with the rounding error of the product."""
         size = float(self.value_bias.norm())
         if self.W is None:
             return size
-        return float((self.W @ self.value_bias).norm()) + _lost(self.W) * matrix_norm(self.W) * size
+        return float((self.W @ self.value_bias).norm()) + _product_error(self.W) * matrix_norm(self.W) * size
 
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
@@ -189,7 +191,7 @@ def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
     return torch.cat(outputs, dim=-1) @ stacked if outputs else stacked
 
 
-def _lost(x: Float[Tensor, "k d"]) -> float:
+def _product_error(x: Float[Tensor, "k d"]) -> float:
     """Return the rounding of a product with ``x``, in units of the norms of its factors."""
     return sum(x.shape) * torch.finfo(x.dtype).eps
 
@@ -237,9 +239,9 @@ class MechanismHead:
 
     @property
     def norm_A(self) -> float:
-        r""":math:`\|A\|`, with what the product may have lost where Q and K cancel."""
-        lost = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
-        return coarse_norm(self.A) + lost * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
+        r""":math:`\|A\|`, with the rounding error of the product, where Q and K cancel."""
+        error = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
+        return coarse_norm(self.A) + error * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
 
     def score_gradient_bounds(self, radius: float) -> tuple[float, float]:
         r"""Bound :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|` in a ball."""
@@ -248,13 +250,13 @@ class MechanismHead:
 
 
 def coarse_norm(x: Float[Tensor, "a b"]) -> float:
-    """Return the largest singular value, and what its computation may have lost."""
-    return matrix_norm(x) * (1 + LOST * sum(x.shape) * torch.finfo(x.dtype).eps)
+    """Bound the largest singular value, its rounding error included, more generously than ``norm_upper``."""
+    return matrix_norm(x) * (1 + UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
 
 
 def length_upper(x: Float[Tensor, " a"]) -> float:
-    """Return the length of a vector, and what its computation may have lost."""
-    return float(x.norm()) * (1 + LOST * x.numel() * torch.finfo(x.dtype).eps)
+    """Bound the length of a vector, its rounding error included."""
+    return float(x.norm()) * (1 + UNITS * x.numel() * torch.finfo(x.dtype).eps)
 
 
 def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:

@@ -399,7 +399,7 @@ def test_blocks_are_weights_times_distances_times_pulls_each_with_its_allowance(
                     far = (y[j] - view.P[i] @ y).norm().item() + 4 * wrong["value_error"][h].item() + c * reach
                     far = min(far, 2 * reach)
                     blocks[i, j] += min(view.P[i, j].item() + c, 1.0) * far * errors.gradient[h, i].item()
-        assert changed.by_blocks(seen) == pytest.approx(changed._first() + norm(blocks), rel=1e-9, abs=0)
+        assert changed.by_blocks(seen) == pytest.approx(changed.value_term() + norm(blocks), rel=1e-9, abs=0)
         assert torch.allclose(given[-1], blocks, rtol=1e-9, atol=0)
         assert size > 0 or bool((given[-1] >= blocks * (1 + 100 * UNIT)).all())
 
@@ -415,10 +415,10 @@ def test_the_first_term_is_the_smaller_one_of_heads_apart_and_of_what_they_share
         shared = norm(mean) * norm(rows.B.sum(0))
         others = (norm(beside) + 2 * lost.sum().item()) * norm((rows.P - mean).flatten(0, 1))
         exact = min(apart, shared + others + changed.errors.value_term())
-        assert exact <= changed._first() <= exact * (1 + 1e-9)
+        assert exact <= changed.value_term() <= exact * (1 + 1e-9)
     # heads that look alike share everything; heads of opposite values share nothing
     alike = dataclasses.replace(rows, P=rows.P[:1].expand(3, -1, -1))
-    assert alike._first() == pytest.approx(
+    assert alike.value_term() == pytest.approx(
         min(
             (rows.errors.P_norm * rows.errors.WV_norm).sum().item(),
             norm(rows.P[0]) * norm(rows.B.sum(0)) + rows.errors.value_term(),
@@ -426,7 +426,7 @@ def test_the_first_term_is_the_smaller_one_of_heads_apart_and_of_what_they_share
         rel=1e-9,
     )
     far = dataclasses.replace(rows, errors=dataclasses.replace(rows.errors, WV_norm=1e-3 * rows.errors.WV_norm))
-    assert far._first() == pytest.approx((far.errors.P_norm * far.errors.WV_norm).sum().item(), rel=1e-12)
+    assert far.value_term() == pytest.approx((far.errors.P_norm * far.errors.WV_norm).sum().item(), rel=1e-12)
 
 
 def test_the_certificate_adds_the_largest_second_term_and_the_smaller_way_of_the_others(rng, monkeypatch):
@@ -457,6 +457,6 @@ def test_norms_inside_the_first_term_are_widened(rng):
         )
         calm = dataclasses.replace(calm, errors=errors)
         shared = norm_upper(calm.P.mean(0)) * norm_upper(calm.B.sum(0))
-        apart = norm_upper(calm.beside) * norm_upper((calm.P - calm.P.mean(0)).flatten(0, 1))
+        apart = norm_upper(calm.side_by_side) * norm_upper((calm.P - calm.P.mean(0)).flatten(0, 1))
         weights = 64 * 5 * UNIT * (errors.P_norm * errors.WV_norm).sum().item()
-        assert calm._first() == pytest.approx(shared + apart + weights, rel=4e-15)
+        assert calm.value_term() == pytest.approx(shared + apart + weights, rel=4e-15)

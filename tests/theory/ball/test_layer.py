@@ -62,8 +62,8 @@ def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng, biased):
         problem = _problem(f, heads_of(f), None, 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
         s = (gaussian(rng, 4) / 2).exp()
         beta = problem.values.norm(1 / s)
-        norms = [beta * stack.norm(s) for stack in (problem.ones, *problem.own, *problem.third)]
-        drawn.append(problem.added(norms[0], norms[1], min(norms[2:])))
+        norms = [beta * stack.norm(s) for stack in (problem.ones, *problem.query_forms, *problem.key_forms)]
+        drawn.append(problem.with_single_rows(norms[0], norms[1], min(norms[2:])))
     assert truth <= min(drawn)
     assert layer_bound(f, heads_of(f), None, 5, 2.0) <= min(drawn) * 1.01
 
@@ -74,10 +74,10 @@ def test_a_query_bias_beside_the_forms_costs_no_more_than_their_sum(rng):
     heads, s = heads_of(f), gaussian(rng, 4).exp()
     plain = _problem(dataclasses.replace(f, query_bias=None), heads, None, 5, 2.0, 0.0)
     shift = torch.stack([t * (head.query_bias @ head.K) for t, head in zip(s, heads, strict=True)])
-    added = 2.0 * plain.third[0].norm(s) + torch.linalg.matrix_norm(shift, 2).item()
+    added = 2.0 * plain.key_forms[0].norm(s) + torch.linalg.matrix_norm(shift, 2).item()
     lengths = torch.linspace(0.05, 8, 400).tolist()
     problems = (_problem(f, heads, None, 5, 2.0, extra) for extra in lengths)
-    assert min(p.length * p.third[0].norm(s) for p in problems) <= added * 1.001
+    assert min(p.length * p.key_forms[0].norm(s) for p in problems) <= added * 1.001
 
 
 def test_heads_that_read_and_write_elsewhere_do_not_add_up():
@@ -105,8 +105,8 @@ def test_the_certificate_by_rows_holds_and_its_parts_are_those_of_the_statement(
         squares = row_norms_squared(seen)
         assert bool((eigenvalues[:, 0] <= squares * ROUNDING).all())
         assert bool((squares <= eigenvalues[:, 0] * 1.05).all())
-        assert torch.linalg.matrix_norm(first, 2).item() <= rows._first() * ROUNDING
-        by_blocks = rows.by_blocks(seen) - rows._first()
+        assert torch.linalg.matrix_norm(first, 2).item() <= rows.value_term() * ROUNDING
+        by_blocks = rows.by_blocks(seen) - rows.value_term()
         assert torch.linalg.matrix_norm(third.flatten(0, 1), 2).item() <= by_blocks * (1 + 1e-9) + 1e-9
         blocks = sum(w @ view.covariance() @ view.head.Q for w, view in zip(W, seen, strict=True))
         second, exact = query_term_norms(seen), torch.linalg.matrix_norm(blocks, 2)
@@ -162,13 +162,13 @@ def terms(n=5, heads=1, radius=2.0, length=2.5, apart=math.inf):
         radius=radius,
         length=length,
         values=ones,
-        spreads=ones,
-        own=(),
-        third=(),
-        forms=[],
-        summed=False,
+        value_differences=ones,
+        query_forms=(),
+        key_forms=(),
+        key_factors=[],
+        sums_rows=False,
         ones=ones,
-        apart=apart,
+        heads_apart=apart,
     )
 
 
@@ -187,13 +187,13 @@ def test_terms_are_added_as_the_worst_movement_of_tokens_adds_them(n, heads, sec
         problem = terms(n, heads)
         row = third * 2.0 * 2.5 / math.sqrt(2)
         exact = math.sqrt(n) * 0.5 + worst_movement(n, min(2 * heads, n), 2.0 * second, row)
-        found = problem.added(0.5 * size, second * size, third * size)
+        found = problem.with_single_rows(0.5 * size, second * size, third * size)
         assert exact * size <= found * (1 + 1e-9)
         assert found <= exact * size * (1 + 1e-8)
 
 
 def test_the_first_term_is_the_smaller_one_of_two_and_sums_are_widened_by_their_rounding():
-    for combine in (LayerBound.added, LayerBound.all_rows):
+    for combine in (LayerBound.with_single_rows, LayerBound.with_all_rows):
         assert combine(terms(n=4), 3.0, 0.0, 0.0) == pytest.approx(6.0, rel=1e-12)
         assert combine(terms(n=4, apart=1.5), 3.0, 0.0, 0.0) == pytest.approx(3.0, rel=1e-12)
         assert combine(terms(n=4, apart=1.5), 3.0, 1.0, 0.0) == pytest.approx(5.0, rel=1e-12)
@@ -202,7 +202,7 @@ def test_the_first_term_is_the_smaller_one_of_two_and_sums_are_widened_by_their_
 
 
 def test_with_all_rows_at_once_the_third_term_is_added_as_it_stands():
-    found = terms(n=9).all_rows(0.5, 3.0, 4.0)
+    found = terms(n=9).with_all_rows(0.5, 3.0, 4.0)
     assert found == pytest.approx(3 * 0.5 + 2.0 * (3.0 + 4.0 * 2.5 / math.sqrt(2)), rel=1e-12)
 
 
@@ -226,12 +226,12 @@ def test_the_parts_of_a_layer_are_the_matrices_of_the_statement(rng, kind, extra
     beside = max(s * a for s, a in zip(t, alone, strict=True)) if f.output is None else stacked(values, t, 1)
     assert problem.length == pytest.approx(math.hypot(R, extra), rel=1e-12)
     assert problem.length >= math.hypot(R, extra) * (1 + 4 * UNIT)
-    assert problem.apart == pytest.approx(sum(alone), rel=1e-12)
+    assert problem.heads_apart == pytest.approx(sum(alone), rel=1e-12)
     for found, exact in (
         (problem.values.norm(t), float(beside)),
-        (problem.own[0].norm(t), R * stacked(forms, t, 0)),
-        (problem.third[0].norm(t), stacked(longer, t, 0)),
-        (problem.third[1].norm(t), stacked(longer, t, 1)),
+        (problem.query_forms[0].norm(t), R * stacked(forms, t, 0)),
+        (problem.key_forms[0].norm(t), stacked(longer, t, 0)),
+        (problem.key_forms[1].norm(t), stacked(longer, t, 1)),
         (problem.ones.norm(t), t.norm().item()),
     ):
         assert exact <= found <= exact * (1 + 1e-11)
@@ -239,7 +239,7 @@ def test_the_parts_of_a_layer_are_the_matrices_of_the_statement(rng, kind, extra
     closer = problem.values.norm(1 / s) * max_unit_combination_norm(
         torch.stack([c * A for c, A in zip(s, longer, strict=True)])
     )
-    assert problem._closer(s) == pytest.approx(closer, rel=0.05)
+    assert problem.joint_key_norm(s) == pytest.approx(closer, rel=0.05)
 
 
 def test_products_that_cancel_keep_what_rounding_may_have_hidden():
@@ -256,9 +256,9 @@ def test_products_that_cancel_keep_what_rounding_may_have_hidden():
     problem = _problem(f, heads, None, 5, 8.0, 0.0)
     least = UNIT * float(heads[0].Q.norm() * heads[0].K.norm())
     assert problem.values.norm(t) >= UNIT * float(heads[0].V.norm() * heads[0].W.norm())
-    assert problem.own[0].norm(t) >= 8.0 * least
-    assert min(stack.norm(t) for stack in problem.third) >= least
-    assert problem._closer(t) >= 0
+    assert problem.query_forms[0].norm(t) >= 8.0 * least
+    assert min(stack.norm(t) for stack in problem.key_forms) >= least
+    assert problem.joint_key_norm(t) >= 0
 
 
 @pytest.mark.parametrize("kind", ["rotary", "causal rotary", "soft cap"])
@@ -270,17 +270,17 @@ def test_rotary_positions_and_soft_caps_take_norms_of_keys_for_a_tokens_own_move
     exact = stacked([r * head.Q for r, head in zip(reach, heads, strict=True)], t, 0)
     turns = RotaryDistances.of(f, 5)
     problem = _problem(f, heads, turns, 5, R, 0.0)
-    assert exact <= problem.own[0].norm(t) <= exact * (1 + 1e-11)
+    assert exact <= problem.query_forms[0].norm(t) <= exact * (1 + 1e-11)
     if turns is not None:
         pulls = torch.tensor([turns.query_gradient(head, R) for head in heads], dtype=torch.float64)
-        assert problem.own[1].norm(t) == pytest.approx((t * pulls).norm().item(), rel=1e-11)
+        assert problem.query_forms[1].norm(t) == pytest.approx((t * pulls).norm().item(), rel=1e-11)
     long = _problem(f, heads, None, 5, R, 0.0)
     if f.positions.rotary is not None:
         by_keys = [torch.linalg.matrix_norm(head.K, 2) * head.Q for head in heads]
         by_queries = [torch.linalg.matrix_norm(head.Q, 2) * head.K for head in heads]
-        for found, exact in zip(long.third, (stacked(by_keys, t, 0), stacked(by_queries, t, 0)), strict=True):
+        for found, exact in zip(long.key_forms, (stacked(by_keys, t, 0), stacked(by_queries, t, 0)), strict=True):
             assert exact * (1 + 8 * UNIT) <= found.norm(t) <= exact * (1 + 1e-11)
-        assert long._closer(t) == math.inf
+        assert long.joint_key_norm(t) == math.inf
 
 
 def blocks_on_axes_of_their_own(heads=3, width=2, **options):

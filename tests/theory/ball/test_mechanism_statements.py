@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from howsmooth.theory.mechanisms.layers import coarse_norm, length_upper
 from scipy.optimize import brentq, minimize_scalar
 from torch.func import jacrev
 
@@ -16,7 +15,7 @@ from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
 from howsmooth.theory.ball.mechanisms import _sigmoid_head as sigmoid_head
 from howsmooth.theory.ball.mechanisms import halves, lipsformer, sigmoid
 from howsmooth.theory.ball.mechanisms import largest_sigmoid_slope as slope
-from howsmooth.theory.heads import MechanismHead, layer_upper, mechanism_head
+from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, length_upper, mechanism_head
 
 EPS = torch.finfo(torch.float64).eps
 CLOSE = 1e-9  # allowances for rounding errors are far below
@@ -418,20 +417,22 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
     n, d, exponent, reach, V = 4, 3, 3e9, 5.0, 2.0
     rows = local.MechanismAtInput(
         P=torch.softmax(gaussian(rng, n, n), -1) * 1.7,
-        moved=gaussian(rng, n, n, d),
-        by_query=gaussian(rng, n, n, d) * torch.linspace(1, 5, n).double()[:, None],
-        by_key=gaussian(rng, n, n).abs(),
+        output_gradient=gaussian(rng, n, n, d),
+        query_gradient=gaussian(rng, n, n, d) * torch.linspace(1, 5, n).double()[:, None],
+        key_gradient=gaussian(rng, n, n).abs(),
         exponent=exponent,
-        reach=reach,
+        value_diameter=reach,
         norm_V=V,
     )
     wrong = math.expm1(2 * (exponent + n + 64) * EPS) + 64 * n * EPS
     second, third = 0.0, 0.0
     for i in range(n):
         lost = wrong * reach * rows.P[i].sum().item()
-        query = norm(rows.moved[i].mT @ rows.by_query[i])
-        second = max(second, query + lost * rows.by_query[i].norm(dim=-1).max().item())
-        third += (norm(rows.moved[i] * rows.by_key[i, :, None]) + lost * rows.by_key[i].max().item()) ** 2
+        query = norm(rows.output_gradient[i].mT @ rows.query_gradient[i])
+        second = max(second, query + lost * rows.query_gradient[i].norm(dim=-1).max().item())
+        third += (
+            norm(rows.output_gradient[i] * rows.key_gradient[i, :, None]) + lost * rows.key_gradient[i].max().item()
+        ) ** 2
     exact = V * norm(rows.P) * (1 + wrong) + second + math.sqrt(third)
     assert local._three_terms(rows) == pytest.approx(exact, rel=1e-12)
     for small in (0.0, 1e18):
@@ -442,14 +443,20 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
     second, third = 0.0, 0.0
     for i in range(n):
         lost = wrong * reach * rows.P[i].sum().item()
-        query = norm(rows.moved[i].mT @ rows.by_query[i])
-        second = max(second, query + lost * rows.by_query[i].norm(dim=-1).max().item())
-        third += (norm(rows.moved[i] * rows.by_key[i, :, None]) + lost * rows.by_key[i].max().item()) ** 2
+        query = norm(rows.output_gradient[i].mT @ rows.query_gradient[i])
+        second = max(second, query + lost * rows.query_gradient[i].norm(dim=-1).max().item())
+        third += (
+            norm(rows.output_gradient[i] * rows.key_gradient[i, :, None]) + lost * rows.key_gradient[i].max().item()
+        ) ** 2
     stated = 1e3 * coarse_norm(rows.P) * (1 + wrong) + second + math.sqrt(third)
     assert local._three_terms(calm) == pytest.approx(stated, rel=4e-15)
-    few = dataclasses.replace(rows, exponent=0.0, reach=0.0)
-    zero = V * norm(rows.P) + max(norm(m.mT @ q) for m, q in zip(rows.moved, rows.by_query, strict=True))
-    zero += math.sqrt(sum(norm(m * k[:, None]) ** 2 for m, k in zip(rows.moved, rows.by_key, strict=True)))
+    few = dataclasses.replace(rows, exponent=0.0, value_diameter=0.0)
+    zero = V * norm(rows.P) + max(
+        norm(m.mT @ q) for m, q in zip(rows.output_gradient, rows.query_gradient, strict=True)
+    )
+    zero += math.sqrt(
+        sum(norm(m * k[:, None]) ** 2 for m, k in zip(rows.output_gradient, rows.key_gradient, strict=True))
+    )
     assert local._three_terms(few) >= zero + V * norm(rows.P) * 200 * EPS
     broken = dataclasses.replace(rows, norm_V=math.nan)
     assert local._three_terms(broken) == math.inf
@@ -474,7 +481,7 @@ def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
         assert rows.exponent == pytest.approx(16 * float(largest), rel=1e-9)
         gain = -0.5 if kind is hs.CosineAttention else 1.0
         far = y.norm(dim=-1) if kind is hs.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
-        assert rows.reach == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
+        assert rows.value_diameter == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
 
 
 def test_an_input_at_the_edge_of_a_sparse_support_has_no_bound(rng):
@@ -500,10 +507,10 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
         given.clear()
         hs.bounds.local_upper(f, X)
         assert given[0].exponent == pytest.approx(5 * largest)
-        assert given[0].reach == pytest.approx(5 * far)
+        assert given[0].value_diameter == pytest.approx(5 * far)
         rows = local._dots(part, X, None)
         assert rows.exponent == pytest.approx(largest)
-        assert rows.reach == pytest.approx(far)
+        assert rows.value_diameter == pytest.approx(far)
 
 
 def test_covariances_of_one_hot_weights_are_their_rounding(rng):

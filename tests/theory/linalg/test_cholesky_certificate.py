@@ -105,7 +105,7 @@ def test_a_space_and_a_trace_bound_the_largest_eigenvalue(rng, columns):
     exact, trace = torch.linalg.eigvalsh(S)[:, -1], S.diagonal(dim1=1, dim2=2).sum(-1)
     for steps in (0, 1, 3):
         space = gaussian(rng, 12, columns)
-        found = deflated_eigenvalues(lambda x: S @ x, space, trace=trace, lost=NOTHING_LOST, steps=steps)
+        found = deflated_eigenvalues(lambda x: S @ x, space, trace=trace, error=NOTHING_LOST, steps=steps)
         assert bool((found >= exact * (1 - 1e-13)).all())
         assert bool((found <= 2 * trace).all())
         if columns == 12:

@@ -80,7 +80,7 @@ def test_a_space_and_a_trace_give_the_matrix_of_the_statement(rng, k, steps, los
     S[0, :k, :k] = torch.eye(k)
     trace = S.diagonal(dim1=1, dim2=2).sum(-1) + 0.5
     found = deflated_eigenvalues(
-        lambda x: S @ x, space, trace=trace, lost=torch.full((5,), lost, dtype=torch.float64), steps=steps
+        lambda x: S @ x, space, trace=trace, error=torch.full((5,), lost, dtype=torch.float64), steps=steps
     )
     for s, t, value in zip(S[1:], trace[1:].tolist(), found[1:].tolist(), strict=True):
         x = torch.linalg.matrix_power(s, steps) @ space
@@ -94,7 +94,7 @@ def test_what_is_no_number_has_no_largest_eigenvalue(rng):
     S = gram(rng, 3, 4, 4)
     S[1, 2, 2] = math.nan
     trace = torch.full((3,), 1e3, dtype=torch.float64)
-    found = deflated_eigenvalues(lambda x: S @ x, gaussian(rng, 4, 4), trace=trace, lost=0 * trace, steps=0)
+    found = deflated_eigenvalues(lambda x: S @ x, gaussian(rng, 4, 4), trace=trace, error=0 * trace, steps=0)
     assert found.isnan().tolist() == [False, True, False]
     exact = torch.linalg.eigvalsh(S[2])[-1].item()
     assert found[2].item() >= exact

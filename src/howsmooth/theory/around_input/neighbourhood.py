@@ -125,8 +125,8 @@ def _constant_at_centre(unit: Rescaled) -> tuple[float, float]:
     f, X = unit.attention, unit.X
     J = f.jacobian(X)
     if max(X.numel(), math.prod(J.codomain)) <= DENSE:
-        lost = widening(J)
-        return (norm_upper(_matrix(J)) * (1 + lost) if lost < 0.1 else math.inf), 1.0
+        share = widening(J)
+        return (norm_upper(_matrix(J)) * (1 + share) if share < 0.1 else math.inf), 1.0
     with warnings.catch_warnings():
         # where scores are so large that products contradict each other it is infinite, and the other terms bound
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -154,22 +154,22 @@ def _start(attention: Attention, X: Tensor) -> torch.Generator:
 
 def _derivatives(unit: Rescaled, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "2 steps"]:
     """Bound the second and the first derivative on balls of radii t: head by head, and for the whole layer."""
-    seen = heads_at_input(unit.attention, unit.X)
-    before, after = ([HeadAtCentre.of(view) for view in side] for side in (seen, [view.mixed() for view in seen]))
+    views = heads_at_input(unit.attention, unit.X)
+    before, after = ([HeadAtCentre.of(view) for view in side] for side in (views, [view.mixed() for view in views]))
     values = [[head.on_ball(float(s), per_token) for head in before] for s in t]
     # the output projection changes values and no weights
     outputs = [
         [head.on_ball(float(s), per_token, like=x) for head, x in zip(after, side, strict=True)]
         for s, side in zip(t, values, strict=True)
     ]
-    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in seen))
+    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in views))
     by_heads = torch.stack([_by_heads(v, o, norm_W, per_token) for v, o in zip(values, outputs, strict=True)], dim=1)
-    heads, n = len(seen), len(unit.X)
+    heads, n = len(views), len(unit.X)
     if n * (heads * n) ** 2 > NUMBERS:
         return by_heads
     try:
-        centre = LayerAtCentre.of(seen)
-        second, first = SecondDerivative(centre=centre), FirstDerivative.of(seen, centre)
+        centre = LayerAtCentre.of(views)
+        second, first = SecondDerivative(centre=centre), FirstDerivative.of(views, centre)
         length = math.sqrt(n) if per_token else 1.0  # a movement of every token by one is √n long
         whole = [
             (

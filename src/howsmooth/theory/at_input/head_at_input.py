@@ -24,7 +24,7 @@ NORM_STEPS = 12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadErrorBounds:
-    r"""How far what was computed of one head may be from what is true, one number for each row.
+    r"""Rounding-error bounds for one head at one input, one number for each row.
 
     A sum of m products is wrong by at most :math:`mu\sum|a_i||b_i|`, u the rounding unit: so are queries, keys and
     values, and scores by at most
@@ -39,7 +39,7 @@ class HeadErrorBounds:
         query: :math:`\delta q_i`.
         key: The largest :math:`\delta k_j`.
         value: The largest error of a value :math:`Vx_j`.
-        query_slope: How far the derivative of a query exceeds Q: what a query norm stretches.
+        query_slope: The factor by which the derivative of a query exceeds Q: the slope of a query norm.
         key_slope: The same for all keys.
     """
 
@@ -75,7 +75,7 @@ class HeadAtInput:
         y: Values: :math:`Vx_j`, or :math:`WVx_j` up to an isometry.
         value_norm: The norm of the map from tokens to ``y``.
         jacobian: The closed-form derivative that this was read from.
-        errors: How far all this may be from what is true.
+        errors: Rounding-error bounds for all of this.
     """
 
     head: Head
@@ -115,12 +115,12 @@ class HeadAtInput:
 
     @property
     def value_radius(self) -> float:
-        """How far values are from their middle, at most."""
+        """The largest distance of a value from the middle of all."""
         return float((self.y - self.y.mean(0)).norm(dim=-1).max())
 
     @property
     def key_radius(self) -> float:
-        """How far keys are from their middle; from zero under a soft cap, where shifts of a row's scores count."""
+        """The same for keys; from zero under a soft cap, where a shift of all scores of a row counts."""
         return float((self.k - self._middle_key).norm(dim=-1).max())
 
     @property
@@ -133,10 +133,10 @@ class HeadAtInput:
         :math:`\sum_jP_{ij}(y_j-\bar y_i)\,\partial S_{ij}/\partial x_i`: the covariance of values and keys, pulled
         back through the rotary embedding, the query norm and Q.
         """
-        pulled = _query_vjp(
+        rows = _query_vjp(
             self.covariance().transpose(0, 1), self.jacobian, of_each_head(self.jacobian.projections.query_norm)
         )
-        return pulled.transpose(0, 1) @ self.head.reduced_Q
+        return rows.transpose(0, 1) @ self.head.reduced_Q
 
     def covariance(self) -> Float[Tensor, "n v k"]:
         r"""Return the covariance of values and keys, :math:`\sum_jP_{ij}(y_j-\bar y_i)k_j^\top`, for every token i."""
@@ -150,31 +150,31 @@ class HeadAtInput:
         projections, K = self.jacobian.projections, self.head.reduced_K
         norm = of_each_head(projections.key_norm)
         if projections.rotation is None and norm is None:
-            pull = (self.q @ K).norm(dim=-1, keepdim=True).expand_as(self.P)
+            gradient = (self.q @ K).norm(dim=-1, keepdim=True).expand_as(self.P)
         else:
             # the keys' derivative at token j applied to each unit vector of the short factor
             units = K.mT[:, None].expand(-1, self.P.shape[0], -1)
             moved = units if norm is None else _expanded(norm, units).jvp(units)
             moved = moved if projections.rotation is None else projections.rotation(moved)
-            pull = torch.zeros_like(self.P)
+            gradient = torch.zeros_like(self.P)
             for component in moved:
-                pull += (self.q @ component.mT).square()
-            pull = pull.sqrt()
-        return pull if self.slope is None else pull * self.slope
+                gradient += (self.q @ component.mT).square()
+            gradient = gradient.sqrt()
+        return gradient if self.slope is None else gradient * self.slope
 
     def key_side(self) -> tuple[Float[Tensor, "n v v"], Float[Tensor, " n"]]:
         r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top`, and its rounding."""
         y = self.y - self.y.mean(0)
         o = self.P @ y
-        pull = self.score_gradients()
-        w = _flushed((self.P * pull).square())
+        gradient = self.score_gradients()
+        w = _flushed((self.P * gradient).square())
         first, total = w @ y, w.sum(1)
         cross = first[:, :, None] * o[:, None, :]
         moment = weighted_gram(w, y) - cross - cross.mT + total[:, None, None] * o[:, :, None] * o[:, None, :]
-        # what the subtraction may have lost, and the weights that were flushed
-        lost = (16 + len(y)) * torch.finfo(y.dtype).eps * total
-        flushed = 4 * len(y) * (NOTHING + (NOTHING * pull.amax(1)).square())
-        return moment, (lost + flushed) * y.square().sum(1).max()
+        # rounding errors of the subtraction, and the weights that were flushed
+        error = (16 + len(y)) * torch.finfo(y.dtype).eps * total
+        flushed = 4 * len(y) * (NOTHING + (NOTHING * gradient.amax(1)).square())
+        return moment, (error + flushed) * y.square().sum(1).max()
 
 
 def heads_at_input(
@@ -272,13 +272,13 @@ def head_errors(
     query = query_slope * sums * (size * head.Q.norm() + head.query_bias.norm()) + small * q.norm(dim=-1)
     key = key_slope * sums * (size * head.K.norm() + head.key_bias.norm()) + small * k.norm(dim=-1)
     q_size, k_size = q.norm(dim=-1)[:, None], k.norm(dim=-1)
-    wrong = query[:, None] * (k_size + key) + q_size * key + (width + 8) * u * q_size * k_size
+    error = query[:, None] * (k_size + key) + q_size * key + (width + 8) * u * q_size * k_size
     visible = scores > -torch.inf
-    wrong = torch.where(visible, wrong + 8 * u * scores.abs(), 0.0).nan_to_num(torch.inf, torch.inf).amax(-1)
+    error = torch.where(visible, error + 8 * u * scores.abs(), 0.0).nan_to_num(torch.inf, torch.inf).amax(-1)
     # the slope of a soft cap c changes by a factor of at most e^(2δ/c)
     steeper = 1.0 if f.softcap is None else 1 + 1 / f.softcap
     return HeadErrorBounds(
-        scores=steeper * wrong + (n + 16) * u,
+        scores=steeper * error + (n + 16) * u,
         query=query,
         key=float(key.max()),
         value=float(sums * size.max() * head.V.norm()),

@@ -64,15 +64,15 @@ def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"], *, rows: b
 
 def _best(attention: Attention, X: Tensor, heads: tuple[Head, ...], rows: bool) -> float:
     """Take the better of two certificates; the one by rows is about several heads with plain scores."""
-    seen = heads_at_input(attention, X, heads)
+    views = heads_at_input(attention, X, heads)
     plain = attention.positions.rotary is None and attention.softcap is None and not has_key_norm(attention)
     if not (rows and plain and len(heads) > 1):
-        return _combined(attention, seen, _three_terms, heads)
-    by_rows = rows_upper(seen)
+        return _combined(attention, views, _three_terms, heads)
+    by_rows = rows_upper(views)
     # the first of three terms alone is often more
-    if by_rows <= _combined(attention, seen, _first_term, heads):
+    if by_rows <= _combined(attention, views, _value_term, heads):
         return by_rows
-    return min(by_rows, _combined(attention, seen, _three_terms, heads))
+    return min(by_rows, _combined(attention, views, _three_terms, heads))
 
 
 def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
@@ -98,73 +98,80 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
     unit = Rescaled.of(attention, X)
     heads = heads_of(unit.attention)
-    seen = heads_at_input(unit.attention, unit.X, heads)
+    views = heads_at_input(unit.attention, unit.X, heads)
     return upper_bound(
-        log(unit.in_original_units(_combined(unit.attention, seen, _from_the_map, heads))),
+        log(unit.in_original_units(_combined(unit.attention, views, _from_the_map, heads))),
         "attention_map_upper",
         HERE,
         "ours, after Yudin et al.: from the attention map",
     )
 
 
-def _first_term(view: HeadAtInput) -> tuple[float, float]:
+def _value_term(view: HeadAtInput) -> tuple[float, float]:
     norm_P = view.norm_P()
     return view.value_norm * norm_P, view.head.norm_WV * norm_P
 
 
 def _three_terms(view: HeadAtInput) -> tuple[float, float]:
-    query_side, (moment, lost), norm_P = view.query_side(), view.key_side(), view.norm_P()
+    query_side, (moment, moment_error), norm_P = view.query_side(), view.key_side(), view.norm_P()
     W, mixed = view.head.reduced_W, view.mixed()
-    stretch = norm_upper(W)
-    pull = view.score_gradients().amax(-1)
-    return (
-        view.value_norm * norm_P + _query_and_key(view, query_side, moment, lost, pull, view.errors.value),
-        mixed.value_norm * norm_P
-        + _query_and_key(
-            mixed, W.mT @ query_side, W.mT @ moment @ W, lost * stretch**2, pull, view.errors.value * stretch
-        ),
-    )
+    norm_W, error = norm_upper(W), view.errors.value
+    gradient = view.score_gradients().amax(-1)
+    alone = _query_and_key(view, query_side, moment, moment_error, gradient, error)
+    # values behind W: all that is linear in them is multiplied by it, which is cheaper than beginning anew
+    moment, moment_error = W.mT @ moment @ W, moment_error * norm_W**2
+    with_output = _query_and_key(mixed, W.mT @ query_side, moment, moment_error, gradient, error * norm_W)
+    return view.value_norm * norm_P + alone, mixed.value_norm * norm_P + with_output
 
 
 def _query_and_key(
-    view: HeadAtInput, query_side: Tensor, moment: Tensor, lost: Tensor, pull: Tensor, wrong: float
+    view: HeadAtInput,
+    query_side: Tensor,
+    moment: Tensor,
+    moment_error: Tensor,
+    gradient: Tensor,
+    value_error: float,
 ) -> float:
-    r"""Add the second and the third term, each with what rounding may have taken from it.
+    r"""Add the query and the key term of Theorem 3, each widened by its rounding errors.
 
     With weights that are wrong by a share of at most :math:`c_i` (:attr:`HeadErrorBounds.change`), covariances are
-    wrong by :math:`c_i` times the radii of values and keys, and means of values by :math:`c_i` times their radius. Where
-    nothing is known of the weights, the radii alone bound both terms.
+    wrong by :math:`c_i` times the radii of values and keys, and means of values by :math:`c_i` times their radius.
+    Where nothing is known of the weights, the radii alone bound both terms.
     """
+    # the theorem, for the computed weights: one number for each row
+    query_term, key_term = largest_norms(query_side), (largest_eigenvalues(moment) + moment_error).sqrt()
+    # what the true radii and gradients may be
     r, n, unit = view.errors, len(view.P), torch.finfo(moment.dtype).eps
-    reach, keys = view.value_radius + 2 * wrong, view.key_radius + 2 * r.key
-    slope = r.query_slope * norm_upper(view.head.reduced_Q)
-    by_query = largest_norms(query_side) + slope * (
-        (r.change + (8 * n + 64) * unit) * reach * keys + 4 * (wrong * keys + r.key * reach)
-    )
-    by_query = torch.minimum(by_query, slope * reach * keys)
-    pull = (1 + 64 * n * unit) * pull + r.query * r.key_slope * norm_upper(view.head.reduced_K)
-    by_key = r.growth * (
-        (largest_eigenvalues(moment) + lost).sqrt()
-        + 2 * reach * (2 * r.change * pull + r.query * r.key_slope * norm_upper(view.head.reduced_K))
-        + 4 * wrong * pull
-    )
-    by_key = torch.minimum(by_key, 2 * reach * pull)
-    return float(by_query.max()) + (1 + n * unit) * float(by_key.norm())
+    radius, key_radius = view.value_radius + 2 * value_error, view.key_radius + 2 * r.key
+    norm_Q = r.query_slope * norm_upper(view.head.reduced_Q)
+    gradient_error = r.query * r.key_slope * norm_upper(view.head.reduced_K)
+    gradient = (1 + 64 * n * unit) * gradient + gradient_error
+    # the true weights: other covariances, other means
+    by_weights = (r.change + (8 * n + 64) * unit) * radius * key_radius
+    by_values_and_keys = 4 * (value_error * key_radius + r.key * radius)
+    query_term = query_term + norm_Q * (by_weights + by_values_and_keys)
+    key_term = key_term + 2 * radius * (2 * r.change * gradient + gradient_error) + 4 * value_error * gradient
+    # never more than for any weights at all
+    query_term = torch.minimum(query_term, norm_Q * radius * key_radius)
+    key_term = torch.minimum(r.growth * key_term, 2 * radius * gradient)
+    return float(query_term.max()) + (1 + n * unit) * float(key_term.norm())
 
 
 def _from_the_map(view: HeadAtInput) -> tuple[float, float]:
+    r"""Return Theorem 4 for one head, with values before and after the output projection."""
     r, n = view.errors, len(view.P)
     centred = view.k - view.k.mean(0)
-    steep = norm_upper(centred @ view.head.Q) + norm_upper(view.q @ view.head.K)
-    steep += math.sqrt(n) * (2 * r.key * norm_upper(view.head.Q) + float(r.query.max()) * norm_upper(view.head.K))
-    norm_P, grown = view.norm_P(), float(r.growth.max())
-    slope = min(0.5, grown * (softmax_slope(view.P) + n * NOTHING) * grown)  # a half is the most for any weights
-    stretch = norm_upper(view.head.reduced_W)
-    alone, mixed = (
-        seen.value_norm * norm_P + slope * (norm_upper(seen.y - seen.y.mean(0)) + 2 * math.sqrt(n) * wrong) * steep
-        for seen, wrong in ((view, r.value), (view.mixed(), r.value * stretch))
-    )
-    return alone, mixed
+    gradients = norm_upper(centred @ view.head.Q) + norm_upper(view.q @ view.head.K)
+    gradients += math.sqrt(n) * (2 * r.key * norm_upper(view.head.Q) + float(r.query.max()) * norm_upper(view.head.K))
+    norm_P, growth = view.norm_P(), float(r.growth.max())
+    slope = min(0.5, growth * (softmax_slope(view.P) + n * NOTHING) * growth)  # a half is the most for any weights
+    norm_W = norm_upper(view.head.reduced_W)
+
+    def bound(at: HeadAtInput, value_error: float) -> float:
+        spread = norm_upper(at.y - at.y.mean(0)) + 2 * math.sqrt(n) * value_error
+        return at.value_norm * norm_P + slope * spread * gradients
+
+    return bound(view, r.value), bound(view.mixed(), r.value * norm_W)
 
 
 def softmax_slope(P: Float[Tensor, "n m"]) -> float:
@@ -183,11 +190,11 @@ def softmax_slope(P: Float[Tensor, "n m"]) -> float:
 
 def _combined(
     attention: Attention,
-    seen: list[HeadAtInput],
+    views: list[HeadAtInput],
     certificate: Callable[[HeadAtInput], tuple[float, float]],
     heads: tuple[Head, ...],
 ) -> float:
     """Combine heads in the better of two ways: the concatenation with V and the norm of all W, or the sum with WV."""
-    alone, mixed = zip(*(certificate(view) for view in seen), strict=True)
+    alone, mixed = zip(*(certificate(view) for view in views), strict=True)
     stacked = math.hypot(*alone)
     return stacked if attention.output is None else min(sum(mixed), stacked * output_norm(heads))

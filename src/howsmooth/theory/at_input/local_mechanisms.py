@@ -36,20 +36,20 @@ class MechanismAtInput:
 
     Attributes:
         P: The weights.
-        moved: :math:`M_{ij} = \sum_ly_l\,\partial P_{il}/\partial S_{ij}`: how outputs move with scores.
-        by_query: :math:`\partial S_{ij}/\partial x_i`.
-        by_key: :math:`|\partial S_{ij}/\partial x_j|`.
+        output_gradient: :math:`M_{ij} = \sum_ly_l\,\partial P_{il}/\partial S_{ij}`, of the output of row i.
+        query_gradient: :math:`\partial S_{ij}/\partial x_i`.
+        key_gradient: :math:`|\partial S_{ij}/\partial x_j|`.
         exponent: How large the numbers were that weights were made of: rounding is so many units.
-        reach: The largest distance between two values, or the largest value.
+        value_diameter: The largest distance between two values, or the largest value.
         norm_V: The norm of what makes values of tokens.
     """
 
     P: Float[Tensor, "n n"]
-    moved: Float[Tensor, "n n out"]
-    by_query: Float[Tensor, "n n d"]
-    by_key: Float[Tensor, "n n"]
+    output_gradient: Float[Tensor, "n n out"]
+    query_gradient: Float[Tensor, "n n d"]
+    key_gradient: Float[Tensor, "n n"]
     exponent: float
-    reach: float
+    value_diameter: float
     norm_V: float
 
 
@@ -84,14 +84,14 @@ def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
 def _three_terms(rows: MechanismAtInput) -> float:
     n, eps = len(rows.P), torch.finfo(torch.float64).eps
     # weights, and what moves with them, are wrong by such a share of the largest that they can be
-    wrong = math.expm1(min(2 * (rows.exponent + n + UNITS) * eps, 700.0)) + UNITS * n * eps
-    query = torch.linalg.matrix_norm(rows.moved.mT @ rows.by_query, ord=2)
-    pulls = rows.by_query.norm(dim=-1).amax(-1)
-    gram = torch.einsum("ijo,ij,ijp->iop", rows.moved, rows.by_key.square(), rows.moved)
+    error = math.expm1(min(2 * (rows.exponent + n + UNITS) * eps, 700.0)) + UNITS * n * eps
+    query = torch.linalg.matrix_norm(rows.output_gradient.mT @ rows.query_gradient, ord=2)
+    largest_gradient = rows.query_gradient.norm(dim=-1).amax(-1)
+    gram = torch.einsum("ijo,ij,ijp->iop", rows.output_gradient, rows.key_gradient.square(), rows.output_gradient)
     key = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt()
-    query = query + wrong * rows.reach * pulls * rows.P.sum(-1)
-    key = key + wrong * rows.reach * rows.by_key.amax(-1) * rows.P.sum(-1)
-    value = rows.norm_V * coarse_norm(rows.P) * (1 + wrong) + float(query.max()) + float(key.norm())
+    query = query + error * rows.value_diameter * largest_gradient * rows.P.sum(-1)
+    key = key + error * rows.value_diameter * rows.key_gradient.amax(-1) * rows.P.sum(-1)
+    value = rows.norm_V * coarse_norm(rows.P) * (1 + error) + float(query.max()) + float(key.norm())
     return value if math.isfinite(value) else math.inf
 
 
@@ -108,7 +108,7 @@ def _means(P: Tensor, y: Tensor) -> Tensor:
     return P[..., None] * (y - (P @ y)[:, None])
 
 
-def _across(y: Tensor) -> float:
+def _diameter(y: Tensor) -> float:
     return 2 * float((y - y.mean(0)).norm(dim=-1).max())
 
 
@@ -119,11 +119,11 @@ def _l2(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> Mechan
     P = _softmax(-part.scale * apart.square().sum(-1), hidden)
     return MechanismAtInput(
         P=P,
-        moved=_means(P, y),
-        by_query=-2 * part.scale * apart @ part.Q,
-        by_key=2 * part.scale * (apart @ part.K).norm(dim=-1),
+        output_gradient=_means(P, y),
+        query_gradient=-2 * part.scale * apart @ part.Q,
+        key_gradient=2 * part.scale * (apart @ part.K).norm(dim=-1),
         exponent=16 * part.scale * float((q.norm(dim=-1).max() + k.norm(dim=-1).max()) ** 2),
-        reach=_across(y),
+        value_diameter=_diameter(y),
         norm_V=coarse_norm(part.scale * part.B @ part.Q.mT) * coarse_norm(part.Q) if f.tied else coarse_norm(part.B),
     )
 
@@ -139,11 +139,11 @@ def _sigmoid(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> M
     n = len(x)
     return MechanismAtInput(
         P=P,
-        moved=slope[..., None] * y,
-        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
-        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        output_gradient=slope[..., None] * y,
+        query_gradient=(part.scale * k @ part.Q).expand(n, -1, -1),
+        key_gradient=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
         exponent=16 * float(S.abs().max()),
-        reach=float(y.norm(dim=-1).max()),
+        value_diameter=float(y.norm(dim=-1).max()),
         norm_V=coarse_norm(part.B),
     )
 
@@ -160,11 +160,11 @@ def _linear(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> Me
     shares = kappa[..., None]
     return MechanismAtInput(
         P=P,
-        moved=_means(P, y),
-        by_query=(da[:, None] * b / shares) @ part.Q,
-        by_key=((a[:, None] * db / shares) @ part.K).norm(dim=-1),
+        output_gradient=_means(P, y),
+        query_gradient=(da[:, None] * b / shares) @ part.Q,
+        key_gradient=((a[:, None] * db / shares) @ part.K).norm(dim=-1),
         exponent=16 * float(torch.cat((q, k)).abs().max()),
-        reach=_across(y),
+        value_diameter=_diameter(y),
         norm_V=coarse_norm(part.B),
     )
 
@@ -185,13 +185,13 @@ def _cosine(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> Me
     dk = tau * (u[:, None] - cosines[..., None] * w) / nw
     return MechanismAtInput(
         P=P * abs(f.gain),
-        moved=_means(P, y),
-        by_query=dq @ part.Q,
-        by_key=(dk @ part.K).norm(dim=-1),
+        output_gradient=_means(P, y),
+        query_gradient=dq @ part.Q,
+        key_gradient=(dk @ part.K).norm(dim=-1),
         exponent=16
         * abs(tau)
         * (1 + float(x.norm(dim=-1).max()) / math.sqrt(f.eps) * (coarse_norm(part.Q) + coarse_norm(part.K))),
-        reach=_across(y),
+        value_diameter=_diameter(y),
         norm_V=coarse_norm(part.B),
     )
 
@@ -203,11 +203,11 @@ def _dots(part: MechanismHead, x: Tensor, hidden: Tensor | None) -> MechanismAtI
     P = _softmax(S, hidden)
     return MechanismAtInput(
         P=P,
-        moved=_means(P, y),
-        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
-        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        output_gradient=_means(P, y),
+        query_gradient=(part.scale * k @ part.Q).expand(n, -1, -1),
+        key_gradient=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
         exponent=16 * float(S.abs().max()),
-        reach=_across(y),
+        value_diameter=_diameter(y),
         norm_V=coarse_norm(part.B),
     )
 
@@ -237,11 +237,11 @@ def _entmax(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> fl
     total = g.sum(-1, keepdim=True)
     rows = MechanismAtInput(
         P=P,
-        moved=total[..., None] * _means(g / total, y),
-        by_query=(part.scale * k @ part.Q).expand(n, -1, -1),
-        by_key=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
+        output_gradient=total[..., None] * _means(g / total, y),
+        query_gradient=(part.scale * k @ part.Q).expand(n, -1, -1),
+        key_gradient=(part.scale * q @ part.K).norm(dim=-1)[:, None].expand(n, n),
         exponent=n * exponent,
-        reach=n * _across(y),
+        value_diameter=n * _diameter(y),
         norm_V=coarse_norm(part.B),
     )
     return _three_terms(rows)
@@ -273,8 +273,8 @@ def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
     centred = y - (P @ y)[:, None]
     moved = centred @ M
     gram = torch.einsum("ij,ijd,ije->ide", P, moved, moved)
-    lost = len(P) * UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
-    return math.sqrt(float(torch.linalg.eigvalsh(gram)[:, -1].max()) + lost)
+    error = len(P) * UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
+    return math.sqrt(float(torch.linalg.eigvalsh(gram)[:, -1].max()) + error)
 
 
 def _balanced(S: Tensor) -> Tensor | None:

@@ -26,59 +26,58 @@ class RowCertificate:
     Attributes:
         P: Attention weights.
         B: :math:`W_hV_h`.
-        beside: All :math:`W_hV_h` beside each other, up to an isometry.
-        errors: How far all this may be from what is true.
+        side_by_side: :math:`[W_1V_1\cdots W_HV_H]`, up to an isometry.
+        errors: Rounding-error bounds.
     """
 
     P: Float[Tensor, "heads n n"]
     B: Float[Tensor, "heads out d"]
-    beside: Float[Tensor, "out r"]
+    side_by_side: Float[Tensor, "out r"]
     errors: LayerErrorBounds
 
     @classmethod
     def of(cls, views: list[HeadAtInput]) -> "RowCertificate":
-        """Put the heads beside each other; concatenated heads have outputs of their own."""
+        """Gather the heads; concatenated heads have outputs of their own."""
         W = outputs(views)
+        factors = [w @ triangular_factor(view.head.V) for view, w in zip(views, W, strict=True)]
         return cls(
             P=torch.stack([view.P for view in views]),
             B=torch.stack([w @ view.head.V for view, w in zip(views, W, strict=True)]),
-            beside=torch.cat([w @ triangular_factor(view.head.V) for view, w in zip(views, W, strict=True)], dim=1),
+            side_by_side=torch.cat(factors, dim=1),
             errors=LayerErrorBounds.of(views),
         )
 
     def by_rows(self, views: list[HeadAtInput], *, beaten: float = math.inf) -> float:
-        r"""Bound the first and the third term together: the squares of the norms of their rows add up.
+        r"""Bound the value and the key term together: the squares of the norms of their rows add up.
 
         The sum is abandoned once it is more than ``beaten``.
         """
-        lost, most = self.errors.key_term()
-        first = self.errors.value_rows()
-        largest = self.errors.WV_norm.sum() + most
-        rows = torch.minimum(row_norms_squared(views, beaten=beaten).sqrt() + first + lost, largest)
-        # pulls whose squares are too small for a float
-        rows = rows + NOTHING * float(self.errors.value_radius.sum())
+        errors, (key_error, largest_key_term) = self.errors, self.errors.key_term()
+        rows = row_norms_squared(views, beaten=beaten).sqrt() + errors.value_rows() + key_error
+        rows = torch.minimum(rows, errors.WV_norm.sum() + largest_key_term)
+        # score gradients whose squares are too small for a float
+        rows = rows + NOTHING * float(errors.value_radius.sum())
         return (1 + 16 * len(rows) * UNIT) * float(rows.norm())
 
     def by_blocks(self, views: list[HeadAtInput]) -> float:
-        r"""Bound both terms one by one: the third by the matrix of the norms of its blocks.
+        r"""Bound both terms one by one: the key term by the matrix of the norms of its blocks.
 
-        Block (i, j) is :math:`\sum_hP^h_{ij}(y^h_j-\bar y^h_i){g^h_i}^\top`. Where rows attend to tokens of their own,
-        this is much less than adding up their squares.
+        Block (i, j) is :math:`\sum_hP^h_{ij}(y^h_j-\bar y^h_i){g^h_i}^\top`. Where every row attends to other tokens,
+        this is much less than adding up the squares of rows.
         """
         errors = self.errors
         blocks = torch.zeros_like(self.P[0])
         for h, view in enumerate(views):
-            y = view.mixed().y
-            far = torch.cdist(view.P @ y, y, compute_mode="donot_use_mm_for_euclid_dist") * (1 + 64 * UNIT * len(y))
-            change = errors.weight_change[h, :, None]
-            far = (far + 4 * errors.value_error[h] + change * errors.value_radius[h]).clamp_max(
-                2 * errors.value_radius[h]
-            )
+            y, change, radius = view.mixed().y, errors.weight_change[h, :, None], errors.value_radius[h]
+            # not by products of matrices: differences of squares would cancel
+            distance = torch.cdist(view.P @ y, y, compute_mode="donot_use_mm_for_euclid_dist")
+            distance = distance * (1 + 64 * UNIT * len(y)) + 4 * errors.value_error[h] + change * radius
             # a weight that is wrong by a share of c is wrong by c at most
-            blocks += (view.P + change).clamp_max(1.0) * far * errors.gradient[h, :, None]
-        return self._first() + nonnegative_norm(blocks)
+            weights = (view.P + change).clamp_max(1.0)
+            blocks += weights * distance.clamp_max(2 * radius) * errors.gradient[h, :, None]
+        return self.value_term() + nonnegative_norm(blocks)
 
-    def _first(self) -> float:
+    def value_term(self) -> float:
         r"""Bound :math:`\|\sum_hP^h\otimes B_h\|`: heads apart, or what they share and what they do not.
 
         With :math:`\bar P` the mean over heads, the sum is
@@ -87,33 +86,33 @@ class RowCertificate:
         """
         mean, errors = self.P.mean(0), self.errors
         shared = norm_upper(mean) * norm_upper(self.B.sum(0))
-        beside = (norm_upper(self.beside) + 2 * float(errors.product_error.sum())) * norm_upper(
-            (self.P - mean).flatten(0, 1)
-        )
-        return min(float((errors.P_norm * errors.WV_norm).sum()), shared + beside + errors.value_term())
+        norm_B = norm_upper(self.side_by_side) + 2 * float(errors.product_error.sum())
+        differences = norm_B * norm_upper((self.P - mean).flatten(0, 1))
+        return min(float((errors.P_norm * errors.WV_norm).sum()), shared + differences + errors.value_term())
 
 
 def rows_upper(views: list[HeadAtInput]) -> float:
-    """Return the certificate: the second term, block by block, and the other two in the better of two ways.
+    """Return the certificate: the query term, block by block, and the other two in the better of two ways.
 
     It is infinite where numbers leave the range of floats.
     """
     try:
         rows = RowCertificate.of(views)
-        lost, most = rows.errors.query_term()
-        second = float(torch.minimum(query_term_norms(views) + lost, most).max())
+        error, largest = rows.errors.query_term()
+        query_term = float(torch.minimum(query_term_norms(views) + error, largest).max())
         by_blocks = rows.by_blocks(views)
         others = [by_blocks, rows.by_rows(views, beaten=math.inf if math.isnan(by_blocks) else by_blocks)]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # such numbers have no eigenvalues
         return math.inf
-    found = second + min(math.inf if math.isnan(x) else x for x in others)
+    found = query_term + min(math.inf if math.isnan(x) else x for x in others)
     return math.inf if math.isnan(found) else found
 
 
 def query_term_norms(views: list[HeadAtInput]) -> Float[Tensor, " n"]:
     r"""Bound :math:`\|\sum_hW_hV_hC_i^hA_h\|` for every row i.
 
-    All rows are looked at quickly, the largest again and closely, until none of the others can be larger.
+    The query term is block diagonal, and its norm is the largest block norm. So all rows have a quick bound, and the
+    largest ones a closer one, until none of the others can be larger.
     """
     W = torch.cat(outputs(views), dim=1)
     Q = torch.cat([view.head.Q for view in views])
@@ -122,19 +121,19 @@ def query_term_norms(views: list[HeadAtInput]) -> Float[Tensor, " n"]:
     inner, outer = W.mT @ W, Q @ Q.mT
     whole = C.square().sum((1, 2, 3)) * W.square().sum() * Q.square().sum()
     # heads that cancel leave the rounding of a square, whose root is much larger
-    lost = 8 * (heads * (v + k) + sum(W.shape) + sum(Q.shape)) * UNIT * whole
-    trace = torch.cat([_trace(part, inner, outer) for part in C.split(AT_ONCE)]).clamp_min(0) + lost
+    error = 8 * (heads * (v + k) + sum(W.shape) + sum(Q.shape)) * UNIT * whole
+    trace = torch.cat([_trace(part, inner, outer) for part in C.split(AT_ONCE)]).clamp_min(0) + error
     space = torch.randn(len(W), CLOSELY, dtype=W.dtype, generator=torch.Generator().manual_seed(0))
 
     def largest(rows: Tensor, columns: int, steps: int) -> Float[Tensor, " rows"]:
         some = C[rows]
 
         def times(x: Float[Tensor, "#some out r"]) -> Float[Tensor, "some out r"]:
-            seen = outer @ (some.mT @ (W.mT @ x).unflatten(1, (heads, v))).flatten(1, 2)
-            return W @ (some @ seen.unflatten(1, (heads, k))).flatten(1, 2)
+            scored = outer @ (some.mT @ (W.mT @ x).unflatten(1, (heads, v))).flatten(1, 2)
+            return W @ (some @ scored.unflatten(1, (heads, k))).flatten(1, 2)
 
         start = space[:, : min(columns, len(W))]
-        return deflated_eigenvalues(times, start, trace=trace[rows], lost=lost[rows], steps=steps)
+        return deflated_eigenvalues(times, start, trace=trace[rows], error=error[rows], steps=steps)
 
     square, known = largest(torch.arange(len(C)), QUICKLY, 1), torch.tensor(0.0, dtype=W.dtype)
     for rows in square.argsort(descending=True).split(AT_ONCE):

@@ -10,7 +10,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.theory.assumptions import require_plain
 from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, length_upper, mechanism_head, on_cpu
 
-# What a computed root may have lost.
+# The relative error of a computed root.
 ROOT_ERROR = 1e-12
 
 

@@ -36,12 +36,12 @@ def distances(attention: Attention, n: int) -> list[range]:
     positions = attention.positions
     if positions.rotary is None or positions.rotary.positions is not None or n > LONGEST:
         return []
-    far = n if positions.window is None else min(n, positions.window)
+    furthest = n if positions.window is None else min(n, positions.window)
     if positions.causal:
-        return [range(far)]
+        return [range(furthest)]
     ends = sorted({round(n * g / GROUPS) for g in range(GROUPS + 1)})
     groups = itertools.pairwise(ends)
-    return [range(max(1 - last, 1 - far), min(n - first, far)) for first, last in groups]
+    return [range(max(1 - last, 1 - furthest), min(n - first, furthest)) for first, last in groups]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,8 +70,8 @@ class RotaryDistances:
         .. math:: \max_\delta\|A_\delta\|R + \max_\delta|Q^\top\Theta_\delta^\top b_k|
         """
         if head not in self.known:
-            steep = [largest_forms(head, self.rotary, reach) for reach in self.groups]
-            self.known[head] = max(form for form, _shift in steep), max(shift for _form, shift in steep)
+            largest = [largest_forms(head, self.rotary, group) for group in self.groups]
+            self.known[head] = max(form for form, _shift in largest), max(shift for _form, shift in largest)
         form, shift = self.known[head]
         return head.norm_Q * (form * head.norm_K * radius + shift * float(head.key_bias.norm()))
 
@@ -82,29 +82,29 @@ class RotaryDistances:
                   K^\top\Theta_\delta b_q(K^\top\Theta_\delta b_q)^\top\Bigr\|^{1/2}
         """
         keys, found = _unit(head.K), 0.0
-        for reach in self.groups:
-            parts = (gram_factor(x, keys, self.rotary, reach) for x in (_unit(head.Q), _unit(head.query_bias[:, None])))
-            form, shift = (matrix_norm(factor) + lost for factor, lost in parts)
+        for group in self.groups:
+            parts = (gram_factor(x, keys, self.rotary, group) for x in (_unit(head.Q), _unit(head.query_bias[:, None])))
+            form, shift = (matrix_norm(factor) + error for factor, error in parts)
             found = max(found, head.norm_Q * form * radius + shift * float(head.query_bias.norm()))
         return head.norm_K * found
 
 
-def largest_forms(head: Head, rotary: Rotary, reach: range) -> tuple[float, float]:
+def largest_forms(head: Head, rotary: Rotary, group: range) -> tuple[float, float]:
     r"""Return the largest :math:`\|A_\delta\|_2` and :math:`|Q^\top\Theta_\delta^\top b_k|` of some distances.
 
     In units of :math:`s\|Q\|\|K\|` and :math:`s\|Q\||b_k|`, so that nothing overflows.
     """
     queries, keys, bias = _unit(head.reduced_Q), _unit(head.reduced_K), _unit(head.key_bias[None])
     form, shift = 0.0, 0.0
-    for turned in _turned(queries, rotary, reach):
-        form = max(form, float(torch.linalg.matrix_norm(keys.mT @ turned, 2).max()))
-        shift = max(shift, float((bias @ turned).norm(dim=-1).max()))
-    lost = _lost(head.Q, reach)
-    return min(form + lost, 1.0), min(shift + lost, 1.0)
+    for rotated in _rotated(queries, rotary, group):
+        form = max(form, float(torch.linalg.matrix_norm(keys.mT @ rotated, 2).max()))
+        shift = max(shift, float((bias @ rotated).norm(dim=-1).max()))
+    error = _rotation_error(head.Q, group)
+    return min(form + error, 1.0), min(shift + error, 1.0)
 
 
 def gram_factor(
-    queries: Float[Tensor, "k m"], keys: Float[Tensor, "k d"], rotary: Rotary, reach: Sequence[float]
+    queries: Float[Tensor, "k m"], keys: Float[Tensor, "k d"], rotary: Rotary, group: Sequence[float]
 ) -> tuple[Float[Tensor, "r d"], float]:
     r"""Return F with :math:`F^\top F = \sum_\delta A_\delta A_\delta^\top`, and what rounding took from its norm.
 
@@ -112,10 +112,10 @@ def gram_factor(
     gathered in k dimensions, by its triangular factor, which loses nothing by squares.
     """
     factor = queries.new_zeros(0, len(queries))
-    for turned in _turned(triangular_factor(queries), rotary, reach):
-        factor = torch.linalg.qr(torch.cat((factor, turned.mT.flatten(0, 1)))).R
-    lost = _lost(queries, reach) * math.sqrt(len(reach)) * float(queries.norm()) * float(keys.norm())
-    return factor @ keys, lost
+    for rotated in _rotated(triangular_factor(queries), rotary, group):
+        factor = torch.linalg.qr(torch.cat((factor, rotated.mT.flatten(0, 1)))).R
+    error = _rotation_error(queries, group) * math.sqrt(len(group)) * float(queries.norm()) * float(keys.norm())
+    return factor @ keys, error
 
 
 def _unit(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
@@ -124,16 +124,16 @@ def _unit(x: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
     return x / size if size > 0 else x
 
 
-def _turned(queries: Float[Tensor, "k r"], rotary: Rotary, reach: Sequence[float]) -> list[Float[Tensor, "c k r"]]:
+def _rotated(queries: Float[Tensor, "k r"], rotary: Rotary, group: Sequence[float]) -> list[Float[Tensor, "c k r"]]:
     r"""Return :math:`\Theta_\delta Q` for every distance, some at a time."""
     k = len(queries)
     found = []
-    for chunk in torch.tensor(reach).split(CHUNK):
+    for chunk in torch.tensor(group).split(CHUNK):
         rotation = dataclasses.replace(rotary, positions=chunk).rotation(len(chunk), k, queries)
         found.append(rotation(queries.mT[:, None].expand(-1, len(chunk), -1)).permute(1, 2, 0))
     return found
 
 
-def _lost(x: Float[Tensor, "k d"], reach: Sequence[float]) -> float:
+def _rotation_error(x: Float[Tensor, "k d"], group: Sequence[float]) -> float:
     """Return the rounding of angles, and of sums of so many products, in units of the norms of the factors."""
-    return 4 * (len(reach) + sum(x.shape)) * torch.finfo(x.dtype).eps
+    return 4 * (len(group) + sum(x.shape)) * torch.finfo(x.dtype).eps

@@ -18,7 +18,7 @@ from howsmooth.theory.linalg.matrix_norms import UNIT
 
 # Larger problems would take longer than all the rest.
 LARGEST = 9216
-# So many rows of all matrices are looked at as they are, the strongest; of others, norms and what ties them to these.
+# So many rows of all matrices enter S as they are, the strongest; the others by norms and by their coupling to these.
 WHOLE = 1152
 # The bound is so far above the eigenvalue that iteration found.
 SLACK = 2e-4
@@ -33,8 +33,8 @@ def products_norm(factors: list[tuple[Tensor, Tensor]]) -> float:
         return math.inf
     blocks = basis.split([len(K) for _Q, K in factors])
     forms = torch.stack([K.mT @ Q for K, (Q, _K) in zip(blocks, factors, strict=True)])
-    lost = sum((sum(K.shape) * 4 * UNIT * float(K.norm()) * float(Q.norm())) ** 2 for Q, K in factors)
-    return max_unit_combination_norm(forms) + math.sqrt(lost)
+    error = sum((sum(K.shape) * 4 * UNIT * float(K.norm()) * float(Q.norm())) ** 2 for Q, K in factors)
+    return max_unit_combination_norm(forms) + math.sqrt(error)
 
 
 def max_unit_combination_norm(A: Float[Tensor, "h a b"]) -> float:
@@ -62,28 +62,28 @@ def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
     heads, rows, columns = A.shape
     strong = min(rows, max(1, WHOLE // heads))
     _sizes, basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A))
-    near, far = (basis.flip(-1).mT @ A).split([strong, rows - strong], dim=1)
-    beta, S, tie = _by_norms(far), _tied(near, near), _tied(near, far)
-    tied = tie @ tie.mT
-    largest = _root(S, tied, beta) * (1 + SLACK)
+    strong_rows, weak_rows = (basis.flip(-1).mT @ A).split([strong, rows - strong], dim=1)
+    beta, S, coupling = _by_norms(weak_rows), _blocks(strong_rows, strong_rows), _blocks(strong_rows, weak_rows)
+    coupled = coupling @ coupling.mT
+    largest = _root(S, coupled, beta) * (1 + SLACK)
     if not largest > beta:
         return math.inf
-    S.add_(tied, alpha=1 / (largest - beta)).neg_().diagonal().add_(largest)
+    S.add_(coupled, alpha=1 / (largest - beta)).neg_().diagonal().add_(largest)
     _factor, failed = torch.linalg.cholesky_ex(S)
     if failed:
         return math.inf
-    whole, ties = float(A.square().sum()), float(tie.norm())
+    whole, coupling_size = float(A.square().sum()), float(coupling.norm())
     # sums of so many products in S and in its square, and what a factor of a nearly singular matrix may hide
-    lost = (columns + 2) * whole * (1 + 2 * ties / (largest - beta))
-    lost += (tie.shape[1] + 4) * ties**2 / (largest - beta) + 2 * (len(S) + 2) * largest * len(S)
+    error = (columns + 2) * whole * (1 + 2 * coupling_size / (largest - beta))
+    error += (coupling.shape[1] + 4) * coupling_size**2 / (largest - beta) + 2 * (len(S) + 2) * largest * len(S)
     # rows are turned by what is orthogonal but for rounding
-    return math.sqrt(largest + UNIT * lost) * (1 + 16 * rows * UNIT) + 16 * rows * UNIT * math.sqrt(whole)
+    return math.sqrt(largest + UNIT * error) * (1 + 16 * rows * UNIT) + 16 * rows * UNIT * math.sqrt(whole)
 
 
-def _tied(near: Float[Tensor, "h a c"], far: Float[Tensor, "h b c"]) -> Float[Tensor, "ha hb"]:
+def _blocks(some: Float[Tensor, "h a c"], others: Float[Tensor, "h b c"]) -> Float[Tensor, "ha hb"]:
     """Return the blocks of S between some rows and others."""
-    heads, a, b = len(near), near.shape[1], far.shape[1]
-    gram = (near.flatten(0, 1) @ far.flatten(0, 1).mT).view(heads, a, heads, b)
+    heads, a, b = len(some), some.shape[1], others.shape[1]
+    gram = (some.flatten(0, 1) @ others.flatten(0, 1).mT).view(heads, a, heads, b)
     return ((gram + gram.transpose(0, 2)) / 2).reshape(heads * a, heads * b)
 
 
@@ -93,19 +93,19 @@ def _by_norms(A: Float[Tensor, "h a b"]) -> float:
         return 0.0
     grams = (A.flatten(0, 1), A.transpose(0, 1).flatten(1).mT)
     squares = [float(torch.linalg.eigvalsh(x.mT @ x)[-1]) for x in grams]
-    lost = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())
-    return sum(squares) / 2 + lost
+    error = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())
+    return sum(squares) / 2 + error
 
 
-def _root(S: Float[Tensor, "m m"], tied: Float[Tensor, "m m"], beta: float) -> float:
-    r"""Find :math:`\lambda`, nearly, that is the largest eigenvalue of :math:`S + T/(\lambda-\beta)`, T the ties."""
+def _root(S: Float[Tensor, "m m"], coupled: Float[Tensor, "m m"], beta: float) -> float:
+    r"""Find :math:`\lambda`, nearly, the largest eigenvalue of :math:`S + T/(\lambda-\beta)` for the coupling T."""
     alone = _largest(S)
-    if not tied.any():
+    if not coupled.any():
         return alone
     # above, by norms alone; from there once below and once above
-    high = (alone + beta) / 2 + math.hypot((alone - beta) / 2, math.sqrt(_largest(tied)))
-    low = _largest(S + tied / (high - beta))
-    return min(high, _largest(S + tied / (low - beta))) if low > beta else high
+    high = (alone + beta) / 2 + math.hypot((alone - beta) / 2, math.sqrt(_largest(coupled)))
+    low = _largest(S + coupled / (high - beta))
+    return min(high, _largest(S + coupled / (low - beta))) if low > beta else high
 
 
 def _largest(S: Float[Tensor, "m m"]) -> float:

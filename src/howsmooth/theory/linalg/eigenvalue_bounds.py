@@ -103,7 +103,7 @@ def deflated_eigenvalues(
     space: Float[Tensor, "size k"],
     *,
     trace: Float[Tensor, " rows"],
-    lost: Float[Tensor, " rows"],
+    error: Float[Tensor, " rows"],
     steps: int,
 ) -> Float[Tensor, " rows"]:
     r"""Bound :math:`\lambda_{\max}(S)` for positive matrices S from above, closely where few eigenvalues are large.
@@ -119,7 +119,7 @@ def deflated_eigenvalues(
         times: Multiplies a batch of matrices by every S; one matrix counts as many.
         space: Columns that span a space, not necessarily independent.
         trace: At least the traces.
-        lost: How far ``times`` may be from the product, for columns of length one.
+        error: A bound on the errors of ``times``, for columns of length one.
         steps: How many power steps there are.
     """
     size, k = space.shape
@@ -130,18 +130,18 @@ def deflated_eigenvalues(
     U = torch.linalg.qr(x).Q
     SU = times(U)
     A = U.mT @ SU
-    wrong = k * (lost + 64 * k * size * UNIT * trace)
-    inside = _largest(A) + wrong
-    outside = (trace - A.diagonal(dim1=1, dim2=2).sum(-1)).clamp_min(0) + k * wrong
-    across = (SU - U @ A).flatten(1).norm(dim=-1) + wrong
+    margin = k * (error + 64 * k * size * UNIT * trace)
+    inside = _largest(A) + margin
+    outside = (trace - A.diagonal(dim1=1, dim2=2).sum(-1)).clamp_min(0) + k * margin
+    across = (SU - U @ A).flatten(1).norm(dim=-1) + margin
     return (inside + outside) / 2 + torch.hypot((inside - outside) / 2, across)
 
 
 def _largest(A: Float[Tensor, "rows k k"]) -> Float[Tensor, " rows"]:
     """Return the largest eigenvalue of every matrix; what is no number has none."""
-    wrong = ~A.flatten(1).isfinite().all(-1)
+    invalid = ~A.flatten(1).isfinite().all(-1)
     A = (A + A.mT) / 2
-    return torch.linalg.eigvalsh(torch.where(wrong[:, None, None], 0.0, A))[:, -1].masked_fill(wrong, torch.nan)
+    return torch.linalg.eigvalsh(torch.where(invalid[:, None, None], 0.0, A))[:, -1].masked_fill(invalid, torch.nan)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,10 +177,11 @@ class CholeskyCertificate:
         stretch = norm_upper(half @ W.mT) + UNIT * m * math.sqrt(m * size)
         return cls(gram=gram, M=half.mT @ half, norm_bound=stretch**2 + UNIT * m * (m + 32) * size)
 
-    def eigenvalues(self, R: Float[Tensor, "rows m m"], lost: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    def eigenvalues(self, R: Float[Tensor, "rows m m"], error: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         r"""Bound :math:`\lambda_{\max}(WRW^\top)` for matrices R that are positive but for rounding.
 
-        ``lost`` bounds what rounding did to :math:`WRW^\top`. What no factor proves keeps its trace.
+        ``error`` bounds the rounding errors of :math:`WRW^\top`. If no Cholesky factorisation succeeds, the trace
+        bound is used.
         """
         # R grows where its diagonal was rounded below zero
         R.diagonal(dim1=1, dim2=2).clamp_min_(0)
@@ -191,8 +192,8 @@ class CholeskyCertificate:
             found.append(math.nan if value is None else value * self.norm_bound)
         values = torch.tensor(found, dtype=R.dtype)
         left = values.isnan()
-        values[left] = (R[left] * self.gram).sum((1, 2)).clamp_min(0) + len(M) * lost[left]
-        return values + lost
+        values[left] = (R[left] * self.gram).sum((1, 2)).clamp_min(0) + len(M) * error[left]
+        return values + error
 
     def ritz_values(self, R: Float[Tensor, "rows m m"]) -> Float[Tensor, " rows"]:
         r"""Estimate :math:`\lambda_{\max}(WRW^\top)` from below: Ritz values of a space after some power steps."""
@@ -200,10 +201,10 @@ class CholeskyCertificate:
         for _ in range(POWER_STEPS - 1):
             x = R @ (self.gram @ _to_unit_size(x))
         x = _to_unit_size(x)
-        seen = self.gram @ x
-        inner, outer = x.mT @ seen, seen.mT @ (R @ seen)
-        wrong = ~(inner + outer).flatten(1).isfinite().all(-1)
-        inner[wrong], outer[wrong] = 0.0, 0.0
+        Gx = self.gram @ x
+        inner, outer = x.mT @ Gx, Gx.mT @ (R @ Gx)
+        invalid = ~(inner + outer).flatten(1).isfinite().all(-1)
+        inner[invalid], outer[invalid] = 0.0, 0.0
         values, vectors = torch.linalg.eigh(inner)
         # directions that are rounding alone would be any size
         real = values > 1e-12 * values[:, -1:]

@@ -27,7 +27,7 @@ def matrix_norm(x: Float[Tensor, "a b"]) -> float:
 
 
 def norm_upper(x: Float[Tensor, "a b"]) -> float:
-    """Return the largest singular value, and what its computation may have lost."""
+    """Bound the largest singular value, its rounding error included."""
     return matrix_norm(x) * (1 + 8 * sum(x.shape) * torch.finfo(x.dtype).eps)
 
 
