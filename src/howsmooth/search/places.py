@@ -65,7 +65,7 @@ def _on_an_eigenvector(head: Head, radius: float) -> Iterator[Places]:
     if best.gamma <= 0:
         return
     exponent, u = 2 * best.gamma * radius**2, radius * best.direction
-    yield Places.of([best.far * u, best.near * u], [-exponent - math.log(3), 0.0], exponent)
+    yield Places.of([best.first * u, best.others * u], [-exponent - math.log(3), 0.0], exponent)
     top = largest_eigenvalue(head)
     if top is None or top.value <= 0:
         return

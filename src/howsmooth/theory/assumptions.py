@@ -147,6 +147,7 @@ def require_scores_alone(
     """
     require_attention(attention)
     positions = attention.positions
+    # what the theorem would have to cover, and whether the map has it
     found = {
         "rotary positions": positions.rotary is not None and not turned,
         "a soft cap": attention.softcap is not None,

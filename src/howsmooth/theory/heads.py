@@ -144,6 +144,7 @@ def on_cpu(x: Tensor) -> Tensor:
 
 
 def _head(f: Attention) -> Head:
+    # the scale of the scores goes into the queries: then A is a product of two factors
     s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64)
     no_value = torch.zeros(f.layout.v, dtype=torch.float64)
     return Head(
@@ -167,6 +168,7 @@ def combine_factors(heads: Iterable[Head], log_factors: Iterable[float]) -> floa
     projection the heads are concatenated, and only the second form is needed.
     """
     heads, logs = tuple(heads), tuple(log_factors)
+    # with and without the output projection; logarithms, since a bound may exceed the largest float
     mixed = (log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
     alone = (log(head.norm_V) + g for head, g in zip(heads, logs, strict=True))
     return combine_heads(heads, mixed, alone)
@@ -174,6 +176,7 @@ def combine_factors(heads: Iterable[Head], log_factors: Iterable[float]) -> floa
 
 def combine_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
     """Combine bounds on heads, with and without their output projections; logarithms in and out."""
+    # concatenated heads are orthogonal: their squares add up, and the output projection acts on all of them
     stacked = 0.5 * log_sum(2 * bound for bound in alone)
     return stacked if heads[0].W is None else min(log_sum(mixed), stacked + log(output_norm(heads)))
 
@@ -204,6 +207,7 @@ def log(x: float) -> float:
 def log_sum(logs: Iterable[float]) -> float:
     """Return the logarithm of a sum from the logarithms of its terms."""
     terms = list(logs)
+    # max() would drop a NaN that does not come first
     if any(math.isnan(t) for t in terms):
         return math.nan
     most = max(terms, default=-math.inf)

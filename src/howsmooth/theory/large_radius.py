@@ -51,6 +51,7 @@ class LargeRadiusLimit:
         if self.length == 1:
             return 0.0
         n, square = self.length, radius**2
+        # the weight of all tokens but the chosen one, in logarithms: the exponential vanishes for large radii
         log_strays = math.log(n - 1) - self.gap * square
         size = math.sqrt(2 * n) * (1 + self.steepness * self.spread * square) + self.norm_A * self.spread**2 * square
         log_error = log_strays + log(self.norm_V * size)
@@ -114,6 +115,7 @@ def _gap(view: HeadAtInput) -> tuple[float, Tensor]:
     if scores.shape[1] == 1:
         return math.inf, chosen
     first, second = scores.topk(2, dim=-1).values.unbind(-1)
+    # a tie up to rounding has no limit: there the derivative grows with the radius
     gaps = first - second
     row = int(gaps.argmin())
     scale = float(scores[scores.isfinite()].abs().max())

@@ -93,6 +93,7 @@ def masked_mean_field_upper(attention: Attention, *, radius: float, p: float = 2
     _plain_scores(attention, "the masked mean-field bound", FINITE)
     require_causal_or_none(attention, "the masked mean-field bound", FINITE)
     heads = heads_of(attention)
+    # Hardy's inequality: the norm of the Cesàro operator on L^p, which is 1 for p = ∞
     hardy = math.log(p / (p - 1)) if p < math.inf else 0.0
     logs = [log_sum((hardy + math.log1p(2 * c) + 2 * c, log(c))) for c in _contrasts(heads, radius)]
     domain = f"{measures_in_ball(radius)} with positions" + ("" if p == 2 else f", in d_{p:g}")
@@ -122,8 +123,8 @@ def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
         raise AssumptionError(
             "A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.", field="attention"
         )
-    steep = best.gamma * radius**2
-    log_value = log(steep / 2) + steep + log(float((head.mixed @ best.direction).norm()))
+    contrast = best.gamma * radius**2
+    log_value = log(contrast / 2) + contrast + log(float((head.mixed @ best.direction).norm()))
     return lower_bound(
         log_value, "mean_field_lower", measures_in_ball(radius), "the paper, two Diracs on an eigenvector"
     )
@@ -161,14 +162,15 @@ def _two_diracs(head: Head, radius: float) -> float:
         best = steepest_eigenvalue(head, "tied pairs")
     except AssumptionError:
         return -math.inf
-    steep = best.gamma * radius**2
+    contrast = best.gamma * radius**2
 
+    # over the logarithm of t, the mass ratio: the value has one maximum there, far inside the bounds
     def loss(log_t: float) -> float:
         t = math.exp(log_t)
-        return -(0.5 * log_t - math.log1p(t) + math.log1p(2 * steep * t / (1 + t)))
+        return -(0.5 * log_t - math.log1p(t) + math.log1p(2 * contrast * t / (1 + t)))
 
     found = minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded")
-    return steep - float(found.fun) + log(float((head.mixed @ best.direction).norm()))
+    return contrast - float(found.fun) + log(float((head.mixed @ best.direction).norm()))
 
 
 def _tied_diracs(head: Head, radius: float) -> float:

@@ -89,6 +89,7 @@ class LayerErrorBounds:
         of c they are wrong by that share of it.
         """
         largest = (self.value_radius * self.key_radius)[:, None]
+        # sums of n products, a few of each
         share = self.weight_change + (8 * self.weight_change.shape[1] + 64) * UNIT
         values_and_keys = self.value_error * self.key_radius + self.key_error * self.value_radius
         error = share * largest + 4 * values_and_keys[:, None]

@@ -152,6 +152,7 @@ def _linear(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> Me
     if not f.normalised:
         raise AssumptionError("local_upper is about linear attention with a denominator.", field="attention")
     q, k, y = _projected(part, x)
+    # features elu + 1 and their derivatives
     a, b = (torch.nn.functional.elu(z) + 1 for z in (q, k))
     da, db = (z.clamp_max(0).exp() for z in (q, k))
     kappa = a @ b.mT
@@ -233,6 +234,7 @@ def _entmax(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | None) -> fl
     if f.alpha == 2 and bool((t.abs() <= n * (exponent + UNITS) * torch.finfo(t.dtype).eps).any()):
         return math.inf  # which side of the edge a token is on, rounding cannot tell
     t = t.clamp_min(0)
+    # weights t^(1/(α−1)), and their slopes g up to normalisation
     P, g = (t, (t > 0).to(t)) if f.alpha == 2 else (t.square(), t)
     total = g.sum(-1, keepdim=True)
     rows = MechanismAtInput(
@@ -279,6 +281,7 @@ def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
 
 def _balanced(S: Tensor) -> Tensor | None:
     """Return weights whose rows and columns sum to one, or none if they are not found."""
+    # Sinkhorn's iteration in logarithms: rows, then columns, until both sum to one
     for _step in range(BALANCING):
         S = S - S.logsumexp(-1, keepdim=True)
         off = S.logsumexp(-2, keepdim=True)

@@ -59,6 +59,7 @@ class Rescaled:
 
     def in_original_units(self, value: float) -> float:
         """Return the bound for the map as it was; never zero where it is not."""
+        # the larger factor first: the product of both alone may leave the range of floats
         found = value * max(self.factors) * min(self.factors)
         return max(found, LEAST) if value > 0 else found
 

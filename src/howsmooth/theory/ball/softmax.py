@@ -45,9 +45,9 @@ def discrete_upper(attention: Attention, *, n: int, radius: float) -> Bound:
     refuse_norms(attention, "the paper's bound")
     refuse_biases(attention, "the paper's bound", "sharp_upper, which covers them")
     heads = heads_of(attention)
-    steep = (radius * score_gradient_bounds(attention, head, radius)[0] for head in heads)
+    contrasts = (radius * score_gradient_bounds(attention, head, radius)[0] for head in heads)
     # in logarithms: the square of c may exceed the largest float
-    logs = (0.5 * (math.log(3) + log_sum((2 * log(c) + math.log(4 * n + 1), math.log(n)))) for c in steep)
+    logs = (0.5 * (math.log(3) + log_sum((2 * log(c) + math.log(4 * n + 1), math.log(n)))) for c in contrasts)
     log_value = combine_factors(heads, logs)
     return upper_bound(log_value, "discrete_upper", in_ball(n, radius), "the paper, Theorem 3.3")
 
@@ -94,18 +94,21 @@ def sharp_upper(attention: Heads, *, n: int, radius: float) -> Bound:
     sink = isinstance(attention, Attention) and attention.sink is not None
     plain = dataclasses.replace(attention, sink=None) if sink else attention
     refuse_norms(plain, "sharp_upper")
+    # a sink changes the key and query terms of the bound below, not the norms of a head
     heads = heads_of(plain)
-    turns = RotaryDistances.of(attention, n)
-    steep = [log(_score_terms(attention, head, turns, n, radius)) for head in heads]
+    rotary = RotaryDistances.of(attention, n)
+    terms = [log(_score_terms(attention, head, rotary, n, radius)) for head in heads]
 
-    def bound(norm: float, bias: float, steepness: float) -> float:
+    def bound(norm: float, bias: float, score_terms: float) -> float:
         values = log_enclosing_radius(log(norm) + log(radius), bias if sink else 0.0)
-        return log_sum((log(norm) + 0.5 * log(n), values + steepness))
+        return log_sum((log(norm) + 0.5 * log(n), values + score_terms))
 
-    mixed = [bound(head.norm_WV, head.norm_Wb, each) for head, each in zip(heads, steep, strict=True)]
-    alone = [bound(head.norm_V, float(head.value_bias.norm()), each) for head, each in zip(heads, steep, strict=True)]
+    # the triangle inequality over heads, or all of them as one concatenated map
+    mixed = [bound(head.norm_WV, head.norm_Wb, each) for head, each in zip(heads, terms, strict=True)]
+    alone = [bound(head.norm_V, float(head.value_bias.norm()), each) for head, each in zip(heads, terms, strict=True)]
     log_value = combine_heads(heads, mixed, alone)
-    log_value = min(log_value, log(layer_bound(attention, heads, turns, n, radius)))
+    # or side by side under scales, which is usually best for several heads
+    log_value = min(log_value, log(layer_bound(attention, heads, rotary, n, radius)))
     return upper_bound(log_value, "sharp_upper", in_ball(n, radius), "ours: three terms, each sharp")
 
 
@@ -142,7 +145,7 @@ def sharp_lower(attention: Attention, *, n: int, radius: float, heads: int | Non
               p = \frac1{2+(n-2)e^{-\Delta}},\quad \Delta = rR|Ae|\cos\theta - r^2\langle Ae,e\rangle
 
     for any unit e, :math:`z\perp Ae`, :math:`0<r\le R`, :math:`0<\theta\le\pi/2`; the best found is reported. Masked or
-    not; a query bias b turns Ae into :math:`Ae + K^\top b`. It needs no eigenvalue. For several heads, the response of
+    not; a query bias b rotary Ae into :math:`Ae + K^\top b`. It needs no eigenvalue. For several heads, the response of
     the whole layer at each head's tokens in the same explicit direction; with ``heads``, at so many of them only, those
     with the largest :math:`\|A\|\|WV\|`: quicker, and nearly as high.
 
@@ -205,7 +208,7 @@ def score_gradient_bounds(attention: Attention, head: Head, radius: float) -> tu
         return query_gradient, head.norm_K * (head.norm_Q * radius + float(head.query_bias.norm()))
     query_gradient = head.norm_A * radius
     if attention.softcap is not None:
-        query_gradient += head.norm_Qb
+        query_gradient += head.norm_Qb  # a soft cap does not forget a shift of all scores of a row
     elif attention.sink is not None:
         query_gradient = max(query_gradient, (query_gradient + head.norm_Qb) / 2)
     return query_gradient, head.norm_A * radius + float((head.query_bias @ head.K).norm())
@@ -219,13 +222,13 @@ def log_enclosing_radius(log_radius: float, bias: float) -> float:
     return max(log_radius, log_sum((log_radius, log(bias))) - math.log(2))
 
 
-def _score_terms(attention: Attention, head: Head, turns: RotaryDistances | None, n: int, radius: float) -> float:
+def _score_terms(attention: Attention, head: Head, rotary: RotaryDistances | None, n: int, radius: float) -> float:
     """Bound the last two terms of one head whose values spread by one; see :func:`score_gradient_bounds`."""
     query, key = score_gradient_bounds(attention, head, radius)
-    if turns is None:
+    if rotary is None:
         return query + math.sqrt(n / 2) * key
-    all_rows = min(turns.key_gradient(head, radius), math.sqrt(n) * key)
-    return turns.query_gradient(head, radius) + all_rows / math.sqrt(2)  # never more than by norms
+    all_rows = min(rotary.key_gradient(head, radius), math.sqrt(n) * key)
+    return rotary.query_gradient(head, radius) + all_rows / math.sqrt(2)  # never more than by norms
 
 
 def single_plain_head(attention: Attention, theorem: str) -> Head:

@@ -20,14 +20,14 @@ class SteepestEigenvalue:
     Attributes:
         gamma: :math:`\gamma`.
         direction: The unit eigenvector u.
-        far: The first token is ``far · R · u``.
-        near: All others are ``near · R · u``.
+        first: The first token is ``first · R · u``.
+        others: All others are ``others · R · u``.
     """
 
     gamma: float
     direction: Float[Tensor, " d"]
-    far: float
-    near: float
+    first: float
+    others: float
 
 
 def steepest_eigenvalue(head: Head, instead: str) -> SteepestEigenvalue:
@@ -46,8 +46,8 @@ def steepest_eigenvalue(head: Head, instead: str) -> SteepestEigenvalue:
         )
     lowest, highest = min(values), max(values)
     if -lowest >= highest / 8:
-        return SteepestEigenvalue(gamma=-lowest, direction=vectors[values.index(lowest)], far=-1.0, near=1.0)
-    return SteepestEigenvalue(gamma=highest / 8, direction=vectors[values.index(highest)], far=1.0, near=0.5)
+        return SteepestEigenvalue(gamma=-lowest, direction=vectors[values.index(lowest)], first=-1.0, others=1.0)
+    return SteepestEigenvalue(gamma=highest / 8, direction=vectors[values.index(highest)], first=1.0, others=0.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -76,6 +76,7 @@ def cesaro_norm(n: int) -> float:
         >>> round(cesaro_norm(10), 4)
         1.4101
     """
+    # in O(n), where the norm of a dense n × n matrix would take O(n³)
     i = np.arange(1.0, n + 1)
     smallest = eigh_tridiagonal(i**2 + (i - 1) ** 2, -(i[:-1] ** 2), eigvals_only=True, select="i", select_range=(0, 0))
     return 1 / math.sqrt(float(smallest[0]))
@@ -108,9 +109,10 @@ def two_point(attention: Attention, n: int, radius: float) -> Witness:
         rows = P[:, None] * (head.mixed @ t + (kappa * (u @ t))[:, None] * Vu)
         return float(rows.norm())
 
+    # along u the slope is largest; along the top of V(I + κuuᵀ) the answer of the last row is
     V_top = torch.linalg.svd(head.mixed + kappa[-1] * Vu[:, None] * u, full_matrices=False).Vh[0]
     formula = max(response(t) for t in (u, V_top))
-    tokens = torch.cat((best.far * u[None], (best.near * u).expand(n - 1, -1))) * radius
+    tokens = torch.cat((best.first * u[None], (best.others * u).expand(n - 1, -1))) * radius
     return measured_at(attention, tokens, "two_point", in_ball(n, radius), formula)
 
 

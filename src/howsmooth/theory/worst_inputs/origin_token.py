@@ -51,11 +51,13 @@ def _starts(heads: tuple[Head, ...]) -> list[Tensor]:
 
 def _alternate(heads: tuple[Head, ...], u: Tensor) -> Tensor:
     for _round in range(ROUNDS):
+        # the best y and e for this u, by triangular factors: nothing of size d × d is decomposed
         left, right = _sides(heads, u)
         a, b = torch.linalg.qr(left), torch.linalg.qr(right)
         x, _values, z = torch.linalg.svd(a.R @ b.R.mT)
         y, e = a.Q @ x[:, 0], b.Q @ z[0]
-        u = _top_eigenvector(_pulled(heads, y), torch.stack([head.form(e) for head in heads]))
+        # the best u for these
+        u = _top_eigenvector(_value_rows(heads, y), torch.stack([head.form(e) for head in heads]))
     return u
 
 
@@ -66,7 +68,7 @@ def _sides(heads: tuple[Head, ...], u: Tensor) -> tuple[Float[Tensor, "out h"], 
     return left, torch.stack([head.adjoint(u) for head in heads], dim=1)
 
 
-def _pulled(heads: tuple[Head, ...], y: Tensor) -> Float[Tensor, "h d"]:
+def _value_rows(heads: tuple[Head, ...], y: Tensor) -> Float[Tensor, "h d"]:
     r"""Return the rows :math:`(W_hV_h)^\top y`."""
     blocks = y.split([head.V.shape[0] for head in heads]) if heads[0].W is None else [y] * len(heads)
     parts = [block if head.W is None else block @ head.W for block, head in zip(blocks, heads, strict=True)]
@@ -75,6 +77,7 @@ def _pulled(heads: tuple[Head, ...], y: Tensor) -> Float[Tensor, "h d"]:
 
 def _top_eigenvector(a: Float[Tensor, "h d"], b: Float[Tensor, "h d"]) -> Float[Tensor, " d"]:
     r"""Return the unit u with the largest :math:`|\sum_h\langle a_h,u\rangle\langle b_h,u\rangle|`."""
+    # the form has rank 2H at most: its eigenvectors lie in the span of all a and b
     basis = torch.linalg.qr(torch.cat((a, b)).mT).Q
     small = (a @ basis).mT @ (b @ basis)
     values, vectors = torch.linalg.eigh(small + small.mT)

@@ -29,9 +29,9 @@ ITERATIONS = 10
 class RotaryTiedProblem:
     r"""Pairs for one layer on sequences of n tokens, all of length R.
 
-    Row i pulls at the pair's token j by :math:`A_{i-j}y_i`, :math:`A_\delta = K^\top\Theta_\delta Q`. A direction e in
-    which the pair moves is pulled most by :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and the best e is the
-    leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`, the matrix of ``sharp_upper``. The pair is
+    The score of row i has the gradient :math:`A_{i-j}y_i` at the pair's token j, :math:`A_\delta = K^\top\Theta_\delta Q`.
+    Along the direction e in which the pair moves it is largest for :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and
+    the best e is the leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`, the matrix of ``sharp_upper``. The pair is
     :math:`x_{1,2} = R(\cos\theta\,e\pm\sin\theta\,z)`: the first part wins the attention of the others, and z is what
     the values stretch most. Then the others turn so that both tokens tie in all heads,
 
@@ -53,16 +53,16 @@ class RotaryTiedProblem:
         )
         distances = (known[self.others] - known[first]).tolist()
         # factors of the sums of AAᵀ over all that see the pair's first token
-        self.pulls = {head: gram_factor(head.Q, head.K, rotary, distances)[0] for head in self.heads}
+        self.form_factors = {head: gram_factor(head.Q, head.K, rotary, distances)[0] for head in self.heads}
 
-    def asked(self, keys: Float[Tensor, "m k"]) -> Float[Tensor, "m others k"]:
+    def rotated_back(self, keys: Float[Tensor, "m k"]) -> Float[Tensor, "m others k"]:
         r"""Return :math:`\Theta_i^\top k`, what the others' queries are multiplied with, for turned keys."""
         return self.turn_others.T(keys[:, None].expand(-1, len(self.others), -1))
 
     def starts(self, head: Head) -> list[np.ndarray]:
         """Return pairs of one head, for several leads of its scores, as points to climb from."""
-        e = torch.linalg.svd(self.pulls[head], full_matrices=False).Vh[0]
-        wanted = self.asked(self.turn((head.K @ e).expand(1, 2, -1))[:, 0])[0] @ head.Q
+        e = torch.linalg.svd(self.form_factors[head], full_matrices=False).Vh[0]
+        wanted = self.rotated_back(self.turn((head.K @ e).expand(1, 2, -1))[:, 0])[0] @ head.Q
         steep = float(wanted.norm(dim=-1).median()) * self.radius**2
         z = torch.linalg.svd(head.mixed - (head.mixed @ e)[:, None] * e, full_matrices=False).Vh[0]
         z = z - (z @ e) * e
@@ -78,7 +78,7 @@ class RotaryTiedProblem:
 
     def promise(self, head: Head) -> float:
         r"""Return :math:`\|WV\|\,\|\sum_iA_{i-j}A_{i-j}^\top\|^{1/2}`: what this head by itself could come near."""
-        return head.norm_WV * matrix_norm(self.pulls[head])
+        return head.norm_WV * matrix_norm(self.form_factors[head])
 
     def tokens(self, point: Float[Tensor, "rows d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
         """Return the tokens and the perturbation that a point stands for."""
@@ -90,25 +90,31 @@ class RotaryTiedProblem:
         return X, E
 
     def _tied(self, wanted: Float[Tensor, "others d"], pair: Float[Tensor, "2 d"]) -> Float[Tensor, "others d"]:
-        """Return tokens of length R near some directions, that see the pair tie in every head."""
-        both = [self._uneven(head, pair) for head in self.heads]
-        uneven, shift = torch.stack([x for x, _ in both], 1), torch.stack([x for _, x in both], 1)
-        size = uneven.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-        uneven = uneven / size
-        # heads that ask for the same are told apart by rounding alone; this much of it is nothing
-        gram = uneven @ uneven.mT + 1e-13 * torch.eye(len(self.heads), dtype=uneven.dtype)
-        offset = -(uneven.mT @ torch.linalg.solve(gram, shift[..., None] / size))[..., 0]
-        for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
-            wanted = wanted - (uneven.mT @ torch.linalg.solve(gram, uneven @ wanted[..., None]))[..., 0]
-        short = self.radius / offset.norm(dim=-1, keepdim=True).clamp_min(self.radius)
-        room = (self.radius**2 - (short * offset).square().sum(-1, keepdim=True)).clamp_min(1e-300).sqrt()
-        return short * offset + room * wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        """Return tokens of length R near some directions, that see the pair tie in every head.
 
-    def _uneven(self, head: Head, pair: Float[Tensor, "2 d"]) -> tuple[Float[Tensor, "others d"], Tensor]:
-        """Return what the others' tokens and biases make of the difference between the pair's keys."""
+        Head h ties at token y on a hyperplane, ⟨c_h, y⟩ = −s_h. All heads tie on an affine subspace, which meets the
+        sphere of radius R in a smaller sphere: its centre is the point of the subspace next to the origin, and its
+        radius follows by Pythagoras. The token is the point of that sphere in the wanted direction.
+        """
+        constraints = [self._tie_constraint(head, pair) for head in self.heads]
+        normals, shift = (torch.stack(side, 1) for side in zip(*constraints, strict=True))
+        size = normals.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        normals = normals / size
+        # heads with the same hyperplane are told apart by rounding alone; this much of it is nothing
+        gram = normals @ normals.mT + 1e-13 * torch.eye(len(self.heads), dtype=normals.dtype)
+        centre = -(normals.mT @ torch.linalg.solve(gram, shift[..., None] / size))[..., 0]
+        for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
+            wanted = wanted - (normals.mT @ torch.linalg.solve(gram, normals @ wanted[..., None]))[..., 0]
+        # a subspace outside of the ball has no token there; the nearest one nearly ties
+        inside = self.radius / centre.norm(dim=-1, keepdim=True).clamp_min(self.radius)
+        radius = (self.radius**2 - (inside * centre).square().sum(-1, keepdim=True)).clamp_min(1e-300).sqrt()
+        return inside * centre + radius * wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+
+    def _tie_constraint(self, head: Head, pair: Float[Tensor, "2 d"]) -> tuple[Float[Tensor, "others d"], Tensor]:
+        """Return the normal c of the hyperplane on which a head ties, and its shift s, for all others."""
         keys = self.turn((pair @ head.K.mT + head.key_bias)[None])[0]
-        asked = self.asked(keys[:1] - keys[1:])[0]
-        return asked @ head.Q, asked @ head.query_bias
+        difference = self.rotated_back(keys[:1] - keys[1:])[0]
+        return difference @ head.Q, difference @ head.query_bias
 
     def log_value(self, point: Float[Tensor, "rows d"]) -> Tensor:
         """Return the logarithm of the response of the whole layer."""

@@ -84,6 +84,7 @@ class TiedProblem:
         """Prepare the small matrices; without ``n``, every point takes the number of copies that suits it best."""
         self.head, self.frame, self.log_copies = head, frame, None if n is None else math.log(n - 2)
         QD, self.KD = frame.pull(head.Q), frame.pull(head.K)
+        # the bound sees e through QDe and KDe: the search is in the span of their rows, not in all of d dimensions
         rows = torch.cat((QD, self.KD))
         self.basis = torch.linalg.qr(rows.mT).Q
         self.base = head.Q @ frame.centre + head.query_bias
@@ -97,13 +98,13 @@ class TiedProblem:
     def log_value(self, c: Float[Tensor, "... m"], r: Tensor, cosine: Tensor) -> Float[Tensor, "..."]:
         """Return the logarithm of the bound at unit coordinates ``c`` of e."""
         q = self.base + r[..., None] * (c @ self.QB.mT)
-        pulled = (q @ self.KD).norm(dim=-1)
-        steep = torch.einsum("...i,ij,...j->...", q, self.gram, q).clamp_min(1e-300).sqrt()
-        delta = pulled * cosine - r * (q * (c @ self.KB.mT)).sum(-1)
-        overlap = q @ self.cross.mT / pulled.clamp_min(1e-300)[..., None]
+        wide = (q @ self.KD).norm(dim=-1)  # |Dᵀg|
+        gradient = torch.einsum("...i,ij,...j->...", q, self.gram, q).clamp_min(1e-300).sqrt()
+        delta = wide * cosine - r * (q * (c @ self.KB.mT)).sum(-1)
+        overlap = q @ self.cross.mT / wide.clamp_min(1e-300)[..., None]
         spread = 0.5 * self._stretch_beside(overlap).clamp_min(1e-300).log()
         sine = 0.5 * torch.log1p(-cosine.square())
-        return self._share(delta) + steep.log() + sine + spread
+        return self._share(delta) + gradient.log() + sine + spread
 
     def _share(self, delta: Tensor) -> Tensor:
         r"""Return :math:`\log(\sqrt{2N}\,p)` for N copies; the best number, :math:`2e^\Delta`, gives Δ/2 − log 2."""
@@ -178,6 +179,7 @@ class TiedProblem:
         zeta = zeta / zeta.norm().clamp_min(1e-300)
         sine = math.sqrt(1 - cosine**2)
         first, second = (self.frame.point(cosine * w + sign * sine * zeta) for sign in (1, -1))
+        # the true tokens count, not the formula: the value is evaluated at what rounding made of them
         moved = float((self.head.mixed @ (first - second)).norm())
         share = float(self._share(g @ (first - copies)))
         log_value = share + log(float(g.norm())) + log(moved) - math.log(2)
