@@ -29,9 +29,10 @@ ITERATIONS = 10
 class RotaryTiedProblem:
     r"""Pairs for one layer on sequences of n tokens, all of length R.
 
-    The score of row i has the gradient :math:`A_{i-j}y_i` at the pair's token j, :math:`A_\delta = K^\top\Theta_\delta Q`.
-    Along the direction e in which the pair moves it is largest for :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and
-    the best e is the leading eigenvector of :math:`\sum_iA_{i-j}A_{i-j}^\top`, the matrix of ``sharp_upper``. The pair is
+    The score of row i has the gradient :math:`A_{i-j}y_i` at the pair's token j, with
+    :math:`A_\delta = K^\top\Theta_\delta Q`. Along the direction e in which the pair moves it is largest for
+    :math:`y_i = R\,A_{i-j}^\top e/|A_{i-j}^\top e|`, and the best e is the leading eigenvector of
+    :math:`\sum_iA_{i-j}A_{i-j}^\top`, the matrix of ``sharp_upper``. The pair is
     :math:`x_{1,2} = R(\cos\theta\,e\pm\sin\theta\,z)`: the first part wins the attention of the others, and z is what
     the values stretch most. Then the others turn so that both tokens tie in all heads,
 
