@@ -248,7 +248,7 @@ class Witness(_InOneLine):
     def save(self, path: str | os.PathLike[str], *, about: dict[str, str] | None = None) -> None:
         """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata.
 
-        What is said in ``about`` (which model, which layer) is kept beside it.
+        The strings of ``about`` (which model, which layer) are stored with it.
         """
         from safetensors.torch import save_file
 

@@ -56,7 +56,7 @@ def local_upper(attention: Heads, X: Float[Tensor, "n d"], *, rows: bool = True)
 
 
 def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"], *, rows: bool = True) -> list[float]:
-    """Return what :func:`local_upper` proves at every input of a batch; the weights are looked at once."""
+    """Return what :func:`local_upper` proves at every input of a batch; the weights are read once."""
     unit = Rescaled.of(attention, X)
     heads = heads_of(unit.attention)
     return [unit.in_original_units(_best(unit.attention, x, heads, rows)) for x in unit.X]

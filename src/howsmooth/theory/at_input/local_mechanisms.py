@@ -24,7 +24,7 @@ from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, leng
 from howsmooth.theory.results import Bound, upper_bound
 
 HERE = "the given input"
-# What rounding may have done to a sum of n terms, in units of the last place.
+# The rounding error of a sum of n terms, for each of them in units of the last place.
 UNITS = 64
 # How well weights have to be balanced, as a share, and how many steps that may take.
 LOOSE, BALANCING = 1e-8, 2000

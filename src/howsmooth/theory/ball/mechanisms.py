@@ -108,16 +108,16 @@ def sigmoid_ball(f: Any, n: int, radius: float) -> float:
 def _sigmoid_head(part: MechanismHead, n: int, radius: float, bias: float, count: float) -> float:
     query_gradient, key_gradient = part.score_gradient_bounds(radius)
     s = abs(part.scale)
-    reach = part.norm_A * radius**2 + s * radius * (
+    largest = part.norm_A * radius**2 + s * radius * (
         length_upper(part.key_bias @ part.Q) + length_upper(part.query_bias @ part.K)
     )
     middle = bias + part.scale * float(part.query_bias @ part.key_bias)
     # σ increases, and a few units in the last place of a score are as much of σ
-    safely = 1 + 64 * 2.0**-52 * (1 + abs(middle) + reach)
-    top, steep = sigmoid(middle + reach) * safely, largest_sigmoid_slope(middle - reach, middle + reach) * safely
+    safely = 1 + 64 * 2.0**-52 * (1 + abs(middle) + largest)
+    top, slope = sigmoid(middle + largest) * safely, largest_sigmoid_slope(middle - largest, middle + largest) * safely
     norm_V = coarse_norm(part.B)
     most = norm_V * radius + length_upper(part.value_bias)
-    return count * (norm_V * top + most * steep * (query_gradient + key_gradient))
+    return count * (norm_V * top + most * slope * (query_gradient + key_gradient))
 
 
 def linear_ball(f: Any, n: int, radius: float) -> float:
@@ -163,10 +163,10 @@ def cosine_ball(f: Any, n: int, radius: float) -> float:
 def _cosine_head(f: Any, part: MechanismHead, n: int, radius: float) -> float:
     sharp = 1 / math.sqrt(f.eps)
     norm_V = coarse_norm(part.B)
-    direct, reach = (norm_V * sharp, 1.0) if f.normalise_values else (norm_V, norm_V * radius)
-    steep = abs(f.score_scale) * sharp * reach
+    direct, value = (norm_V * sharp, 1.0) if f.normalise_values else (norm_V, norm_V * radius)
+    slope = abs(f.score_scale) * sharp * value
     return abs(f.gain) * (
-        math.sqrt(n) * direct + steep * (coarse_norm(part.Q) + math.sqrt(n / 2) * coarse_norm(part.K))
+        math.sqrt(n) * direct + slope * (coarse_norm(part.Q) + math.sqrt(n / 2) * coarse_norm(part.K))
     )
 
 

@@ -1,7 +1,7 @@
 r"""Theorem 1, rotary positions: the form of a score depends on a distance, :math:`A_\delta = K^\top\Theta_\delta Q`.
 
 :math:`s\|Q\|\|K\|` bounds every one of them, but rotations that turn little within n tokens leave most of what cancels
-in :math:`K^\top Q`. Here the distances that occur are looked at, one by one.
+in :math:`K^\top Q`. So every distance that occurs has a bound of its own.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class RotaryDistances:
 
     @classmethod
     def of(cls, attention: Attention, n: int) -> "RotaryDistances | None":
-        """Return what turns scores; nothing where distances are not looked at."""
+        """Return the distances among n tokens; ``None`` where bounds do not depend on them."""
         rotary, groups = attention.positions.rotary, distances(attention, n)
         return cls(rotary=rotary, groups=groups) if rotary is not None and groups else None
 

@@ -101,7 +101,7 @@ class RotaryTiedProblem:
         normals, shift = (torch.stack(side, 1) for side in zip(*constraints, strict=True))
         size = normals.norm(dim=-1, keepdim=True).clamp_min(1e-300)
         normals = normals / size
-        # heads with the same hyperplane are told apart by rounding alone; this much of it is nothing
+        # heads with the same hyperplane differ by rounding alone; the ridge keeps the system solvable
         gram = normals @ normals.mT + 1e-13 * torch.eye(len(self.heads), dtype=normals.dtype)
         centre = -(normals.mT @ torch.linalg.solve(gram, shift[..., None] / size))[..., 0]
         for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie

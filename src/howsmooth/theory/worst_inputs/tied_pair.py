@@ -19,7 +19,7 @@ VALUE_DIRECTIONS = 16
 CANDIDATES = 6
 STARTS = 3
 ITERATIONS = 60
-# So many heads of a layer are looked at for its best tied pair: those with the largest product of norms.
+# So many heads of a layer are tried for its best tied pair: those with the largest product of norms.
 PROMISING = 4
 
 
@@ -215,7 +215,7 @@ def pair_in_layer(attention: Attention, pair: TiedPair, n: int) -> LayerPair:
 def best_pairs(attention: Attention, n: int, frame: Frame, *, heads: int | None = None) -> list[TiedPair]:
     """Find the best tied pair of every head that has one; heads without scores or values have none.
 
-    With ``heads``, only so many are looked at: those that promise most, by the product of their two norms.
+    With ``heads``, only so many are tried: those with the largest product of their two norms.
     """
     pairs, refusal = [], None
     promising = heads_of(attention)
