@@ -7,8 +7,8 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory.heads import heads_of, log, log_sum, output_norm, total_value
-from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm
+from howsmooth.theory.heads import combine_factors, heads_of, log, log_sum, output_norm, total_value
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 
 

@@ -26,7 +26,7 @@ import howsmooth as hs
 from howsmooth.domains.frame import Frame
 from howsmooth.theory.ball.layer import layer_bound
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
-from howsmooth.theory.heads import heads_of
+from howsmooth.theory.heads import combine_factors, heads_of
 from howsmooth.theory.worst_inputs.tied_pair import TiedProblem
 
 ALWAYS_SHARP = [
@@ -415,5 +415,5 @@ def test_heads_side_by_side_are_below_both_ways_to_add_them_up():
     d = 8
     part = torch.eye(d).double().reshape(4, 2, d)
     f = hs.Attention(query=part, key=part, value=part, output=part.mT, scale=1.0)
-    exact = math.exp(combined(heads_of(f), [math.log(8 + 25 * (1 + math.sqrt(32)))] * 4))
+    exact = math.exp(combine_factors(heads_of(f), [math.log(8 + 25 * (1 + math.sqrt(32)))] * 4))
     assert hs.bounds.sharp_upper(f, n=64, radius=5.0).value <= 0.7 * exact
