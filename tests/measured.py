@@ -10,12 +10,12 @@ from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
 from howsmooth.studies.runs.summary import summarise
 from howsmooth.studies.settings import Window
-from howsmooth.theory.results import Ladder, upper_bound
+from howsmooth.theory.results import BoundsTable, upper_bound
 
 LENGTHS = (4, 8, 16)
 # The root mean square gain of random perturbations, as a share of the constant.
 TYPICAL = 0.05
-LADDER = Ladder(rungs=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),))
+LADDER = BoundsTable(bounds=(upper_bound(math.log(1234.0), "sharp_upper", "tokens in a ball", "a theorem"),))
 
 
 def record(

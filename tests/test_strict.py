@@ -8,7 +8,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.strict import finite, strict_json
-from howsmooth.theory.results import Bracket, Ladder, lower_bound, upper_bound
+from howsmooth.theory.results import BoundsTable, Bracket, lower_bound, upper_bound
 
 EYE = torch.eye(2, dtype=torch.float64)
 
@@ -31,9 +31,9 @@ def test_numbers_without_end_are_null_however_deep():
 @pytest.mark.parametrize("log_value", [-math.inf, -2000.0, 0.0, 2000.0, math.inf])
 @pytest.mark.parametrize("make", [upper_bound, lower_bound])
 def test_a_ladder_reads_back_what_it_wrote_whatever_its_values(make, log_value):
-    ladder = Ladder(rungs=(make(log_value, "name", "somewhere", "a theorem"),))
+    ladder = BoundsTable(bounds=(make(log_value, "name", "somewhere", "a theorem"),))
     strictly(ladder.to_json())
-    assert Ladder.from_json(ladder.to_json()) == ladder
+    assert BoundsTable.from_json(ladder.to_json()) == ladder
 
 
 def test_an_estimate_without_an_upper_bound_is_strict_json():

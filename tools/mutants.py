@@ -69,9 +69,10 @@ NEGATED = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, a
 RELAXED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 # Functions that add an allowance for rounding errors, and what they would be without.
 WIDENING = {
-    "safe_norm": "__import__('howsmooth.theory.heads', fromlist=['heads']).matrix_norm",
-    "safe": "__import__('howsmooth.theory.heads', fromlist=['heads']).matrix_norm",
+    "norm_upper": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
+    "coarse_norm": "__import__('howsmooth.theory.linalg.matrix_norms', fromlist=['matrix_norms']).matrix_norm",
 }
+ROUNDING_ERRORS = ("_product_error", "_rotation_error", "_lost", "lost")
 NUMBERS = ("float", "Float[", "Tensor", "Array", "ndarray")
 
 
@@ -322,7 +323,7 @@ class Finder(ast.NodeVisitor):
                 if not args or isinstance(args[0], (ast.Constant, ast.UnaryOp)):
                     new = ast.parse(f"({ast.unparse(object_)}).{first}", mode="eval").body
                     self._add("first for", node, place, new)
-        elif plain and self._is_rounding(node) and name in ("_lost",):
+        elif plain and self._is_rounding(node) and name in ROUNDING_ERRORS:
             self._add("no rounding", node, place, _times(0.0, node))
         for index, arg in enumerate(args):
             self._visit_at(arg, node, "args", index)
@@ -373,7 +374,7 @@ def _is_rounding(node: ast.expr, names: set[str]) -> bool:
             return small(node.left)
         return isinstance(node.op, (ast.Add, ast.Sub)) and small(node.left) and small(node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("_lost", "lost"):
+        if node.func.id in ROUNDING_ERRORS:
             return True
         return node.func.id == "float" and bool(node.args) and small(node.args[0])
     return False
@@ -867,7 +868,7 @@ def _asked_files(names: list[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("files", nargs="*", help="files or folders, such as theory/together.py; all without")
+    parser.add_argument("files", nargs="*", help="files or folders, such as theory/ball/layer.py; all without")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at once")
     parser.add_argument("--seconds", type=float, default=5.0, help="processor time of tests that a survivor must meet")
     parser.add_argument("--sample", type=int, help="judge so many mutants, drawn at random")

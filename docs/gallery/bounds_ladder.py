@@ -16,7 +16,7 @@ witness = hs.extremal.tied_pair(f, 128, 15.0)
 print(ladder)
 print(witness)
 
-rows = [{"name": b.name, "value": b.value, "kind": f"{b.side.name.lower()} bound"} for b in ladder.rungs]
+rows = [{"name": b.name, "value": b.value, "kind": f"{b.side.name.lower()} bound"} for b in ladder.bounds]
 rows.append({"name": "tied_pair", "value": witness.value, "kind": "measured"})
 rows = [row for row in rows if row["value"] < 1e9]  # bounds on measures are astronomical at this radius
 

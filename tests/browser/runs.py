@@ -13,7 +13,7 @@ from howsmooth.studies.kinds import measures, regimes
 from howsmooth.studies.records import Failure, Record, plan_of, this_machine
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
-from howsmooth.theory.results import Ladder, Refusal, lower_bound, upper_bound
+from howsmooth.theory.results import BoundsTable, NotApplicable, lower_bound, upper_bound
 
 LAYERS, LENGTHS, WINDOWS, HEADS = (0, 2, 5), (8, 16, 32), 3, 4
 FIGURES = ("regimes", "measures")
@@ -44,13 +44,15 @@ HOSTILE_TOKENS = (
     "\u202eevil",
     "W" * 300,
 )
-LADDER = Ladder(
-    rungs=(
+LADDER = BoundsTable(
+    bounds=(
         lower_bound(math.log(2559.0), "sharp_lower", "tokens in a ball", "a theorem"),
         upper_bound(math.log(14942.0), "sharp_upper", "tokens in a ball", "a theorem"),
     )
 )
-NO_LADDER = Ladder(rungs=(), refused=(Refusal(name="all", reason="the theorems are about attention alone."),))
+NO_LADDER = BoundsTable(
+    bounds=(), refused=(NotApplicable(name="all", reason="the theorems are about attention alone."),)
+)
 COMMAND = "howsmooth measure minilm --layers 0,2,5 --lengths 8,16,32 --sequences 3"
 
 
@@ -76,7 +78,7 @@ def _at(layer: int, length: int, window: int, *, part: str = "attention", model:
     )
 
 
-def _measured(*, part: str = "attention", heads: bool = False, ladder: Ladder = LADDER) -> Measurement:
+def _measured(*, part: str = "attention", heads: bool = False, ladder: BoundsTable = LADDER) -> Measurement:
     records = [_at(layer, n, w, part=part) for layer in LAYERS for n in LENGTHS for w in range(WINDOWS)]
     single = [
         _at(layer, LENGTHS[-1], w, part=f"head:{head}")
@@ -89,7 +91,7 @@ def _measured(*, part: str = "attention", heads: bool = False, ladder: Ladder = 
     return with_ladder(found, ladder)
 
 
-def with_ladder(found: Measurement, ladder: Ladder) -> Measurement:
+def with_ladder(found: Measurement, ladder: BoundsTable) -> Measurement:
     """Return a measurement all of whose layers have the same bounds."""
     return dataclasses.replace(found, layers=tuple(dataclasses.replace(layer, ladder=ladder) for layer in found.layers))
 

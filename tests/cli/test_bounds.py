@@ -33,7 +33,7 @@ def test_bounds_answers_in_its_first_line_and_lists_all_bounds(howsmooth, head, 
     attention = hs.Attention.single_head(**matrices)
     assert second == repr(attention)
     table = hs.bounds.table(attention, n=16, radius=2.5)
-    assert all(any(line.startswith(bound.label) for line in rest) for bound in table.rungs)
+    assert all(any(line.startswith(bound.label) for line in rest) for bound in table.bounds)
     assert all(any(line.startswith(label_of(refused.name)) for line in rest) for refused in table.refused)
     assert not any("sharp" in line.split("≤")[0] for line in rest)
 

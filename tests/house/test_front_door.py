@@ -34,7 +34,7 @@ def test_every_theorem_is_in_the_index_and_every_input_too():
         "large_radius_limit",
         "table",
     }
-    assert {"tied_pair", "two_point", "equal_tokens", "quiet_token"} < set(dir(hs.extremal))
+    assert {"tied_pair", "two_point", "equal_tokens", "origin_token"} < set(dir(hs.extremal))
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

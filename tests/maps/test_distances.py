@@ -7,8 +7,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.maps.distances import Distances
-from howsmooth.theory.discrete import sharp_upper
-from howsmooth.theory.local import local_upper
+from howsmooth.theory.at_input.local import local_upper
+from howsmooth.theory.ball.softmax import sharp_upper
 
 pytestmark = pytest.mark.untyped
 

@@ -9,7 +9,7 @@ from oracles import attention_by_loops, constant, dense_jacobian
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory.local import local_upper
+from howsmooth.theory.at_input.local import local_upper
 
 
 def gauss(*shape):

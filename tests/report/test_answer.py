@@ -7,7 +7,7 @@ import pytest
 from measured import changed, grid, measurement, record
 
 from howsmooth.report.answer import answer_rows, columns_of, growth_sentence, growth_words, sentence
-from howsmooth.theory.results import Ladder
+from howsmooth.theory.results import BoundsTable
 
 
 def bent(layer, lengths=(4, 8, 16)):
@@ -100,7 +100,7 @@ def test_a_layer_whose_range_reaches_the_least_smooth_one_says_so():
 
 
 def test_columns_that_no_row_fills_are_left_out():
-    bare = dataclasses.replace(measurement(grid()).layers[0], ladder=Ladder(rungs=()), typical=None)
+    bare = dataclasses.replace(measurement(grid()).layers[0], ladder=BoundsTable(bounds=()), typical=None)
     rows = answer_rows([(0, measurement(grid(), layers=(bare,)))])
     assert [column.key for column in columns_of(rows)] == ["worst"]
     every = answer_rows([(0, measurement(grid(local_upper=99.0)))])

@@ -6,7 +6,7 @@ from measured import grid, heads, measurement, record, run_of
 
 from howsmooth.report.facts import facts, gaps, warnings, worst_inputs
 from howsmooth.studies.records import Failure, RunPlan
-from howsmooth.theory.results import Ladder, lower_bound
+from howsmooth.theory.results import BoundsTable, lower_bound
 
 
 def test_a_finished_run_has_no_gaps_and_nothing_to_warn_of():
@@ -61,7 +61,7 @@ def test_facts_say_which_windows_of_which_layers_were_measured():
 def test_a_worst_input_is_offered_where_the_theory_has_one():
     found = measurement(grid())
     assert worst_inputs(found) == []
-    ladder = Ladder(rungs=(lower_bound(5.0, "sharp_lower", "tokens in a ball", "a theorem"),))
+    ladder = BoundsTable(bounds=(lower_bound(5.0, "sharp_lower", "tokens in a ball", "a theorem"),))
     layer = dataclasses.replace(found.layers[1], ladder=ladder)
     (offered,) = worst_inputs(dataclasses.replace(found, layers=(found.layers[0], layer)))
     assert offered.layer == 1

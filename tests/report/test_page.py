@@ -22,7 +22,7 @@ from howsmooth.studies.kinds import extremal
 from howsmooth.studies.records import Failure, Record, plan_of, this_machine
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
-from howsmooth.theory.results import Ladder, upper_bound
+from howsmooth.theory.results import BoundsTable, upper_bound
 from howsmooth.wording import visible
 
 HOSTILE = "</script><script>alert(1)</script><!-- \" ' & {{ 7*7 }} \u2028"
@@ -214,15 +214,15 @@ def test_a_run_without_records_has_a_page():
 
 
 def test_a_theorem_without_a_label_breaks_no_page():
-    rungs = (*LADDER.rungs, upper_bound(8.0, "brand_new_upper", "tokens in a ball", "a theorem of tomorrow"))
+    rungs = (*LADDER.bounds, upper_bound(8.0, "brand_new_upper", "tokens in a ball", "a theorem of tomorrow"))
     found = measurement(grid())
-    layers = tuple(dataclasses.replace(layer, ladder=Ladder(rungs=rungs)) for layer in found.layers)
+    layers = tuple(dataclasses.replace(layer, ladder=BoundsTable(bounds=rungs)) for layer in found.layers)
     page = Page(render(run_of(dataclasses.replace(found, layers=layers))))
     assert "brand new upper" in page.text
 
 
 def test_a_bound_beyond_all_numbers_breaks_no_page():
-    ladder = Ladder(rungs=(upper_bound(1e5, "sharp_upper", "tokens in a ball", "a theorem"),))
+    ladder = BoundsTable(bounds=(upper_bound(1e5, "sharp_upper", "tokens in a ball", "a theorem"),))
     found = measurement(grid())
     layers = tuple(dataclasses.replace(layer, ladder=ladder) for layer in found.layers)
     page = Page(render(run_of(dataclasses.replace(found, layers=layers))))

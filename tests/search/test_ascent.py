@@ -2,8 +2,8 @@ import pytest
 import torch
 from draws import gaussian
 from oracles import constant
-from theory.forms import ROUNDING, form, random_layer
-from theory.witnesses import MEASURED, assert_honest, assert_in_ball, assert_on_image
+from theory.example_layers import ROUNDING, form, random_layer
+from theory.witness_checks import MEASURED, assert_honest, assert_in_ball, assert_on_image
 
 import howsmooth as hs
 from howsmooth.theory import extremal

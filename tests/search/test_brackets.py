@@ -7,8 +7,8 @@ import pytest
 import torch
 from draws import gaussian, number, orthogonal, symmetric
 from oracles import constant
-from theory.forms import ROUNDING, bilinear, form, matrix_norm, random_layer, scaled_to, with_mask
-from theory.witnesses import HEADS, MEASURED, assert_honest, assert_in_ball
+from theory.example_layers import ROUNDING, bilinear, form, matrix_norm, random_layer, scaled_to, with_mask
+from theory.witness_checks import HEADS, MEASURED, assert_honest, assert_in_ball
 from torch.testing import assert_close
 
 import howsmooth as hs

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from draws import gaussian
-from theory.forms import form
+from theory.example_layers import form
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, NonFiniteError, ShapeError

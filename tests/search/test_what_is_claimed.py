@@ -19,7 +19,7 @@ EYE = torch.eye(2, dtype=torch.float64)
 @pytest.mark.parametrize("radius", [1.0, 1e4, 1e8])
 def test_a_witness_is_worth_what_is_measured_at_its_tokens(dtype, radius):
     f = hs.Attention.single_head(A=-EYE.to(dtype), V=EYE.to(dtype))
-    for build in (hs.extremal.tied_pair, hs.extremal.two_point, hs.extremal.quiet_token, hs.extremal.equal_tokens):
+    for build in (hs.extremal.tied_pair, hs.extremal.two_point, hs.extremal.origin_token, hs.extremal.equal_tokens):
         witness = build(f, 5, radius)
         assert witness.value <= truth(f, witness.tokens) * (1 + 1e-12)
         assert float(witness.tokens.double().norm(dim=-1).max()) <= radius

@@ -18,11 +18,11 @@ import torch
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.theory.assumptions import refuse_norms
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.row_certificate import rows_upper
+from howsmooth.theory.ball.layer import layer_bound
+from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.rows import rows_upper
-from howsmooth.theory.together import together
-from howsmooth.theory.turned import Turns
-from howsmooth.theory.views import views
 
 WIDE = np.longdouble
 # Two floats are compared: the truth is rounded once, and its norm is computed in float64.
@@ -250,13 +250,13 @@ def upper_bounds(f: hs.Attention, X: torch.Tensor) -> Iterator[tuple[str, Callab
 def _rows_alone(f: hs.Attention, X: torch.Tensor) -> float:
     if f.positions.rotary is not None or f.softcap is not None or f.query_norm is not None:
         raise AssumptionError("rows are about plain scores")
-    return rows_upper(views(f, X))
+    return rows_upper(heads_at_input(f, X))
 
 
 def _heads_together(f: hs.Attention, n: int, radius: float) -> float:
     plain = dataclasses.replace(f, sink=None)
     refuse_norms(plain, "heads together")
-    return together(f, heads_of(plain), Turns.of(f, n), n, radius)
+    return layer_bound(f, heads_of(plain), RotaryDistances.of(f, n), n, radius)
 
 
 def attack(seed: int, counts: Counter | None = None, radii: tuple[float, ...] = ()) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 import howsmooth.theory.around_input.neighbourhood
-import howsmooth.theory.tied
+import howsmooth.theory.worst_inputs.tied_pair
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -33,7 +33,7 @@ NORM = hs.LayerNorm(gain=torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64)
 
 def answers(f, g, X, norm):
     """Everything that is asked of a layer ``f`` and of one head ``g``, as numbers."""
-    yield from (bound.log_value for bound in hs.bounds.table(f, n=N, radius=RADIUS, heads=1).rungs)
+    yield from (bound.log_value for bound in hs.bounds.table(f, n=N, radius=RADIUS, heads=1).bounds)
     yield hs.bounds.local_upper(f, X).value
     yield hs.bounds.attention_map_upper(f, X).value
     yield hs.bounds.neighbourhood_upper(f, X, eps=0.1).value
@@ -48,7 +48,7 @@ def answers(f, g, X, norm):
 
 if __name__ == "__main__":  # not where tests are collected: it would change the library for all of them
     # the same on both devices: here optima are compared, not judged, and a device in Python takes its time
-    howsmooth.theory.tied.ITERATIONS = 2
+    howsmooth.theory.worst_inputs.tied_pair.ITERATIONS = 2
     howsmooth.theory.around_input.neighbourhood.INTERVALS = 4
     here = list(answers(layer(), form(), X, NORM))
     device, mode = second_device()

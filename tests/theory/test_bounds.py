@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.ball import ascended, constants, inputs, into_ball, plain
-from theory.forms import HEADS, LAYERS, ROUNDING, WIDE, form, random_layer, scaled_to, with_mask
-from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, accepted
+from theory.ball_inputs import ascended, constants, inputs, into_ball, plain
+from theory.bounds_by_name import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, accepted
+from theory.example_layers import HEADS, LAYERS, ROUNDING, WIDE, form, random_layer, scaled_to, with_mask
 from torch.testing import assert_close
 
 import howsmooth as hs

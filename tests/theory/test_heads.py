@@ -7,18 +7,9 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import (
-    combined,
-    heads_of,
-    log,
-    log_sum,
-    matrix_norm,
-    output_norm,
-    product_norm,
-    short,
-    total_value,
-)
+from howsmooth.theory.heads import combine_factors, heads_of, log, log_sum, output_norm, total_value
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
+from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 
 
 def gauss_from(rng):
@@ -57,7 +48,7 @@ def test_heads_combine_in_the_smaller_of_two_ways(rng):
     together = math.hypot(*(head.norm_V * g for head, g in zip(heads, factors, strict=True)))
     assert_close(output_norm(heads), float(torch.linalg.matrix_norm(W, 2)))
     expected = min(apart, together * output_norm(heads))
-    assert_close(math.exp(combined(heads, map(math.log, factors))), expected)
+    assert_close(math.exp(combine_factors(heads, map(math.log, factors))), expected)
 
 
 def test_a_zero_head_adds_nothing():
@@ -115,7 +106,7 @@ def test_norms_of_matrices_of_any_size_and_sign_are_dense_norms(rng, size):
         x[0, 0] = -1e-3
         exact = float(torch.linalg.matrix_norm(x, 2)) * size
         assert matrix_norm(x * size) == pytest.approx(exact, rel=1e-12, abs=0)
-        r = short(x)
+        r = triangular_factor(x)
         assert r.shape[1] == min(shape)
         assert_close(r @ r.mT, x @ x.mT)
     assert matrix_norm(torch.zeros(2, 3).double()) == 0.0
@@ -137,11 +128,11 @@ def test_concatenated_heads_combine_by_the_root_of_squares(rng):
     heads = heads_of(hs.Attention(query=f.query, key=f.key, value=f.value))
     factors = (2.0, 0.5, 1.0)
     exact = math.hypot(*(head.norm_V * g for head, g in zip(heads, factors, strict=True)))
-    assert_close(math.exp(combined(heads, map(math.log, factors))), exact)
+    assert_close(math.exp(combine_factors(heads, map(math.log, factors))), exact)
     assert output_norm(heads) == 1.0
 
 
 def test_heads_that_write_to_axes_of_their_own_combine_by_the_root_of_squares():
     part = torch.eye(6).double().reshape(3, 2, 6)
     heads = heads_of(hs.Attention(query=part, key=part, value=part, output=part.mT))
-    assert_close(math.exp(combined(heads, [math.log(2.0)] * 3)), 2 * math.sqrt(3))
+    assert_close(math.exp(combine_factors(heads, [math.log(2.0)] * 3)), 2 * math.sqrt(3))

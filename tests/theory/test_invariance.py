@@ -6,8 +6,8 @@ import functools
 import pytest
 import torch
 from draws import gaussian, number, orthogonal
-from theory.forms import HEADS, LAYERS, bilinear, form, low_rank, random_layer, scaled_to, with_mask
-from theory.theorems import WITH_N, WITHOUT_N, accepted, bound, every_bound
+from theory.bounds_by_name import WITH_N, WITHOUT_N, accepted, bound, every_bound
+from theory.example_layers import HEADS, LAYERS, bilinear, form, low_rank, random_layer, scaled_to, with_mask
 from torch.testing import assert_close
 
 import howsmooth as hs

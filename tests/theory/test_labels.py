@@ -10,7 +10,7 @@ EYE = torch.eye(2, dtype=torch.float64)
 def test_every_rung_of_a_ladder_has_a_label_of_its_own():
     for causal in (False, True):
         ladder = hs.bounds.table(hs.Attention.single_head(A=-EYE, V=EYE, causal=causal), n=20, radius=2.0)
-        labels = [bound.label for bound in ladder.rungs]
+        labels = [bound.label for bound in ladder.bounds]
         assert len(set(labels)) == len(labels)
         assert all(label and "_" not in label and "sharp" not in label for label in labels)
 

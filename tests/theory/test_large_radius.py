@@ -4,8 +4,8 @@ import pytest
 import torch
 from draws import gaussian, number
 from oracles import constant
-from theory.around import constants, norms, small_layer, weights_of
-from theory.forms import ROUNDING, form
+from theory.example_layers import ROUNDING, form
+from theory.perturbed_inputs import constants, norms, small_layer, weights_of
 from torch.testing import assert_close
 
 import howsmooth as hs

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 from draws import gaussian, number
-from theory.ball import constants, jacobians
-from theory.forms import HEADS, ROUNDING, form, matrix_norm, random_layer, scaled_to, with_mask
-from theory.theorems import LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, accepted, bound
+from theory.ball_inputs import constants, jacobians
+from theory.bounds_by_name import LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, accepted, bound
+from theory.example_layers import HEADS, ROUNDING, form, matrix_norm, random_layer, scaled_to, with_mask
 from torch.testing import assert_close
 
 import howsmooth as hs

@@ -5,13 +5,13 @@ import pytest
 import torch
 from draws import gaussian, number
 from safetensors import safe_open
-from theory.forms import LAYERS, form, rotation, with_mask
-from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, bound
+from theory.bounds_by_name import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, bound
+from theory.example_layers import LAYERS, form, rotation, with_mask
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import ContradictionError
-from howsmooth.theory.results import Bound, Bracket, Ladder, Side, lower_bound, safe_digits, upper_bound
+from howsmooth.theory.results import Bound, BoundsTable, Bracket, Side, lower_bound, safe_digits, upper_bound
 
 EPS = torch.finfo(torch.float64).eps
 EYE = torch.eye(2, dtype=torch.float64)
@@ -50,15 +50,15 @@ def test_bounds_say_what_they_are():
 
 def test_a_ladder_goes_from_the_lowest_lower_bound_to_the_highest_upper_one():
     ladder = hs.bounds.table(hs.Attention.single_head(A=-EYE, V=EYE), n=20, radius=2.0)
-    sides = [bound.side for bound in ladder.rungs]
+    sides = [bound.side for bound in ladder.bounds]
     assert sides == sorted(sides, key=[Side.LOWER, Side.UPPER].index)
     for side in Side:
-        logs = [bound.log_value for bound in ladder.rungs if bound.side is side]
+        logs = [bound.log_value for bound in ladder.bounds if bound.side is side]
         assert logs == sorted(logs)
     assert ladder.lower.value < ladder.upper.value
     assert ladder.lower.name == "sharp_lower"
     assert not ladder.refused
-    assert len(repr(ladder).splitlines()) == len(ladder.rungs)
+    assert len(repr(ladder).splitlines()) == len(ladder.bounds)
     assert json.loads(ladder.to_json())["bounds"][0]["side"] == "lower"
 
 
@@ -66,7 +66,7 @@ def test_a_ladder_says_what_does_not_apply():
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     ladder = hs.bounds.table(hs.Attention.single_head(A=turn, V=EYE, causal=True), n=20, radius=2.0)
     assert [(refusal.name, "sharp_lower" in refusal.reason) for refusal in ladder.refused] == [("discrete_lower", True)]
-    assert "masked_mean_field_upper" in [bound.name for bound in ladder.rungs]
+    assert "masked_mean_field_upper" in [bound.name for bound in ladder.bounds]
 
 
 def test_a_witness_is_saved_whole(tmp_path):
@@ -84,7 +84,7 @@ def test_a_witness_is_saved_whole(tmp_path):
 @pytest.mark.parametrize("radius", [1e-3, 1.0, 1e6])
 def test_a_table_of_bounds_reads_back_whole_though_a_bound_exceed_the_largest_float(radius):
     ladder = hs.bounds.table(hs.Attention.single_head(A=-EYE, V=EYE), n=5, radius=radius)
-    assert Ladder.from_json(ladder.to_json()) == ladder
+    assert BoundsTable.from_json(ladder.to_json()) == ladder
 
 
 @pytest.mark.slow
@@ -124,15 +124,15 @@ def test_a_bound_carries_its_side_its_name_and_its_theorem(name):
 def test_the_table_is_sorted_and_brackets_the_constant(rng, radius, causal):
     f = with_mask(form(gaussian(rng, 3, 3), gaussian(rng, 3, 3)), causal)
     ladder = hs.bounds.table(f, n=40, radius=radius)
-    sides = [b.side.name for b in ladder.rungs]
+    sides = [b.side.name for b in ladder.bounds]
     assert sides == sorted(sides)  # LOWER before UPPER
     for side in ("LOWER", "UPPER"):
-        logs = [b.log_value for b in ladder.rungs if b.side.name == side]
+        logs = [b.log_value for b in ladder.bounds if b.side.name == side]
         assert logs == sorted(logs)
     assert ladder.lower.log_value <= ladder.upper.log_value
-    names = [b.name for b in ladder.rungs] + [r.name for r in ladder.refused]
+    names = [b.name for b in ladder.bounds] + [r.name for r in ladder.refused]
     assert len(set(names)) == len(names)
-    assert {*WITH_N, "sharp_lower"} <= {b.name for b in ladder.rungs}
+    assert {*WITH_N, "sharp_lower"} <= {b.name for b in ladder.bounds}
     assert all(r.reason for r in ladder.refused)
     assert "sharp_upper" in repr(ladder)
     assert json.loads(ladder.to_json())["bounds"]
@@ -141,7 +141,7 @@ def test_the_table_is_sorted_and_brackets_the_constant(rng, radius, causal):
 def test_the_table_holds_what_the_functions_say_and_names_what_they_refuse(rng):
     f = form(rotation(4), gaussian(rng, 4, 4))  # no real eigenvalue
     ladder = hs.bounds.table(f, n=20, radius=0.9)
-    for rung in ladder.rungs:
+    for rung in ladder.bounds:
         assert_close(number(rung.value), number(bound(rung.name, f, n=20, radius=0.9).value))
     assert "discrete_lower" in {r.name for r in ladder.refused}
 

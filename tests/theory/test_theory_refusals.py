@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import small_layer
-from theory.forms import form, random_layer, rotation, turn, with_mask
-from theory.theorems import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, bound
+from theory.bounds_by_name import LOWERS_WITH_N, LOWERS_WITHOUT_N, WITH_N, WITHOUT_N, bound
+from theory.example_layers import form, random_layer, rotation, turn, with_mask
+from theory.perturbed_inputs import small_layer
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
@@ -76,7 +76,7 @@ def test_two_points_need_a_real_eigenvalue_and_name_the_tied_pair():
         extremal.two_point(form(turn(90)), 9, 2.0)
 
 
-@pytest.mark.parametrize("maker", [extremal.quiet_token, extremal.two_point])
+@pytest.mark.parametrize("maker", [extremal.origin_token, extremal.two_point])
 def test_explicit_inputs_refuse_rotary_embeddings(rng, maker):
     f = random_layer(rng, heads=1, positions=hs.Positions(rotary=hs.Rotary()))
     with pytest.raises(AssumptionError, match=r"(?i)rotary"):

@@ -12,7 +12,7 @@ from howsmooth.certificates.stages import Bent, First, at_every_token, root
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.weighting import unstack
-from howsmooth.theory.traces import largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # Where the exponential of a change of scores is as good as infinite, the hull of the values decides.
 MOST = 60.0

@@ -1,6 +1,6 @@
 r"""Spectral norms of the many blocks of a table, bounded from above with few passes over memory.
 
-As in :mod:`howsmooth.theory.traces`, with :math:`Y = G^8` for a Gram matrix G of v columns,
+As in :mod:`howsmooth.theory.linalg.eigenvalue_bounds`, with :math:`Y = G^8` for a Gram matrix G of v columns,
 
 .. math:: \lambda_{\max}(Y) \le \frac{t_1}v + \Bigl((v-1)\bigl(\frac{t_2}v - \frac{t_1^2}{v^2}\bigr)\Bigr)^{1/2},
           \qquad t_1 = \mathrm{tr}\,Y,\; t_2 = \|Y\|_F^2,
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.traces import largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # So many numbers of Gram matrices are squared at once: they should stay near the processor.
 NUMBERS = 2**18

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.blocks import block_norms, form_norms
-from howsmooth.theory.traces import largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # So many numbers are unpacked at once.
 NUMBERS = 2**23

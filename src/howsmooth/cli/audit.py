@@ -17,7 +17,7 @@ from howsmooth.cli.options import OptionJson, OptionN, OptionSave, OptionSeed
 from howsmooth.cli.printing import ascent_bar, print_json, say
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 from howsmooth.files import read_bytes
-from howsmooth.theory.sizes import require_radius
+from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
     from howsmooth.search.audit import Audit

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from howsmooth.search.regimes import Regimes
-    from howsmooth.theory.results import Bound, Bracket, Ladder, Witness
+    from howsmooth.theory.results import Bound, BoundsTable, Bracket, Witness
 
 
 @option_groups
@@ -73,7 +73,7 @@ def bounds(
         save_witness(bracket.lower, save, source.about, quiet=as_json)
 
 
-def _print_ladder(attention: str, ladder: "Ladder", bracket: "Bracket", domain: str) -> None:
+def _print_ladder(attention: str, ladder: "BoundsTable", bracket: "Bracket", domain: str) -> None:
 
     console = visible_console()
     ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
@@ -87,7 +87,7 @@ def _print_ladder(attention: str, ladder: "Ladder", bracket: "Bracket", domain: 
         console.print(_refusals(ladder))
 
 
-def _bounds_table(ladder: "Ladder", witness: "Witness", domain: str) -> "Table":
+def _bounds_table(ladder: "BoundsTable", witness: "Witness", domain: str) -> "Table":
     """Show every bound and the measured input, from the lowest to the highest."""
     from rich.table import Table
     from rich.text import Text
@@ -101,7 +101,7 @@ def _bounds_table(ladder: "Ladder", witness: "Witness", domain: str) -> "Table":
     log_value = math.log(witness.value) if witness.value > 0 else -math.inf
     measured = (witness.label, f"{Side.LOWER} {at_least(witness.value)}", "measured at a stored input")
     # sorted is stable: of two equal values the measured one comes after the theorem that it confirms
-    rows = [((b.side is Side.UPPER, b.log_value), _row(b, domain), "") for b in ladder.rungs]
+    rows = [((b.side is Side.UPPER, b.log_value), _row(b, domain), "") for b in ladder.bounds]
     rows.append(((False, log_value), measured, "bold green"))
     for _place, cells, style in sorted(rows, key=lambda row: row[0]):
         table.add_row(*(Text(cell) for cell in cells), style=style)
@@ -114,7 +114,7 @@ def _row(bound: "Bound", domain: str) -> tuple[str, str, str]:
     return bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
 
 
-def _refusals(ladder: "Ladder") -> "Table":
+def _refusals(ladder: "BoundsTable") -> "Table":
     from rich.table import Table
     from rich.text import Text
 

@@ -10,7 +10,7 @@ from howsmooth.cli.layer import LayerSource
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, check_text
 from howsmooth.models.loading.hub import check_tokenizer
-from howsmooth.theory.sizes import require_length
+from howsmooth.theory.assumptions import require_length
 from howsmooth.wording import at_least, count, interval, number, percent
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import check_model_name
-from howsmooth.theory.sizes import require_length, require_radius
+from howsmooth.theory.assumptions import require_length, require_radius
 
 T = TypeVar("T")
 # More tokens than this are no index of a tensor; what fits into memory is far less.

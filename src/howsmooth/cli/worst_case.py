@@ -14,7 +14,7 @@ from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import OptionJson, OptionSave, OptionSearch, OptionSeed
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.sizes import require_length, require_radius
+from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, percent
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ OptionRadius = Annotated[
 ORIGINS = {
     "equal_tokens": "all tokens at the origin (equal tokens)",
     "two_point": "one token far from all others, along an eigenvector (two point, the paper's)",
-    "quiet_token": "a token at the origin sees the others at both ends of a diameter (quiet token)",
+    "origin_token": "a token at the origin sees the others at both ends of a diameter (quiet token)",
     "tied_pair": "two tokens tie for the attention of all others (tied pair)",
 }
 

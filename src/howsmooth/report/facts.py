@@ -78,7 +78,7 @@ def worst_inputs(m: Measurement) -> list[WorstInput]:
     """Return, for each layer that has an input of its own on the ladder, the command that builds one and keeps it."""
     found = []
     for layer in m.layers:
-        if any(bound.side is Side.LOWER for bound in layer.ladder.rungs):
+        if any(bound.side is Side.LOWER for bound in layer.ladder.bounds):
             words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
             words += ["--n", str(layer.length), "--radius", f"{layer.ball:g}", "--save", "worst.safetensors"]
             found.append(WorstInput(layer=layer.layer, command=command("worst-case", *words)))
@@ -174,7 +174,7 @@ def _used_by(m: Measurement) -> set[str]:
         "growth": any(layer.growth is not None for layer in layers),
         "certificate": any(layer.local_upper is not None for layer in layers),
         "any": any(layer.any_input is not None for layer in layers),
-        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.rungs),
+        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.bounds),
         "tokens": bool(m.tokens),
     }
     return {key for key, used in told.items() if used}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.eigenvalues import largest_eigenvalue, steepest_eigenvalue
 from howsmooth.theory.heads import Head
-from howsmooth.theory.tied import best_pair
+from howsmooth.theory.worst_inputs.eigenvector import largest_eigenvalue, steepest_eigenvalue
+from howsmooth.theory.worst_inputs.tied_pair import best_pair
 
 # Where the middle one of three Diracs is, as a share of the radius: near the best place in dimension one.
 MIDDLE = 0.54
@@ -65,7 +65,7 @@ def _on_an_eigenvector(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
     if best.gamma <= 0:
         return
     exponent, u = 2 * best.gamma * radius**2, radius * best.direction
-    yield FewAtomMeasure.of([best.far * u, best.near * u], [-exponent - math.log(3), 0.0], exponent)
+    yield FewAtomMeasure.of([best.first * u, best.others * u], [-exponent - math.log(3), 0.0], exponent)
     top = largest_eigenvalue(head)
     if top is None or top.value <= 0:
         return

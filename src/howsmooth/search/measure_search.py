@@ -18,9 +18,8 @@ from howsmooth.maps.mean_field import WeightedJacobian
 from howsmooth.search.few_atom_measures import few_atom_measures
 from howsmooth.search.mean_field_context import counting
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.theory.assumptions import require_unmasked
+from howsmooth.theory.assumptions import require_plain, require_unmasked
 from howsmooth.theory.mean_field import require_mean_field
-from howsmooth.theory.mechanisms.layers import require_plain
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
 

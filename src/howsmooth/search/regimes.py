@@ -16,13 +16,12 @@ from howsmooth.search.few_atom_measures import FewAtomMeasure, few_atom_measures
 from howsmooth.search.repeated_tokens import Start, stretched, worst_repeated_tokens
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.strict import strict_json
+from howsmooth.theory.assumptions import require_plain, require_radius
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.mean_field import require_mean_field
-from howsmooth.theory.mechanisms.layers import require_plain
-from howsmooth.theory.quiet import quiet_token
 from howsmooth.theory.results import Bound
-from howsmooth.theory.sizes import require_radius
+from howsmooth.theory.worst_inputs.origin_token import best_origin_token
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least
 
@@ -175,7 +174,7 @@ def _constants(
     # all tokens in one place: the constant is that of the values
     yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
     wide, heads = attention.to(torch.float64, "cpu"), heads_of(attention)
-    u = radius * quiet_token(heads).direction
+    u = radius * best_origin_token(heads).direction
     # a token at the origin, the others far away on both sides
     tried: list[tuple[Tensor, tuple[int, ...]]] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
     tried += [(place.points, counts) for place in places for counts in place.counts(n)]

@@ -1,15 +1,50 @@
-"""The hypotheses of theorems: checked before any work; a refusal names what does apply."""
+"""Hypotheses of all theorems: checked before any work; a refusal names what does apply. Imports no torch."""
 
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING, Any
 
-from howsmooth.errors import AssumptionError, DeviceError, DtypeError
-from howsmooth.maps.attention import Attention
-from howsmooth.theory.sizes import require_radius as require_radius
-from howsmooth.theory.sizes import require_size as require_size
+from howsmooth.errors import AssumptionError, DeviceError, DtypeError, ShapeError
+
+if TYPE_CHECKING:  # the command line checks lengths and radii before it loads torch
+    from torch import Tensor
+
+    from howsmooth.maps.attention import Attention
+
+# Beyond these, products of a few norms leave the range of the numbers.
+SMALLEST_RADIUS, LARGEST_RADIUS = 1e-50, 1e50
+# Beyond this the formulas leave the range of the numbers too; what fits into memory is far less.
+LARGEST_LENGTH = 10**300
+
+
+def require_size(n: int, radius: float, *, least: int = 1) -> None:
+    """Refuse numbers of tokens and radii that a theorem cannot take."""
+    require_length(n, least=least)
+    require_radius(radius)
+
+
+def require_length(n: int, *, least: int = 1) -> None:
+    """Refuse a number of tokens that is not a whole one, or is too small or too large."""
+    if not (isinstance(n, int) and not isinstance(n, bool) and n >= least):
+        raise AssumptionError(f"n must be a whole number, at least {least}, got {n}.", field="n")
+    if n > LARGEST_LENGTH:
+        raise AssumptionError("n must be at most 10^300, or its square root is no float; got more.", field="n")
+
+
+def require_radius(radius: float) -> None:
+    """Refuse a radius that is not positive and finite, or whose square is not."""
+    if not 0 < radius < math.inf:
+        raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
+    if not SMALLEST_RADIUS <= radius <= LARGEST_RADIUS:
+        raise AssumptionError(
+            f"radius must lie between {SMALLEST_RADIUS:g} and {LARGEST_RADIUS:g}, got {radius}; rescale the tokens.",
+            field="radius",
+        )
 
 
 def require_attention(attention: object) -> None:
     """Refuse maps that theorems do not know."""
+    from howsmooth.maps.attention import Attention
+
     if not isinstance(attention, Attention):
         raise DtypeError(
             f"theorems are about hs.Attention, got {type(attention).__name__}; "
@@ -35,7 +70,7 @@ def require_attention(attention: object) -> None:
         )
 
 
-def require_numbers(x: Tensor, field: str) -> None:
+def require_numbers(x: "Tensor", field: str) -> None:
     """Refuse a tensor that has a shape and no numbers."""
     if x.is_meta:
         raise DeviceError(
@@ -44,29 +79,39 @@ def require_numbers(x: Tensor, field: str) -> None:
         )
 
 
-def has_query_bias(attention: Attention) -> bool:
+def require_one_map(query: "Tensor") -> None:
+    """Refuse weights with batch axes, and weights that hold no numbers."""
+    require_numbers(query, "attention")
+    if query.ndim > 3:
+        raise ShapeError(
+            f"theorems take one map, got weights with batch axes {tuple(query.shape[:-3])}; pick one entry.",
+            field="attention",
+        )
+
+
+def has_query_bias(attention: "Attention") -> bool:
     """Tell whether a query bias changes the scores."""
     return attention.query_bias is not None and bool((attention.query_bias != 0).any())
 
 
-def has_key_bias(attention: Attention) -> bool:
+def has_key_bias(attention: "Attention") -> bool:
     """Tell whether a key bias changes the weights; in plain scores it cancels in the softmax."""
     matters = attention.positions.rotary is not None or attention.softcap is not None or has_key_norm(attention)
     return matters and attention.key_bias is not None and bool((attention.key_bias != 0).any())
 
 
-def has_key_norm(attention: Attention) -> bool:
+def has_key_norm(attention: "Attention") -> bool:
     """Tell whether queries or keys are normalised."""
     return attention.query_norm is not None or attention.key_norm is not None
 
 
-def has_bias_beside_sink(attention: Attention) -> bool:
+def has_bias_beside_sink(attention: "Attention") -> bool:
     """Tell whether there is a sink that is no token at the origin, which would have the biases for key and value."""
     biases = (attention.key_bias, attention.value_bias)
     return attention.sink is not None and any(bias is not None and bool((bias != 0).any()) for bias in biases)
 
 
-def refuse_norms(attention: Attention, theorem: str) -> None:
+def refuse_norms(attention: "Attention", theorem: str) -> None:
     """Refuse query and key norms, whose derivative has no bound on a ball."""
     require_attention(attention)
     if has_key_norm(attention):
@@ -76,14 +121,14 @@ def refuse_norms(attention: Attention, theorem: str) -> None:
         )
 
 
-def refuse_biases(attention: Attention, theorem: str, instead: str) -> None:
+def refuse_biases(attention: "Attention", theorem: str, instead: str) -> None:
     """Refuse biases that change the scores."""
     require_attention(attention)
     if has_query_bias(attention) or has_key_bias(attention):
         raise AssumptionError(f"{theorem} is stated without query and key biases; use {instead}.", field="attention")
 
 
-def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
+def refuse_many_heads(attention: "Attention", theorem: str, instead: str) -> None:
     """Refuse more than one head."""
     require_attention(attention)
     if attention.layout.heads > 1:
@@ -94,7 +139,7 @@ def refuse_many_heads(attention: Attention, theorem: str, instead: str) -> None:
 
 
 def require_scores_alone(
-    attention: Attention, theorem: str, instead: str, *, shifted: bool = False, turned: bool = False
+    attention: "Attention", theorem: str, instead: str, *, shifted: bool = False, turned: bool = False
 ) -> None:
     """Refuse all that makes scores differ from ⟨Ax, y⟩ plus a bias: rotary, soft cap, additive terms, token weights.
 
@@ -102,6 +147,7 @@ def require_scores_alone(
     """
     require_attention(attention)
     positions = attention.positions
+    # what the theorem would have to cover, and whether the map has it
     found = {
         "rotary positions": positions.rotary is not None and not turned,
         "a soft cap": attention.softcap is not None,
@@ -115,7 +161,7 @@ def require_scores_alone(
             raise AssumptionError(f"{theorem} does not cover {what}; use {instead}.", field="attention")
 
 
-def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> None:
+def require_causal_or_none(attention: "Attention", theorem: str, instead: str) -> None:
     """Refuse masks other than the causal one."""
     require_attention(attention)
     positions = attention.positions
@@ -125,8 +171,27 @@ def require_causal_or_none(attention: Attention, theorem: str, instead: str) -> 
         )
 
 
-def require_unmasked(attention: Attention, theorem: str, instead: str) -> None:
+def require_unmasked(attention: "Attention", theorem: str, instead: str) -> None:
     """Refuse every mask."""
     require_causal_or_none(attention, theorem, instead)
     if attention.positions.causal:
         raise AssumptionError(f"{theorem} is about unmasked attention; use {instead}.", field="attention")
+
+
+def require_plain(f: Any, theorem: str, *, causal: bool = True) -> None:
+    """Refuse what the theorems on mechanisms do not cover: norms, caps, rotary positions, other masks, masses."""
+    found = {
+        "query or key norms": f.query_norm is not None or f.key_norm is not None,
+        "a soft cap": getattr(f, "softcap", None) is not None,
+        "rotary positions": f.positions.rotary is not None,
+        "keys of distances": f.positions.distances is not None,
+        "biases of positions": f.positions.relative_bias is not None or f.positions.position_bias is not None,
+        "a window, padding or another mask": any(
+            x is not None for x in (f.positions.window, f.positions.padding, f.positions.mask)
+        ),
+        "a causal mask": f.positions.causal and not causal,
+        "token weights": f.weights is not None,
+    }
+    for what, present in found.items():
+        if present:
+            raise AssumptionError(f"{theorem} does not cover {what}; use hs.maximise.", field="attention")

@@ -2,9 +2,11 @@
 
 from howsmooth.theory.around_input.displacement import displacement_upper
 from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
-from howsmooth.theory.discrete import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
+from howsmooth.theory.at_input.local import attention_map_upper, local_upper
+from howsmooth.theory.at_input.local_mechanisms import ramapuram_upper
+from howsmooth.theory.ball.mechanisms import kim_l2_upper, lipsformer_upper
+from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.large_radius import large_radius_limit
-from howsmooth.theory.local import attention_map_upper, local_upper
 from howsmooth.theory.mean_field import (
     masked_mean_field_upper,
     mean_field_lower,
@@ -12,8 +14,6 @@ from howsmooth.theory.mean_field import (
     sharp_mean_field_lower,
     sharp_mean_field_upper,
 )
-from howsmooth.theory.mechanisms.index import kim_l2_upper, lipsformer_upper
-from howsmooth.theory.mechanisms.local import ramapuram_upper
 from howsmooth.theory.tables import smallest_upper, table
 
 __all__ = [

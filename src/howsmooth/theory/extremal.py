@@ -1,9 +1,9 @@
 """The index of extremal inputs: every one under one name, ``hs.extremal.tied_pair``, and nothing else."""
 
-from howsmooth.theory.inputs import (
+from howsmooth.theory.worst_inputs.explicit import (
     candidates,
     equal_tokens,
-    quiet_token,
+    origin_token,
     tied_pair,
     tied_pair_on_image,
     tied_pair_on_sphere,
@@ -14,7 +14,7 @@ from howsmooth.theory.inputs import (
 __all__ = [
     "candidates",
     "equal_tokens",
-    "quiet_token",
+    "origin_token",
     "tied_pair",
     "tied_pair_on_image",
     "tied_pair_on_sphere",

@@ -1,17 +1,25 @@
-"""What the theorems see of attention: the forms A and WV of each head, by their factors, in float64 on the CPU."""
+r"""Heads as the theorems read them, in float64 on the CPU: :math:`A = sK^\top Q` and :math:`WV` by their factors.
 
+:class:`Head` serves softmax attention (Theorems 1 to 8), :class:`MechanismHead` the other mechanisms (Theorem 12).
+"""
+
+import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import require_attention, require_numbers
+from howsmooth.theory.assumptions import require_attention, require_one_map
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
+
+# Rounding units for each row or column in a norm, a product or a sum of a few terms.
+UNITS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,7 +36,7 @@ class Head:
         W: This head's slice of the output projection; ``None`` for concatenated heads.
         query_bias: :math:`s\,b_q`, zero if there is none.
         key_bias: :math:`b_k`, zero if there is none.
-        value_bias: :math:`b_v`, zero if there is none; it matters beside a sink alone.
+        value_bias: :math:`b_v`, zero if there is none; it matters with a sink alone.
     """
 
     Q: Float[Tensor, "k d"]
@@ -46,8 +54,8 @@ class Head:
 
     @functools.cached_property
     def norm_A(self) -> float:
-        r""":math:`\|A\|_2`, with what the product may have lost where Q and K cancel."""
-        return product_norm(self.K.mT, self.Q) + _lost(self.Q) * self.norm_Q * self.norm_K
+        r""":math:`\|A\|_2`, with the rounding error of the product, where Q and K cancel."""
+        return product_norm(self.K.mT, self.Q) + _product_error(self.Q) * self.norm_Q * self.norm_K
 
     @functools.cached_property
     def norm_Q(self) -> float:
@@ -66,43 +74,45 @@ class Head:
 
     @functools.cached_property
     def norm_WV(self) -> float:
-        r""":math:`\|WV\|_2`, with what the product may have lost where W and V cancel."""
+        r""":math:`\|WV\|_2`, with the rounding error of the product, where W and V cancel."""
         if self.W is None:
             return self.norm_V
-        return matrix_norm(self.mixed) + _lost(self.V) * matrix_norm(self.W) * self.norm_V
+        return matrix_norm(self.mixed) + _product_error(self.V) * matrix_norm(self.W) * self.norm_V
 
     @functools.cached_property
     def norm_Qb(self) -> float:
-        r""":math:`s|Q^\top b_k|`, a key bias in the gradient of scores, with what the product may have lost."""
-        return float((self.key_bias @ self.Q).norm()) + _lost(self.Q) * self.norm_Q * float(self.key_bias.norm())
+        r""":math:`s|Q^\top b_k|`, a key bias in the gradient of scores, with its rounding error."""
+        return float((self.key_bias @ self.Q).norm()) + _product_error(self.Q) * self.norm_Q * float(
+            self.key_bias.norm()
+        )
 
     @functools.cached_property
     def norm_Wb(self) -> float:
-        r""":math:`|Wb_v|`, with what the product may have lost."""
+        r""":math:`|Wb_v|`, with the rounding error of the product."""
         size = float(self.value_bias.norm())
         if self.W is None:
             return size
-        return float((self.W @ self.value_bias).norm()) + _lost(self.W) * matrix_norm(self.W) * size
+        return float((self.W @ self.value_bias).norm()) + _product_error(self.W) * matrix_norm(self.W) * size
 
     @functools.cached_property
     def mixed(self) -> Float[Tensor, "v d"]:
         r"""A matrix with the right singular vectors and values of :math:`WV`, of at most ``v`` rows."""
-        return self.V if self.W is None else self.short_W.mT @ self.V
+        return self.V if self.W is None else self.reduced_W.mT @ self.V
 
     @functools.cached_property
-    def short_W(self) -> Float[Tensor, "v r"]:
+    def reduced_W(self) -> Float[Tensor, "v r"]:
         r"""What turns the values :math:`Vx` into :math:`WVx`, up to an isometry."""
-        return torch.eye(self.V.shape[0], dtype=self.V.dtype) if self.W is None else short(self.W.mT)
+        return torch.eye(self.V.shape[0], dtype=self.V.dtype) if self.W is None else triangular_factor(self.W.mT)
 
     @functools.cached_property
-    def short_Q(self) -> Float[Tensor, "k r"]:
+    def reduced_Q(self) -> Float[Tensor, "k r"]:
         """Queries up to an isometry of the tokens."""
-        return short(self.Q)
+        return triangular_factor(self.Q)
 
     @functools.cached_property
-    def short_K(self) -> Float[Tensor, "k r"]:
+    def reduced_K(self) -> Float[Tensor, "k r"]:
         """Keys up to an isometry of the tokens."""
-        return short(self.K)
+        return triangular_factor(self.K)
 
     def form(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         r"""Return :math:`Ax`."""
@@ -119,12 +129,7 @@ def heads_of(attention: Attention) -> tuple[Head, ...]:
     Why not on the map's device: the matrices are small and the optimisations are scipy's; some devices have no float64.
     """
     require_attention(attention)
-    require_numbers(attention.query, "attention")
-    if attention.query.ndim > 3:
-        raise ShapeError(
-            f"theorems take one map, got weights with batch axes {tuple(attention.query.shape[:-3])}; pick one entry.",
-            field="attention",
-        )
+    require_one_map(attention.query)
     return tuple(_head(attention.head(h)) for h in range(attention.layout.heads))
 
 
@@ -139,6 +144,7 @@ def on_cpu(x: Tensor) -> Tensor:
 
 
 def _head(f: Attention) -> Head:
+    # the scale of the scores goes into the queries: then A is a product of two factors
     s, zero = f.score_scale, torch.zeros(f.layout.k, dtype=torch.float64)
     no_value = torch.zeros(f.layout.v, dtype=torch.float64)
     return Head(
@@ -152,7 +158,7 @@ def _head(f: Attention) -> Head:
     )
 
 
-def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
+def combine_factors(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
     r"""Combine bounds :math:`g_h` on heads with :math:`V = I` into one on the layer; logarithms in and out.
 
     .. math:: \min\Bigl(\sum_h\|W_hV_h\|\,g_h,\;\;
@@ -162,13 +168,15 @@ def combined(heads: Iterable[Head], log_factors: Iterable[float]) -> float:
     projection the heads are concatenated, and only the second form is needed.
     """
     heads, logs = tuple(heads), tuple(log_factors)
+    # with and without the output projection; logarithms, since a bound may exceed the largest float
     mixed = (log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
     alone = (log(head.norm_V) + g for head, g in zip(heads, logs, strict=True))
-    return combined_heads(heads, mixed, alone)
+    return combine_heads(heads, mixed, alone)
 
 
-def combined_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
+def combine_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterable[float]) -> float:
     """Combine bounds on heads, with and without their output projections; logarithms in and out."""
+    # concatenated heads are orthogonal: their squares add up, and the output projection acts on all of them
     stacked = 0.5 * log_sum(2 * bound for bound in alone)
     return stacked if heads[0].W is None else min(log_sum(mixed), stacked + log(output_norm(heads)))
 
@@ -186,32 +194,9 @@ def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
     return torch.cat(outputs, dim=-1) @ stacked if outputs else stacked
 
 
-def matrix_norm(x: Float[Tensor, "a b"]) -> float:
-    """Return the largest singular value."""
-    scale = x.abs().max()
-    if not bool(torch.isfinite(scale)):
-        return math.inf  # a product overflowed: what is no number is no small one
-    if scale == 0:
-        return 0.0
-    y = x / scale  # squares stay in the range of the numbers
-    y = y.mT if y.shape[-1] < y.shape[-2] else y
-    # the largest one loses nothing by the squaring, and the smaller side is all that has to be decomposed
-    return math.sqrt(float(torch.linalg.eigvalsh(y @ y.mT)[-1])) * float(scale)
-
-
-def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:
-    r"""Return :math:`\|ab\|_2` from the small triangular factors: ab has the norm of :math:`R_a\,R_{b^\top}^\top`."""
-    return matrix_norm(short(a.mT).mT @ short(b))
-
-
-def _lost(x: Float[Tensor, "k d"]) -> float:
+def _product_error(x: Float[Tensor, "k d"]) -> float:
     """Return the rounding of a product with ``x``, in units of the norms of its factors."""
     return sum(x.shape) * torch.finfo(x.dtype).eps
-
-
-def short(x: Float[Tensor, "k d"]) -> Float[Tensor, "k r"]:
-    """Return a matrix with the left singular vectors and values of ``x`` and at most k columns."""
-    return torch.linalg.qr(x.mT).R.mT if x.shape[0] < x.shape[1] else x
 
 
 def log(x: float) -> float:
@@ -222,7 +207,105 @@ def log(x: float) -> float:
 def log_sum(logs: Iterable[float]) -> float:
     """Return the logarithm of a sum from the logarithms of its terms."""
     terms = list(logs)
+    # max() would drop a NaN that does not come first
     if any(math.isnan(t) for t in terms):
         return math.nan
     most = max(terms, default=-math.inf)
     return most if math.isinf(most) else most + math.log(sum(math.exp(t - most) for t in terms))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MechanismHead:
+    r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`.
+
+    Attributes:
+        Q: Queries, ``(k, d)``, without any scale.
+        K: Keys, ``(k, d)``.
+        B: Values: V, or WV where heads add up.
+        query_bias: :math:`b_q`, zero if there is none.
+        key_bias: :math:`b_k`, zero if there is none.
+        value_bias: :math:`b`, zero if there is none.
+        scale: s.
+    """
+
+    Q: Float[Tensor, "k d"]
+    K: Float[Tensor, "k d"]
+    B: Float[Tensor, "v d"]
+    query_bias: Float[Tensor, " k"]
+    key_bias: Float[Tensor, " k"]
+    value_bias: Float[Tensor, " v"]
+    scale: float
+
+    @property
+    def A(self) -> Float[Tensor, "d d"]:
+        r""":math:`A = sK^\top Q`."""
+        return self.scale * self.K.mT @ self.Q
+
+    @property
+    def norm_A(self) -> float:
+        r""":math:`\|A\|`, with the rounding error of the product, where Q and K cancel."""
+        error = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
+        return coarse_norm(self.A) + error * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
+
+    def score_gradient_bounds(self, radius: float) -> tuple[float, float]:
+        r"""Bound :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|` in a ball."""
+        s, c = abs(self.scale), self.norm_A * radius
+        return c + s * length_upper(self.key_bias @ self.Q), c + s * length_upper(self.query_bias @ self.K)
+
+
+def coarse_norm(x: Float[Tensor, "a b"]) -> float:
+    """Bound the largest singular value, its rounding error included, more generously than ``norm_upper``."""
+    return matrix_norm(x) * (1 + UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
+
+
+def length_upper(x: Float[Tensor, " a"]) -> float:
+    """Bound the length of a vector, its rounding error included."""
+    return float(x.norm()) * (1 + UNITS * x.numel() * torch.finfo(x.dtype).eps)
+
+
+def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
+    r"""Combine a bound on heads into one on the layer.
+
+    .. math:: \min\Bigl(\sum_h g(W_hV_h),\;\|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_hg(V_h)^2\bigr)^{1/2}\Bigr)
+    """
+    require_one_map(f.query)
+    alone, mixed = [], []
+    for h in range(f.layout.heads):
+        part, W = mechanism_head(f, h)
+        alone.append(each(part))
+        if W is not None:
+            mixed.append(each(_with_output(part, W)))
+    stacked = math.hypot(*alone)
+    if not mixed:
+        return stacked
+    output = torch.cat([on_cpu(x) for x in f.output], dim=-1)
+    return _least(sum(mixed), stacked * coarse_norm(output))
+
+
+def mechanism_head(f: Any, h: int) -> tuple[MechanismHead, Float[Tensor, "out v"] | None]:
+    """Return one head with its values, and its slice of the output projection."""
+    head = f.head(h)
+    Q, K, V = (on_cpu(x)[0] for x in (head.query, head.key, head.value))
+
+    def bias(x: Tensor | None, width: int) -> Tensor:
+        return torch.zeros(width, dtype=torch.float64) if x is None else on_cpu(x)[0]
+
+    part = MechanismHead(
+        Q=Q,
+        K=K,
+        B=V,
+        query_bias=bias(head.query_bias, len(Q)),
+        key_bias=bias(head.key_bias, len(K)),
+        value_bias=bias(head.value_bias, len(V)),
+        scale=getattr(head, "score_scale", 1.0),
+    )
+    return part, None if head.output is None else on_cpu(head.output)[0]
+
+
+def _with_output(part: MechanismHead, W: Tensor) -> MechanismHead:
+    return dataclasses.replace(part, B=W @ part.B, value_bias=W @ part.value_bias)
+
+
+def _least(*values: float) -> float:
+    """Return the smallest; what is no number is infinite."""
+    return min((math.inf if math.isnan(x) else x for x in values), default=math.inf)

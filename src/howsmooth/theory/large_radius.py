@@ -1,4 +1,4 @@
-"""Tokens pushed to infinity: every token attends to one other, and the constant has a limit."""
+"""Theorem 6: tokens pushed to infinity; every token attends to one other, and the constant has a limit."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.strict import strict_json
 from howsmooth.theory.assumptions import refuse_biases, refuse_many_heads, require_scores_alone
+from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.results import LARGEST
-from howsmooth.theory.views import View, views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,7 @@ class LargeRadiusLimit:
         if self.length == 1:
             return 0.0
         n, square = self.length, radius**2
+        # the weight of all tokens but the chosen one, in logarithms: the exponential vanishes for large radii
         log_strays = math.log(n - 1) - self.gap * square
         size = math.sqrt(2 * n) * (1 + self.steepness * self.spread * square) + self.norm_A * self.spread**2 * square
         log_error = log_strays + log(self.norm_V * size)
@@ -90,7 +91,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     mask = attention.positions.mask
     if mask is not None and mask.is_floating_point():
         raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.", field="attention")
-    (alone,) = views(attention, X)
+    (alone,) = heads_at_input(attention, X)
     view = alone.mixed()
     gap, chosen = _gap(view)
     followers = int(chosen.bincount().max())
@@ -107,13 +108,14 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     )
 
 
-def _gap(view: View) -> tuple[float, Tensor]:
+def _gap(view: HeadAtInput) -> tuple[float, Tensor]:
     """Return the smallest gap of a row, and the largest score's place in every row."""
     scores = (view.q @ view.k.mT).masked_fill(view.log_P == -torch.inf, -torch.inf)
     chosen = scores.argmax(-1)
     if scores.shape[1] == 1:
         return math.inf, chosen
     first, second = scores.topk(2, dim=-1).values.unbind(-1)
+    # a tie up to rounding has no limit: there the derivative grows with the radius
     gaps = first - second
     row = int(gaps.argmin())
     scale = float(scores[scores.isfinite()].abs().max())

@@ -1,4 +1,4 @@
-"""Probability measures on a ball, Wasserstein distances: bounds that do not depend on the number of tokens."""
+"""Theorems 7 and 8: measures on a ball and Wasserstein distances; bounds without the number of tokens."""
 
 import math
 
@@ -16,10 +16,10 @@ from howsmooth.theory.assumptions import (
     require_scores_alone,
     require_unmasked,
 )
-from howsmooth.theory.eigenvalues import steepest_eigenvalue
-from howsmooth.theory.heads import Head, combined, heads_of, log, log_sum
+from howsmooth.theory.heads import Head, combine_factors, heads_of, log, log_sum
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
-from howsmooth.theory.tied import best_pair
+from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
+from howsmooth.theory.worst_inputs.tied_pair import best_pair
 
 FINITE = "sharp_upper for sequences of n tokens"
 MASKED = "masked_mean_field_upper"
@@ -42,7 +42,7 @@ def mean_field_upper(attention: Attention, *, radius: float) -> Bound:
         1.0
     """
     heads = _unmasked_heads(attention, "the paper's mean-field bound", radius)
-    log_value = combined(heads, (math.log1p(3 * c) + 2 * c for c in _contrasts(heads, radius)))
+    log_value = combine_factors(heads, (math.log1p(3 * c) + 2 * c for c in _contrasts(heads, radius)))
     return upper_bound(log_value, "mean_field_upper", measures_in_ball(radius), "the paper, after Geshkovski et al.")
 
 
@@ -93,6 +93,7 @@ def masked_mean_field_upper(attention: Attention, *, radius: float, p: float = 2
     _plain_scores(attention, "the masked mean-field bound", FINITE)
     require_causal_or_none(attention, "the masked mean-field bound", FINITE)
     heads = heads_of(attention)
+    # Hardy's inequality: the norm of the Cesàro operator on L^p, which is 1 for p = ∞
     hardy = math.log(p / (p - 1)) if p < math.inf else 0.0
     logs = [log_sum((hardy + math.log1p(2 * c) + 2 * c, log(c))) for c in _contrasts(heads, radius)]
     domain = f"{measures_in_ball(radius)} with positions" + ("" if p == 2 else f", in d_{p:g}")
@@ -122,8 +123,8 @@ def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
         raise AssumptionError(
             "A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.", field="attention"
         )
-    steep = best.gamma * radius**2
-    log_value = log(steep / 2) + steep + log(float((head.mixed @ best.direction).norm()))
+    contrast = best.gamma * radius**2
+    log_value = log(contrast / 2) + contrast + log(float((head.mixed @ best.direction).norm()))
     return lower_bound(
         log_value, "mean_field_lower", measures_in_ball(radius), "the paper, two Diracs on an eigenvector"
     )
@@ -161,14 +162,15 @@ def _two_diracs(head: Head, radius: float) -> float:
         best = steepest_eigenvalue(head, "tied pairs")
     except AssumptionError:
         return -math.inf
-    steep = best.gamma * radius**2
+    contrast = best.gamma * radius**2
 
+    # over the logarithm of t, the mass ratio: the value has one maximum there, far inside the bounds
     def loss(log_t: float) -> float:
         t = math.exp(log_t)
-        return -(0.5 * log_t - math.log1p(t) + math.log1p(2 * steep * t / (1 + t)))
+        return -(0.5 * log_t - math.log1p(t) + math.log1p(2 * contrast * t / (1 + t)))
 
     found = minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded")
-    return steep - float(found.fun) + log(float((head.mixed @ best.direction).norm()))
+    return contrast - float(found.fun) + log(float((head.mixed @ best.direction).norm()))
 
 
 def _tied_diracs(head: Head, radius: float) -> float:
@@ -207,7 +209,7 @@ def _contrasts(heads: tuple[Head, ...], radius: float) -> list[float]:
 def _summed(heads: tuple[Head, ...], logs: list[float], p: float) -> float:
     """Combine heads; below p = 2 only Minkowski's inequality is at hand, which adds them."""
     if p >= 2:
-        return combined(heads, logs)
+        return combine_factors(heads, logs)
     return log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))
 
 

@@ -47,7 +47,7 @@ LABELS = {
     "lipsformer_upper": "LipsFormer's bound",
     "ramapuram_upper": "Ramapuram's bound at this input",
     "two_point": "the paper's two points",
-    "quiet_token": "token at the origin",
+    "origin_token": "token at the origin",
     "tied_pair_on_sphere": "tied pair on the sphere",
     "tied_pair_on_image": "tied pair in the image of the norm",
     "ascent": "search",
@@ -64,6 +64,24 @@ def label_of(name: str) -> str:
     return LABELS.get(name, name.replace("_", " "))
 
 
+class _InOneLine:
+    """What shows itself as one line of text: in a terminal, in rich, and in a notebook."""
+
+    def _summary(self) -> str:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Show the kind of result and its line."""
+        return f"{type(self).__name__}: {self._summary()}"
+
+    def __rich__(self) -> str:
+        """Render in a rich console."""
+        return self._summary()
+
+    def _repr_html_(self) -> str:
+        return paragraph(self._summary())
+
+
 class Side(enum.StrEnum):
     """On which side of the constant a bound lies."""
 
@@ -71,8 +89,8 @@ class Side(enum.StrEnum):
     UPPER = "≤"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bound:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Bound(_InOneLine):
     """A theorem applied to one map.
 
     Attributes:
@@ -103,10 +121,6 @@ class Bound:
         """What readers call it."""
         return label_of(self.name)
 
-    def __repr__(self) -> str:
-        """Show the inequality and where it comes from."""
-        return f"Bound: {self._summary()}"
-
     def _summary(self) -> str:
         worth = "" if self.confidence == 1 else f", {100 * self.confidence:.12g} %"
         bounded = "displacement" if self.name == "displacement_upper" else "Lip"
@@ -120,13 +134,6 @@ class Bound:
     def rounded(self, digits: int) -> str:
         """Write the value with so many digits, rounded to the safe side."""
         return safe_digits(self.value, self.log_value, self.side, digits)
-
-    def __rich__(self) -> str:
-        """Render in a rich console."""
-        return self._summary()
-
-    def _repr_html_(self) -> str:
-        return paragraph(self._summary())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; an infinite value becomes ``None``, since JSON has no infinity."""
@@ -180,7 +187,7 @@ def _bound(log_value: float, side: Side, name: str, domain: str, source: str, co
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Witness:
+class Witness(_InOneLine):
     """A stored input whose local constant is at least ``value``.
 
     Attributes:
@@ -217,19 +224,8 @@ class Witness:
         """The input as a measure; a sequence has equal masses."""
         return DiscreteMeasure(self.tokens, self.weights)
 
-    def __repr__(self) -> str:
-        """Show what the input attains."""
-        return f"Witness: {self._summary()}"
-
     def _summary(self) -> str:
         return f"Lip ≥ {safe_digits(self.value, math.inf, Side.LOWER)} on {self.domain} ({self.label})"
-
-    def __rich__(self) -> str:
-        """Render in a rich console."""
-        return self._summary()
-
-    def _repr_html_(self) -> str:
-        return paragraph(self._summary())
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the tensors as plain values."""
@@ -252,7 +248,7 @@ class Witness:
     def save(self, path: str | os.PathLike[str], *, about: dict[str, str] | None = None) -> None:
         """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata.
 
-        What is said in ``about`` (which model, which layer) is kept beside it.
+        The strings of ``about`` (which model, which layer) are stored with it.
         """
         from safetensors.torch import save_file
 
@@ -270,7 +266,7 @@ class Witness:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Bracket:
+class Bracket(_InOneLine):
     """The Lipschitz constant on a domain between an input that attains a value and a theorem.
 
     Attributes:
@@ -290,8 +286,8 @@ class Bracket:
             return
         if not self.lower.value <= self.upper.value * slack(self.lower.measured.lower.dtype):
             raise ContradictionError.between(self.lower.value, self.upper.value, f"the bracket on {self.upper.domain}")
-        met = dataclasses.replace(self.upper, value=self.lower.value, log_value=math.log(self.lower.value))
-        object.__setattr__(self, "upper", met)
+        raised = dataclasses.replace(self.upper, value=self.lower.value, log_value=math.log(self.lower.value))
+        object.__setattr__(self, "upper", raised)
 
     @property
     def ratio(self) -> float:
@@ -301,22 +297,11 @@ class Bracket:
         log_ratio = self.upper.log_value - math.log(self.lower.value)
         return math.exp(log_ratio) if log_ratio < LARGEST else math.inf
 
-    def __repr__(self) -> str:
-        """Show both ends and their ratio."""
-        return f"Bracket: {self._summary()}"
-
     def _summary(self) -> str:
         low = safe_digits(self.lower.value, math.inf, Side.LOWER)
         ratio = at_most(self.ratio, 4 if self.ratio < 1000 else 3)
         names = f"{self.lower.label}, {self.upper.label}"
         return f"{low} ≤ Lip ≤ {self.upper.digits} on {self.upper.domain}, ratio {ratio} ({names})"
-
-    def __rich__(self) -> str:
-        """Render in a rich console."""
-        return self._summary()
-
-    def _repr_html_(self) -> str:
-        return paragraph(self._summary())
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -324,7 +309,7 @@ class Bracket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class NotApplicable:
     """A theorem that does not apply, and why."""
 
     name: str
@@ -332,54 +317,54 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Ladder:
+class BoundsTable:
     """All bounds that apply to one map, from the lowest lower one to the highest upper one.
 
     Attributes:
-        rungs: The bounds, sorted: lower bounds, then upper bounds.
+        bounds: The bounds, sorted: lower bounds, then upper bounds.
         refused: The theorems that do not apply.
     """
 
-    rungs: tuple[Bound, ...]
-    refused: tuple[Refusal, ...] = ()
+    bounds: tuple[Bound, ...]
+    refused: tuple[NotApplicable, ...] = ()
 
     @property
     def lower(self) -> Bound:
         """The largest lower bound."""
-        return max((b for b in self.rungs if b.side is Side.LOWER), key=lambda b: b.log_value)
+        return max((b for b in self.bounds if b.side is Side.LOWER), key=lambda b: b.log_value)
 
     @property
     def upper(self) -> Bound:
         """The smallest upper bound."""
-        return min((b for b in self.rungs if b.side is Side.UPPER), key=lambda b: b.log_value)
+        return min((b for b in self.bounds if b.side is Side.UPPER), key=lambda b: b.log_value)
 
     def __repr__(self) -> str:
         """Show the bounds as lines of text."""
-        width = max((len(b.name) for b in self.rungs), default=0)
-        return "\n".join(f"{b.name:<{width}}  {b.side} {b.digits:>10}  {b.source}" for b in self.rungs)
+        width = max((len(b.name) for b in self.bounds), default=0)
+        return "\n".join(f"{b.name:<{width}}  {b.side} {b.digits:>10}  {b.source}" for b in self.bounds)
 
     def __rich__(self) -> Table:
         """Render in a rich console."""
         shown = Table("bound", "Lip", "theorem", box=None, header_style="bold")
         shown.columns[1].justify = "right"
-        for b in self.rungs:
+        for b in self.bounds:
             shown.add_row(b.name, f"{b.side} {b.digits}", b.source)
         return shown
 
     def _repr_html_(self) -> str:
-        return table(("bound", "Lip", "theorem"), ((b.name, f"{b.side} {b.digits}", b.source) for b in self.rungs))
+        return table(("bound", "Lip", "theorem"), ((b.name, f"{b.side} {b.digits}", b.source) for b in self.bounds))
 
     def to_json(self) -> str:
         """Return one JSON object."""
         refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
-        return strict_json({"bounds": [b.as_dict() for b in self.rungs], "refused": refused})
+        return strict_json({"bounds": [b.as_dict() for b in self.bounds], "refused": refused})
 
     @classmethod
-    def from_json(cls, text: str) -> "Ladder":
+    def from_json(cls, text: str) -> "BoundsTable":
         """Read what :meth:`to_json` wrote."""
         found = json.loads(text)
-        rungs = tuple(Bound.from_dict(fields) for fields in found["bounds"])
-        return cls(rungs=rungs, refused=tuple(Refusal(**fields) for fields in found["refused"]))
+        bounds = tuple(Bound.from_dict(fields) for fields in found["bounds"])
+        return cls(bounds=bounds, refused=tuple(NotApplicable(**fields) for fields in found["refused"]))
 
 
 def safe_digits(value: float, log_value: float, side: Side, digits: int = 5) -> str:

@@ -7,7 +7,7 @@ from measured import grid, measurement, summary
 
 from howsmooth.report.charts.bounds_ladder import rungs, table
 from howsmooth.report.figures import draw, section_of
-from howsmooth.theory.results import Ladder, Refusal, lower_bound, upper_bound
+from howsmooth.theory.results import BoundsTable, NotApplicable, lower_bound, upper_bound
 from howsmooth.wording import at_most
 
 
@@ -18,7 +18,7 @@ def bound(build, value, name):
 def laddered(*bounds, refused=()):
     """Return the summary of one layer with these bounds."""
     found = summary(grid(layers=1, local_upper=50.0))
-    return dataclasses.replace(found, ladder=Ladder(rungs=bounds, refused=refused))
+    return dataclasses.replace(found, ladder=BoundsTable(bounds=bounds, refused=refused))
 
 
 def test_this_text_comes_first_and_each_lane_from_the_lowest_to_the_highest():
@@ -53,7 +53,7 @@ def test_numbers_stand_on_the_side_that_has_room():
 def test_a_theorem_without_a_label_does_not_break_the_chart():
     layer = laddered(bound(upper_bound, 1234.0, "brand_new_upper"))
     assert rungs(layer)[-1]["name"] == "brand new upper"
-    refused = laddered(refused=(Refusal(name="brand_new_upper", reason="no reason."),))
+    refused = laddered(refused=(NotApplicable(name="brand_new_upper", reason="no reason."),))
     m = dataclasses.replace(measurement(grid(layers=1)), layers=(refused,))
     assert table(section_of(m)).rows[-1][1][2:] == ("brand new upper", "does not apply", "—", "no reason.")
 
@@ -69,5 +69,5 @@ def test_the_title_speaks_of_the_smallest_proven_bound():
     room = 1234.0 / found.layers[0].constant
     said = f"Layer 0: the smallest proven bound is {at_most(room, 3)} times what this text attains"
     assert title_of(draw(found, "ladder")) == said
-    bare = dataclasses.replace(found, layers=(dataclasses.replace(found.layers[0], ladder=Ladder(rungs=())),))
+    bare = dataclasses.replace(found, layers=(dataclasses.replace(found.layers[0], ladder=BoundsTable(bounds=())),))
     assert title_of(draw(bare, "ladder")).endswith("no theorem covers this map")

@@ -104,7 +104,7 @@ def test_what_is_measured_is_what_the_run_is_read_back_as(more, tiny, small, tmp
     assert repr(read) == repr(measured)
     assert read.to_json() == measured.to_json()
     assert read.complete
-    assert len(read.layers[0].ladder.rungs) > 0
+    assert len(read.layers[0].ladder.bounds) > 0
 
 
 def test_a_text_of_ones_own_is_read(tiny, tmp_path):

@@ -6,15 +6,15 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import on_boundary, small_layer
-from theory.forms import ROUNDING
+from theory.example_layers import ROUNDING
+from theory.perturbed_inputs import on_boundary, small_layer
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.around_input import displacement
 from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls
-from howsmooth.theory.unit import Unit
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.rescaling import Rescaled
 
 
 @pytest.mark.slow
@@ -52,15 +52,16 @@ def test_rotary_positions_have_no_bound_on_the_movement(rng):
 
 def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
     f, X = small_layer(rng, positions=hs.Positions(causal=True)), gaussian(rng, 4, 3)
-    unit = Unit.of(f, X)
+    unit = Rescaled.of(f, X)
     errors = [
-        dataclasses.replace(view.rounding, value=0.3 + h, scores=0.1 * gaussian(rng, 4).abs())
-        for h, view in enumerate(views(unit.attention, unit.X))
+        dataclasses.replace(view.errors, value=0.3 + h, scores=0.1 * gaussian(rng, 4).abs())
+        for h, view in enumerate(heads_at_input(unit.attention, unit.X))
     ]
     seen = [
-        dataclasses.replace(view, rounding=r) for view, r in zip(views(unit.attention, unit.X), errors, strict=True)
+        dataclasses.replace(view, errors=r)
+        for view, r in zip(heads_at_input(unit.attention, unit.X), errors, strict=True)
     ]
-    monkeypatch.setattr(displacement, "views", lambda _f, _X: seen)
+    monkeypatch.setattr(displacement, "heads_at_input", lambda _f, _X: seen)
     squares = 0.0
     for i in range(4):
         row = 0.0

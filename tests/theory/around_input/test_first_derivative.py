@@ -6,24 +6,24 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import ascended, on_boundary, small_layer
 from theory.around_input.synthetic import EXACT, head_on_ball, layer_at_centre, positive
 from theory.around_input.test_second_derivative import KINDS
+from theory.perturbed_inputs import ascended, on_boundary, small_layer
 from torch.testing import assert_close
 
 from howsmooth.theory.around_input.first_derivative import Deviations, FirstDerivative, _joint_norm, _radius
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, Scaled
-from howsmooth.theory.doubt import outputs
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.layer_errors import outputs
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 ROOT2 = math.sqrt(2)
 
 
 def looked_at(f, X):
     """The first derivative around an input, and heads with values before and after the output projection."""
-    seen = views(f, X)
+    seen = heads_at_input(f, X)
     first = FirstDerivative.of(seen, LayerAtCentre.of(seen))
     return first, [[HeadAtCentre.of(view) for view in side] for side in (seen, [view.mixed() for view in seen])]
 
@@ -36,7 +36,7 @@ def ball_of(sides, t, per_token):
 
 def definitions(f, Z):
     """The value, query and key terms at Z as matrices."""
-    seen, eye = views(f, Z), torch.eye(len(Z), dtype=Z.dtype)
+    seen, eye = heads_at_input(f, Z), torch.eye(len(Z), dtype=Z.dtype)
     value = query = key = 0
     for view, W in zip(seen, outputs(seen), strict=True):
         head, P = view.head, view.P
@@ -155,7 +155,7 @@ def key_term(c, first, d):
 
     def norm(weights):
         stack = torch.cat([weights[h, i] * c.g[h, i][None] for h in range(heads) for i in range(n)])
-        return safe_norm(stack) + float((weights * c.g_error).norm())
+        return norm_upper(stack) + float((weights * c.g_error).norm())
 
     for i in range(n):
         joined = torch.stack([W * nu[h, i] / scales[h] for h in range(heads)])
@@ -228,8 +228,8 @@ def test_radii_scales_and_norms_are_those_of_their_statements(rng):
     f, X = small_layer(rng, heads=3, query_bias=gaussian(rng, 3, 2)), gaussian(rng, 5, 3)
     # errors of ordinary size, so that they are seen
     seen = [
-        dataclasses.replace(view, rounding=dataclasses.replace(view.rounding, key=0.3 + h, value=0.2 + h))
-        for h, view in enumerate(views(f, X))
+        dataclasses.replace(view, errors=dataclasses.replace(view.errors, key=0.3 + h, value=0.2 + h))
+        for h, view in enumerate(heads_at_input(f, X))
     ]
     c = LayerAtCentre.of(seen)
     first = FirstDerivative.of(seen, c)
@@ -255,15 +255,17 @@ def test_radii_scales_and_norms_are_those_of_their_statements(rng):
     assert norm == pytest.approx(float(row(s, f.output)), rel=1e-11, abs=0)
     lost = 1e-12 * float((first.value_radius / ROOT2 / s * c.keys.norm).sum())
     blocks = (first.value_radius / ROOT2 / s)[:, None, None] * c.A
-    assert first.rest_forms == pytest.approx(safe_norm(blocks.flatten(0, 1)) + lost, rel=1e-14, abs=0)
+    assert first.rest_forms == pytest.approx(norm_upper(blocks.flatten(0, 1)) + lost, rel=1e-14, abs=0)
     assert first.rest_forms == pytest.approx(float(stacked(first.value_radius / ROOT2 / s)), rel=1e-10, abs=0)
     s, norm = first.move_scales
     assert norm == pytest.approx(float(row(1 / s, B)), rel=1e-11, abs=0)
     lost = 1e-12 * float((s * c.keys.norm).sum())
-    assert first.move_forms == pytest.approx(safe_norm((s[:, None, None] * c.A).flatten(0, 1)) + lost, rel=1e-14, abs=0)
+    assert first.move_forms == pytest.approx(
+        norm_upper((s[:, None, None] * c.A).flatten(0, 1)) + lost, rel=1e-14, abs=0
+    )
     assert first.move_forms == pytest.approx(float(stacked(s)), rel=1e-10, abs=0)
     Q = f.score_scale * f.query
-    keys = torch.stack([_radius(view.k) + 4 * view.rounding.key for view in seen])
+    keys = torch.stack([_radius(view.k) + 4 * view.errors.key for view in seen])
     values = _joint_norm(f.output, c.W_norm, Q, first.value_radius * keys)
     assert first.covariance == pytest.approx(values, rel=1e-11, abs=0)
     assert first.key_covariance == pytest.approx(_joint_norm(torch.stack(B), c.outputs.norm, Q, keys), rel=1e-11, abs=0)

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import on_boundary, small_layer
 from theory.around_input.synthetic import EXACT, head_at_centre, head_on_ball, weights
+from theory.perturbed_inputs import on_boundary, small_layer
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, _deviation, softmax_jacobian_bounds
-from howsmooth.theory.rounding import Rounding, safe_norm
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import HeadErrorBounds, heads_at_input
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 T = 0.3
 
@@ -165,17 +165,17 @@ def test_the_row_of_a_weight_that_is_rounded_to_one_still_moves_with_its_own_tok
 
 def test_rounding_errors_are_taken_with_norms_that_are_not_too_small(rng):
     f, X = small_layer(rng, heads=1), gaussian(rng, 4, 3)
-    (view,) = views(f, X)
+    (view,) = heads_at_input(f, X)
     large = torch.full((4,), 1e40, dtype=torch.float64)
-    view = dataclasses.replace(view, rounding=dataclasses.replace(view.rounding, key=1e40, query=large))
+    view = dataclasses.replace(view, errors=dataclasses.replace(view.errors, key=1e40, query=large))
     head = HeadAtCentre.of(view)
-    assert head.query_gradient[0, 0] == 2 * 1e40 * safe_norm(view.head.Q)
-    assert head.key_gradient[0] == 1e40 * safe_norm(view.head.K)
+    assert head.query_gradient[0, 0] == 2 * 1e40 * norm_upper(view.head.Q)
+    assert head.key_gradient[0] == 1e40 * norm_upper(view.head.K)
 
 
 def test_a_head_without_values_has_numbers(rng):
     f, X = small_layer(rng, heads=1), gaussian(rng, 4, 3)
-    (view,) = views(dataclasses.replace(f, value=0 * f.value), X)
+    (view,) = heads_at_input(dataclasses.replace(f, value=0 * f.value), X)
     assert bool(torch.isfinite(HeadAtCentre.of(view).value_distance).all())
 
 
@@ -195,8 +195,8 @@ def test_the_derivatives_of_one_head_are_bounded_as_stated(rng):
 
 def test_a_head_at_its_centre_has_lengths_with_their_rounding_errors(rng):
     f, X = small_layer(rng, heads=1, query_bias=gaussian(rng, 1, 2)), gaussian(rng, 4, 3)
-    (view,) = views(f, X)
-    errors = Rounding(
+    (view,) = heads_at_input(f, X)
+    errors = HeadErrorBounds(
         scores=gaussian(rng, 4).abs(),
         query=gaussian(rng, 4).abs(),
         key=0.3,
@@ -205,12 +205,12 @@ def test_a_head_at_its_centre_has_lengths_with_their_rounding_errors(rng):
         key_slope=1.0,
     )
     for seen, V in ((view, f.value[0]), (view.mixed(), f.output[0] @ f.value[0])):
-        head = HeadAtCentre.of(dataclasses.replace(seen, rounding=errors))
+        head = HeadAtCentre.of(dataclasses.replace(seen, errors=errors))
         K, A = f.key[0], f.score_scale * f.key[0].mT @ f.query[0]
         S = (X @ A.mT + f.score_scale * (K.mT @ f.query_bias[0])) @ X.mT
         P, g = S.softmax(-1), X @ A.mT + f.score_scale * f.query_bias[0] @ K
         centred = X - (P @ X)[:, None]  # i, j, d
-        key, query = 2 * 0.3 * safe_norm(f.score_scale * f.query[0]), errors.query * safe_norm(K)
+        key, query = 2 * 0.3 * norm_upper(f.score_scale * f.query[0]), errors.query * norm_upper(K)
         norm_V = torch.linalg.matrix_norm(V, 2)
         value = 2 * 0.2 * norm_V / torch.linalg.matrix_norm(f.value[0], 2)
         kappa, C = centred @ A, torch.einsum("ij,ija,ijb->iab", P, centred, centred)
@@ -301,12 +301,12 @@ def test_no_weight_has_more_than_the_whole_row_beside_it_and_no_norm_is_above_on
 
 def test_weights_around_an_input_stay_between_their_bounds(rng):
     f, X = small_layer(rng, heads=1, size=3.0), gaussian(rng, 5, 3)
-    (view,) = views(f, X)
+    (view,) = heads_at_input(f, X)
     for per_token in (False, True):
         for t in (0.03, 0.3):
             ball = HeadAtCentre.of(view).on_ball(t, per_token)
             for Z in on_boundary(rng, 20, X, t, per_token):
-                (there,) = views(f, Z)
+                (there,) = heads_at_input(f, Z)
                 assert bool(((ball.lower <= there.P) & (ball.upper >= there.P)).all())
 
 
@@ -326,10 +326,10 @@ def test_a_weight_reaches_its_bound_along_the_gradient_of_its_score():
     # two tokens on a line, one row: the score of the first against the second moves by x alone
     f = hs.Attention.single_head(A=torch.eye(2).double(), V=torch.eye(2).double())
     X = torch.tensor([[3.0, 0.0], [-3.0, 0.0]]).double() / 3
-    (view,) = views(f, X)
+    (view,) = heads_at_input(f, X)
     head, t = HeadAtCentre.of(view), 1e-4
     ball = head.on_ball(t, False)
     gradient = torch.func.grad(lambda Z: torch.log_softmax(Z[0] @ Z.mT, -1)[1])(X)
-    (there,) = views(f, X + t * gradient / gradient.norm())
+    (there,) = heads_at_input(f, X + t * gradient / gradient.norm())
     gained, allowed = float(there.log_P[0, 1] - head.log_P[0, 1]), float(ball.log_P[0][0, 1] - head.log_P[0, 1])
     assert gained <= allowed <= 1.01 * gained

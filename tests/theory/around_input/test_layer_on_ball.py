@@ -6,28 +6,28 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import on_boundary, small_layer
 from theory.around_input.synthetic import EXACT, head_on_ball, layer_at_centre
+from theory.perturbed_inputs import on_boundary, small_layer
 from torch.testing import assert_close
 
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall, row_norm, stack_norm
-from howsmooth.theory.doubt import Doubt
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.traces import largest_norms
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.layer_errors import LayerErrorBounds
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_the_fields_of_a_layer_are_their_definitions(rng, mixed):
     f, X = small_layer(rng, mixed=mixed, query_bias=gaussian(rng, 2, 2)), gaussian(rng, 4, 3)
-    seen = views(f, X)
+    seen = heads_at_input(f, X)
     # errors of ordinary size, so that they are seen
     seen = [
-        dataclasses.replace(view, rounding=dataclasses.replace(view.rounding, key=0.3 + h, value=0.2 + h))
+        dataclasses.replace(view, errors=dataclasses.replace(view.errors, key=0.3 + h, value=0.2 + h))
         for h, view in enumerate(seen)
     ]
-    c, errors = LayerAtCentre.of(seen), Doubt.of(seen)
+    c, errors = LayerAtCentre.of(seen), LayerErrorBounds.of(seen)
     W = [f.output[h] for h in range(2)] if mixed else torch.eye(4, dtype=torch.float64).split(2, 1)
     for h in range(2):
         A, B = f.score_scale * f.key[h].mT @ f.query[h], W[h] @ f.value[h]
@@ -48,11 +48,11 @@ def test_the_fields_of_a_layer_are_their_definitions(rng, mixed):
             assert_close(points.norm[h], torch.linalg.matrix_norm(L, 2), rtol=1e-10, atol=0)
         assert c.values.error[h] == 4 * (0.2 + h)
         assert c.values.norm[h] >= torch.linalg.matrix_norm(f.value[h], 2) * (1 + 9e-13)
-        assert c.W_norm[h] == safe_norm(W[h])
-    assert_close((c.outputs.error, c.keys.error), (4 * errors.wrong, 4 * errors.wrong_keys), rtol=0, atol=0)
-    assert_close((c.g_error, c.outputs.norm), (2 * errors.wrong_pull, errors.values), rtol=0, atol=0)
-    units = torch.cat([w / safe_norm(w) for w in W], dim=1)
-    assert c.W_joint == safe_norm(units)
+        assert c.W_norm[h] == norm_upper(W[h])
+    assert_close((c.outputs.error, c.keys.error), (4 * errors.value_error, 4 * errors.key_error), rtol=0, atol=0)
+    assert_close((c.g_error, c.outputs.norm), (2 * errors.gradient_error, errors.WV_norm), rtol=0, atol=0)
+    units = torch.cat([w / norm_upper(w) for w in W], dim=1)
+    assert c.W_joint == norm_upper(units)
     assert_close(c.y_keys.mean(1), torch.zeros(2, 3, dtype=torch.float64), rtol=0, atol=1e-12)
     vectors = gaussian(rng, 2, 5, 2)
     alone = vectors.norm(dim=-1)
@@ -64,8 +64,8 @@ def test_the_fields_of_a_layer_are_their_definitions(rng, mixed):
 
 def test_blocks_beside_and_under_each_other_have_norms_with_their_rounding(rng):
     blocks = gaussian(rng, 3, 2, 4)
-    assert row_norm(blocks) == safe_norm(torch.cat(list(blocks), dim=1))
-    assert stack_norm(blocks) == safe_norm(torch.cat(list(blocks)))
+    assert row_norm(blocks) == norm_upper(torch.cat(list(blocks), dim=1))
+    assert stack_norm(blocks) == norm_upper(torch.cat(list(blocks)))
 
 
 def test_a_shift_of_all_tokens_costs_values_and_outputs_no_digits(rng):
@@ -82,7 +82,7 @@ def test_a_shift_of_all_tokens_costs_values_and_outputs_no_digits(rng):
 
 def test_a_head_without_output_counts_for_nothing(rng):
     f = small_layer(rng)
-    c = LayerAtCentre.of(views(dataclasses.replace(f, output=0 * f.output), gaussian(rng, 4, 3)))
+    c = LayerAtCentre.of(heads_at_input(dataclasses.replace(f, output=0 * f.output), gaussian(rng, 4, 3)))
     assert c.W_joint == 0
 
 
@@ -142,12 +142,12 @@ def test_hidden_tokens_have_no_distance(rng):
 @pytest.mark.parametrize("size", [1.0, 6.0])
 def test_no_factor_changes_by_more(rng, per_token, size):
     f, X = small_layer(rng, size=size), gaussian(rng, 4, 3)
-    seen = views(f, X)
+    seen = heads_at_input(f, X)
     c, heads = LayerAtCentre.of(seen), [HeadAtCentre.of(view) for view in seen]
     for t in (0.01, 0.3):
         ball = LayerOnBall.of(c, [head.on_ball(t, per_token) for head in heads], t, per_token)
         for Z in on_boundary(rng, 10, X, t, per_token):
-            there = LayerAtCentre.of(views(f, Z))
+            there = LayerAtCentre.of(heads_at_input(f, Z))
             true = {
                 "P_change": (there.P - c.P).abs(),
                 "alpha_change": (there.alpha - c.alpha).norm(dim=-1),

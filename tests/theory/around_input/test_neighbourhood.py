@@ -5,8 +5,8 @@ import torch
 from cases import layer
 from draws import gaussian
 from oracles import constant
-from theory.around import ascended, constants, on_boundary, small_layer
-from theory.forms import ROUNDING, form
+from theory.example_layers import ROUNDING, form
+from theory.perturbed_inputs import ascended, constants, on_boundary, small_layer
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -19,9 +19,9 @@ from howsmooth.theory.around_input.head_on_ball import HeadAtCentre
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.neighbourhood import token_unit
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.unit import Unit
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.rescaling import Rescaled
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 
 def gauss_from(rng):
@@ -43,12 +43,12 @@ def moved(X, t, per_token, rng):
 def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
     f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
-    (view,) = (alone.mixed() for alone in views(f, X))
+    (view,) = (alone.mixed() for alone in heads_at_input(f, X))
     for t in (0.01, 0.1, 0.5, 2.0):
         region = HeadAtCentre.of(view).on_ball(t, per_token)
         for _draw in range(12):
             Z = moved(X, t, per_token, rng)
-            (there,) = (alone.mixed() for alone in views(f, Z))
+            (there,) = (alone.mixed() for alone in heads_at_input(f, Z))
             here = HeadAtCentre.of(there)
             visible = here.log_P > -torch.inf
             truth = {
@@ -69,7 +69,7 @@ def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
 def test_the_second_derivative_is_below_its_bound(rng, causal):
     f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
-    (view,) = (alone.mixed() for alone in views(f, X))
+    (view,) = (alone.mixed() for alone in heads_at_input(f, X))
     ball = HeadAtCentre.of(view).on_ball(1e-12, False)
     second, first = ball.second_derivative(False), ball.first_derivative()
     assert float(constant(f, X)) <= first * (1 + 1e-9)
@@ -294,7 +294,7 @@ def test_a_neighbourhood_of_size_zero_is_refused(rng):
 
 def stated_derivatives(f, X, t, per_token):
     """Both derivatives on balls of radii t from their parts: head by head, and for the whole layer."""
-    seen = views(f, X)
+    seen = heads_at_input(f, X)
     mixed = [view.mixed() for view in seen]
     layer_at_X = LayerAtCentre.of(seen)
     second, first = SecondDerivative(centre=layer_at_X), FirstDerivative.of(seen, layer_at_X)
@@ -320,7 +320,7 @@ def stated_derivatives(f, X, t, per_token):
 @pytest.mark.parametrize("eps", [0.1, 3.0])
 def test_the_bound_is_the_sum_over_intervals_or_the_derivative_on_the_ball(rng, per_token, mixed, eps, monkeypatch):
     f, X = small_layer(rng, mixed=mixed), gaussian(rng, 4, 3)
-    unit = Unit.of(f, X)
+    unit = Rescaled.of(f, X)
     share = eps / token_unit(X, unit)
     t = torch.linspace(0, share, 17, dtype=torch.float64)[1:]
     by_heads, whole = stated_derivatives(unit.attention, unit.X, t, per_token)
@@ -339,7 +339,7 @@ def test_the_bound_is_the_sum_over_intervals_or_the_derivative_on_the_ball(rng, 
         # the path has the length ε, or √n times that
         moved = float(found.values.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
         displacement = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
-        hull = token_unit(X, unit) * unit.back(_hull(unit, share))
+        hull = token_unit(X, unit) * unit.in_original_units(_hull(unit, share))
         assert displacement == pytest.approx(min(moved, hull), rel=2e-13, abs=0)
 
 
@@ -369,19 +369,19 @@ def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
 def test_tokens_are_measured_in_a_power_of_two(rng):
     f, X = small_layer(rng), 5 * gaussian(rng, 4, 3)
     for x in (X, -X):  # the largest entry is negative in one of them
-        assert token_unit(x, Unit.of(f, x)) == 2.0 ** math.floor(math.log2(float(X.abs().max())))
+        assert token_unit(x, Rescaled.of(f, x)) == 2.0 ** math.floor(math.log2(float(X.abs().max())))
     zero = torch.zeros(4, 3, dtype=torch.float64)
-    assert token_unit(zero, Unit.of(f, zero)) == 1.0
+    assert token_unit(zero, Rescaled.of(f, zero)) == 1.0
 
 
 def test_the_constant_at_the_centre_is_decomposed_or_measured_with_its_rounding(rng, monkeypatch):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
-    unit = Unit.of(f, X)
+    unit = Rescaled.of(f, X)
     J = unit.attention.jacobian(unit.X)
     dense = torch.func.jacrev(unit.attention)(unit.X).reshape(12, 12)
     found, confidence = neighbourhood._constant_at_centre(unit)
     assert confidence == 1.0
-    assert found == pytest.approx(safe_norm(dense) * (1 + widening(J)), rel=2e-15, abs=0)
+    assert found == pytest.approx(norm_upper(dense) * (1 + widening(J)), rel=2e-15, abs=0)
     monkeypatch.setattr(neighbourhood, "DENSE", 11)
     measured, confidence = neighbourhood._constant_at_centre(unit)
     assert confidence == 1 - 1e-12

@@ -6,19 +6,18 @@ import math
 import pytest
 import torch
 from draws import gaussian
-from theory.around import on_boundary, small_layer
 from theory.around_input.synthetic import layer_at_centre, layer_on_ball
+from theory.perturbed_inputs import on_boundary, small_layer
 from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
-from howsmooth.theory.doubt import outputs
-from howsmooth.theory.positive import collatz
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.traces import largest_eigenvalues, largest_norms
-from howsmooth.theory.views import views
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.layer_errors import outputs
+from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 KINDS = {
     "mixed heads": lambda g: small_layer(g, heads=3, query_bias=gaussian(g, 3, 2)),
@@ -33,7 +32,7 @@ EVERY_ROW = ("key_key", "value_key")
 
 def looked_at(f, X):
     """The second derivative around an input, and every head there."""
-    seen = views(f, X)
+    seen = heads_at_input(f, X)
     return SecondDerivative(centre=LayerAtCentre.of(seen)), [HeadAtCentre.of(view) for view in seen]
 
 
@@ -43,7 +42,7 @@ def ball_of(second, heads, t, per_token=False):
 
 def definitions(f, Z):
     """The six terms at Z as tensors: row, output, token and entry of E, token and entry of F."""
-    total, seen = {}, views(f, Z)
+    total, seen = {}, heads_at_input(f, Z)
     for view, W in zip(seen, outputs(seen), strict=True):
         head, P = view.head, view.P
         A, B, g = head.K.mT @ head.Q, W @ head.V, view.q @ head.K
@@ -161,7 +160,7 @@ def test_a_term_nearly_attains_its_bound_and_nearly_gains_what_it_may(rng, name)
 
 def perron(M):
     """The root of Collatz and Wielandt's bound on the largest eigenvalue of a matrix without negative entries."""
-    (found,) = collatz(lambda z: M @ z, torch.ones_like(M[:, :1]))
+    (found,) = collatz_wielandt(lambda z: M @ z, torch.ones_like(M[:, :1]))
     return found.sqrt()
 
 
@@ -347,12 +346,12 @@ def test_the_norms_of_scaled_matrices_include_their_rounding(rng):
         second = SecondDerivative(centre=c)
         s, norm = second._value_key_scales
         row = torch.cat([B / x for B, x in zip(c.B, s, strict=True)], dim=1)
-        assert norm == pytest.approx(safe_norm(row) * (1 + 1e-11), rel=1e-14, abs=0)
+        assert norm == pytest.approx(norm_upper(row) * (1 + 1e-11), rel=1e-14, abs=0)
         s, norm = second._value_query_scales
-        under, beside = (safe_norm(torch.cat([B / x for B, x in zip(c.B, s, strict=True)], dim=k)) for k in (0, 1))
+        under, beside = (norm_upper(torch.cat([B / x for B, x in zip(c.B, s, strict=True)], dim=k)) for k in (0, 1))
         assert norm == pytest.approx(min(under, beside) * (1 + 1e-11), rel=1e-14, abs=0)
         s, norm = second._score_form_scales
-        one, other = (safe_norm(torch.cat([x * A for A, x in zip(A, s, strict=True)])) for A in (c.A, c.A_transposed))
+        one, other = (norm_upper(torch.cat([x * A for A, x in zip(A, s, strict=True)])) for A in (c.A, c.A_transposed))
         lost = 1e-12 * float((c.keys.norm * s).sum())
         assert norm == pytest.approx(min(one, other) + lost, rel=1e-14, abs=0)
         seen |= {("values", under < beside), ("forms", one < other)}

@@ -114,7 +114,7 @@ def _rung(name: str, kind: str, lane: str, value: float, worth: str, sign: str =
 
 
 def _anywhere(summary: LayerSummary) -> Iterator[dict[str, Any]]:
-    for bound in summary.ladder.rungs:
+    for bound in summary.ladder.bounds:
         yield {
             "name": bound.label,
             "kind": AT_MOST if bound.side is Side.UPPER else ATTAINED,

@@ -113,7 +113,7 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequenc
     from howsmooth.spectral.solvers import spectral_norm
     from howsmooth.spectral.typical import typical_gain_of
     from howsmooth.studies.resources import seeded
-    from howsmooth.theory.local import local_uppers
+    from howsmooth.theory.at_input.local import local_uppers
 
     first, generator = cell[0], seeded(cell)
     J = linearise(f, X)

@@ -16,7 +16,7 @@ from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import summarise
-from howsmooth.theory.results import Ladder
+from howsmooth.theory.results import BoundsTable
 from howsmooth.wording import count
 
 OLD_BOUNDS = (
@@ -136,12 +136,12 @@ def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
 
-    def bounds(layer: int, length: int, radius: float) -> Ladder:
+    def bounds(layer: int, length: int, radius: float) -> BoundsTable:
         return kept_ladder(store, first.model, first.map, layer, length, radius)
 
     layers = summarise(records, bounds)
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
-    old = any(not layer.ladder.rungs and bounds(layer.layer, layer.length, layer.radius).rungs for layer in layers)
+    old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}
     return Measurement(
         model=first.model,

@@ -13,7 +13,7 @@ from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import NO_BOUNDS
 from howsmooth.theory.bounds import table
-from howsmooth.theory.results import Ladder, Refusal
+from howsmooth.theory.results import BoundsTable, NotApplicable
 
 # How many heads a worst input is looked for at: the ladder is quick, and the best heads win almost always.
 PROMISING = 1
@@ -50,21 +50,23 @@ def keep_ladders(store: Store, measurement: Measurement, transformer: Transforme
             store.keep(name, bounds.to_json())
 
 
-def kept_ladder(store: Store, model: str, part: str, layer: int, n: int, radius: float) -> Ladder:
+def kept_ladder(store: Store, model: str, part: str, layer: int, n: int, radius: float) -> BoundsTable:
     """Return what :func:`keep_ladders` kept, or no bounds."""
     kept = store.fact(_ladder(model, part, layer, n, radius))
-    return NO_BOUNDS if kept is None else Ladder.from_json(kept)
+    return NO_BOUNDS if kept is None else BoundsTable.from_json(kept)
 
 
-def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> Ladder:
+def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> BoundsTable:
     site = transformer.layers[layer]
     f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
     if not isinstance(f, Attention):
-        return Ladder(rungs=(), refused=(Refusal(name="all", reason="the theorems are about attention alone."),))
+        return BoundsTable(
+            bounds=(), refused=(NotApplicable(name="all", reason="the theorems are about attention alone."),)
+        )
     try:
         return table(f, n=n, radius=radius, heads=PROMISING)
     except AssumptionError as error:
-        return Ladder(rungs=(), refused=(Refusal(name="all", reason=str(error)),))
+        return BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=str(error)),))
 
 
 def _ladder(model: str, part: str, layer: int, n: int, radius: float) -> str:

@@ -11,14 +11,14 @@ from howsmooth.spectral.typical import mean_gain
 from howsmooth.studies.kinds.text import Answer, TextRecord
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth, growth
-from howsmooth.theory.results import Bound, Ladder, Side
+from howsmooth.theory.results import Bound, BoundsTable, Side
 from howsmooth.wording import at_most, estimated, exponent, interval, number, rounded
 
 # Of the interval of a typical gain; with how many digits the ball is told that bounds are about.
 CONFIDENCE, BALL_DIGITS = 0.95, 4
-NO_BOUNDS = Ladder(rungs=())
+NO_BOUNDS = BoundsTable(bounds=())
 # Every bound for a layer, a length and a radius.
-Bounds = Callable[[int, int, float], Ladder]
+Bounds = Callable[[int, int, float], BoundsTable]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class LayerSummary:
     radius: float
     reach: float
     local_upper: float | None = None
-    ladder: Ladder = NO_BOUNDS
+    ladder: BoundsTable = NO_BOUNDS
     released_growth: Growth | None = None
 
     @property
@@ -97,7 +97,7 @@ class LayerSummary:
     @property
     def any_input(self) -> Bound | None:
         """The smallest proven bound for any tokens in that ball, where the theory has one."""
-        return self.ladder.upper if any(bound.side is Side.UPPER for bound in self.ladder.rungs) else None
+        return self.ladder.upper if any(bound.side is Side.UPPER for bound in self.ladder.bounds) else None
 
     @property
     def headroom(self) -> float | None:

@@ -7,13 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.around_input.head_on_ball import distances
-from howsmooth.theory.around_input.margins import PRODUCT, TINY
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, TINY, distances
 from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls, token_unit
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.heads import log
 from howsmooth.theory.results import Bound, upper_bound
-from howsmooth.theory.unit import Unit
-from howsmooth.theory.views import views
 
 
 def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool = False) -> Bound:
@@ -39,20 +38,20 @@ def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: fl
     # a straight path, at the right end of every interval as for the constant
     step = eps / len(found.values) * (math.sqrt(len(X)) if per_token else 1.0)
     along = float(found.values.sum()) * step * (1 + PRODUCT)
-    unit = Unit.of(attention, X)
+    unit = Rescaled.of(attention, X)
     size = token_unit(X, unit)
-    value = min(along, size * unit.back(_hull(unit, eps / size)))
+    value = min(along, size * unit.in_original_units(_hull(unit, eps / size)))
     source = "ours: second derivative along a path, or the hull of values"
     return upper_bound(log(value), "displacement_upper", found.domain, source, found.confidence)
 
 
-def _hull(unit: Unit, eps: float) -> float:
+def _hull(unit: Rescaled, eps: float) -> float:
     """Bound the movement by the hull of values, which no row leaves."""
     rows = torch.zeros(len(unit.X), dtype=torch.float64)
-    for view in (alone.mixed() for alone in views(unit.attention, unit.X)):
-        error = 4 * view.rounding.value * view.value_norm / max(view.head.norm_V, TINY)
+    for view in (alone.mixed() for alone in heads_at_input(unit.attention, unit.X)):
+        error = 4 * view.errors.value * view.value_norm / max(view.head.norm_V, TINY)
         distance = distances(view.mean, view.y) + error
         # the mean itself is known up to the rounding errors of its weights
-        distance = distance + (view.rounding.change * (2 * view.reach + error))[:, None]
+        distance = distance + (view.errors.change * (2 * view.value_radius + error))[:, None]
         rows += torch.where(view.log_P > -torch.inf, distance, 0.0).amax(-1) + view.value_norm * eps
     return float(rows.norm()) * (1 + PRODUCT)

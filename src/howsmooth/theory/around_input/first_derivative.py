@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import HeadOnBall, softmax_jacobian_bounds
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, TERM, TINY, HeadOnBall, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, Scaled, row_norm, stack_norm
-from howsmooth.theory.around_input.margins import PRODUCT, TERM, TINY
-from howsmooth.theory.doubt import outputs
-from howsmooth.theory.views import View
+from howsmooth.theory.at_input.head_at_input import HeadAtInput
+from howsmooth.theory.at_input.layer_errors import outputs
 
 # Steps towards the centre of the smallest ball around points.
 STEPS = 24
@@ -52,14 +51,14 @@ class FirstDerivative:
     key_covariance: float  # the largest ‖ΣB_hC_hQ_h‖ for those of keys and anything of deviation one
 
     @classmethod
-    def of(cls, views: list[View], c: LayerAtCentre) -> "FirstDerivative":
+    def of(cls, views: list[HeadAtInput], c: LayerAtCentre) -> "FirstDerivative":
         """Choose balls and scales; any positive scales give a bound."""
         W, Q, y = (torch.stack(x) for x in (outputs(views), [v.head.Q for v in views], [v.y for v in views]))
         output_radius, value_radius, key_radius = (
             torch.stack([_radius(x) for x in points]) + error
             for points, error in ((y @ W.mT, c.outputs.error), (y, c.values.error), (c.y_keys, c.keys.error))
         )
-        short_key_radius = torch.stack([_radius(view.k) + 4 * view.rounding.key for view in views])
+        short_key_radius = torch.stack([_radius(view.k) + 4 * view.errors.key for view in views])
         steepest = c.g_length.amax(1)
         value = _relative(c.outputs.norm).sqrt()
         rest = (_relative(value_radius * steepest) / _relative(c.W_norm)).sqrt()

@@ -1,4 +1,4 @@
-"""One head on a ball around X: bounds on its weights, deviations and score gradients, and Theorem 5 head by head."""
+"""Theorem 5, one head on a ball around X: bounds on its weights, deviations, score gradients and derivatives."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.margins import HUGE, LOG_WEIGHT, PRODUCT, TINY
-from howsmooth.theory.heads import short
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.views import View, weighted_pairs
+from howsmooth.theory.at_input.head_at_input import HeadAtInput, weighted_pairs
+from howsmooth.theory.linalg.matrix_norms import norm_upper, triangular_factor
+
+# A norm, or a sum of a few products; matrices that were divided by scales; a whole term, sums of thousands of products.
+PRODUCT, SCALED, TERM = 1e-12, 1e-11, 1e-9
+# The logarithm of a weight: the other weights of its row are never taken below 1e-12 of the row.
+LOG_WEIGHT = 2e-12
+# What no denominator is below, and what the growth of a standard deviation is not taken above: distances are less.
+TINY, HUGE = 1e-300, 1e75
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,11 +34,11 @@ class HeadAtCentre:
     score_error: Float[Tensor, " n"]  # rounding errors of differences between two scores of a row
 
     @classmethod
-    def of(cls, view: View) -> "HeadAtCentre":
+    def of(cls, view: HeadAtInput) -> "HeadAtCentre":
         """Read one head; keys and values are k and v wide, so no d × d matrix is formed."""
-        keys, g, r = view.k @ view.head.Q, view.q @ view.head.K, view.rounding  # Aᵀx_j up to a common shift, and g_i
+        keys, g, r = view.k @ view.head.Q, view.q @ view.head.K, view.errors  # Aᵀx_j up to a common shift, and g_i
         mean = view.P @ keys
-        key_error, query_error = 2 * r.key * safe_norm(view.head.Q), r.query * safe_norm(view.head.K)
+        key_error, query_error = 2 * r.key * norm_upper(view.head.Q), r.query * norm_upper(view.head.K)
         value_error = 2 * r.value * view.value_norm / max(view.head.norm_V, TINY)
         return cls(
             P=view.P,
@@ -229,7 +234,7 @@ def _deviation(P: Tensor, points: Tensor, form: Tensor | None) -> Float[Tensor, 
     covariance = weighted_pairs(P, centred, centred) - mean[:, :, None] * mean[:, None, :]
     rounding = (16 + len(P)) * torch.finfo(P.dtype).eps * centred.square().sum(1).max()
     if form is not None:
-        A = short(form)
+        A = triangular_factor(form)
         covariance = A.mT @ covariance @ A
         rounding = rounding * torch.linalg.matrix_norm(A, ord=2) ** 2
     return (torch.linalg.eigvalsh(covariance)[:, -1].clamp_min(0) + rounding).sqrt()

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import HeadOnBall, distances, softmax_jacobian_bounds
-from howsmooth.theory.around_input.margins import PRODUCT
-from howsmooth.theory.doubt import Doubt, outputs
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.traces import largest_norms
-from howsmooth.theory.views import View
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, HeadOnBall, distances, softmax_jacobian_bounds
+from howsmooth.theory.at_input.head_at_input import HeadAtInput
+from howsmooth.theory.at_input.layer_errors import LayerErrorBounds, outputs
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,34 +53,34 @@ class LayerAtCentre:
     W_joint: float  # ‖[W_h/‖W_h‖]_h‖
 
     @classmethod
-    def of(cls, views: list[View]) -> "LayerAtCentre":
+    def of(cls, views: list[HeadAtInput]) -> "LayerAtCentre":
         """Gather the heads."""
-        W, errors, heads = outputs(views), Doubt.of(views), [view.head for view in views]
+        W, errors, heads = outputs(views), LayerErrorBounds.of(views), [view.head for view in views]
         P, g = torch.stack([view.P for view in views]), torch.stack([view.q @ view.head.K for view in views])
         # a common shift changes no difference, and what is small loses less
         y_keys = torch.stack([(view.k - view.k.mean(0)) @ view.head.Q for view in views])
         y_values = torch.stack([view.y - view.y.mean(0) for view in views])
         y_outputs = torch.stack([y @ w.mT for y, w in zip(y_values, W, strict=True)])
-        W_norm = vector(safe_norm(w) for w in W)
+        W_norm = vector(norm_upper(w) for w in W)
         unit_W = [w / (size if size > 0 else 1.0) for w, size in zip(W, W_norm.tolist(), strict=True)]
         norm_V, norm_A = vector(head.norm_V * (1 + PRODUCT) for head in heads), vector(head.norm_A for head in heads)
-        value_error = vector(4 * view.rounding.value for view in views)
+        value_error = vector(4 * view.errors.value for view in views)
         centred = y_outputs[:, None] - (P @ y_outputs)[:, :, None]
         return cls(
             P=P,
             alpha=P[..., None] * centred,
             g=g,
             g_length=g.norm(dim=-1),
-            g_error=2 * errors.wrong_pull,
+            g_error=2 * errors.gradient_error,
             y_keys=y_keys,
             B=torch.stack([w @ head.V for w, head in zip(W, heads, strict=True)]),
-            A=torch.stack([head.short_K.mT @ head.Q for head in heads]),
-            A_transposed=torch.stack([head.short_Q.mT @ head.K for head in heads]),
-            outputs=Points.of(P, y_outputs, centred.norm(dim=-1), error=4 * errors.wrong, norm=errors.values),
+            A=torch.stack([head.reduced_K.mT @ head.Q for head in heads]),
+            A_transposed=torch.stack([head.reduced_Q.mT @ head.K for head in heads]),
+            outputs=Points.of(P, y_outputs, centred.norm(dim=-1), error=4 * errors.value_error, norm=errors.WV_norm),
             values=Points.of(P, y_values, distances(P @ y_values, y_values), error=value_error, norm=norm_V),
-            keys=Points.of(P, y_keys, distances(P @ y_keys, y_keys), error=4 * errors.wrong_keys, norm=norm_A),
+            keys=Points.of(P, y_keys, distances(P @ y_keys, y_keys), error=4 * errors.key_error, norm=norm_A),
             W_norm=W_norm,
-            W_joint=safe_norm(torch.cat(unit_W, dim=1)),
+            W_joint=norm_upper(torch.cat(unit_W, dim=1)),
         )
 
     def combined(self, mixed: Float[Tensor, "heads n"], alone: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
@@ -153,12 +152,12 @@ class Scaled(NamedTuple):
 
 def row_norm(x: Float[Tensor, "heads a b"]) -> float:
     r"""Return :math:`\|[X_1\cdots X_H]\|`."""
-    return safe_norm(x.transpose(0, 1).flatten(1))
+    return norm_upper(x.transpose(0, 1).flatten(1))
 
 
 def stack_norm(x: Float[Tensor, "heads a b"]) -> float:
     r"""Return :math:`\|(X_h)_h\|`, one block under the other."""
-    return safe_norm(x.flatten(0, 1))
+    return norm_upper(x.flatten(0, 1))
 
 
 def vector(x: Iterable[float]) -> Tensor:

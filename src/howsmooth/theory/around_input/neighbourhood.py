@@ -14,17 +14,16 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.spectral.solvers import local_lipschitz, widening
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
-from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, HeadOnBall
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, HeadAtCentre, HeadOnBall
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
-from howsmooth.theory.around_input.margins import PRODUCT
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.assumptions import has_key_norm, require_attention
-from howsmooth.theory.discrete import sharp_upper
+from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.rescaling import Rescaled
+from howsmooth.theory.ball.softmax import sharp_upper
 from howsmooth.theory.heads import log, on_cpu, output_norm
+from howsmooth.theory.linalg.matrix_norms import norm_upper
 from howsmooth.theory.results import Bound, upper_bound
-from howsmooth.theory.rounding import safe_norm
-from howsmooth.theory.unit import Unit
-from howsmooth.theory.views import views
 
 # The second derivative is summed from above on so many intervals.
 INTERVALS = 16
@@ -77,7 +76,7 @@ class ConstantsOnBalls:
     def of(cls, attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool) -> "ConstantsOnBalls":
         """Bound the constant on every ball."""
         _require(attention, eps)
-        unit = Unit.of(attention, X)
+        unit = Rescaled.of(attention, X)
         share = eps / token_unit(X, unit)
         centre, confidence = _constant_at_centre(unit)
         t = torch.linspace(0, share, INTERVALS + 1, dtype=torch.float64)[1:]
@@ -85,7 +84,9 @@ class ConstantsOnBalls:
         # Why the right end of every interval: the bound on the second derivative grows with t, so the sum lies above
         # the integral; a rule of higher order would be nearer to it, and no theorem.
         along = centre + second.cumsum(0) * (share / INTERVALS)
-        found = torch.tensor([unit.back(float(x)) for x in torch.minimum(along, first)], dtype=torch.float64)
+        found = torch.tensor(
+            [unit.in_original_units(float(x)) for x in torch.minimum(along, first)], dtype=torch.float64
+        )
         return cls(
             values=found.nan_to_num(torch.inf, torch.inf).clamp_max(_around_origin(attention, X, eps, found)),
             domain=f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else ""),
@@ -101,7 +102,7 @@ def _around_origin(attention: Attention, X: Tensor, eps: float, found: Tensor) -
     return sharp_upper(attention, n=X.shape[0], radius=(size + eps) * (1 + PRODUCT)).value
 
 
-def token_unit(X: Tensor, unit: Unit) -> float:
+def token_unit(X: Tensor, unit: Rescaled) -> float:
     """Return the length, a power of two, that tokens were divided by."""
     size = float(unit.X.abs().max())
     return float(on_cpu(X).abs().max()) / size if size > 0 else 1.0
@@ -119,13 +120,13 @@ def _require(attention: Attention, eps: float) -> None:
         )
 
 
-def _constant_at_centre(unit: Unit) -> tuple[float, float]:
+def _constant_at_centre(unit: Rescaled) -> tuple[float, float]:
     """Bound the constant at the centre, in float64 whatever the weights were in; return it with its confidence."""
     f, X = unit.attention, unit.X
     J = f.jacobian(X)
     if max(X.numel(), math.prod(J.codomain)) <= DENSE:
-        lost = widening(J)
-        return (safe_norm(_matrix(J)) * (1 + lost) if lost < 0.1 else math.inf), 1.0
+        share = widening(J)
+        return (norm_upper(_matrix(J)) * (1 + share) if share < 0.1 else math.inf), 1.0
     with warnings.catch_warnings():
         # where scores are so large that products contradict each other it is infinite, and the other terms bound
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -151,24 +152,24 @@ def _start(attention: Attention, X: Tensor) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest.digest()[:7]))
 
 
-def _derivatives(unit: Unit, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "2 steps"]:
+def _derivatives(unit: Rescaled, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "2 steps"]:
     """Bound the second and the first derivative on balls of radii t: head by head, and for the whole layer."""
-    seen = views(unit.attention, unit.X)
-    before, after = ([HeadAtCentre.of(view) for view in side] for side in (seen, [view.mixed() for view in seen]))
+    views = heads_at_input(unit.attention, unit.X)
+    before, after = ([HeadAtCentre.of(view) for view in side] for side in (views, [view.mixed() for view in views]))
     values = [[head.on_ball(float(s), per_token) for head in before] for s in t]
     # the output projection changes values and no weights
     outputs = [
         [head.on_ball(float(s), per_token, like=x) for head, x in zip(after, side, strict=True)]
         for s, side in zip(t, values, strict=True)
     ]
-    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in seen))
+    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in views))
     by_heads = torch.stack([_by_heads(v, o, norm_W, per_token) for v, o in zip(values, outputs, strict=True)], dim=1)
-    heads, n = len(seen), len(unit.X)
+    heads, n = len(views), len(unit.X)
     if n * (heads * n) ** 2 > NUMBERS:
         return by_heads
     try:
-        centre = LayerAtCentre.of(seen)
-        second, first = SecondDerivative(centre=centre), FirstDerivative.of(seen, centre)
+        centre = LayerAtCentre.of(views)
+        second, first = SecondDerivative(centre=centre), FirstDerivative.of(views, centre)
         length = math.sqrt(n) if per_token else 1.0  # a movement of every token by one is √n long
         whole = [
             (

@@ -22,11 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import softmax_jacobian_bounds
+from howsmooth.theory.around_input.head_on_ball import PRODUCT, SCALED, TERM, TINY, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall, Scaled, row_norm, stack_norm
-from howsmooth.theory.around_input.margins import PRODUCT, SCALED, TERM, TINY
-from howsmooth.theory.positive import collatz
-from howsmooth.theory.traces import largest_eigenvalues, largest_norms
+from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_eigenvalues, largest_norms
 
 # So often scales of heads are improved, and they stay in this range: heads that do nothing would have infinite ones.
 ROUNDS, RANGE = 2, 1e8
@@ -303,7 +301,7 @@ def _weighted_norm(gram: Float[Tensor, "m m"], w: Float[Tensor, "heads n n"]) ->
 
 def _perron_root(G: Float[Tensor, "*rows m m"], root: Float[Tensor, "*rows m c"]) -> Float[Tensor, "*rows c"]:
     r"""Bound :math:`\lambda_{\max}(\mathrm{diag}(r)\,G\,\mathrm{diag}(r))^{1/2}` for each column r; entries are ≥ 0."""
-    return collatz(lambda z: root * (G @ (root * z)), torch.ones_like(root)).sqrt()
+    return collatz_wielandt(lambda z: root * (G @ (root * z)), torch.ones_like(root)).sqrt()
 
 
 def _form_norm(a: Float[Tensor, "m out"], M: Float[Tensor, "m m"]) -> Float[Tensor, ""]:

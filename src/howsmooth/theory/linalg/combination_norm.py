@@ -1,0 +1,119 @@
+r"""Theorem 1, heads together: a bound on :math:`\sup_{|c|=1}\|\sum_hc_hA_h\|`, all unit combinations of matrices.
+
+It is the largest value of a form of three vectors, which nobody can compute in general. Two bounds are well known: the
+norms of the matrices one under the other, and side by side. The square of what is here is at most the mean of their
+squares, as :math:`\sum_{hg}\langle A_g^\top z_h, A_h^\top z_g\rangle\le\sum_{hg}|A_g^\top z_h|^2`. It is often next to
+the truth.
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor
+
+from howsmooth.theory.linalg.matrix_norms import UNIT
+
+# Larger problems would take longer than all the rest.
+LARGEST = 9216
+# So many rows of all matrices enter S as they are, the strongest; the others by norms and by their coupling to these.
+WHOLE = 1152
+# The bound is so far above the eigenvalue that iteration found.
+SLACK = 2e-4
+
+
+def products_norm(factors: list[tuple[Tensor, Tensor]]) -> float:
+    r"""Bound :math:`\sup_{|c|=1}\|\sum_hc_hK_h^\top Q_h\|` from above, given every Q and K."""
+    keys = torch.cat([K for _Q, K in factors])
+    # up to an isometry, the tokens are as many numbers as there are keys
+    basis = torch.linalg.qr(keys.mT).R.mT if keys.shape[0] < keys.shape[1] else keys
+    if len(factors) * min(basis.shape[1], factors[0][0].shape[1]) > LARGEST:
+        return math.inf
+    blocks = basis.split([len(K) for _Q, K in factors])
+    forms = torch.stack([K.mT @ Q for K, (Q, _K) in zip(blocks, factors, strict=True)])
+    error = sum((sum(K.shape) * 4 * UNIT * float(K.norm()) * float(Q.norm())) ** 2 for Q, K in factors)
+    return max_unit_combination_norm(forms) + math.sqrt(error)
+
+
+def max_unit_combination_norm(A: Float[Tensor, "h a b"]) -> float:
+    r"""Bound :math:`\sup_{|c|=1}\|\sum_hc_hA_h\|` from above; infinity where that would take too long.
+
+    The square is the largest value of :math:`\sum_{hg}c_hc_g\langle e, A_hA_g^\top e\rangle` over unit c and e. The
+    matrix of the blocks :math:`A_hA_g^\top` has this form, at :math:`c\otimes e`; so has that of the blocks
+    :math:`A_gA_h^\top`, and so has half of their sum S, whose largest eigenvalue is a bound. The transposes have the
+    same norm and another bound; the smaller one is returned.
+    """
+    size = float(A.abs().max())
+    if not 0 < size < math.inf:
+        return 0.0 if size == 0 else math.inf
+    sides = [B / size for B in (A, A.mT) if len(B) * B.shape[1] <= LARGEST]
+    return size * min((_on_one_side(B) for B in sides), default=math.inf)
+
+
+def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
+    r"""Bound the square root of the largest eigenvalue of S.
+
+    Rows are turned so that the strongest come first. With :math:`S_{22}\preceq\beta I` for the weak ones, S is at most
+    :math:`\lambda > \beta` if :math:`S_{11} + S_{12}S_{12}^\top/(\lambda-\beta)\preceq\lambda I`: completing the
+    square. Lanczos' iteration finds such a number, and a Cholesky factor of the difference proves it.
+    """
+    heads, rows, columns = A.shape
+    strong = min(rows, max(1, WHOLE // heads))
+    _sizes, basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A))
+    strong_rows, weak_rows = (basis.flip(-1).mT @ A).split([strong, rows - strong], dim=1)
+    beta, S, coupling = _by_norms(weak_rows), _blocks(strong_rows, strong_rows), _blocks(strong_rows, weak_rows)
+    coupled = coupling @ coupling.mT
+    largest = _root(S, coupled, beta) * (1 + SLACK)
+    if not largest > beta:
+        return math.inf
+    S.add_(coupled, alpha=1 / (largest - beta)).neg_().diagonal().add_(largest)
+    _factor, failed = torch.linalg.cholesky_ex(S)
+    if failed:
+        return math.inf
+    whole, coupling_size = float(A.square().sum()), float(coupling.norm())
+    # sums of so many products in S and in its square, and what a factor of a nearly singular matrix may hide
+    error = (columns + 2) * whole * (1 + 2 * coupling_size / (largest - beta))
+    error += (coupling.shape[1] + 4) * coupling_size**2 / (largest - beta) + 2 * (len(S) + 2) * largest * len(S)
+    # rows are turned by what is orthogonal but for rounding
+    return math.sqrt(largest + UNIT * error) * (1 + 16 * rows * UNIT) + 16 * rows * UNIT * math.sqrt(whole)
+
+
+def _blocks(some: Float[Tensor, "h a c"], others: Float[Tensor, "h b c"]) -> Float[Tensor, "ha hb"]:
+    """Return the blocks of S between some rows and others."""
+    heads, a, b = len(some), some.shape[1], others.shape[1]
+    gram = (some.flatten(0, 1) @ others.flatten(0, 1).mT).view(heads, a, heads, b)
+    return ((gram + gram.transpose(0, 2)) / 2).reshape(heads * a, heads * b)
+
+
+def _by_norms(A: Float[Tensor, "h a b"]) -> float:
+    """Bound the largest eigenvalue of S by the two norms that are well known."""
+    if not A.numel():
+        return 0.0
+    grams = (A.flatten(0, 1), A.transpose(0, 1).flatten(1).mT)
+    squares = [float(torch.linalg.eigvalsh(x.mT @ x)[-1]) for x in grams]
+    error = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())
+    return sum(squares) / 2 + error
+
+
+def _root(S: Float[Tensor, "m m"], coupled: Float[Tensor, "m m"], beta: float) -> float:
+    r"""Find :math:`\lambda`, nearly, the largest eigenvalue of :math:`S + T/(\lambda-\beta)` for the coupling T."""
+    alone = _largest(S)
+    if not coupled.any():
+        return alone
+    # above, by norms alone; from there once below and once above
+    high = (alone + beta) / 2 + math.hypot((alone - beta) / 2, math.sqrt(_largest(coupled)))
+    low = _largest(S + coupled / (high - beta))
+    return min(high, _largest(S + coupled / (low - beta))) if low > beta else high
+
+
+def _largest(S: Float[Tensor, "m m"]) -> float:
+    """Return the largest eigenvalue, nearly, from below."""
+    start = torch.ones(len(S), dtype=S.dtype).numpy()
+    product = LinearOperator(S.shape, matvec=lambda x: (S @ torch.from_numpy(np.ravel(x))).numpy(), dtype=start.dtype)
+    try:
+        found = eigsh(product, k=1, which="LA", tol=SLACK / 4, v0=start, maxiter=300, return_eigenvectors=False)
+    except ArpackNoConvergence:
+        return math.nan
+    return float(found[0])

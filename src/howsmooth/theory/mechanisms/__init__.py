@@ -1,1 +1,0 @@
-"""What is proven about attention that is not plain softmax: one file for each mechanism."""

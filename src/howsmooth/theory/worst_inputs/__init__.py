@@ -1,0 +1,1 @@
+"""Theorem 2 and its relatives: explicit inputs that attain the lower bounds."""

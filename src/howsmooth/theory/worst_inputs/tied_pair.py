@@ -1,0 +1,279 @@
+"""Theorem 2: two tokens that tie for the attention of all others, in one head and in all heads of a layer."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.theory.heads import Head, heads_of, log
+from howsmooth.theory.linalg.lbfgs import lowest_point
+
+# How many singular vectors of V enter the choice of z; the others can only help.
+VALUE_DIRECTIONS = 16
+CANDIDATES = 6
+STARTS = 3
+ITERATIONS = 60
+# So many heads of a layer are tried for its best tied pair: those with the largest product of norms.
+PROMISING = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TiedPair:
+    r"""The tokens, the explicit perturbation of the proof, and the logarithm of what it proves.
+
+    Attributes:
+        first: :math:`x_1`.
+        second: :math:`x_2`.
+        copies: The token that all others equal.
+        direction: The unit vector along which :math:`x_1` moves by :math:`+1/\sqrt2` and :math:`x_2` by the opposite.
+        log_value: The logarithm of the lower bound, for this head alone.
+    """
+
+    first: Float[Tensor, " d"]
+    second: Float[Tensor, " d"]
+    copies: Float[Tensor, " d"]
+    direction: Float[Tensor, " d"]
+    log_value: float
+
+    def tokens(self, n: int) -> Float[Tensor, "n d"]:
+        """Return the sequence: the pair first, where a causal mask lets everybody see it."""
+        return torch.cat((self.first[None], self.second[None], self.copies.expand(n - 2, -1)))
+
+    def perturbation(self, n: int) -> Float[Tensor, "n d"]:
+        """Return the unit perturbation of the proof."""
+        E = self.first.new_zeros(n, self.first.numel())
+        E[0], E[1] = self.direction / math.sqrt(2), -self.direction / math.sqrt(2)
+        return E
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerPair:
+    r"""The tokens, the perturbation that moves their outputs, and the logarithm of how far.
+
+    Attributes:
+        X: The tokens.
+        E: The unit perturbation, of the pair alone.
+        log_value: The logarithm of what the pair proves of the whole layer, a lower bound.
+    """
+
+    X: Float[Tensor, "n d"]
+    E: Float[Tensor, "n d"]
+    log_value: float
+
+
+class TiedProblem:
+    r"""The lower bound as a smooth function of the copies' place and the angle of the pair, in k + m numbers.
+
+    With :math:`y = \beta + rDe`, :math:`q = Qy + b` and :math:`g = K^\top q`, the pair is
+    :math:`x_{1,2} = \beta + D(\cos\theta\,\hat w\pm\sin\theta\,\zeta)`, :math:`\hat w = D^\top g/|D^\top g|`,
+    :math:`\zeta\perp\hat w`, and the bound
+
+    .. math:: \sqrt{2(n-2)}\;p\,|g|\,\sin\theta\,|VD\zeta|,\qquad
+              p = \frac1{2+(n-2)e^{-\Delta}},\quad \Delta = |D^\top g|\cos\theta - r\langle D^\top g, e\rangle.
+
+    The value depends on e through :math:`QDe` and :math:`KDe` only, so e lies in the span of their rows.
+    """
+
+    def __init__(self, head: Head, frame: StretchedSphere, n: int | None) -> None:
+        """Prepare the small matrices; without ``n``, every point takes the number of copies that suits it best."""
+        self.head, self.frame, self.log_copies = head, frame, None if n is None else math.log(n - 2)
+        QD, self.KD = frame.pull(head.Q), frame.pull(head.K)
+        # the bound sees e through QDe and KDe: the search is in the span of their rows, not in all of d dimensions
+        rows = torch.cat((QD, self.KD))
+        self.basis = torch.linalg.qr(rows.mT).Q
+        self.base = head.Q @ frame.centre + head.query_bias
+        self.QB, self.KB = QD @ self.basis, self.KD @ self.basis
+        self.gram = head.K @ head.K.mT
+        _left, self.values, right = torch.linalg.svd(frame.pull(head.mixed), full_matrices=False)
+        count = min(VALUE_DIRECTIONS, self.values.numel())
+        self.values, self.right = self.values[:count], right[:count]
+        self.cross = self.right @ self.KD.mT
+
+    def log_value(self, c: Float[Tensor, "... m"], r: Tensor, cosine: Tensor) -> Float[Tensor, "..."]:
+        """Return the logarithm of the bound at unit coordinates ``c`` of e."""
+        q = self.base + r[..., None] * (c @ self.QB.mT)
+        wide = (q @ self.KD).norm(dim=-1)  # |Dᵀg|
+        gradient = torch.einsum("...i,ij,...j->...", q, self.gram, q).clamp_min(1e-300).sqrt()
+        delta = wide * cosine - r * (q * (c @ self.KB.mT)).sum(-1)
+        overlap = q @ self.cross.mT / wide.clamp_min(1e-300)[..., None]
+        spread = 0.5 * self._stretch_beside(overlap).clamp_min(1e-300).log()
+        sine = 0.5 * torch.log1p(-cosine.square())
+        return self._share(delta) + gradient.log() + sine + spread
+
+    def _share(self, delta: Tensor) -> Tensor:
+        r"""Return :math:`\log(\sqrt{2N}\,p)` for N copies; the best number, :math:`2e^\Delta`, gives Δ/2 − log 2."""
+        if self.log_copies is None:
+            return delta / 2 - math.log(2)
+        two = torch.full_like(delta, math.log(2))
+        return 0.5 * (math.log(2) + self.log_copies) - torch.logaddexp(two, self.log_copies - delta)
+
+    def _stretch_beside(self, overlap: Float[Tensor, "... t"]) -> Float[Tensor, "..."]:
+        r"""Return :math:`\|VD(I-\hat w\hat w^\top)\|^2` from the overlaps of :math:`\hat w` with singular vectors."""
+        scaled = self.values * overlap
+        return torch.linalg.eigvalsh(torch.diag(self.values.square()) - scaled[..., :, None] * scaled[..., None, :])[
+            ..., -1
+        ]
+
+    def starts(self) -> Float[Tensor, "s m"]:
+        """Return unit coordinates: what scores stretch most, and what likes itself least."""
+        A = self.KB.mT @ self.QB
+        _left, _values, right = torch.linalg.svd(A)
+        _values, vectors = torch.linalg.eigh(A + A.mT)
+        return torch.cat((right[:CANDIDATES], vectors.mT[:CANDIDATES]))
+
+    def screened(self, c: Float[Tensor, "s m"]) -> list[np.ndarray]:
+        """Return the best few starts with their best r and cos θ on a grid."""
+        like = c.new_zeros(1)
+        r = torch.logspace(-1.5, 0, 16).to(like) if self.frame.solid else like + 1
+        cosine = torch.cat((like, 1 - torch.logspace(-4, -0.3, 20).to(like), torch.logspace(-4, -0.3, 24).to(like)))
+        grid_r, grid_cosine = (x.flatten().expand(len(c), -1) for x in torch.meshgrid(r, cosine, indexing="ij"))
+        # Why these too: with steep scores everything is decided within a small angle, between two points of the grid
+        leads = math.log(3.0) + (0.0 if self.log_copies is None else self.log_copies) + torch.arange(0, 8, 2).to(like)
+        lead_r, lead = (x.flatten().expand(len(c), -1) for x in torch.meshgrid(r, leads, indexing="ij"))
+        grid_r = torch.cat((grid_r, lead_r), -1)
+        grid_cosine = torch.cat((grid_cosine, self._ahead(c[:, None], lead_r, lead)), -1)
+        values = self.log_value(c[:, None], grid_r, grid_cosine)
+        best, place = values.max(-1)
+        order = best.argsort(descending=True)[:STARTS].tolist()
+        return [np.concatenate((c[i].numpy(), [grid_r[i, place[i]], grid_cosine[i, place[i]]])) for i in order]
+
+    def _ahead(self, c: Float[Tensor, "... m"], r: Tensor, lead: Tensor) -> Float[Tensor, "..."]:
+        """Return the cosine at which the scores of the pair lead those of the copies by so much."""
+        q = self.base + r[..., None] * (c @ self.QB.mT)
+        needed = lead + r * (q * (c @ self.KB.mT)).sum(-1)
+        return (needed / (q @ self.KD).norm(dim=-1).clamp_min(1e-300)).clamp(0.0, 1 - 1e-9)
+
+    def climb(self, start: np.ndarray) -> TiedPair:
+        """Maximise from one start by L-BFGS; return the pair at the best point, which may be the start."""
+        lowest = 1e-3 if self.frame.solid else 1.0
+        bounds = [(None, None)] * (start.size - 2) + [(lowest, 1.0), (0.0, 1 - 1e-9)]
+        end = lowest_point(self._loss, start, iterations=ITERATIONS, bounds=bounds)
+        return max((self.pair(x) for x in (start, end)), key=lambda pair: pair.log_value)
+
+    def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return what is minimised, and its gradient."""
+        point = torch.tensor(x, requires_grad=True)
+        c, r, cosine = point[:-2], point[-2], point[-1]
+        value = -self.log_value(c / c.norm(), r, cosine)
+        (gradient,) = torch.autograd.grad(value, point)
+        return value.item(), gradient.numpy()
+
+    def pair(self, x: np.ndarray) -> TiedPair:
+        """Build the tokens of a point, and evaluate the bound at them; where g = 0, nothing is proven."""
+        c, r, cosine = torch.tensor(x[:-2]), float(x[-2]), float(x[-1])
+        e = self.basis @ (c / c.norm())
+        copies = self.frame.point(r * e)
+        g = (self.head.Q @ copies + self.head.query_bias) @ self.head.K
+        w = self.frame.pull(g)
+        w = w / w.norm().clamp_min(1e-300)
+        VD = self.frame.pull(self.head.mixed)
+        # the best z beside w, from the whole of V
+        zeta = torch.linalg.svd(VD - (VD @ w)[:, None] * w, full_matrices=False).Vh[0]
+        zeta = zeta - (zeta @ w) * w
+        zeta = zeta / zeta.norm().clamp_min(1e-300)
+        sine = math.sqrt(1 - cosine**2)
+        first, second = (self.frame.point(cosine * w + sign * sine * zeta) for sign in (1, -1))
+        # the true tokens count, not the formula: the value is evaluated at what rounding made of them
+        moved = float((self.head.mixed @ (first - second)).norm())
+        share = float(self._share(g @ (first - copies)))
+        log_value = share + log(float(g.norm())) + log(moved) - math.log(2)
+        log_value = -math.inf if math.isnan(log_value) else log_value  # what is no number proves nothing
+        direction = g / g.norm().clamp_min(1e-300)
+        return TiedPair(first=first, second=second, copies=copies, direction=direction, log_value=log_value)
+
+
+def best_pair(head: Head, frame: StretchedSphere, n: int | None) -> TiedPair:
+    """Find the best tied pair of one head, for n tokens or for as many as suit it best."""
+    if head.d - frame.centred < 2:
+        raise AssumptionError("a tied pair needs two dimensions, got one; use two_point.", field="attention")
+    if head.norm_A == 0 and not bool(head.query_bias.any()):
+        raise AssumptionError("a tied pair needs A ≠ 0: here all scores are zero; use equal_tokens.", field="attention")
+    if head.norm_WV == 0:
+        raise AssumptionError("a tied pair needs V ≠ 0: here nothing moves; use equal_tokens.", field="attention")
+    problem = TiedProblem(head, frame, n)
+    with torch.no_grad():
+        starts = problem.screened(problem.starts())
+    return max((problem.climb(start) for start in starts), key=lambda pair: pair.log_value)
+
+
+def pairs_in(attention: Attention, n: int, frame: StretchedSphere) -> list[LayerPair]:
+    """Return the best pair of every head that has one, anywhere."""
+    return [pair_in_layer(attention, pair, n) for pair in best_pairs(attention, n, frame)]
+
+
+def pair_in_layer(attention: Attention, pair: TiedPair, n: int) -> LayerPair:
+    """Return the tokens of a pair, and what it proves of the whole layer."""
+    return LayerPair(X=pair.tokens(n), E=pair.perturbation(n), log_value=proven(attention, pair, n))
+
+
+def best_pairs(attention: Attention, n: int, frame: StretchedSphere, *, heads: int | None = None) -> list[TiedPair]:
+    """Find the best tied pair of every head that has one; heads without scores or values have none.
+
+    With ``heads``, only so many are tried: those with the largest product of their two norms.
+    """
+    pairs, refusal = [], None
+    promising = heads_of(attention)
+    if heads is not None:
+        promising = tuple(sorted(promising, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads])
+    for head in promising:
+        try:
+            pairs.append(best_pair(head, frame, n))
+        except AssumptionError as error:
+            refusal = error
+    if refusal is not None and not pairs:
+        raise refusal
+    return pairs
+
+
+def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: StretchedSphere) -> list[TiedPair]:
+    r"""Turn the best of some pairs so that it ties in all heads at once; nothing where that is not possible.
+
+    The pair is :math:`c\pm z`. With z beside c and every :math:`g_h = A_hy + K_h^\top b_h`, y the copies' place, all
+    heads answer together to the best direction:
+
+    .. math:: \sqrt{2(n-2)}\,\Bigl\|\sum_hp_h\,(W_hV_hz)\,g_h^\top\Bigr\|,\qquad
+              p_h = \frac1{2+(n-2)e^{-\langle g_h,\,c-y\rangle}}.
+
+    In a ball or on a sphere only: there z may turn without leaving the domain.
+    """
+    heads = heads_of(attention)
+    round_ball = not frame.centred and not bool(frame.centre.any()) and bool((frame.stretch == frame.stretch[0]).all())
+    if len(heads) < 2 or len(heads) + 2 > attention.d or not round_ball:
+        return []
+    pair = max(pairs, key=lambda found: found.log_value)
+    middle, half = (pair.first + pair.second) / 2, (pair.first - pair.second) / 2
+    g = torch.stack([(head.Q @ pair.copies + head.query_bias) @ head.K for head in heads])
+    known = torch.cat((g, middle[None]))
+    known = known / known.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    basis, values, _right = torch.linalg.svd(known.mT, full_matrices=False)
+    basis = basis[:, values > 1e-12]
+    z = half
+    for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
+        z = z - basis @ (basis.mT @ z)
+    if not float(z.norm()) > 1e-6 * float(half.norm()):
+        return []
+    z = z * (half.norm() / z.norm())
+    share = 1 / (2 + (n - 2) * torch.exp(-(g @ (middle - pair.copies)).clamp_min(-700.0)))
+    parts = [p * torch.outer(_moved(head, z), pull) for p, head, pull in zip(share, heads, g, strict=True)]
+    response = torch.cat(parts) if attention.output is None else torch.stack(parts).sum(0)
+    _left, sizes, right = torch.linalg.svd(response, full_matrices=False)
+    log_value = 0.5 * math.log(2 * (n - 2)) + log(float(sizes[0]))
+    return [TiedPair(first=middle + z, second=middle - z, copies=pair.copies, direction=right[0], log_value=log_value)]
+
+
+def _moved(head: Head, z: Float[Tensor, " d"]) -> Float[Tensor, " out"]:
+    return head.V @ z if head.W is None else head.W @ (head.V @ z)
+
+
+def proven(attention: Attention, pair: TiedPair, n: int) -> float:
+    """Return the logarithm of the bound: the formula for one head, the response to the same direction for several."""
+    if attention.layout.heads == 1:
+        return pair.log_value
+    wide = attention.to(torch.float64, "cpu")
+    return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
