@@ -18,12 +18,8 @@ NOT_YET_BY_ROOM = {
         "attention_stage blocks certificate certify choices curvature entrance kinked_stage mlp_stage "
         "norm_stage radius rough scene sizes stages synonyms"
     ),
-    "theory": (
-        "cesaro deflated doubt heads large_radius local mean_field positive proven rounding row_grams "
-        "rows second three_ways tied tied_layer ties together traces turned turned_pair unit views"
-    ),
+    "theory": "mean_field",
     "theory/around_input": "layer_on_ball",
-    "theory/mechanisms": "cosine differential entmax gibbs index l2 layers linear local sigmoid sinkhorn",
 }
 NOT_YET = {f"{room}/{name}.py" for room, names in NOT_YET_BY_ROOM.items() for name in names.split()}
 # Modules that hold or list results of others.

@@ -82,7 +82,7 @@ def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_
     rng, per_token, monkeypatch
 ):
     f, X, eps = small_layer(rng), 5 * gaussian(rng, 4, 3), 0.3
-    unit = Unit.of(f, X)
+    unit = Rescaled.of(f, X)
     constants = gaussian(rng, 16).abs()
     found = ConstantsOnBalls(values=constants, domain="ball", confidence=1.0)
     monkeypatch.setattr(ConstantsOnBalls, "of", lambda *_args, **_options: found)
@@ -90,12 +90,12 @@ def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_
     for hull in (1e-3, 1e3):
         monkeypatch.setattr(displacement, "_hull", lambda _unit, radius, hull=hull: hull * radius)
         bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
-        assert bound == pytest.approx(min(path, unit.back(hull * eps)), rel=1e-13, abs=0)
+        assert bound == pytest.approx(min(path, unit.in_original_units(hull * eps)), rel=1e-13, abs=0)
 
 
 def test_the_hull_of_values_that_are_all_zero_is_a_point(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
-    assert displacement._hull(Unit.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
+    assert displacement._hull(Rescaled.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
 
 
 def test_far_away_the_hull_bounds_the_movement_closely():

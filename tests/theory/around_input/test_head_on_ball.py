@@ -315,7 +315,7 @@ def test_a_weight_of_nearly_one_reaches_its_lower_bound(far):
     # scores are the tokens themselves, and two tokens approach each other; at first one has nearly all of the row
     one = torch.ones(1, 1, dtype=torch.float64)
     f = hs.Attention(query=0 * one[None], key=one[None], value=one[None], query_bias=one)
-    (view,) = views(f, torch.tensor([[0.0], [-far]], dtype=torch.float64))
+    (view,) = heads_at_input(f, torch.tensor([[0.0], [-far]], dtype=torch.float64))
     head, t = HeadAtCentre.of(view), 0.49 * far
     found = head.on_ball(t, True).lower[0, 0]
     true = 1 / (1 + math.exp(2 * t - far))  # each token moves by t

@@ -74,7 +74,7 @@ def test_a_shift_of_all_tokens_costs_values_and_outputs_no_digits(rng):
     eye = torch.eye(2, dtype=torch.float64).expand(2, -1, -1)
     f = dataclasses.replace(f, query=0 * f.query, value=eye, output=eye)
     offsets = torch.tensor([[0.0, 1.0], [1.0, -2.0], [-5.0, 3.0]], dtype=torch.float64)
-    c = LayerAtCentre.of(views(f, 2.0**40 + offsets))
+    c = LayerAtCentre.of(heads_at_input(f, 2.0**40 + offsets))
     true = (offsets - offsets.mean(0)).norm(dim=-1).expand(2, 3, -1)
     for points in (c.values, c.outputs):
         assert_close(points.from_mean, true, rtol=1e-12, atol=0)

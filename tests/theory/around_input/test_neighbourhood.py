@@ -395,7 +395,7 @@ def test_the_constant_at_the_centre_is_decomposed_or_measured_with_its_rounding(
 @pytest.mark.parametrize(("out", "limit"), [(2, 10), (5, 15)])
 def test_the_longer_side_of_the_derivative_decides_whether_it_is_decomposed(rng, out, limit, monkeypatch):
     # twelve columns, and eight or twenty rows
-    unit = Unit.of(small_layer(rng, out=out), gaussian(rng, 4, 3))
+    unit = Rescaled.of(small_layer(rng, out=out), gaussian(rng, 4, 3))
     assert neighbourhood._constant_at_centre(unit)[1] == 1.0
     monkeypatch.setattr(neighbourhood, "DENSE", limit)
     assert neighbourhood._constant_at_centre(unit)[1] == neighbourhood.CONFIDENCE
@@ -403,7 +403,7 @@ def test_the_longer_side_of_the_derivative_decides_whether_it_is_decomposed(rng,
 
 @pytest.mark.parametrize("per_token", [False, True])
 def test_where_a_decomposition_fails_heads_alone_bound_both_derivatives(rng, per_token, monkeypatch):
-    unit, t = Unit.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    unit, t = Rescaled.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
     by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
 
     def fails(_seen):

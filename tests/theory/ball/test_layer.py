@@ -16,7 +16,7 @@ from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
 from howsmooth.theory.at_input.row_certificate import RowCertificate, query_term_norms, rows_upper
 from howsmooth.theory.at_input.row_gram_matrices import row_norms_squared
-from howsmooth.theory.ball.layer import LayerBound, _problem, layer_bound
+from howsmooth.theory.ball.layer import LONGEST, LayerBound, _problem, layer_bound, with_bias_column, with_sink
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.linalg.combination_norm import max_unit_combination_norm
@@ -362,7 +362,7 @@ def test_tokens_beside_a_sink_have_one_more_number_and_lie_in_a_ball_with_the_si
     tau = longer * R
     rho = (R**2 + tau**2) / (2 * tau)
     exact = rho / R * torch.cat((M, bias[:, None] / tau), 1)
-    found = extended(M, bias, R, shift, reach)
+    found = with_bias_column(M, bias, R, shift, reach)
     assert_close(found, exact, rtol=1e-12, atol=0)
     assert bool((found.abs() >= exact.abs() * (1 + 4 * UNIT)).all())
     # of the ball, what the map sees is the difference between a token and the sink
@@ -377,9 +377,9 @@ def test_tokens_beside_a_sink_have_one_more_number_and_lie_in_a_ball_with_the_si
 def test_without_any_reach_the_extra_number_is_as_long_as_it_may_be():
     M, bias = torch.zeros(2, 3).double(), torch.ones(2).double()
     assert_close(
-        extended(M, bias, 2.0, 1.0, 0.0)[:, -1], bias * (LONGEST**0.5 + LONGEST**-0.5) / 2 / (LONGEST**0.5 * 2)
+        with_bias_column(M, bias, 2.0, 1.0, 0.0)[:, -1], bias * (LONGEST**0.5 + LONGEST**-0.5) / 2 / (LONGEST**0.5 * 2)
     )
-    assert_close(extended(M, bias, 2.0, 0.0, 0.0), torch.cat((M, bias[:, None] / 2), 1))
+    assert_close(with_bias_column(M, bias, 2.0, 0.0, 0.0), torch.cat((M, bias[:, None] / 2), 1))
 
 
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "concatenated"])
@@ -392,19 +392,19 @@ def test_beside_a_sink_values_and_keys_are_extended_where_differences_count(rng,
     for head in heads:
         W = torch.eye(3).double() if head.W is None else head.W
         reach = torch.linalg.matrix_norm(W @ head.V, 2).item() * R
-        V = extended(head.V, head.value_bias, R, (W @ head.value_bias).norm().item(), reach)
+        V = with_bias_column(head.V, head.value_bias, R, (W @ head.value_bias).norm().item(), reach)
         steep = torch.linalg.matrix_norm(head.K.mT @ head.Q, 2).item() * R
-        K = extended(head.K, head.key_bias, R, (head.key_bias @ head.Q).norm().item(), steep)
-        longer = beside_sink(head, R)
+        K = with_bias_column(head.K, head.key_bias, R, (head.key_bias @ head.Q).norm().item(), steep)
+        longer = with_sink(head, R)
         assert_close(longer.V, V)
         assert_close(longer.K, K)
         assert_close(longer.Q, torch.cat((head.Q, torch.zeros(2, 1).double()), 1))
         values.append(W @ V)
         keys.append(R * K.mT @ longer.Q)
         plain.append(W @ head.V)
-    for found, parts in ((problem.spreads, values), (problem.values, plain)):
+    for found, parts in ((problem.value_differences, values), (problem.values, plain)):
         alone = [s * torch.linalg.matrix_norm(part, 2) for s, part in zip(t, parts, strict=True)]
         exact = stacked(parts, t, 1) if mixed else max(alone).item()
         assert exact <= found.norm(t) <= exact * (1 + 1e-11)
     exact = stacked(keys, t, 0)
-    assert exact <= problem.own[0].norm(t) <= exact * (1 + 1e-11)
+    assert exact <= problem.query_forms[0].norm(t) <= exact * (1 + 1e-11)

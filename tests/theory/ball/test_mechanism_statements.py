@@ -282,14 +282,14 @@ def test_the_parts_that_statements_are_made_of_are_the_tensors_of_the_layer(rng)
     names = {"Q": "query", "K": "key", "B": "value", "query_bias": None, "key_bias": None, "value_bias": None}
     for f in (layer(rng, hs.SigmoidAttention), layer(rng, hs.SigmoidAttention, biased=False)):
         for h in range(2):
-            part, W = part_of(f, h)
+            part, W = mechanism_head(f, h)
             for name, tensor in names.items():
                 given = getattr(f, tensor or name)
                 exact = torch.zeros(len(getattr(part, name))).double() if given is None else given[h]
                 assert torch.equal(getattr(part, name), exact)
             assert torch.equal(W, f.output[h])
             assert part.scale == 0.7
-    assert part_of(layer(rng, hs.SigmoidAttention, mixed=False), 0)[1] is None
+    assert mechanism_head(layer(rng, hs.SigmoidAttention, mixed=False), 0)[1] is None
 
 
 # At one input.
@@ -401,7 +401,7 @@ def test_tied_values_at_an_input_are_those_of_the_form(rng):
     through = norm(part.scale * part.B @ part.Q.mT) * norm(part.Q) / norm(values)
     exact = first * through + second + third
     assert exact * (1 + 20 * EPS) <= hs.bounds.local_upper(f, X).value <= exact * (1 + 1e-8)
-    widened = safe(part.scale * part.B @ part.Q.mT) * safe(part.Q)
+    widened = coarse_norm(part.scale * part.B @ part.Q.mT) * coarse_norm(part.Q)
     assert local._l2(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15)
 
 
@@ -506,7 +506,7 @@ def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
         }[kind]
         rows = make(f, part, X, None)
         assert rows.exponent == pytest.approx(16 * float(largest), rel=1e-9)
-        assert rows.norm_V == pytest.approx(safe(part.B), rel=1e-15)
+        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
         gain = -0.5 if kind is hs.CosineAttention else 1.0
         far = y.norm(dim=-1) if kind is hs.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
         assert rows.value_diameter == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
@@ -541,7 +541,7 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
         assert given[0].value_diameter == pytest.approx(5 * far)
         assert given[0].norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
         rows = local._dots(part, X, None)
-        assert rows.norm_V == pytest.approx(safe(part.B), rel=1e-15)
+        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
         assert rows.exponent == pytest.approx(largest)
         assert rows.value_diameter == pytest.approx(far)
 

@@ -168,13 +168,13 @@ def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pa
     rotary = dataclasses.replace(rotary, positions=None if rotary.positions is None else known)
     f = random_layer(rng, heads=2, d=10, k=k, positions=dataclasses.replace(positions, rotary=rotary))
     f = dataclasses.replace(f, query_bias=0.3 * gaussian(rng, 2, k), key_bias=gaussian(rng, 2, k))
-    problem = TurnedProblem(f, n, radius)
+    problem = RotaryTiedProblem(f, n, radius)
     first = 2 if name == "unmasked" else 0
     assert problem.pair == [first, first + 1]
     assert problem.others == [i for i in range(n) if i not in problem.pair]
     for head in problem.heads:
         seen = forms(head, rotary, [int(known[i] - known[first]) for i in problem.others])
-        factor = problem.pulls[head]
+        factor = problem.form_factors[head]
         torch.testing.assert_close(factor.mT @ factor, sum(A @ A.mT for A in seen))
     point = gaussian(rng, n + 2, 10)
     point[-4] *= 0.1
@@ -193,7 +193,7 @@ def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pa
         one, other = (keys @ q.mT)[problem.pair][:, problem.others]
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
     # where biases are so large that no token of the ball ties, all stay in it
-    far = TurnedProblem(dataclasses.replace(f, query_bias=1e3 * f.query_bias), n, radius)
+    far = RotaryTiedProblem(dataclasses.replace(f, query_bias=1e3 * f.query_bias), n, radius)
     assert float(far.tokens(point)[0].norm(dim=-1).max()) <= radius * (1 + 1e-12)
 
 

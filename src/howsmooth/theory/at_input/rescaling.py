@@ -1,4 +1,4 @@
-"""The same map in units where tokens, values and outputs are of ordinary size (before Theorems 3 to 5)."""
+"""The same map in units where tokens, values and outputs are of ordinary size (for Theorem 3 to Theorem 5)."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-r"""Upper bounds on the largest eigenvalues of many matrices, without decomposing them (used by Theorems 3 and 5).
+r"""Upper bounds on the largest eigenvalues of many matrices, without decomposing them (for Theorem 3 and Theorem 5).
 
 By traces of powers, :func:`largest_eigenvalues`; for matrices without negative entries, :func:`collatz_wielandt`; by
 products with a few vectors, :func:`deflated_eigenvalues`; by Cholesky factors, :class:`CholeskyCertificate`.

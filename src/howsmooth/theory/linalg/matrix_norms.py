@@ -1,4 +1,4 @@
-"""Largest singular values, with bounds on the rounding errors of their computation (for all theorems)."""
+"""Largest singular values, with bounds on the rounding errors of their computation (for all from Theorem 1 on)."""
 
 import math
 
