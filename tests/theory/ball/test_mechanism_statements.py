@@ -243,7 +243,7 @@ def test_energies_against_a_point_at_zero_hold_what_the_root_says():
 def test_roots_and_kernels_are_rounded_up_by_a_share_of_their_own():
     for N in (1.0, 15.0, 1e6):
         root = brentq(lambda x, N=N: x * math.exp(x + 1) - N, 0.0, 20.0, xtol=1e-16, rtol=1e-15)
-        assert phi_inverse(N) == pytest.approx(root * (1 + 1e-12), rel=2e-13)
+        assert phi_inverse(N) == pytest.approx(root * (1 + 1e-12), rel=2e-13, abs=0)
     for n in (256, 10**6):
         share = min(1.0, 2 / math.log(n))
         kernel = n ** ((1 + share) / 2) / (math.e * share)
@@ -402,7 +402,7 @@ def test_tied_values_at_an_input_are_those_of_the_form(rng):
     exact = first * through + second + third
     assert exact * (1 + 20 * EPS) <= hs.bounds.local_upper(f, X).value <= exact * (1 + 1e-8)
     widened = coarse_norm(part.scale * part.B @ part.Q.mT) * coarse_norm(part.Q)
-    assert local._l2(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15)
+    assert local._l2(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15, abs=0)
 
 
 def test_two_softmaxes_at_an_input_add_up(rng):
@@ -506,7 +506,7 @@ def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
         }[kind]
         rows = make(f, part, X, None)
         assert rows.exponent == pytest.approx(16 * float(largest), rel=1e-9)
-        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
+        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
         gain = -0.5 if kind is hs.CosineAttention else 1.0
         far = y.norm(dim=-1) if kind is hs.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
         assert rows.value_diameter == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
@@ -539,9 +539,9 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
         hs.bounds.local_upper(f, X)
         assert given[0].exponent == pytest.approx(5 * largest)
         assert given[0].value_diameter == pytest.approx(5 * far)
-        assert given[0].norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
+        assert given[0].norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
         rows = local._dots(part, X, None)
-        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15)
+        assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
         assert rows.exponent == pytest.approx(largest)
         assert rows.value_diameter == pytest.approx(far)
 
