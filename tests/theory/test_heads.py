@@ -69,7 +69,7 @@ def test_the_eigenvalue_of_the_factors_is_that_of_the_form(rng, k):
         real = values[values.imag.abs() < 1e-9].real
         best = steepest_eigenvalue(heads_of(f)[0], "nothing")
         assert_close(best.gamma, max(-float(real.min()), float(real.max()) / 8))
-        own = -best.gamma if best.far < 0 else 8 * best.gamma
+        own = -best.gamma if best.first < 0 else 8 * best.gamma
         assert_close(A @ best.direction, own * best.direction)
         assert_close(float(best.direction.norm()), 1.0)
 
