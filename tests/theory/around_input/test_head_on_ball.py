@@ -242,10 +242,10 @@ def test_a_covariance_that_cancels_keeps_the_allowance_for_its_rounding(rng):
 
 
 def test_a_covariance_that_rounding_makes_negative_counts_as_zero(rng):
-    points, P = gaussian(rng, 6, 1), (12 * gaussian(rng, 6, 6)).softmax(-1)
-    P = torch.where(P < 1e-9, 0.0, P)
-    lost = ((16 + 6) * torch.finfo(torch.float64).eps * (points - points.mean(0)).square().max()).sqrt()
-    assert bool((_deviation(P, points, None) >= lost).all())
+    points, unit = gaussian(rng, 6, 1), torch.finfo(torch.float64).eps
+    one_hot = (1 + unit) * torch.eye(6, dtype=torch.float64)  # weights of one up to rounding
+    lost = ((16 + 6) * unit * (points - points.mean(0)).square().max()).sqrt()
+    assert_close(_deviation(one_hot, points, None), lost.expand(6), rtol=1e-12, atol=0)
 
 
 def test_the_derivative_of_the_softmax_lies_below_its_diagonal_matrices(rng):
