@@ -13,6 +13,7 @@ ROOMS = {
     "maps": "Maps",
     "domains": "Where tokens may lie",
     "spectral": "Measuring",
+    "linear_operators": "Linear operators",
     "theory": "Bounds and witnesses",
     "transport": "Measures",
     "models": "Models",

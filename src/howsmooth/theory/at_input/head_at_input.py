@@ -1,4 +1,4 @@
-"""One head at given tokens: weights, keys, values, score gradients and their rounding errors (Theorem 3 to Theorem 6)."""
+"""One head at given tokens: weights, keys, values, score gradients, rounding errors (Theorem 3 to Theorem 6)."""
 
 import dataclasses
 import math
