@@ -72,7 +72,7 @@ class AttentionLayer:
         return table(COLUMNS, [self.as_row()])
 
     def as_row(self) -> tuple[object, ...]:
-        """Return the row of this layer in a table with :data:`COLUMNS`."""
+        """Return the row of this layer in a table of layers."""
         what = "by autograd" if self.attention is None else str(self.attention)
         return self.index, what, ", ".join(self.map_names), self.block_path
 
