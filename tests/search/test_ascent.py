@@ -108,7 +108,8 @@ def test_without_steps_the_best_start_comes_back(rng):
     f, starts = layer(rng), hs.Ball(1.0).draw(6, 5, torch.empty(4).double(), rng)
     found = hs.maximise(alone(f), n=5, domain=hs.Ball(1.0), starts=starts, steps=0)
     assert torch.equal(found.tokens, max(starts, key=lambda x: constant(f, x)))
-    assert found.trace == (found.value,)
+    # all starts are measured in one batch, the best again alone: some processors round these apart
+    assert found.trace == pytest.approx((found.value,), rel=1e-14)
 
 
 @pytest.mark.slow
