@@ -55,6 +55,7 @@ from howsmooth.spectral.solvers import local_lipschitz as local_lipschitz
 from howsmooth.spectral.solvers import spectral_norm as spectral_norm
 from howsmooth.spectral.typical import TypicalGain as TypicalGain
 from howsmooth.spectral.typical import typical_gain as typical_gain
+from howsmooth.studies.kinds.monitor import RunLog as RunLog
 from howsmooth.studies.plans.measurement_plan import measure as measure
 from howsmooth.studies.runs.compare import compare as compare
 from howsmooth.studies.runs.comparison import Comparison as Comparison
@@ -62,7 +63,6 @@ from howsmooth.studies.runs.growth import growth as growth
 from howsmooth.studies.runs.measurement import Measurement as Measurement
 from howsmooth.studies.runs.run import Run as Run
 from howsmooth.studies.runs.run import read_run as read_run
-from howsmooth.studies.runs.training_log import RunLog as RunLog
 from howsmooth.theory import bounds as bounds
 from howsmooth.theory import extremal as extremal
 from howsmooth.theory.results import Bound as Bound

@@ -1,20 +1,17 @@
-"""What each study found, in one sentence from its records; a study that is not listed says what it holds."""
+"""What each study found, in one sentence from its records: as its kind sums them up, or as it is said here."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import Any
 
 from howsmooth.report.drawing.tables import extent
+from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attack_results import summarise_attacks
-from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.wording import at_least, count, exponent, number, percent
-
-# Accuracies that differ by less are alike.
-NEARLY = 0.01
 
 Records = Sequence[Record[Any, Any]]
 
@@ -22,7 +19,7 @@ Records = Sequence[Record[Any, Any]]
 def finding(name: str, records: Records) -> str:
     """Say what a study found: by its own name, or by the first kind of its records that has something to say."""
     kinds = list(dict.fromkeys(record.ask.kind for record in records))
-    tellers = [STUDIES.get(name), *(KINDS.get(kind) for kind in kinds)]
+    tellers = [STUDIES.get(name), *(KINDS.get(kind) or functools.partial(_summaries, kind) for kind in kinds)]
     said = (tell(records) for tell in tellers if tell is not None)
     return next(filter(None, said), "") or _held(records)
 
@@ -150,8 +147,11 @@ def _measures(records: Records) -> str:
     )
 
 
-def _sentences(kind: str, summed_up: Callable[[Iterable[Record[Any, Any]]], Sequence[Any]]) -> "Tell":
-    return lambda records: " ".join(each.sentence for each in summed_up(r for r in records if r.ask.kind == kind))
+def _summaries(kind: str, records: Records) -> str:
+    """Let the results of a kind speak, if it declares how its records are summed up."""
+    summarise = kind_named(kind).summarise
+    found = [] if summarise is None else summarise(r for r in records if r.ask.kind == kind)
+    return " ".join(each.sentence for each in found)
 
 
 def _whole(records: Records) -> str:
@@ -159,31 +159,6 @@ def _whole(records: Records) -> str:
     for found in compositions(records):  # the shortest windows first
         longest[found.model] = found
     return " ".join(found.sentence for found in longest.values())
-
-
-def _training(records: Records) -> str:
-    found = [r for r in records if r.ask.kind == "training" and r.answer.accuracy is not None]
-    plain = [r.answer for r in found if r.ask.method == "plain"]
-    broken = [r for r in records if r.ask.kind == "training" and r.answer.trace]
-    said = [_broke(r) for r in broken]
-    if plain and len(found) > len(plain):
-        right, rough = fmean(a.accuracy for a in plain), geometric_mean(a.network for a in plain)
-        near = [r for r in found if r.answer.accuracy >= right - NEARLY and r.answer.network < rough]
-        near = [r for r in near if r.ask.method != "plain"]
-        told = f"within {percent(NEARLY)} of the plain accuracy of {percent(right)}"
-        if near:
-            best = min(near, key=lambda r: r.answer.network)
-            constants = f"{number(best.answer.network)} against {number(rough)}"
-            said.insert(0, f"Smoothest {told} is {best.ask.label}: a constant of {constants}.")
-        else:
-            said.insert(0, f"No training {told} has a smoother network than the plain one: {number(rough)}.")
-    return " ".join(said)
-
-
-def _broke(r: Record[Any, Any]) -> str:
-    alarm = "gives no alarm" if r.answer.alarm_step is None else f"gives its first alarm at step {r.answer.alarm_step}"
-    loss = "never" if r.answer.loss_step is None else f"at step {r.answer.loss_step}"
-    return f"With a learning rate that grows to {number(r.ask.strength)} the monitor {alarm}; the loss shows it {loss}."
 
 
 def _monitor(records: Records) -> str:
@@ -211,9 +186,6 @@ KINDS: dict[str, Tell] = {
     "splitting": _splitting,
     "measures": _measures,
     "whole": _whole,
-    "attack": _sentences("attack", summarise_attacks),
-    "certificate": _sentences("certificate", summarise_certificates),
-    "training": _training,
     "monitor": _monitor,
 }
 

@@ -34,13 +34,13 @@ TOY = '''
     from msgspec import Meta
 
     from howsmooth.errors import AssumptionError
-    from howsmooth.studies.asks import Answer as AnyAnswer
-    from howsmooth.studies.asks import Ask as AnyAsk
+    from howsmooth.studies.asks import Answer, Ask
+    from howsmooth.studies.kinds import Kind
     from howsmooth.studies.settings import Solver
 
 
-    class Ask(AnyAsk, frozen=True, kw_only=True, tag="toy"):
-        """How far a stone falls from a tower in some seconds."""
+    class ToyAsk(Ask, frozen=True, kw_only=True, tag="toy"):
+        """How far a stone falls."""
 
         tower: str = "pisa"
         axis: Annotated[float, Meta(extra={"plural": "axes"})] = 9.81
@@ -68,7 +68,7 @@ TOY = '''
             return self.axis
 
 
-    class Answer(AnyAnswer, frozen=True, kw_only=True):
+    class ToyAnswer(Answer, frozen=True, kw_only=True):
         """How far."""
 
         metres: float
@@ -88,7 +88,10 @@ TOY = '''
         t = ask.seconds_of_fall
         metres = ask.axis * (t * t) / 2
         speed = math.inf if t > 1e6 else ask.axis * t
-        return Answer(metres=metres, speed=speed, landed=metres > 56, path=(0.0, metres / 4, metres))
+        return ToyAnswer(metres=metres, speed=speed, landed=metres > 56, path=(0.0, metres / 4, metres))
+
+
+    KINDS = (Kind(ask=ToyAsk, answer=ToyAnswer, run=run),)
 '''
 
 
@@ -118,7 +121,7 @@ def toy(folder):
 @pytest.fixture
 def stones(toy):
     def make(count=4, **others):
-        return [toy.Ask(seconds_of_fall=1.0 + i, **others) for i in range(count)]
+        return [toy.ToyAsk(seconds_of_fall=1.0 + i, **others) for i in range(count)]
 
     return make
 
@@ -126,7 +129,7 @@ def stones(toy):
 def test_it_is_a_kind_because_its_file_is_there(toy):
     assert "toy" in kinds.kind_names()
     kind = kinds.kind_named("toy")
-    assert (kind.ask, kind.answer, kind.about) == (toy.Ask, toy.Answer, "How far a stone falls.")
+    assert (kind.ask, kind.answer, kind.about) == (toy.ToyAsk, toy.ToyAnswer, "How far a stone falls.")
 
 
 def test_its_asks_have_keys_and_come_back_from_json(stones):
@@ -154,8 +157,8 @@ def test_it_is_swept_and_read_back_typed(stones, toy, tmp_path):
     assert {record.ask for record in found.records} == set(stones())
     for record in found.records:
         t = record.ask.seconds_of_fall
-        assert type(record.answer) is toy.Answer
-        assert record.answer == toy.Answer(
+        assert type(record.answer) is toy.ToyAnswer
+        assert record.answer == toy.ToyAnswer(
             metres=9.81 * t**2 / 2, speed=9.81 * t, landed=t > 3, path=(0.0, 9.81 * t**2 / 8, 9.81 * t**2 / 2)
         )
     (failure,) = found.failures
@@ -164,7 +167,7 @@ def test_it_is_swept_and_read_back_typed(stones, toy, tmp_path):
 
 def test_a_speed_without_end_is_none(toy, tmp_path):
     with Store(tmp_path) as store:
-        answered([toy.Ask(seconds_of_fall=1e7), toy.Ask(seconds_of_fall=1e200, axis=1.0)], store)
+        answered([toy.ToyAsk(seconds_of_fall=1e7), toy.ToyAsk(seconds_of_fall=1e200, axis=1.0)], store)
         (record,), (failure,) = store.records(), store.failures()
     assert record.answer.speed is None
     # metres must be a number: an answer that could not be read back is not kept
@@ -295,7 +298,7 @@ def test_a_record_of_it_is_refused_in_one_line_where_its_file_is_not(stones, fol
 
 
 def test_a_field_that_is_added_to_it_changes_no_key(toy, stones):
-    class Later(toy.Ask, frozen=True, kw_only=True, tag="toy"):
+    class Later(toy.ToyAsk, frozen=True, kw_only=True, tag="toy"):
         wind: float = 0.0
 
     (ask,) = stones(1)

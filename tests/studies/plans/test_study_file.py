@@ -10,7 +10,9 @@ from asked import ONE
 from howsmooth.errors import FileError, HowsmoothError, StudyError
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.json_values import settings_of
-from howsmooth.studies.kinds import extremal, kind_named, kind_names, regimes, text
+from howsmooth.studies.kinds import kind_named, kind_names
+from howsmooth.studies.kinds.text import TextAsk
+from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk, RegimesAsk
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import OWN, plural, read_study
 from howsmooth.studies.resources import Resources
@@ -67,7 +69,7 @@ def test_the_documented_examples_ask_what_they_say(name, count, values, held):
 
 def test_every_key_of_a_study_at_a_text_is_documented():
     words = (EXAMPLES.parent / "studies.md").read_text(encoding="utf-8")
-    every = settings_of(text.Ask).values()
+    every = settings_of(TextAsk).values()
     fields = [field for field in every if field.path[0] != "window" and field.name != "threads"]
     names = [*OWN, *settings_of(Windows)]
     assert [name for name in names if f"`{name}`" not in words] == []
@@ -102,7 +104,7 @@ def test_all_layers_are_the_default(at_text, held):
 def test_questions_without_a_text_take_matrices_in_place_of_a_model(study, held):
     path = study(kind='"regimes"', A="[[-1.0]]", V="[[1.0]]", lengths="[3, 10]", radii="[1.0, 1.5]")
     (part,) = parts(read_study(path), held)
-    assert set(part.asks) == {regimes.Ask(length=n, radius=r, **ONE) for n in (3, 10) for r in (1.0, 1.5)}
+    assert set(part.asks) == {RegimesAsk(length=n, radius=r, **ONE) for n in (3, 10) for r in (1.0, 1.5)}
     assert part.ground is None
 
 
@@ -112,7 +114,7 @@ def test_questions_about_heads_name_a_model_and_layers(study, folder_model, held
     )
     (part,) = parts(read_study(path), held)
     assert [ask.layer for ask in part.asks] == [0, 1]
-    assert {type(ask) for ask in part.asks} == {extremal.Ask}
+    assert {type(ask) for ask in part.asks} == {ExtremalAsk}
 
 
 def test_a_byte_order_mark_and_other_line_endings_are_read(tmp_path):

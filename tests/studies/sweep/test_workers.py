@@ -22,7 +22,7 @@ from asked import TWO, answered, radii, untimed, windows
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ClusterError, FileError
 from howsmooth.models.transformer import Transformer
-from howsmooth.studies.kinds import extremal
+from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.sweep import dask_cluster, processes
@@ -37,7 +37,7 @@ PATIENCE = 120.0
 def mixed(folder_model, beginning, digest):
     """Work of several kinds, one of which fails."""
     texts = windows(folder_model, digest, place=beginning, layers=(0, 1), maps=("head:0", "attention"), count=3)
-    built = [extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
+    built = [ExtremalAsk(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
     return [*radii(3), *texts, *built, *windows(folder_model, digest, place=beginning, layers=(99,), count=1)]
 
 
@@ -173,7 +173,7 @@ def test_a_worker_killed_in_the_middle_has_its_asks_done_by_another(mortal, tmp_
 @pytest.mark.slow
 def test_processes_that_are_started_here_give_the_same_records_though_one_is_killed(tmp_path):
     # no model among them: loading one takes longer than all the rest, in each of the processes
-    asks = [*radii(30), *(extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
+    asks = [*radii(30), *(ExtremalAsk(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
     alone = stored(asks, tmp_path / "alone")
     seen, others = [], set(_spawned())
 

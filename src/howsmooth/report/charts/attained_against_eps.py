@@ -6,7 +6,7 @@ from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.attack_results import AttackSummary, summarise_attacks
+from howsmooth.studies.kinds.attack import AttackSummary, summarise_attacks
 from howsmooth.theory.results import Side
 from howsmooth.wording import count, number
 

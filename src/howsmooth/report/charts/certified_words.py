@@ -9,7 +9,7 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.certificate_results import CertifiedSentence, WordRadius, summarise_certificates
+from howsmooth.studies.kinds.certified_radii import CertifiedSentence, WordRadius, summarise_certificates
 from howsmooth.wording import at_least, at_most
 
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"

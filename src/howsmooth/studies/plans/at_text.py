@@ -13,7 +13,7 @@ from howsmooth.models.inputs.sources import Source, read_source
 from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import Ask, AtText
-from howsmooth.studies.kinds.whole import Ask as WholeAsk
+from howsmooth.studies.kinds.text import WholeAsk
 from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run_metadata import keep_model, keep_words

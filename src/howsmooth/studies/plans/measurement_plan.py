@@ -13,24 +13,22 @@ from howsmooth.errors import AssumptionError, StudyError
 from howsmooth.models.inputs.sources import read_source
 from howsmooth.models.loading.hub import check_model
 from howsmooth.models.map_names import MapName
-from howsmooth.studies.json_values import JsonValue, described, from_settings
+from howsmooth.studies.json_values import described, from_settings
 from howsmooth.studies.settings import (
     SOURCES,
+    CommandSettings,
     Compute,
     ModelReading,
     Solver,
     Windows,
-    command,
     default_folder,
-    options_of,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
     from howsmooth.models.transformer import Transformer
-    from howsmooth.studies.kinds.text import Ask
-    from howsmooth.studies.kinds.whole import Ask as WholeAsk
+    from howsmooth.studies.kinds.text import TextAsk, WholeAsk
     from howsmooth.studies.plans.at_text import ModelAndText
     from howsmooth.studies.records import RunPlan
     from howsmooth.studies.resources import Resources
@@ -40,10 +38,10 @@ if TYPE_CHECKING:
     from howsmooth.studies.sweep.sweep import Progress
 
 
-class Measuring(JsonValue, frozen=True, kw_only=True):
+class Measuring(CommandSettings, frozen=True, kw_only=True):
     """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
 
-    model: str = "minilm"
+    NAME = "measure"
     layers: Annotated[tuple[int, ...] | None, described("Which attention layers; all by default.", metavar="0,2,5")] = (
         None
     )
@@ -103,11 +101,6 @@ class Measuring(JsonValue, frozen=True, kw_only=True):
         return "model" if self.whole else self.map
 
     @property
-    def command(self) -> str:
-        """What to type to measure the same."""
-        return command("measure", self.model, *options_of(replace(self, model="minilm")))
-
-    @property
     def folder(self) -> Path:
         """Where records go unless told otherwise: the same question, the same folder; another one, another folder.
 
@@ -135,13 +128,13 @@ class PlannedMeasurement:
     """
 
     ground: "ModelAndText"
-    asks: "tuple[Ask, ...]"
-    heads: "tuple[Ask, ...]"
+    asks: "tuple[TextAsk, ...]"
+    heads: "tuple[TextAsk, ...]"
     blocks: "tuple[WholeAsk, ...]"
     plans: "tuple[RunPlan, ...]"
 
     @property
-    def every(self) -> "tuple[Ask, ...]":
+    def every(self) -> "tuple[TextAsk, ...]":
         """All asks."""
         return self.asks + self.heads + self.blocks
 
@@ -196,7 +189,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     Raises:
         HowsmoothError: If anything cannot be had; before any long work.
     """
-    from howsmooth.studies.kinds.text import Ask
+    from howsmooth.studies.kinds.text import TextAsk
     from howsmooth.studies.plans.at_text import block_asks, model_and_text
     from howsmooth.studies.records import plan_of
 
@@ -206,12 +199,12 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
     layers = base.layers(measuring.layers, part)
     others = {name: getattr(measuring, name) for name in ("solver", "certificate", "released")}
-    asks = tuple(cast(Iterator[Ask], base.each(Ask, layers, part, **others)))
+    asks = tuple(cast(Iterator[TextAsk], base.each(TextAsk, layers, part, **others)))
     heads = tuple(
-        cast(Ask, ask)
+        cast(TextAsk, ask)
         for layer in (layers if measuring.per_head else ())
         for head in range(base.transformer.layers[layer].head_count)
-        for ask in base.each(Ask, [layer], f"head:{head}", **others)
+        for ask in base.each(TextAsk, [layer], f"head:{head}", **others)
     )
     blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
     plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]

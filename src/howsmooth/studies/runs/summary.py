@@ -8,7 +8,7 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from howsmooth.spectral.typical import mean_gain
-from howsmooth.studies.kinds.text import Answer, TextRecord
+from howsmooth.studies.kinds.text import TextAnswer, TextRecord
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth, growth
 from howsmooth.theory.results import Bound, BoundsTable, Side
@@ -206,7 +206,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     )
 
 
-def typical_of(records: Sequence[Record[Any, Answer]]) -> Typical | None:
+def typical_of(records: Sequence[Record[Any, TextAnswer]]) -> Typical | None:
     """Return the typical gain over windows: none if no record has it.
 
     The interval is over random directions, at these windows: Jacobians at several windows are the blocks of one, see
@@ -243,7 +243,7 @@ def ball_around(reach: float) -> float:
     return float(rounded(reach, places, ROUND_CEILING))
 
 
-def mean_constant(records: Sequence[Record[Any, Answer]]) -> float:
+def mean_constant(records: Sequence[Record[Any, TextAnswer]]) -> float:
     """Return the geometric mean of the attained constants; zero if one of them is."""
     return geometric([record.answer.lower for record in records])
 
