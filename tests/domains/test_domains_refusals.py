@@ -53,7 +53,7 @@ def test_what_is_no_domain_is_refused(build, error, sentence):
 @pytest.mark.parametrize("radius", [-1.0, math.nan, math.inf])
 def test_domains_without_a_radius_are_refused(domain, radius):
     with pytest.raises(HowsmoothError, match="radius"):
-        getattr(hs, domain)(radius)
+        getattr(hs.domains, domain)(radius)
 
 
 def test_a_neighbourhood_needs_a_radius_and_tokens():
