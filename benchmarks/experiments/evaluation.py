@@ -8,7 +8,7 @@ from learning import LAYERS, Task
 from reviews import SPECIAL
 from torch import Tensor
 
-from howsmooth.attacks.attack import attack
+from howsmooth.attacks.perturbations import attack
 from howsmooth.models.activations import Activations
 from howsmooth.models.load import load
 from howsmooth.spectral.solvers import local_lipschitz

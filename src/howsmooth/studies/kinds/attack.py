@@ -26,7 +26,7 @@ from howsmooth.wording import at_least, at_most, count, number
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.attacks.attack import PreparedAttack
+    from howsmooth.attacks.perturbations import PreparedAttack
     from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.resources import Resources
 
@@ -183,7 +183,7 @@ def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resou
 def _prepared(
     batch: Sequence[AttackAsk], here: Sequence[AttackAsk], resources: "Resources"
 ) -> "tuple[PreparedAttack, Tensor | None]":
-    from howsmooth.attacks.attack import prepare
+    from howsmooth.attacks.perturbations import prepare
     from howsmooth.studies.resources import seeded
 
     f, X = resources.entering(batch, here)

@@ -77,7 +77,8 @@ class MonitorAnswer(Answer, frozen=True, kw_only=True):
 def run(_batch: Sequence[MonitorAsk], _cell: Sequence[MonitorAsk], _resources: "Resources") -> list[Answer]:
     """Refuse: what a training was like cannot be asked afterwards."""
     raise AssumptionError(
-        "what a monitor reads is written while a model is trained: hs.Monitor(model, sinks=[hs.RunLog(folder)]).",
+        "what a monitor reads is written while a model is trained: "
+        "hs.Monitor(model, sinks=[hs.training.RunLog(folder)]).",
         field="kind",
     )
 

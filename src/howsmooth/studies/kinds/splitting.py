@@ -78,7 +78,7 @@ def run(batch: Sequence[SplittingAsk], cell: Sequence[SplittingAsk], resources: 
 
 
 def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
-    from howsmooth.search.splitting import split_attack
+    from howsmooth.search.mass_splitting import split_attack
     from howsmooth.studies.resources import seeded
     from howsmooth.transport.measures import DiscreteMeasure
 

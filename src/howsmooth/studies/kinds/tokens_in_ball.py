@@ -47,7 +47,7 @@ class BoundsAnswer(Answer, frozen=True, kw_only=True):
 
 def _bounds(ask: BoundsAsk, resources: "Resources") -> BoundsAnswer:
     from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, sharp_lower, sharp_upper
-    from howsmooth.theory.extremal import tied_pair, two_point
+    from howsmooth.theory.inputs import tied_pair, two_point
 
     f, n, radius = resources.attention(ask), ask.length, ask.radius
     theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)
@@ -90,7 +90,7 @@ def _at_built_input(ask: ExtremalAsk, resources: "Resources") -> TextAnswer:
 
 
 def _built_input(ask: ExtremalAsk, resources: "Resources") -> "Tensor":
-    from howsmooth.theory.extremal import tied_pair, two_point
+    from howsmooth.theory.inputs import tied_pair, two_point
 
     build = {"two_point": two_point, "tied_pair": tied_pair}[ask.points]
     return build(resources.attention(ask), ask.length, ask.radius).tokens
@@ -208,7 +208,7 @@ class RegimesAnswer(Answer, frozen=True, kw_only=True):
 
 
 def _regimes(ask: RegimesAsk, resources: "Resources") -> RegimesAnswer:
-    from howsmooth.search.regimes import regimes
+    from howsmooth.search.length_regimes import regimes
 
     found = regimes(resources.attention(ask), ask.radius, [ask.length])
     (row,) = found.rows
