@@ -163,7 +163,10 @@ def declared_command(name: str) -> Callable[..., None]:
         settings.check()
         fill_run(kind, settings, options)
 
-    command.__annotations__ = {"settings": declared.settings, "options": RunOptions, "return": None}
+    groups = {"settings": declared.settings, "options": RunOptions}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in groups.items()]
+    )
     command.__doc__ = inspect.cleandoc(declared.help)
     return option_groups(command)
 
