@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from howsmooth.models.map_names import MapName
 from howsmooth.report.embedding import asset
+from howsmooth.studies.kinds.text import BOUND_COLUMNS
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
@@ -224,7 +225,7 @@ def _numbers(layer: LayerSummary) -> Iterator[tuple[str, float]]:
     given = {
         "typical": None if layer.typical is None else layer.typical.value,
         "worst": layer.constant,
-        "certificate": layer.local_upper,
+        **{head: layer.proven.get(name) for name, head in BOUND_COLUMNS.items()},
         "any": None if layer.any_input is None else layer.any_input.value,
     }
     yield from ((name, value) for name, value in given.items() if value is not None and 0 < value < math.inf)

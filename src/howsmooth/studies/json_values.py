@@ -19,7 +19,10 @@ NOT_IN_KEY = msgspec.Meta(extra={"aside": True})
 
 
 def described(text: str | None = None, **extra: str) -> msgspec.Meta:
-    """Describe a field: what the command line says of it, its ``metavar``, and the ``plural`` of study files."""
+    """Describe a field: what the command line says of it, its ``metavar``, the ``plural`` of study files, a ``column``.
+
+    A bound at one input that declares a column is summed up for each layer, printed and drawn beside the constant.
+    """
     return msgspec.Meta(description=text, extra=dict(extra))
 
 

@@ -13,7 +13,9 @@ from asked import answered, untimed
 from msgspec.structs import replace
 from pyarrow import parquet
 
-from howsmooth.errors import FieldError, StudyError
+from howsmooth.cli import commands
+from howsmooth.errors import AssumptionError, FieldError, StudyError
+from howsmooth.report import charts
 from howsmooth.studies import kinds
 from howsmooth.studies.plans.study import parts
 from howsmooth.studies.plans.study_file import read_study
@@ -29,21 +31,21 @@ TOY = '''
     """How far a stone falls."""
 
     import math
+    from dataclasses import dataclass
     from typing import Annotated
-
-    from msgspec import Meta
 
     from howsmooth.errors import AssumptionError
     from howsmooth.studies.asks import Answer, Ask
-    from howsmooth.studies.kinds import Kind
-    from howsmooth.studies.settings import Solver
+    from howsmooth.studies.json_values import described, to_json
+    from howsmooth.studies.kinds import Kind, RunCommand
+    from howsmooth.studies.settings import CommandSettings, Compute, Solver, default_folder
 
 
     class ToyAsk(Ask, frozen=True, kw_only=True, tag="toy"):
         """How far a stone falls."""
 
         tower: str = "pisa"
-        axis: Annotated[float, Meta(extra={"plural": "axes"})] = 9.81
+        axis: Annotated[float, described(plural="axes")] = 9.81
         seconds_of_fall: float
         solver: Solver = Solver()
 
@@ -91,7 +93,85 @@ TOY = '''
         return ToyAnswer(metres=metres, speed=speed, landed=metres > 56, path=(0.0, metres / 4, metres))
 
 
-    KINDS = (Kind(ask=ToyAsk, answer=ToyAnswer, run=run),)
+    class Dropping(CommandSettings, frozen=True, kw_only=True):
+        """What is dropped."""
+
+        NAME = "drop"
+        model: str = "pisa"
+        falls: Annotated[tuple[float, ...], described("How many seconds stones fall.")] = (1.0, 2.0)
+        where: Compute = Compute()
+
+        def check(self):
+            if min(self.falls) <= 0:
+                raise AssumptionError("stones must fall for a while.", field="falls")
+
+        @property
+        def folder(self):
+            return default_folder(self.model, "drop", self)
+
+
+    def planned_drops(dropping, resources):
+        from howsmooth.studies.plans.at_text import PlannedAsks
+
+        asks = tuple(ToyAsk(tower=dropping.model, seconds_of_fall=t) for t in dropping.falls)
+        return PlannedAsks(asks=asks, command=dropping.command, remarks=("Mind your head.",))
+
+
+    @dataclass(frozen=True)
+    class Drop:
+        metres: float
+
+        @property
+        def sentence(self):
+            return f"A stone fell {self.metres:.4g} metres."
+
+        def __rich__(self):
+            return self.sentence
+
+        def to_json(self):
+            return to_json({"metres": self.metres})
+
+
+    def summarise_drops(records):
+        return [Drop(max(record.answer.metres for record in records))]
+
+
+    KINDS = (
+        Kind(
+            ask=ToyAsk,
+            answer=ToyAnswer,
+            run=run,
+            summarise=summarise_drops,
+            command=RunCommand(
+                settings=Dropping, plan=planned_drops, help="Drop stones from a tower.", results="drops", done="dropped"
+            ),
+        ),
+    )
+'''
+CHART = '''
+    """How far stones fall."""
+
+    from howsmooth.report.charts import ChartKind
+    from howsmooth.report.drawing.palette import BLUE
+    from howsmooth.report.drawing.panels import Style, points, series_panels
+    from howsmooth.report.drawing.tables import Numbers
+
+
+    def draw(section):
+        pairs = [(r.ask.seconds_of_fall, r.answer.metres) for r in section.of_kind("toy")]
+        rows = points(pairs, series="stone", panel="a tower")
+        return series_panels(rows, {"stone": Style(colour=BLUE)}, title="Stones fall further", across="seconds")
+
+
+    def table(section):
+        return Numbers(head=("metres",), rows=[(None, (str(r.answer.metres),)) for r in section.of_kind("toy")])
+
+
+    CHARTS = (
+        ChartKind(
+            name="falls", sections=("toy",), rank=1, about="How far.", wanted=bool, draw=draw, table=table
+        ),
+    )
 '''
 
 
@@ -304,3 +384,41 @@ def test_a_field_that_is_added_to_it_changes_no_key(toy, stones):
     (ask,) = stones(1)
     assert Later(seconds_of_fall=1.0).key == ask.key
     assert replace(Later(seconds_of_fall=1.0), wind=3.0).key != ask.key
+
+
+@pytest.fixture
+def drop(folder, tmp_path, monkeypatch, capsys):
+    """Return the command that the one file declares, known to the command line by a line, with a chart in a second."""
+    charts_folder = tmp_path / "charts"
+    charts_folder.mkdir()
+    (charts_folder / "falls.py").write_text(textwrap.dedent(CHART), encoding="utf-8")
+    monkeypatch.setattr(charts, "__path__", [*charts.__path__, str(charts_folder)])
+    monkeypatch.setitem(commands.FILES, "drop", "run_commands")
+    monkeypatch.chdir(tmp_path)
+    charts.charts.cache_clear()
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            commands.load("drop")(list(words), prog_name="drop")
+        return end.value.code, *capsys.readouterr()
+
+    yield call
+    charts.charts.cache_clear()
+    sys.modules.pop("howsmooth.report.charts.falls", None)
+
+
+def test_a_command_that_fills_a_run_is_declared_beside_its_kind(drop, tmp_path):
+    """Four files: the kind, its chart, a line in the list of commands, and the glossary if it needs words."""
+    code, out, err = drop("--falls", "1,3", "--out", "run")
+    assert (code, err) == (0, "Mind your head.\n")
+    assert "A stone fell 44.14 metres." in out
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "A stone fell 44.14 metres." in page
+    assert "Stones fall further" in page
+    (command,) = read_run(tmp_path / "run").commands
+    assert command == "howsmooth drop pisa --falls 1.0,3.0"
+    code, out, _err = drop("--falls", "1,3", "--out", "run", "--json")
+    assert (code, json.loads(out)) == (0, {"run": "run", "drops": [{"metres": 9.81 * 9 / 2}]})
+    assert "Drop stones from a tower." in drop("--help")[1]
+    with pytest.raises(AssumptionError, match="fall for a while"):
+        commands.load("drop")(["--falls", "0"], standalone_mode=False)

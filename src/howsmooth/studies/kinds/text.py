@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from howsmooth.studies.asks import Answer, AtText
-from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, settings_of
 from howsmooth.studies.kinds import Kind
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
@@ -80,7 +80,7 @@ class TextAnswer(Answer, frozen=True, kw_only=True):
     typical_high: Annotated[float | None, ROUND_UP] = None
     probes: int = 0
     dimensions: int = 0
-    local_upper: Annotated[float | None, ROUND_UP] = None
+    local_upper: Annotated[float | None, ROUND_UP, described(column="certificate")] = None
     released_quantity: float | None = None
     sensitivity: tuple[float, ...] = ()
     response: tuple[float, ...] = ()
@@ -88,6 +88,10 @@ class TextAnswer(Answer, frozen=True, kw_only=True):
 
 
 TextRecord = Record[TextAsk, TextAnswer]
+# Bounds at single inputs that are columns of the answer: the field, and what stands at the head of the column.
+BOUND_COLUMNS: dict[str, str] = {
+    name: field.declared["column"] for name, field in settings_of(TextAnswer).items() if "column" in field.declared
+}
 
 # A block is attention and a feed-forward part, which takes twice as long.
 BLOCK = 3.0

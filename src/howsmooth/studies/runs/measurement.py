@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howsmooth.studies.json_values import to_json
-from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.kinds.text import BOUND_COLUMNS, TextRecord
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.wording import at_most, count, percent
@@ -30,7 +30,7 @@ class Measurement(ResultTable):
         commands: What to type to measure the same again.
     """
 
-    EXPENDABLE = ("R", "range", "95 %", "certificate", "longest", "any input", "exponent", "typical 95 %")
+    EXPENDABLE = ("R", "range", "95 %", *BOUND_COLUMNS.values(), "longest", "any input", "exponent", "typical 95 %")
     model: str
     text: str
     map: str
@@ -200,7 +200,7 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "typical": answer.typical,
         "typical_low": answer.typical_low,
         "typical_high": answer.typical_high,
-        "local_upper": answer.local_upper,
+        **{name: getattr(answer, name) for name in BOUND_COLUMNS},
     }
     return row | ({"released": answer.released_quantity} if ask.released else {})
 
