@@ -17,8 +17,7 @@ from howsmooth.cli import commands
 from howsmooth.errors import AssumptionError, FieldError, StudyError
 from howsmooth.report import charts
 from howsmooth.studies import kinds
-from howsmooth.studies.plans.study import parts
-from howsmooth.studies.plans.study_file import read_study
+from howsmooth.studies.plans.study import parts, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.export import write_table
@@ -322,12 +321,12 @@ def study(tmp_path, *lines):
 
 def test_study_files_ask_it_with_lists_as_axes(toy, tmp_path):
     found = study(tmp_path, "name = 'stones'", "axes = [1.62, 9.81]", "seconds_of_falls = [1, 2.5]", "seed = 7")
-    (part,) = parts(found, Resources())
+    (part,) = parts(found, Resources(), "howsmooth sweep study.toml")
     expected = {(axis, t) for axis in (1.62, 9.81) for t in (1.0, 2.5)}
     assert {(ask.axis, ask.seconds_of_fall) for ask in part.asks} == expected
     assert {ask.solver.seed for ask in part.asks} == {7}
     with Store(tmp_path) as store:
-        part.begin(store, ["sweep", "study.toml"])
+        part.begin(store)
         answered(part.asks[:3], store)
     run = read_run(tmp_path)
     assert (len(run.records), run.planned, run.commands) == (3, 4, ("howsmooth sweep study.toml",))

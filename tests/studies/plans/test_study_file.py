@@ -13,8 +13,7 @@ from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.kinds import kind_named, kind_names
 from howsmooth.studies.kinds.text import TextAsk
 from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk, RegimesAsk
-from howsmooth.studies.plans.study import parts
-from howsmooth.studies.plans.study_file import OWN, plural, read_study
+from howsmooth.studies.plans.study import OWN, parts, plural, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
@@ -105,7 +104,7 @@ def test_questions_without_a_text_take_matrices_in_place_of_a_model(study, held)
     path = study(kind='"regimes"', A="[[-1.0]]", V="[[1.0]]", lengths="[3, 10]", radii="[1.0, 1.5]")
     (part,) = parts(read_study(path), held)
     assert set(part.asks) == {RegimesAsk(length=n, radius=r, **ONE) for n in (3, 10) for r in (1.0, 1.5)}
-    assert part.ground is None
+    assert part.transformer is None
 
 
 def test_questions_about_heads_name_a_model_and_layers(study, folder_model, held):
@@ -124,10 +123,11 @@ def test_a_byte_order_mark_and_other_line_endings_are_read(tmp_path):
 
 
 def test_a_study_is_kept_with_its_words_and_its_plan(at_text, held, tmp_path):
-    made = parts(read_study(at_text(layers="[0]", lengths="[4]", sequences="2", maps='["attention", "head:0"]')), held)
+    study = read_study(at_text(layers="[0]", lengths="[4]", sequences="2", maps='["attention", "head:0"]'))
+    made = parts(study, held, "howsmooth sweep study.toml")
     with Store(tmp_path / "run") as store:
         for part in made:
-            part.begin(store, ["sweep", "study.toml"])
+            part.begin(store)
     run = read_run(tmp_path / "run")
     assert (run.planned, len(run.plans), run.commands) == (4, 2, ("howsmooth sweep study.toml",))
 

@@ -158,29 +158,20 @@ class PlannedMeasurement:
         Raises:
             StudyError: If everything failed.
         """
-        from howsmooth.studies.runs.run_metadata import keep_ladders
+        from howsmooth.studies.runs.run import measurement
 
-        found = self._measurement(store)
-        if bounded:
-            keep_ladders(store, found, self.ground.transformer)
-            found = self._measurement(store)
-        return found
+        known = store.find((*self.plan.keys, *self.plan.beside))
+        if not any(key in known for key in self.plan.keys):
+            failures = store.failures(self.asks)
+            said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
+            raise StudyError(f"there is nothing to sum up: {said}")
+        return measurement(store, [self.plan], known, self.ground.transformer if bounded else None)
 
     def compositions(self, store: "Store") -> "list[Composition]":
         """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""
         from howsmooth.studies.runs.composition import compositions
 
         return compositions(store.find(ask.key for ask in self.blocks).values())
-
-    def _measurement(self, store: "Store") -> "Measurement":
-        from howsmooth.studies.runs.run import measurement
-
-        known = store.find((*self.plan.keys, *self.plan.beside))
-        if not any(key in known for key in self.plan.keys):
-            failures = [failure for failure in store.failures() if failure.ask.key in set(self.plan.keys)]
-            said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
-            raise StudyError(f"there is nothing to sum up: {said}")
-        return measurement(store, [self.plan], known)
 
 
 def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:

@@ -1,5 +1,6 @@
 """A run as results again: from its records alone, without any model."""
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from rich.console import Group
 
 from howsmooth.errors import FileError
 from howsmooth.markup import paragraph
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Failure, Record, RunPlan
 from howsmooth.studies.runs.database import FILE
@@ -16,7 +18,6 @@ from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import summarise
-from howsmooth.theory.results import BoundsTable
 from howsmooth.wording import count
 
 OLD_BOUNDS = (
@@ -129,17 +130,20 @@ def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterato
     return (RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)
 
 
-def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]) -> Measurement:
-    """Build what is known of some plans that belong together; at least one of their records is there."""
+def measurement(
+    store: Store, plans: Sequence[RunPlan], known: dict[str, Record], transformer: Transformer | None = None
+) -> Measurement:
+    """Build what is known of some plans that belong together; at least one of their records is there.
+
+    With the model, the bounds of layers that the run does not keep yet are computed and kept.
+    """
     keys, beside = _keys(plans), _beside(plans)
     records, heads = (sorted((known[key] for key in some if key in known), key=_place) for some in (keys, beside))
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
 
-    def bounds(layer: int, length: int, radius: float) -> BoundsTable:
-        return kept_ladder(store, first.model, first.map, layer, length, radius)
-
-    layers = summarise(records, bounds)
+    bounds = functools.partial(kept_ladder, store, first.model, first.map)
+    layers = summarise(records, functools.partial(bounds, transformer=transformer))
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
     old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}
