@@ -5,7 +5,8 @@ from drawn import WHOLE
 from measured import grid, measurement
 
 from howsmooth.report.drawing.panels import titled
-from howsmooth.report.drawing.scales import labelled, length_axis, linear, round_numbers
+from howsmooth.report.drawing.scales import labelled, length_axis, round_numbers
+from howsmooth.report.figures import linear
 from howsmooth.report.figures import chart_names, draw
 
 
