@@ -20,9 +20,8 @@ from howsmooth.studies import kinds
 from howsmooth.studies.plans.study import parts, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, write_table
 from howsmooth.studies.sweep.sweep import units
 from howsmooth.studies.sweep.workers import expected_seconds
 

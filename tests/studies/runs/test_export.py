@@ -12,9 +12,8 @@ from pyarrow import parquet
 from howsmooth.errors import FileError
 from howsmooth.studies.kinds.tokens_in_ball import RegimesAsk
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.export import flat, write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, flat, write_table
 
 FORMATS = ["csv", "jsonl", "parquet"]
 

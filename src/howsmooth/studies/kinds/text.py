@@ -127,13 +127,9 @@ def run(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources
     site = activations.layers[cell[0].layer]
     if site.attention is not None and len(maps) == site.head_count:
         f, X = activations.per_head(cell[0].layer)
-        return _measured(f, X, cell, [(indices.index(ask.window.index), _head(ask)) for ask in cell])
+        return _measured(f, X, cell, [(indices.index(ask.window.index), ask.map_name.head or 0) for ask in cell])
     answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
     return [next(answers[ask.map]) for ask in cell]
-
-
-def _head(ask: TextAsk) -> int:
-    return int(ask.map.removeprefix("head:"))
 
 
 def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Sequence[tuple[int, ...]]) -> list[Answer]:

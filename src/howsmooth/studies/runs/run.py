@@ -4,19 +4,16 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Group
 
-from howsmooth.errors import FileError
 from howsmooth.markup import paragraph
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Failure, Record, RunPlan
-from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, open_run
 from howsmooth.studies.runs.summary import summarise
 from howsmooth.wording import count
 
@@ -96,21 +93,6 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             measurements=tuple(measurements(store, records, plans)),
             commands=tuple(dict.fromkeys(plan.command for plan in plans if plan.command)),
         )
-
-
-def open_run(folder: str | os.PathLike[str]) -> Store:
-    """Open a run that is there.
-
-    Raises:
-        FileError: If the folder holds no run.
-    """
-    path = Path(folder)
-    if path.is_file():
-        raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
-    if not (path / FILE).is_file():
-        missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
-        raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
-    return Store(folder, writable=False)
 
 
 def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPlan]) -> list[Measurement]:
