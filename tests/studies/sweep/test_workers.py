@@ -274,9 +274,12 @@ def test_without_dask_the_command_that_installs_it_is_given(monkeypatch):
 
 
 def _listening():
-    mine = psutil.Process()
-    every = [found for process in (mine, *mine.children(recursive=True)) for found in process.net_connections("inet")]
-    return {found.laddr for found in every if found.status == psutil.CONN_LISTEN}
+    mine, found = psutil.Process(), set()
+    for process in (mine, *mine.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            every = process.net_connections("inet")
+            found |= {connection.laddr for connection in every if connection.status == psutil.CONN_LISTEN}
+    return found
 
 
 @pytest.mark.slow

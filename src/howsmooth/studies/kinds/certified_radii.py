@@ -328,7 +328,7 @@ def _misclassified(model: "Transformer", sentence: str, label: str | int | None)
     if predicted == label_number(model, label):
         return ""
     name = labels[label_number(model, label)]
-    return f"{sentence[:60]!r} is told to be {labels[predicted]!r}, not {name!r}: misclassified, so not certified."
+    return f"{sentence[:60]!r} is classified as {labels[predicted]!r}, not {name!r}: misclassified, so not certified."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +409,7 @@ class CertifiedSentence:
     @property
     def sentence(self) -> str:
         """What is proven of all words, and which is the most fragile."""
-        said = f"{self.text!r} is told to be {self.predicted!r} by {self.model}"
+        said = f"{self.text!r} is classified as {self.predicted!r} by {self.model}"
         # words that move together are another question
         words = [word for word in self.words if len(word.places) == 1] or self.words[-1:]
         least = at_least(min(word.certified for word in words), 3)

@@ -120,14 +120,14 @@ class PlannedMeasurement:
     """Everything that a measurement needs, checked; what is left is work.
 
     Attributes:
-        ground: The model and the text.
+        subject: The model and the text.
         asks: One for each layer, length and window.
         heads: Likewise for single heads.
         blocks: Likewise for the blocks of the model, alone and together, if it is measured as a whole.
         plans: What the run remembers of it: first the plan of the measurement.
     """
 
-    ground: "ModelAndText"
+    subject: "ModelAndText"
     asks: "tuple[TextAsk, ...]"
     heads: "tuple[TextAsk, ...]"
     blocks: "tuple[WholeAsk, ...]"
@@ -147,8 +147,8 @@ class PlannedMeasurement:
         """Keep what is known about the model, the windows and the plan before any work."""
         from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 
-        keep_model(store, self.ground.transformer, self.ground.inputs.notes)
-        keep_words(store, self.asks, self.ground.inputs)
+        keep_model(store, self.subject.transformer, self.subject.inputs.notes)
+        keep_words(store, self.asks, self.subject.inputs)
         for plan in self.plans:
             store.keep_plan(plan)
 
@@ -165,7 +165,7 @@ class PlannedMeasurement:
             failures = store.failures(self.asks)
             said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
             raise StudyError(f"there is nothing to sum up: {said}")
-        return measurement(store, [self.plan], known, self.ground.transformer if bounded else None)
+        return measurement(store, [self.plan], known, self.subject.transformer if bounded else None)
 
     def compositions(self, store: "Store") -> "list[Composition]":
         """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""
@@ -200,7 +200,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
     plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]
     plans += [plan_of(blocks, command=measuring.command)] if blocks else []
-    return PlannedMeasurement(ground=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
+    return PlannedMeasurement(subject=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
 
 
 def measure(
