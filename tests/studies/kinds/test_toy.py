@@ -409,9 +409,9 @@ def test_a_command_that_fills_a_run_is_declared_beside_its_kind(drop, tmp_path):
     """Four files: the kind, its chart, a line in the list of commands, and the glossary if it needs words."""
     code, out, err = drop("--falls", "1,3", "--out", "run")
     assert (code, err) == (0, "Mind your head.\n")
-    assert "A stone fell 44.14 metres." in out
+    assert "A stone fell 44.15 metres." in out
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "A stone fell 44.14 metres." in page
+    assert "A stone fell 44.15 metres." in page
     assert "Stones fall further" in page
     (command,) = read_run(tmp_path / "run").commands
     assert command == "howsmooth drop pisa --falls 1.0,3.0"
