@@ -462,19 +462,13 @@ def _words(records: list[CertificateRecord]) -> tuple[WordRadius, ...]:
     # words that move together are no fragile word
     sizes = [r.answer.attacked for r in records if r.answer.attacked is not None and len(r.ask.word) == 1]
     limit = FRAGILE * min(sizes) if len(sizes) > 1 else 0.0
-    found = [
-        WordRadius(
-            places=r.answer.places,
-            spelled=r.answer.spelled,
-            certified=r.answer.certified,
-            attacked=r.answer.attacked,
-            linear=r.answer.linear,
-            slack=r.answer.slack,
-            seconds=r.answer.word_seconds,
-            fragile=len(r.answer.places) == 1 and r.answer.attacked is not None and r.answer.attacked <= limit,
-        )
-        for r in records
-    ]
+    found = []
+    for answer in (r.answer for r in records):
+        shared = {
+            name: getattr(answer, name) for name in ("places", "spelled", "certified", "attacked", "linear", "slack")
+        }
+        fragile = len(answer.places) == 1 and answer.attacked is not None and answer.attacked <= limit
+        found.append(WordRadius(**shared, seconds=answer.word_seconds, fragile=fragile))
     return tuple(sorted(found, key=lambda word: (len(word.places) > 1, word.places)))
 
 
