@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.search import repeated_tokens as copies
+from howsmooth.search.length_regimes import shapes, spread, stretched, worst_repeated_tokens
 from howsmooth.search.mechanisms import COUNTING, MECHANISMS, of_kind
-from howsmooth.search.repeated_tokens import shapes, spread, stretched, worst_repeated_tokens
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 OTHERS = [kind for kind in MECHANISMS if kind != "softmax"]

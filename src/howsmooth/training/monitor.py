@@ -1,4 +1,4 @@
-"""AlarmRule the constants of a model while it is trained, for a share of the time that is kept."""
+"""Monitor: the constants of a model while it is trained, measured within a share of the training time."""
 
 import logging
 import math
