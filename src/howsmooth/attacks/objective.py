@@ -19,7 +19,7 @@ from howsmooth.spectral.protocols import Constrained, Differentiable
 from howsmooth.spectral.vectors import divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
-Pull = Callable[[Tensor], Tensor]
+Pullback = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def run(f: Callable[[Tensor], Any], Z: Tensor) -> Float[Tensor, "*shape"]:
         return f(Z) if isinstance(f, Differentiable) else evaluate(f, Z)[1].detach()
 
 
-def run_and_pull(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pull]:
+def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pullback]:
     """Return the value at ``Z``, and what pulls cotangents back from there."""
     if isinstance(f, Differentiable):
         with torch.no_grad():
@@ -199,13 +199,15 @@ class Objective:
         """Draw from the surface of the ball, uniformly on every sphere of it; padding stays where it is."""
         return draw(self.J, self.ball, generator)
 
-    def try_(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
+    def gain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
         """Return the gain of a perturbation, for one forward pass."""
         self._spend(1)
         E = self.ball.inside(E)
-        return self._keep(E, self._gain(run(self._f, self.X + E)))
+        return self._keep(E, self._gain_of(run(self._f, self.X + E)))
 
-    def climb_from(self, E: Float[Tensor, "*batch n d"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
+    def gain_and_gradient(
+        self, E: Float[Tensor, "*batch n d"]
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
         r"""Return the gain of a perturbation and its gradient, for a forward and a backward pass.
 
         .. math:: J(X+E)^\top\frac{f(X+E)-f(X)}{\|f(X+E)-f(X)\|}
@@ -214,9 +216,9 @@ class Objective:
         """
         self._spend(2)
         E = self.ball.inside(E)
-        Y, pull = run_and_pull(self._f, self.X + E)
-        G = pull(self._cotangent(Y)).detach()
-        return self._keep(E, self._gain(Y)), torch.where(G.isfinite().all(-1, keepdim=True), G, 0.0)
+        Y, pullback = value_and_pullback(self._f, self.X + E)
+        G = pullback(self._cotangent(Y)).detach()
+        return self._keep(E, self._gain_of(Y)), torch.where(G.isfinite().all(-1, keepdim=True), G, 0.0)
 
     def _cotangent(self, Y: Tensor) -> Tensor:
         if self._target is None:
@@ -231,7 +233,7 @@ class Objective:
             (cotangent,) = torch.autograd.grad(values.sum(), inputs, materialize_grads=True)
         return cotangent
 
-    def _gain(self, Y: Tensor) -> Float[Tensor, "*batch"]:
+    def _gain_of(self, Y: Tensor) -> Float[Tensor, "*batch"]:
         if self._target is None or self._before is None:
             return norms(Y.double() - self.there.double(), self.batch)
         return scalars(self._target, Y, self.batch).detach().double() - self._before.detach().double()

@@ -264,16 +264,16 @@ def prepare(
     there = run(f, X)
     check_value(there, X)
     if target is None:
-        slope = steepest(J, norm, generator)
+        slope = first_order_gain(J, norm, generator)
     else:
         ball = PerturbationBall(eps=1.0, norm=norm)
-        _value, G = Objective(f, J, X, there, ball, 2, target).climb_from(torch.zeros_like(X))
-        slope = dual(G, norm)
+        _value, G = Objective(f, J, X, there, ball, 2, target).gain_and_gradient(torch.zeros_like(X))
+        slope = dual_norm(G, norm)
     return PreparedAttack(f=f, X=X, there=there, J=J, norm=norm, target=target, steepest=slope)
 
 
 @torch.no_grad()
-def steepest(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
+def first_order_gain(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
     r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or a search for each token.
 
     Under the norm of tokens no method is known to find the maximum; the value is attained, and at most
@@ -302,7 +302,7 @@ def block_power(J: LinearOperator, E: Float[Tensor, "*batch n d"], ball: Perturb
     return value
 
 
-def dual(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
+def dual_norm(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
     r"""Return the largest :math:`\langle G,E\rangle` over the unit ball: :math:`\|G\|_F` or :math:`\sum|g_i|`."""
     return PerturbationBall(eps=1.0, norm=norm).sizes(G).sum((-2, -1))
 

@@ -11,7 +11,7 @@ from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
 from howsmooth.search.measure_search import MeasureMap, over_masses
 from howsmooth.search.norm_gradient import PRODUCTS, NormGradient, measurable_inputs, norm_gradient_or_skip
-from howsmooth.search.starts import Starts, checked, empty_token, gather
+from howsmooth.search.starts import Starts, check_starts, empty_token, gather_starts
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
@@ -99,12 +99,12 @@ def maximise_counting(
     _check(f, n, domain, steps, generator, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
-    wanted = checked(starts, n)
+    wanted = check_starts(starts, n)
     like = empty_token(f, domain, wanted, d)
     f = measurable(f)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.inference_mode(False):
-        X = gather(f, n, domain, wanted, like, generator)
+        X = gather_starts(f, n, domain, wanted, like, generator)
         _require_one_map(f, X)
         some, first = measurable_inputs(lambda _index: f, X, generator)
         X = X[some]

@@ -200,7 +200,7 @@ def audit(
     places = [domain] if domain is not None else [Ball(radius) for radius in RADII]
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     like = empty_token(f, places[0], 1, d)
-    wide, like = _widened(f, like, n, places[0], generator)
+    wide, like = _in_float64(f, like, n, places[0], generator)
     best, products, unmeasured = None, 0, None
     for place in places:
         begin = start_patterns(place, n, like, starts, generator)
@@ -216,7 +216,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(lambda X: _value(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(lambda X: _evaluated(wide, X), found.tokens, found.measured.direction, place)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -252,7 +252,7 @@ def steepest_pair(
         for first, second in (ends, (ends[0], X), (X, ends[1])):
             try:
                 there, back = (here if end is X else f(end) for end in (first, second))
-                pair = _bounded(f, first, second, there, back)
+                pair = _secant_pair(f, first, second, there, back)
             except UnmeasurableError:
                 continue  # nearer ones may do
             if best is None or pair.ratio > best.ratio:
@@ -260,7 +260,9 @@ def steepest_pair(
     return SecantPair(first=X, second=X, ratio=0.0, upper=0.0) if best is None else best
 
 
-def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor) -> SecantPair:
+def _secant_pair(
+    f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor
+) -> SecantPair:
     way, moved = float((first - second).double().norm()), float((there - back).double().norm())
     if not way > 0:
         return SecantPair(first=first, second=second, ratio=0.0, upper=0.0)
@@ -274,14 +276,14 @@ def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there
     return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
 
 
-def _value(f: Any, X: Tensor) -> Tensor:
+def _evaluated(f: Any, X: Tensor) -> Tensor:
     """Apply the map as it is measured: modules in eval mode."""
     closed = isinstance(f, Differentiable)
     value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
     return value
 
 
-def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
+def _in_float64(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
     """Return the map on batches, in float64 if it works there, and an empty token of its numbers."""
     double = like.double()
     if isinstance(f, Differentiable):

@@ -135,7 +135,7 @@ class MeasureMap(TensorDataclass):
         masses = self.masses(X)
         return WeightedJacobian.of(self._weighted(masses).jacobian(X[..., :-1].contiguous()), masses)
 
-    def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
+    def explicit_measures(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
         """Return the measures that theory builds from the weights, where it can."""
         if not (isinstance(places, Ball) and places.centre is None and isinstance(self.attention, Attention)):
             return []

@@ -33,7 +33,7 @@ ANGLES, SHARES = (0.3, 1.2), (0.1, 1.0)
 CLUSTERS = 3
 
 
-def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
+def check_starts(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
     """Return the number of random inputs, or the caller's own ones."""
     if isinstance(starts, int):
         if isinstance(starts, bool) or starts < 1:
@@ -60,7 +60,7 @@ def checked(starts: Starts, n: int) -> int | list[Float[Tensor, "n d"]]:
 
 def empty_token(f: Any, domain: Domain, starts: int | list[Tensor], d: int | None) -> Float[Tensor, " d"]:
     """Return an empty token with the dimension, dtype and device that the map takes; half precision becomes float32."""
-    weights, inputs = _weights(f), [] if isinstance(starts, int) else starts
+    weights, inputs = _token_weights(f), [] if isinstance(starts, int) else starts
     known = {
         "f": None if weights is None else weights.shape[-1],
         "the domain": domain.shape[1],
@@ -80,7 +80,7 @@ def empty_token(f: Any, domain: Domain, starts: int | list[Tensor], d: int | Non
     return torch.empty(next(iter(widths.values())), dtype=dtype, device=model.device)
 
 
-def gather(
+def gather_starts(
     f: Any,
     n: int,
     domain: Domain,
@@ -90,7 +90,7 @@ def gather(
 ) -> Float[Tensor, "s n d"]:
     """Return every input to start from, brought into the domain."""
     given = domain.draw(starts, n, like, generator) if isinstance(starts, int) else _stacked(starts, like)
-    built = _extremal(f, n, domain)
+    built = _built_by_theory(f, n, domain)
     if not built and isinstance(f, MultiHead):  # theory builds none: the patterns of worst inputs
         built = list(start_patterns(domain, n, like, PATTERNS, generator))
     return domain.nearest(torch.cat((given, _stacked(built, like))) if built else given)
@@ -100,10 +100,10 @@ def _stacked(inputs: list[Tensor], like: Tensor) -> Float[Tensor, "s n d"]:
     return torch.stack([x.detach().to(like) for x in inputs])
 
 
-def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
+def _built_by_theory(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
     """Return the inputs that theory builds from the weights of attention, where it can."""
     if isinstance(f, MeasureMap) and isinstance(domain, WithMasses):
-        return f.extremal(n, domain.places)
+        return f.explicit_measures(n, domain.places)
     if not isinstance(f, Attention):
         return []
     try:
@@ -118,7 +118,7 @@ def _extremal(f: Any, n: int, domain: Domain) -> list[Float[Tensor, "n d"]]:
     return []
 
 
-def _weights(f: Any) -> Tensor | None:
+def _token_weights(f: Any) -> Tensor | None:
     """Return a tensor with a column for each coordinate of the tokens that the map takes."""
     if isinstance(f, MultiHead):
         return f.query
@@ -126,7 +126,7 @@ def _weights(f: Any) -> Tensor | None:
         return torch.nn.functional.pad(f.attention.query, (0, 1))  # one coordinate more: the mass
     if isinstance(f, Norm):
         return f.gain
-    return _weights(f.children[0]) if isinstance(f, Chain | Residual) else None
+    return _token_weights(f.children[0]) if isinstance(f, Chain | Residual) else None
 
 
 def _parameter(f: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.protocols import HALF, Differentiable, measurable, require_map
 from howsmooth.spectral.vectors import flat, informed_start, random_start
-from howsmooth.training.hooks import RecordedInputs, read_batch, real_only
+from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.validation import require_sequences
 from howsmooth.wording import number
@@ -186,26 +186,26 @@ def penalty(
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
-    op, pull = _differentiable(f, X)
-    return function(constant(op, pull, state=state, steps=steps, generator=generator))
+    op, pullback = _differentiable(f, X)
+    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator))
 
 
-def constant(
+def largest_singular_value(
     op: LinearOperator,
-    pull: Callable[[Tensor], Tensor],
+    pullback: Callable[[Tensor], Tensor],
     *,
     state: WarmStart | None,
     steps: int,
     generator: torch.Generator | None,
 ) -> Float[Tensor, "*batch"]:
-    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pull``."""
+    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pullback``."""
     state = WarmStart() if state is None else state
     # autocast rounds products on the way back, too
     with torch.autocast(op.device.type, enabled=False):
         with torch.no_grad():
             u, residual, space = _left_vector(op, state, steps, generator)
-        pulled = pull(u)
-    sigma = _sizes(pulled, len(op.batch))
+        pulled = pullback(u)
+    sigma = _norms(pulled, len(op.batch))
     if not bool(sigma.isfinite().all()):
         raise NonFiniteError("the penalty is not finite: the map is not differentiable, or overflows, there.")
     value = sigma.detach()
@@ -249,7 +249,7 @@ def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callabl
     """Return the Jacobian for products without a graph, and the transposed product with one."""
     if not isinstance(f, Differentiable):
         recorded = RecordedJacobian(f, X)
-        return recorded, recorded.pull
+        return recorded, recorded.pullback
     f = measurable(f)
     X = X.to(f.dtype) if hasattr(f, "dtype") else X
     with torch.no_grad():
@@ -257,7 +257,7 @@ def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callabl
     return op, lambda u: f.jacobian(X).vjp(u)
 
 
-def _sizes(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
+def _norms(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
     """Return the norm of each sequence; at zero the gradient is zero, not NaN."""
     rows = x.flatten(axes) if x.ndim > axes else x.unsqueeze(-1)
     direction = rows.detach()
@@ -367,12 +367,12 @@ class AttentionPenalty:
             )
 
         def among_real(Y: Tensor) -> Tensor:
-            return part(Y) if real is None else zero_padded_outputs(part(real_only(Y, X, real)), real)
+            return part(Y) if real is None else zero_padded_outputs(part(with_fixed_padding(Y, X, real)), real)
 
         with inputs.paused():
             recorded = RecordedJacobian(among_real, X, owner=module)
-            return constant(
-                recorded, recorded.pull, state=self.states[layer], steps=self._steps, generator=self._generator
+            return largest_singular_value(
+                recorded, recorded.pullback, state=self.states[layer], steps=self._steps, generator=self._generator
             )
 
     def close(self) -> None:
