@@ -21,7 +21,7 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.protocols import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.spectral.vectors import norms
-from howsmooth.theory.around_input.displacement import displacement_upper
+from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.

@@ -25,7 +25,8 @@ from howsmooth.wording import at_least, at_most, power_of_ten
 
 # The logarithm of the largest float.
 LARGEST = math.log(sys.float_info.max)
-
+# The domain of a bound at one input, in words.
+GIVEN_INPUT = "the given input"
 
 # What readers call a theorem or an input; one that is not listed is called by its name.
 LABELS = {

@@ -13,11 +13,10 @@ import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.spectral.solvers import widening
 from howsmooth.theory.around_input import neighbourhood
-from howsmooth.theory.around_input.displacement import _hull
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
-from howsmooth.theory.around_input.neighbourhood import token_unit
+from howsmooth.theory.around_input.neighbourhood import _hull, token_unit
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled

@@ -11,15 +11,13 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import has_key_norm, require_scores_alone
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
-from howsmooth.theory.at_input.local_mechanisms import mechanism_local_upper
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.at_input.row_certificate import rows_upper
 from howsmooth.theory.heads import Head, heads_of, log, output_norm
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, largest_norms
 from howsmooth.theory.linalg.matrix_norms import NOTHING, norm_upper
-from howsmooth.theory.results import Bound, upper_bound
-
-HERE = "the given input"
+from howsmooth.theory.mechanisms.theorems import mechanism_local_upper
+from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
 
 
 def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
@@ -52,7 +50,7 @@ def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = T
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
     (value,) = local_uppers(attention, X.unsqueeze(0), rows=rows)
-    return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")
+    return upper_bound(log(value), "local_upper", GIVEN_INPUT, "ours: three terms at this input")
 
 
 def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"], *, rows: bool = True) -> list[float]:
@@ -102,7 +100,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     return upper_bound(
         log(unit.in_original_units(_combined(unit.attention, views, _from_the_map, heads))),
         "attention_map_upper",
-        HERE,
+        GIVEN_INPUT,
         "ours, after Yudin et al.: from the attention map",
     )
 

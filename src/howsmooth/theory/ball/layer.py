@@ -12,9 +12,8 @@ from torch import Tensor
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.ball.rotary_forms import RotaryDistances, gram_factor
 from howsmooth.theory.heads import Head
-from howsmooth.theory.linalg.combination_norm import products_norm
 from howsmooth.theory.linalg.matrix_norms import UNIT, norm_upper, triangular_factor
-from howsmooth.theory.linalg.stacked_norms import LargestStack, StackedMatrices, balance_scales
+from howsmooth.theory.linalg.stacked_norms import StackedMatrices, Stacks, balance_scales, largest_norm, products_norm
 
 # τ is R times the share of biases in the scores, to one of these powers. With one half a bias never costs more than if
 # it were added up; the other is often better.
@@ -40,7 +39,7 @@ class LayerBound:
         query_forms: :math:`RA_h` up to an isometry, what a token's movement does to its own row of scores; the
             smallest norm counts.
         key_forms: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
-            :math:`[A_1^+\cdots A_H^+]`. The smallest norm counts.
+            :math:`[A_1^+\cdots A_H^+]`. The smallest norm counts; of stacks for several distances, the largest.
         key_factors: The factors :math:`Q_h^+` and :math:`K_h` of the same; none under rotary positions.
         sums_rows: Whether the key term has all rows at once, as under rotary positions.
         ones: The number one for every head: the norm is that of the scales.
@@ -53,7 +52,7 @@ class LayerBound:
     values: StackedMatrices
     value_differences: StackedMatrices
     query_forms: tuple[StackedMatrices, ...]
-    key_forms: tuple[StackedMatrices | LargestStack, ...]
+    key_forms: tuple[Stacks, ...]
     key_factors: list[tuple[Tensor, Tensor]]
     sums_rows: bool
     ones: StackedMatrices
@@ -62,9 +61,9 @@ class LayerBound:
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
         values = self.value_differences
-        value_term, _scales = balance_scales(self.values, self.ones, start)
-        query_term = min(balance_scales(values, stack, start)[0] for stack in self.query_forms)
-        key_terms = [balance_scales(values, stack, start) for stack in self.key_forms]
+        value_term, _scales = balance_scales(self.values, (self.ones,), start)
+        query_term = min(balance_scales(values, (stack,), start)[0] for stack in self.query_forms)
+        key_terms = [balance_scales(values, stacks, start) for stacks in self.key_forms]
         key_term, scales = min(key_terms, key=lambda found: found[0])
         if self.sums_rows:
             return self.with_all_rows(value_term, query_term, key_term)
@@ -144,7 +143,7 @@ def _bias_lengths(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: f
 
 
 def _key_term_at(s: Float[Tensor, " heads"]) -> Callable[[LayerBound], float]:
-    return lambda problem: problem.length * min(stack.norm(s) for stack in problem.key_forms)
+    return lambda problem: problem.length * min(largest_norm(stacks, s) for stacks in problem.key_forms)
 
 
 def _heads_with_sink(attention: Attention, heads: tuple[Head, ...], radius: float) -> tuple[Head, ...]:
@@ -177,14 +176,14 @@ def _problem(
 
 def _key_forms(
     factors: list[tuple[Tensor, Head]], rotary: RotaryDistances | None, *, by_norms: bool
-) -> tuple[StackedMatrices | LargestStack, ...]:
+) -> tuple[Stacks, ...]:
     """Gather the key term: by forms, by norms, or summed over all distances from which a token is seen."""
     if rotary is not None:
-        return (LargestStack(stacks=tuple(_summed_forms(factors, rotary, group) for group in rotary.groups)),)
+        return (tuple(_summed_forms(factors, rotary, group) for group in rotary.groups),)
     under = [head.norm_K * Q if by_norms else head.reduced_K.mT @ Q for Q, head in factors]
     side_by_side = [norm_upper(Q) * head.K if by_norms else triangular_factor(Q).mT @ head.K for Q, head in factors]
     errors = [_product_error(Q, head.K) for Q, head in factors]
-    return StackedMatrices.of(under, errors), StackedMatrices.of(side_by_side, errors)
+    return (StackedMatrices.of(under, errors),), (StackedMatrices.of(side_by_side, errors),)
 
 
 def _summed_forms(factors: list[tuple[Tensor, Head]], rotary: RotaryDistances, group: range) -> StackedMatrices:

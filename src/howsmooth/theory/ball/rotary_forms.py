@@ -44,19 +44,21 @@ def distances(attention: Attention, n: int) -> list[range]:
     return [range(max(1 - last, 1 - furthest), min(n - first, furthest)) for first, last in groups]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class RotaryDistances:
     """Rotary positions, and the distances that occur among so many tokens.
+
+    Not a frozen value: the forms of a head are decomposed once, for the bound of that head and for that of the layer.
 
     Attributes:
         rotary: The positions.
         groups: Ranges of distances, see :func:`distances`; never none.
-        known: A cache of :func:`largest_forms`: the bounds of one head and of all heads need the same.
+        known: The results of :func:`largest_forms` so far.
     """
 
     rotary: Rotary
     groups: list[range]
-    known: dict[Head, tuple[float, float]] = field(default_factory=dict)
+    known: dict[Head, tuple[float, float]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, attention: Attention, n: int) -> "RotaryDistances | None":

@@ -15,10 +15,10 @@ from howsmooth.theory.assumptions import (
     require_size,
 )
 from howsmooth.theory.ball.layer import layer_bound
-from howsmooth.theory.ball.mechanisms import mechanism_upper
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import Head, combine_factors, combine_heads, heads_of, log, log_sum
 from howsmooth.theory.linalg.matrix_norms import matrix_norm
+from howsmooth.theory.mechanisms.theorems import mechanism_upper
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 from howsmooth.theory.worst_inputs.origin_token import OriginToken, best_origin_token
