@@ -872,6 +872,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at once")
     parser.add_argument("--seconds", type=float, default=5.0, help="processor time of tests that a survivor must meet")
     parser.add_argument("--tests", nargs="+", default=[], help="the tests that judge, in place of those of the room")
+    parser.add_argument("--quick", action="store_true", help="leave out tests that are marked slow")
     parser.add_argument("--sample", type=int, help="judge so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="", help="judge mutants whose name contains this")
@@ -944,7 +945,8 @@ def run(
     torch.autograd.functional.jacobian(torch.sin, torch.ones(2))
     rooms = dict.fromkeys(path for file in finders for path in ROOMS[file.split("/")[0]])
     judge = Judge(options, finders, mutants)
-    code = pytest.main([*PYTEST, *(tests or options.tests or rooms)], plugins=[judge])
+    marks = ["-m", "not slow"] if options.quick else []
+    code = pytest.main([*PYTEST, *marks, *(tests or options.tests or rooms)], plugins=[judge])
     if code not in (0, 5):
         raise SystemExit(f"the tests could not be collected: pytest ended with {code}.")
     return judge.results

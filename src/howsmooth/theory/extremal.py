@@ -116,6 +116,7 @@ def two_point(attention: Attention, n: int, radius: float) -> Witness:
     head = single_plain_head(attention, "two_point")
     best = steepest_eigenvalue(head, "tied_pair")
     u = best.direction
+    # A masked row i sees i − 1 tokens beside the first; unmasked, all others.
     others = torch.arange(1, n) if attention.positions.causal else torch.full((n - 1,), n - 1)
     exponent = 2 * best.gamma * radius**2
     P = 1 / (1 + others.double() * math.exp(-exponent))

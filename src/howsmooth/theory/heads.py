@@ -1,4 +1,4 @@
-r"""Heads of softmax attention as the theorems read them, in float64 on the CPU (Theorems 1 to 8).
+r"""Heads of softmax attention as the theorems read them, in float64 on the CPU (Theorem 1 to Theorem 8).
 
 :math:`A = sK^\top Q` and :math:`WV` by their factors. The heads of other mechanisms: :mod:`.mechanisms.mechanism_head`.
 """
@@ -178,6 +178,7 @@ def combine_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterab
 
 def output_norm(heads: tuple[Head, ...]) -> float:
     r"""Return :math:`\|[W_1\cdots W_H]\|_2`, the norm of the output projection (1 for concatenated heads)."""
+    # Heads side by side: [W₁ ⋯ W_H] acts on the concatenated values.
     outputs = [head.W for head in heads if head.W is not None]
     return matrix_norm(torch.cat(outputs, dim=-1)) if outputs else 1.0
 

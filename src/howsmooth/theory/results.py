@@ -152,6 +152,7 @@ class Bound(_InOneLine):
     def from_dict(cls, fields: dict[str, Any]) -> "Bound":
         """Read what :meth:`as_dict` returned."""
         value = math.inf if fields["value"] is None else fields["value"]
+        # JSON has no infinities: a missing logarithm is +∞ for an infinite value and −∞ for zero.
         log_value = math.copysign(math.inf, value - 1) if fields["log_value"] is None else fields["log_value"]
         return cls(**fields | {"side": Side[fields["side"].upper()], "value": value, "log_value": log_value})
 
@@ -295,6 +296,7 @@ class Bracket(_InOneLine):
         """How far apart the two are, as upper / lower."""
         if self.lower.value <= 0:
             return math.inf
+        # By logarithms: the upper end may exceed the largest float.
         log_ratio = self.upper.log_value - math.log(self.lower.value)
         return math.exp(log_ratio) if log_ratio < LARGEST else math.inf
 

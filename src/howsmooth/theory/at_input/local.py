@@ -111,6 +111,7 @@ def _value_term(view: HeadAtInput) -> tuple[float, float]:
 
 
 def _three_terms(view: HeadAtInput) -> tuple[float, float]:
+    # Values before W for heads as one concatenated map, behind W for heads that add up: both bounds of Theorem 3.
     query_side, (moment, moment_error), norm_P = view.query_side(), view.key_side(), view.norm_P()
     W, mixed = view.head.reduced_W, view.mixed()
     norm_W, error = norm_upper(W), view.errors.value
@@ -158,6 +159,7 @@ def _query_and_key(
 def _from_the_map(view: HeadAtInput) -> tuple[float, float]:
     r"""Return Theorem 4 for one head, with values before and after the output projection."""
     r, n = view.errors, len(view.P)
+    # Centred keys: a shift of all scores of a row changes no weight.
     centred = view.k - view.k.mean(0)
     gradients = norm_upper(centred @ view.head.Q) + norm_upper(view.q @ view.head.K)
     gradients += math.sqrt(n) * (2 * r.key * norm_upper(view.head.Q) + float(r.query.max()) * norm_upper(view.head.K))

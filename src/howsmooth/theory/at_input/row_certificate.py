@@ -69,6 +69,7 @@ class RowCertificate:
         this is much less than adding up the squares of rows.
         """
         errors = self.errors
+        # Norms of blocks make a matrix without negative entries whose norm is at least that of the key term.
         blocks = torch.zeros_like(self.P[0])
         for h, view in enumerate(views):
             y, change, radius = view.mixed().y, errors.weight_change[h, :, None], errors.value_radius[h]
@@ -87,6 +88,8 @@ class RowCertificate:
         :math:`\bar P\otimes\sum_hB_h + \sum_h(P^h-\bar P)\otimes B_h`, and the second part is at most
         :math:`\|[B_1\cdots B_H]\|\,\|(P^h-\bar P)_h\|`.
         """
+        # Heads of a layer often attend alike: then their values may cancel in the sum, which norms of heads would not
+        # see.
         mean, errors = self.P.mean(0), self.errors
         shared = norm_upper(mean) * norm_upper(self.B.sum(0))
         norm_B = norm_upper(self.side_by_side) + 2 * float(errors.product_error.sum())
@@ -101,6 +104,7 @@ def rows_upper(views: list[HeadAtInput]) -> float:
     """
     try:
         rows = RowCertificate.of(views)
+        # The query term touches only the row's own token, so its rows are never added up: the largest counts.
         error, largest = rows.errors.query_term()
         query_term = float(torch.minimum(query_term_norms(views) + error, largest).max())
         by_blocks = rows.by_blocks(views)
@@ -140,6 +144,7 @@ class RowGramMatrices:
     @classmethod
     def of(cls, views: list[HeadAtInput]) -> "RowGramMatrices":
         """Gather the heads."""
+        # Powers of two move between W and the values: the columns of W become comparable, and nothing is rounded.
         W = torch.cat(outputs(views), dim=1)
         sizes = _lengths(W)
         width = sizes.view(len(views), 1, -1)
@@ -207,6 +212,7 @@ def row_norms_squared(views: list[HeadAtInput], *, beaten: float = math.inf) -> 
     n, m = grams.P.shape[1], grams.W.shape[1]
     if grams.cost > AFFORDABLE:
         return torch.full((n,), torch.inf, dtype=torch.float64)
+    # The rounding of sums of n, d and m products, in units of the sum of all absolute values.
     error = 32 * (n + grams.V.shape[2] + 2 * m) * UNIT * grams.sizes()
     certificate, batches = CholeskyCertificate.of(grams.W), torch.arange(n).split(max(1, NUMBERS // m**2))
     into, found = grams.W.new_empty(len(batches[0]), m, m), torch.zeros_like(error)
@@ -237,6 +243,7 @@ def query_term_norms(views: list[HeadAtInput]) -> Float[Tensor, " n"]:
     Q = torch.cat([view.head.Q for view in views])
     C = torch.stack([view.covariance() for view in views], dim=1)  # n, heads, v, k
     heads, v, k = C.shape[1:]
+    # ‖Σ W_hC_hQ_h‖² is the largest eigenvalue of WCQQᵀCᵀWᵀ; products with it never form a d × d matrix.
     inner, outer = W.mT @ W, Q @ Q.mT
     whole = C.square().sum((1, 2, 3)) * W.square().sum() * Q.square().sum()
     # heads that cancel leave the rounding of a square, whose root is much larger
@@ -254,6 +261,7 @@ def query_term_norms(views: list[HeadAtInput]) -> Float[Tensor, " n"]:
         start = space[:, : min(columns, len(W))]
         return deflated_eigenvalues(times, start, trace=trace[rows], error=error[rows], steps=steps)
 
+    # A quick bound for all; then the largest ones closely, until the next is below what is proven of the others.
     square, known = largest(torch.arange(len(C)), QUICKLY, 1), torch.tensor(0.0, dtype=W.dtype)
     for rows in square.argsort(descending=True).split(AT_ONCE):
         if bool(square[rows[0]] <= known):

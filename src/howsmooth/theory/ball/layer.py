@@ -61,6 +61,7 @@ class LayerBound:
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
         values = self.value_differences
+        # Why one search for each term: the scales that suit the values of a term need not suit the scores of another.
         value_term, _scales = balance_scales(self.values, (self.ones,), start)
         query_term = min(balance_scales(values, (stack,), start)[0] for stack in self.query_forms)
         key_terms = [balance_scales(values, stacks, start) for stacks in self.key_forms]
@@ -78,6 +79,7 @@ class LayerBound:
 
     def with_all_rows(self, value: float, query: float, key: float) -> float:
         """Add up the three terms, given the norms that they are made of, where the key term has all rows."""
+        # Under rotary positions forms differ by distance, and the key term was summed over the rows that see a token.
         query_and_key = self.radius * (query + key * self.length / math.sqrt(2))
         return (math.sqrt(self.n) * min(value, self.heads_apart) + query_and_key) * (1 + 64 * UNIT)
 
@@ -97,6 +99,7 @@ class LayerBound:
         if not 0 < scale < math.inf:
             return value_term + scale
         a, b = a / scale, b / scale  # squares stay in the range of the numbers
+        # At most two tokens can have half of a row's weight in one head: 2H tokens in all heads.
         m = min(2 * len(self.values.blocks), n)
         attended, others, across = n * b**2 + 2 * math.sqrt(m) * a * b + a**2, a**2, math.sqrt(n - m) * a * b
         # the largest eigenvalue of [[attended, across], [across, others]]
@@ -112,6 +115,7 @@ def layer_bound(
     Every choice of scales gives a bound, so the search for good ones needs no guarantee: the best bound found is
     returned, and infinity where numbers leave the range of floats.
     """
+    # Heads without values do nothing, but for a sink, beside which a value bias alone moves the output.
     sink = attention.sink is not None
     heads = tuple(head for head in heads if head.norm_WV > 0 or (sink and head.norm_Wb > 0))
     gradients = [head.norm_Q * (head.norm_K * radius) + float((head.query_bias @ head.K).norm()) for head in heads]
@@ -134,6 +138,7 @@ def _key_gradient(head: Head, radius: float) -> float:
 
 def _bias_lengths(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: float) -> list[float]:
     r"""Return values of :math:`\tau` that are worth a try; any will do, and none is needed without biases."""
+    # |A⁺x⁺| counts the bias at length τ: too short a τ makes A⁺ large, too long a one makes x⁺ long.
     bias = math.hypot(*(float(t) * float((head.query_bias @ head.K).norm()) for t, head in zip(s, heads, strict=True)))
     form = math.hypot(*(float(t) * head.norm_A * radius for t, head in zip(s, heads, strict=True)))
     if bias == 0:
@@ -155,6 +160,7 @@ def _problem(
     attention: Attention, heads: tuple[Head, ...], rotary: RotaryDistances | None, n: int, radius: float, tau: float
 ) -> LayerBound:
     """Gather the blocks; rotary positions and soft caps have norms of queries or keys in place of some forms."""
+    # Where differences between values or keys count, the sink is one more point, and biases do not cancel.
     extended = _heads_with_sink(attention, heads, radius)
     has_rotary = attention.positions.rotary is not None
     queries = [torch.cat((head.Q, head.query_bias[:, None] / tau), 1) if tau > 0 else head.Q for head in heads]
@@ -180,6 +186,7 @@ def _key_forms(
     """Gather the key term: by forms, by norms, or summed over all distances from which a token is seen."""
     if rotary is not None:
         return (tuple(_summed_forms(factors, rotary, group) for group in rotary.groups),)
+    # Two stacks of the same forms: rows under each other see one direction of tokens, columns side by side another.
     under = [head.norm_K * Q if by_norms else head.reduced_K.mT @ Q for Q, head in factors]
     side_by_side = [norm_upper(Q) * head.K if by_norms else triangular_factor(Q).mT @ head.K for Q, head in factors]
     errors = [_product_error(Q, head.K) for Q, head in factors]
@@ -233,6 +240,7 @@ def with_sink(head: Head, radius: float) -> Head:
     :math:`V^+ = \tfrac\rho R[V, b_v/\tau]` has the values :math:`Vx+b_v` and zero there, in units of :math:`\rho/R`.
     Likewise for keys. Any :math:`\tau\ge R` will do; that of :func:`with_bias_column` is near the best.
     """
+    # The smallest ball around the values of tokens and the value zero of the sink has its centre off the origin.
     V = with_bias_column(head.V, head.value_bias, radius, head.norm_Wb, head.norm_WV * radius)
     K = with_bias_column(head.K, head.key_bias, radius, head.norm_Qb, head.norm_A * radius)
     return dataclasses.replace(head, V=V, K=K, Q=torch.nn.functional.pad(head.Q, (0, 1)))

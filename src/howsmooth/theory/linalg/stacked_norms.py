@@ -135,6 +135,7 @@ def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(value, point)
         return value.item(), gradient.numpy()
 
+    # Scales enter by their logarithms: only ratios between heads matter, and all are positive.
     start = log_s.numpy()
     near = [(x - 1.0, x + 1.0) for x in start]  # further away the norms lie in other directions
     return torch.from_numpy(lowest_point(loss, start, iterations=60, bounds=near))
@@ -142,6 +143,7 @@ def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:
 
 def products_norm(factors: list[tuple[Tensor, Tensor]]) -> float:
     r"""Bound :math:`\sup_{|c|=1}\|\sum_hc_hK_h^\top Q_h\|` from above, given every Q and K."""
+    # Why not form every A_h: d × d matrices for all heads; tokens count through their keys alone.
     keys = torch.cat([K for _Q, K in factors])
     # up to an isometry, the tokens are as many numbers as there are keys
     basis = torch.linalg.qr(keys.mT).R.mT if keys.shape[0] < keys.shape[1] else keys
@@ -175,6 +177,7 @@ def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
     :math:`\lambda > \beta` if :math:`S_{11} + S_{12}S_{12}^\top/(\lambda-\beta)\preceq\lambda I`: completing the
     square. Lanczos' iteration finds such a number, and a Cholesky factor of the difference proves it.
     """
+    # S would have heads × rows dimensions: the weak rows enter by a norm, and only the strong ones are decomposed.
     heads, rows, columns = A.shape
     strong = min(rows, max(1, WHOLE // heads))
     _sizes, basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A))
@@ -184,6 +187,7 @@ def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
     largest = _root(S, coupled, beta) * (1 + SLACK)
     if not largest > beta:
         return math.inf
+    # In place: S is the largest matrix of all, and becomes λI − S₁₁ − S₁₂S₁₂ᵀ/(λ−β).
     S.add_(coupled, alpha=1 / (largest - beta)).neg_().diagonal().add_(largest)
     _factor, failed = torch.linalg.cholesky_ex(S)
     if failed:
@@ -207,6 +211,7 @@ def _by_norms(A: Float[Tensor, "h a b"]) -> float:
     """Bound the largest eigenvalue of S by the two norms that are well known."""
     if not A.numel():
         return 0.0
+    # Half the sum of both squares, as S is half the sum of both matrices.
     grams = (A.flatten(0, 1), A.transpose(0, 1).flatten(1).mT)
     squares = [float(torch.linalg.eigvalsh(x.mT @ x)[-1]) for x in grams]
     error = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())

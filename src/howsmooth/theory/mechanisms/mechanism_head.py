@@ -75,6 +75,7 @@ def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
     .. math:: \min\Bigl(\sum_h g(W_hV_h),\;\|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_hg(V_h)^2\bigr)^{1/2}\Bigr)
     """
     require_one_map(f.query)
+    # Each head twice: with values V for the concatenated map, with WV for heads that add up.
     alone, mixed = [], []
     for h in range(f.layout.heads):
         part, W = mechanism_head(f, h)
@@ -160,6 +161,7 @@ def three_terms(rows: MechanismAtInput) -> float:
     n, eps = len(rows.P), torch.finfo(torch.float64).eps
     # weights, and what moves with them, are wrong by such a share of the largest that they can be
     error = math.expm1(min(2 * (rows.exponent + n + UNITS) * eps, 700.0)) + UNITS * n * eps
+    # Row i: its own token moves all scores of the row; every other token moves one of them.
     query = torch.linalg.matrix_norm(rows.output_gradient.mT @ rows.query_gradient, ord=2)
     largest_gradient = rows.query_gradient.norm(dim=-1).amax(-1)
     gram = torch.einsum("ijo,ij,ijp->iop", rows.output_gradient, rows.key_gradient.square(), rows.output_gradient)

@@ -54,6 +54,7 @@ def sigmoid_ball(f: Any, n: int, radius: float) -> float:
 def _sigmoid_head(part: MechanismHead, n: int, radius: float, bias: float, count: float) -> float:
     query_gradient, key_gradient = part.score_gradient_bounds(radius)
     s = abs(part.scale)
+    # Scores lie within this of their value at the origin, so weights and slopes have a largest value.
     largest = part.norm_A * radius**2 + s * radius * (
         length_upper(part.key_bias @ part.Q) + length_upper(part.query_bias @ part.K)
     )
@@ -73,6 +74,7 @@ def sigmoid(u: float) -> float:
 
 def largest_sigmoid_slope(low: float, high: float) -> float:
     """Return the largest slope of the sigmoid between two numbers; it is largest at zero."""
+    # σ' = σ(u)σ(−u) falls with |u|.
     nearest = min(max(0.0, low), high)
     return sigmoid(nearest) * sigmoid(-nearest)
 
@@ -159,6 +161,7 @@ def _linear_at_input(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | No
     kappa = a @ b.mT
     P = kappa if hidden is None else kappa.masked_fill(hidden, 0.0)
     P = P / P.sum(-1, keepdim=True)
+    # Scores are logarithms of κ = ⟨a, b⟩: their gradients are those of κ divided by it.
     shares = kappa[..., None]
     return MechanismAtInput(
         P=P,
@@ -223,6 +226,7 @@ def _entmax_at_input(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | No
     t = t.clamp_min(0)
     # weights t^(1/(α−1)), and their slopes g up to normalisation
     P, g = (t, (t > 0).to(t)) if f.alpha == 2 else (t.square(), t)
+    # The derivative of entmax is diag(g) − gg^⊤/Σg: a covariance under g/Σg, times Σg.
     total = g.sum(-1, keepdim=True)
     rows = MechanismAtInput(
         P=P,
@@ -264,6 +268,7 @@ def _sinkhorn_at_input(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | 
     P = _balanced(part.scale * q @ k.mT)
     if P is None:
         return math.inf
+    # Doubly stochastic weights: rows and columns are both probabilities, and each has its own covariance.
     query = _spread(P, part.scale * k, part.Q)
     key = _spread(P.mT, part.scale * q, part.K)
     value = coarse_norm(part.B) * coarse_norm(P) + _spread(P, y, torch.eye(y.shape[-1], dtype=y.dtype)) * (query + key)
@@ -272,6 +277,7 @@ def _sinkhorn_at_input(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | 
 
 def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
     r"""Return the largest :math:`\|\mathrm{Cov}_i(y)^{1/2}M\|` over the rows i, and a share for rounding."""
+    # Around the mean of each row: differences of squares would cancel.
     centred = y - (P @ y)[:, None]
     moved = centred @ M
     gram = torch.einsum("ij,ijd,ije->ide", P, moved, moved)

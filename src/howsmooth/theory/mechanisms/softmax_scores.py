@@ -56,6 +56,7 @@ def l2_ball(f: Any, n: int, radius: float) -> float:
 def _l2_head(part: MechanismHead, tied: bool, n: int, radius: float, masked: bool) -> float:
     if part.scale < 0:
         raise AssumptionError("theorems on L2 attention need a scale that is not negative.", field="attention")
+    # Only with equal queries and keys is the weight of a token on itself the largest, on which the tied bound rests.
     same = torch.equal(part.Q, part.K) and torch.equal(part.query_bias, part.key_bias)
     bounds = [_l2_untied(part, tied, n, radius)]
     if same:
@@ -69,6 +70,7 @@ def _l2_tied(part: MechanismHead, through: bool, n: int, radius: float, masked: 
         L, rest = coarse_norm(part.scale * part.B @ part.Q.mT), 0.0
         norm_V = L * norm_Q
     else:
+        # Values are split into what queries see, which distances bound, and the rest, which only the ball bounds.
         back = torch.linalg.pinv(part.Q)
         L = coarse_norm(part.B @ back)
         rest, norm_V = coarse_norm(part.B - part.B @ back @ part.Q), coarse_norm(part.B)
@@ -84,6 +86,7 @@ def _l2_tied(part: MechanismHead, through: bool, n: int, radius: float, masked: 
 def _l2_untied(part: MechanismHead, through: bool, n: int, radius: float) -> float:
     s, norm_Q, norm_K = part.scale, coarse_norm(part.Q), coarse_norm(part.K)
     norm_V = coarse_norm(part.scale * part.B @ part.Q.mT) * norm_Q if through else coarse_norm(part.B)
+    # The score −s|q_i − k_j|² has the gradient 2s(q_i − k_j), so the largest distance counts.
     apart = (norm_Q + norm_K) * radius + length_upper(part.query_bias - part.key_bias)
     query = 2 * s * coarse_norm(part.K.mT @ part.Q) * radius
     return norm_V * (math.sqrt(n) + radius * query + math.sqrt(n / 2) * radius * 2 * s * norm_K * apart)
@@ -161,6 +164,7 @@ def column_energy(n: int, *, masked: bool) -> float:
     each = (n - 1) * phi_inverse(1.0)
     if n < 2:
         return each
+    # The minimum over ε of n^((1+ε)/2)/(eε) is at ε = 2/log n, where that is at most one.
     share = min(1.0, 2 / math.log(n))
     kernel = n ** ((1 + share) / 2) / (math.e * share) * (math.sqrt(2) if masked else 1.0)
     return min(each, kernel * (1 + ROOT_ERROR))
@@ -183,6 +187,7 @@ def cosine_ball(f: Any, n: int, radius: float) -> float:
 
 
 def _cosine_head(f: Any, part: MechanismHead, n: int, radius: float) -> float:
+    # z/(|z|² + ε)^½ has slope at most ε^(−½), attained at the origin.
     sharp = 1 / math.sqrt(f.eps)
     norm_V = coarse_norm(part.B)
     direct, value = (norm_V * sharp, 1.0) if f.normalise_values else (norm_V, norm_V * radius)

@@ -132,6 +132,7 @@ def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: Stre
     round_ball = not frame.centred and not bool(frame.centre.any()) and bool((frame.stretch == frame.stretch[0]).all())
     if len(heads) < 2 or len(heads) + 2 > attention.d or not round_ball:
         return []
+    # The middle c of the best pair stays, and z is projected onto what no head's score sees.
     pair = max(pairs, key=lambda found: found.log_value)
     middle, half = (pair.first + pair.second) / 2, (pair.first - pair.second) / 2
     g = torch.stack([(head.Q @ pair.copies + head.query_bias) @ head.K for head in heads])
@@ -145,6 +146,7 @@ def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: Stre
     if not float(z.norm()) > 1e-6 * float(half.norm()):
         return []
     z = z * (half.norm() / z.norm())
+    # p_h: the attention that each of the two tokens has in head h from every copy.
     share = 1 / (2 + (n - 2) * torch.exp(-(g @ (middle - pair.copies)).clamp_min(-700.0)))
     parts = [p * torch.outer(_moved(head, z), pull) for p, head, pull in zip(share, heads, g, strict=True)]
     response = torch.cat(parts) if attention.output is None else torch.stack(parts).sum(0)
@@ -292,6 +294,7 @@ def rotary_tied_pairs(attention: Attention, n: int, radius: float, *, heads: int
         raise AssumptionError(
             "a tied pair needs A ≠ 0 and V ≠ 0: here no head has both; use equal_tokens.", field="attention"
         )
+    # All starts are evaluated, which is cheap; only the best one is improved.
     some = sorted(some, key=problem.promise, reverse=True)[:heads]
     tried = [[(problem.built(point), point) for point in problem.starts(head)] for head in some]
     found = [max(pairs, key=_proven) for pairs in tried]

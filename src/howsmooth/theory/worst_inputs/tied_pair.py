@@ -73,6 +73,8 @@ class TiedProblem:
         self.QB, self.KB = QD @ self.basis, self.KD @ self.basis
         self.gram = head.K @ head.K.mT
         _left, self.values, right = torch.linalg.svd(frame.pull(head.mixed), full_matrices=False)
+        # The search maximises over the leading singular vectors of V; the bound itself takes the best of all, in
+        # pair().
         count = min(VALUE_DIRECTIONS, self.values.numel())
         self.values, self.right = self.values[:count], right[:count]
         self.cross = self.right @ self.KD.mT
@@ -82,6 +84,7 @@ class TiedProblem:
         q = self.base + r[..., None] * (c @ self.QB.mT)
         wide = (q @ self.KD).norm(dim=-1)  # |Dᵀg|
         gradient = torch.einsum("...i,ij,...j->...", q, self.gram, q).clamp_min(1e-300).sqrt()
+        # Δ: by how much the score of either token of the pair exceeds that of a copy.
         delta = wide * cosine - r * (q * (c @ self.KB.mT)).sum(-1)
         overlap = q @ self.cross.mT / wide.clamp_min(1e-300)[..., None]
         spread = 0.5 * self._stretch_beside(overlap).clamp_min(1e-300).log()
@@ -104,6 +107,7 @@ class TiedProblem:
 
     def starts(self) -> Float[Tensor, "s m"]:
         """Return unit coordinates: what scores stretch most, and what likes itself least."""
+        # Copies that score low among themselves (small ⟨Ae, e⟩) leave the attention to the pair.
         A = self.KB.mT @ self.QB
         _left, _values, right = torch.linalg.svd(A)
         _values, vectors = torch.linalg.eigh(A + A.mT)
@@ -111,6 +115,7 @@ class TiedProblem:
 
     def screened(self, c: Float[Tensor, "s m"]) -> list[np.ndarray]:
         """Return the best few starts with their best r and cos θ on a grid."""
+        # A grid in two variables for every start: the function has several maxima, and L-BFGS finds only the nearest.
         like = c.new_zeros(1)
         r = torch.logspace(-1.5, 0, 16).to(like) if self.frame.solid else like + 1
         cosine = torch.cat((like, 1 - torch.logspace(-4, -0.3, 20).to(like), torch.logspace(-4, -0.3, 24).to(like)))
