@@ -202,4 +202,4 @@ def diameter(y: Tensor) -> float:
 def require_kind(f: Any, kind: type[MultiHead], theorem: str) -> None:
     """Refuse maps of another mechanism than the one that a published bound is about."""
     if type(f) is not kind:
-        raise DtypeError(f"{theorem} is about hs.{kind.__name__}, got {type(f).__name__}.", field="attention")
+        raise DtypeError(f"{theorem} is about hs.maps.{kind.__name__}, got {type(f).__name__}.", field="attention")

@@ -28,7 +28,7 @@ def mechanism_upper(f: Any, *, n: int, radius: float) -> Bound:
     """
     require_size(n, radius)
     if type(f) not in THEOREMS:
-        known = ", ".join(f"hs.{name}" for name in ("Attention", *(kind.__name__ for kind in THEOREMS)))
+        known = ", ".join(("hs.Attention", *(f"hs.maps.{kind.__name__}" for kind in THEOREMS)))
         raise DtypeError(
             f"theorems are about {known}, got {type(f).__name__}; "
             "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one.",
@@ -55,7 +55,7 @@ def mechanism_local_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     """
     theorems = THEOREMS.get(type(f))
     if theorems is None:
-        known = ", ".join(f"hs.{kind.__name__}" for kind in THEOREMS)
+        known = ", ".join(f"hs.maps.{kind.__name__}" for kind in THEOREMS)
         raise DtypeError(f"local_upper is about hs.Attention, {known}, got {type(f).__name__}.", field="attention")
     require_plain(f, "local_upper")
     x = on_cpu(X)

@@ -1,4 +1,4 @@
-"""Theorem 2 and the paper's inputs, ``hs.extremal.tied_pair``: built from weights, measured on the whole layer."""
+"""Theorem 2 and the paper's inputs, ``hs.inputs.tied_pair``: built from weights, measured on the whole layer."""
 
 import math
 from collections.abc import Callable
