@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.search.start_patterns import start_patterns
+from howsmooth.search.starts import start_patterns
 from howsmooth.theory.mechanisms.other_weights import entmax_deviation
 from howsmooth.theory.mechanisms.softmax_scores import column_energy, kim, phi_inverse
 from howsmooth.theory.mechanisms.theorems import mechanism_upper
