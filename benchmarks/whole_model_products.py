@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import howsmooth as hs
-from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.autograd.module_calls import PartialForward
 from howsmooth.models.inputs.text import read_text
 
 

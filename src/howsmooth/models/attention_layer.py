@@ -18,11 +18,10 @@ from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import HeadCall, PartCall
-from howsmooth.models.autograd.traced_parts import NO_PRE_NORM, NO_RESIDUAL, TracedParts
-from howsmooth.models.autograd.tracing import TensorLocation
+from howsmooth.models.autograd.traced_parts import NO_PRE_NORM, NO_RESIDUAL, TensorLocation, TracedParts
 from howsmooth.models.map_names import MAPS, MapName
 from howsmooth.models.parts import block
-from howsmooth.models.parts.feed_forward import FeedForward
+from howsmooth.models.parts.block import FeedForward
 
 Measurable = Map | Callable[[Tensor], Any]
 COLUMNS = ("layer", "attention", "maps", "block")

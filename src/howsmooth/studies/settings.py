@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.models.loading.hub import check_tokenizer
-from howsmooth.models.loading.names import check_family_name
+from howsmooth.models.loading.names import check_family_name, check_tokenizer
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 

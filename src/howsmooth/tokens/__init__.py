@@ -1,1 +1,1 @@
-"""WHICH words do it: tokens found again, swapped and doubled; attacks that a reader could type."""
+"""WHICH words do it: tokens found again and swapped; attacks that a reader could type."""

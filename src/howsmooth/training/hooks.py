@@ -13,7 +13,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import PartCall
-from howsmooth.models.autograd.tracing import TensorLocation
+from howsmooth.models.autograd.traced_parts import TensorLocation
 from howsmooth.models.load import load
 from howsmooth.models.transformer import Transformer
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.autograd.module_calls import PartialForward
 from howsmooth.models.inputs.text import read_text
 
 

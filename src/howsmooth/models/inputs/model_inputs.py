@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.families.parameters import token_table
-from howsmooth.models.inputs.pictures import NOTE, Pictures, pixels
-from howsmooth.models.inputs.sources import Sentences, Source, TokenIds
-from howsmooth.models.inputs.text import Text, tokens_of
-from howsmooth.models.inputs.windows import cut
+from howsmooth.models.inputs.sources import NOTE, Pictures, Sentences, Source, TokenIds, pixels
+from howsmooth.models.inputs.text import Text, cut, tokens_of
 from howsmooth.models.loading.pretrained import image_processor
 from howsmooth.models.transformer import Transformer
 
@@ -85,7 +83,8 @@ class _Windows:
 
     def at(self, indices: Sequence[int], *, length: int, stride: int) -> Int[Tensor, "windows length"]:
         self.transformer.require_positions(length, f"got a length of {length}", field="length")
-        return cut(self.tokens, self.name, indices, length=length, frame=self.frame, stride=stride or None)
+        rows = cut(self.tokens, self.name, indices, length=length, frame=self.frame, stride=stride or None)
+        return torch.tensor(rows)
 
     def words(self, index: int, *, length: int, stride: int) -> list[str]:
         return _pieces(self.at([index], length=length, stride=stride)[0].tolist(), self.transformer)

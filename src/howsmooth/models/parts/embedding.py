@@ -9,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.maps.norms import Norm
-from howsmooth.models.autograd.partial_forward import ForwardPass
+from howsmooth.models.autograd.module_calls import ForwardPass
 from howsmooth.models.families.parameters import token_table
 from howsmooth.models.parts.ends import EndMap
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from howsmooth.models.map_names import MapName
 from howsmooth.studies.asks import Answer as AnyAnswer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
@@ -97,13 +98,9 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
     site = activations.layers[cell[0].layer]
     if site.attention is not None and len(maps) == site.head_count:
         f, X = activations.per_head(cell[0].layer)
-        return _measured(f, X, cell, [(indices.index(ask.window.index), _head(ask)) for ask in cell])
+        return _measured(f, X, cell, [(indices.index(ask.window.index), MapName.parse(ask.map).head or 0) for ask in cell])
     answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
     return [next(answers[ask.map]) for ask in cell]
-
-
-def _head(ask: Ask) -> int:
-    return int(ask.map.removeprefix("head:"))
 
 
 def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequence[tuple[int, ...]]) -> list[AnyAnswer]:

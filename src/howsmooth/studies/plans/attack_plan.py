@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_source
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, Windows, command, default_folder, options_of

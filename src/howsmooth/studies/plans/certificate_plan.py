@@ -10,7 +10,7 @@ from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_sentences
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, described
 from howsmooth.studies.settings import Compute, ModelReading, Solver, command, default_folder, options_of
 
