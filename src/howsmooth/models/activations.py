@@ -17,7 +17,8 @@ from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
 from howsmooth.models.attention_layer import AttentionLayer, Measurable
 from howsmooth.models.autograd.hooks import ModuleCall
-from howsmooth.models.autograd.module_calls import ForwardPass, PartialForward, RealTokensCall
+from howsmooth.models.autograd.module_calls import OUTPUT, PartCall, RealTokensCall
+from howsmooth.models.autograd.traced_parts import TensorLocation
 from howsmooth.models.map_names import MODEL_MAPS, SPANS, LayerSpan, MapName
 from howsmooth.models.parts import block
 from howsmooth.models.parts.ends import Ends
@@ -40,7 +41,7 @@ class Activations:
     layers: tuple[AttentionLayer, ...]
     padding: Bool[Tensor, "batch n"] | None
     ends: Ends
-    run: ForwardPass
+    run: ModuleCall
     embedded: ModuleCall | None
     attention_calls: tuple[ModuleCall, ...]
     block_calls: tuple[ModuleCall, ...]
@@ -176,8 +177,9 @@ def _partial_forward(found: "Activations", span: LayerSpan) -> Callable[[Tensor]
         enters = (str(found.ends.stem and found.ends.stem.path), 0)
     else:
         enters = _block_and_turn(found.layers, span.first)
-    leaves = None if span.to_the_end else _block_and_turn(found.layers, span.last)
-    return PartialForward(run=found.run, enters=enters, leaves=leaves)
+    path, turn = _block_and_turn(found.layers, span.last)
+    leaves = OUTPUT if span.to_the_end else TensorLocation(path=path, side="output", turn=turn)
+    return PartCall(call=found.run, enters=enters, locations=(leaves,))
 
 
 def _block_and_turn(layers: tuple[AttentionLayer, ...], index: int) -> tuple[str, int]:

@@ -207,7 +207,7 @@ class AttentionLayer:
         if all(f"{location.path}.".startswith(f"{self.attention_path}.") for location in locations):
             found = PartCall(call=attention, root=self.attention_path, locations=locations)
         else:  # the projection is outside: the block runs, and only the input of attention is replaced
-            found = PartCall(call=block, root=self.block_path, locations=locations, enters=self.attention_path)
+            found = PartCall(call=block, root=self.block_path, locations=locations, enters=(self.attention_path, 0))
         if name.head is None:
             return found
         projection = found.module(traced.projection)

@@ -14,7 +14,14 @@ from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
 from howsmooth.models.loading.adapters import merged, require_plain_weights, without_wrapper
 from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
 from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
-from howsmooth.models.parts.ends import Backbone, Ends, SentenceEmbedding, read_ends
+from howsmooth.models.parts.ends import (
+    Backbone,
+    Ends,
+    SentenceEmbedding,
+    class_head,
+    default_sentence_embedding,
+    language_head,
+)
 from howsmooth.models.transformer import Transformer, weights_digest
 from howsmooth.spectral.protocols import HALF
 from howsmooth.wording import percent
@@ -93,7 +100,13 @@ def _read(transformer: Transformer, module: nn.Module, sentence: SentenceEmbeddi
     try:
         backbone, about_layers = _backbone(trunk, transformer.name)
         layers = tuple(backbone.layers)
-        ends = read_ends(plain, trunk, layers, stem=backbone.stem, final=backbone.final, sentence=sentence)
+        ends = Ends(
+            stem=backbone.stem,
+            final=backbone.final,
+            language_head=language_head(plain, trunk),
+            sentence_embedding=default_sentence_embedding(trunk, layers) if sentence is None else sentence,
+            class_head=class_head(plain, trunk),
+        )
     except (AttributeError, TypeError, RuntimeError) as error:  # a module of the family is built differently
         why = f"its layers are not those of the family {trunk.config.model_type!r} ({error})"
         backbone, about_layers = _unknown(trunk, transformer.name, why)

@@ -13,8 +13,7 @@ from howsmooth.errors import AssumptionError, DtypeError, ShapeError, Unsupporte
 from howsmooth.markup import paragraph, table
 from howsmooth.models.activations import Activations, check_model_map
 from howsmooth.models.attention_layer import COLUMNS, AttentionLayer
-from howsmooth.models.autograd.hooks import layer_by_layer, recorded_calls
-from howsmooth.models.autograd.module_calls import ForwardPass
+from howsmooth.models.autograd.hooks import ModuleCall, layer_by_layer, recorded_calls
 from howsmooth.models.autograd.unknown_family import ROWS, with_traced_parts
 from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokenizer, cut, tokens_of, window_count
 from howsmooth.models.loading.adapters import merged
@@ -189,8 +188,8 @@ class Transformer:
             device = next(self.module.parameters()).device
             padding = None if padding is None else padding.to(device)
             masks = {} if padding is None else {"attention_mask": padding.long()}
-            run = ForwardPass(module=self.module, tokens=tokens.to(device), named=masks)
-            run()
+            run = ModuleCall(module=self.module, positional=(tokens.to(device),), named=masks)
+            run(run.tokens)
         self._compare(run.tokens[:1], None if padding is None else padding[:1])
         return Activations(
             layers=layers,

@@ -77,7 +77,7 @@ def test_a_random_model_reads_the_book_by_word_numbers():
     words = read_text().content.split()[: 3 * 64]
     order = list(dict.fromkeys(words))
     assert found.flatten().tolist() == [order.index(word) for word in words]
-    assert transformer.tokenizer.pieces(cut[0].tolist()) == words[:64]
+    assert transformer.tokenizer.pieces(found[0].tolist()) == words[:64]
     assert "random" in transformer.notes[0]
 
 

@@ -1,6 +1,6 @@
 """Parts of a model as maps on hidden states: modules run again, and hooks replace inputs and keep outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.real_tokens import OnRealTokens, zero_padded_outputs
-from howsmooth.models.autograd.hooks import Arguments, ModuleCall, StopForward, first_tensor, hooked, without_cache
+from howsmooth.models.autograd.hooks import InputHook, ModuleCall, StopForward, hooked
 from howsmooth.models.autograd.traced_parts import Side, TensorLocation, tensors
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.spectral.autograd import JacobianOperator
@@ -19,24 +19,33 @@ if TYPE_CHECKING:  # a transformer runs its module
     from howsmooth.models.transformer import Transformer
 
 
+# The output of the module that is called.
+OUTPUT = TensorLocation(path="", side="output")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartCall:
-    """The sum of the tensors at some locations while a module runs at other hidden states.
+    """The sum of the tensors at some locations, while a module runs with other hidden states in it or in a part of it.
 
     Attributes:
-        call: How the model called the module.
-        root: The path of the module.
+        call: How the module was called.
         locations: Where the tensors occur.
-        enters: The path of the part whose hidden states are replaced; by default those of the module itself.
+        root: The path of the module, with which the paths of locations begin.
+        enters: The part whose hidden states are replaced, and at which of its calls; by default those of the module.
     """
 
     call: ModuleCall
-    root: str
     locations: tuple[TensorLocation, ...]
-    enters: str = ""
+    root: str = ""
+    enters: tuple[str, int] | None = None
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
-        """Run the module until all tensors are known."""
+        """Run the module until all tensors are known, and add them up."""
+        first, *others = (value.reshape(*X.shape[:-1], -1) for value in self.tensors(X))
+        return sum(others) + first
+
+    def tensors(self, X: Float[Tensor, "batch n d"]) -> list[Tensor]:
+        """Run the module until all tensors are known, and return them as they are."""
         values: dict[TensorLocation, Tensor] = {}
 
         def keep(path: str, side: Side, arguments: Any, turn: int) -> None:
@@ -62,15 +71,17 @@ class PartCall:
                 inputs={self._inner(path): keep_inputs(path) for path in read},
                 outputs={self._inner(path): keep_outputs(path) for path in written},
             ),
-            hooked(
-                self.call.module,
-                inputs={self._inner(self.enters): lambda call, _turn: call.at(X)} if self.enters else {},
-                prepend=True,
-            ),
+            # prepended: other hooks belong to the part
+            hooked(self.call.module, inputs=self._replacement(X), prepend=True),
         ):
-            self.call(self.call.tokens if self.enters else X)
-        first, *others = (values[location].reshape(*X.shape[:-1], -1) for location in self.locations)
-        return sum(others) + first
+            self.call(X if self.enters is None else self.call.tokens)
+        return [values[location] for location in self.locations]
+
+    def _replacement(self, X: Tensor) -> dict[str, InputHook]:
+        if self.enters is None:
+            return {}
+        path, entry_turn = self.enters
+        return {self._inner(path): lambda call, turn: call.at(X) if turn == entry_turn else None}
 
     def module(self, path: str) -> nn.Module:
         """Return the part at a path."""
@@ -139,68 +150,17 @@ class RealTokensCall:
         return OnRealTokens(JacobianOperator(lambda Y: self(torch.where(real, Y, fixed)), X), self.real)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ForwardPass:
-    """One forward pass of a model.
+def input_of(path: str, call: ModuleCall) -> Tensor:
+    """Run a model until the part at a path is called, and return the hidden states that enter it."""
+    found: list[Tensor] = []
 
-    Attributes:
-        module: The model.
-        tokens: Its input.
-        named: Its other arguments.
-    """
+    def keep(entered: ModuleCall, _turn: int) -> None:
+        found.append(entered.tokens.detach())
+        raise StopForward
 
-    module: nn.Module
-    tokens: Tensor
-    named: Mapping[str, Any]
-
-    def __call__(self) -> Any:
-        """Run the model again."""
-        with without_cache(self.module):
-            return self.module(self.tokens, **self.named)
-
-    def input_of(self, path: str) -> Tensor:
-        """Run the model until the part at a path is called, and return the hidden states that enter it."""
-        found: list[Tensor] = []
-
-        def keep(call: ModuleCall, _turn: int) -> None:
-            found.append(call.tokens.detach())
-            raise StopForward
-
-        with hooked(self.module, inputs={path: keep}, prepend=True):
-            self()
-        return found[0]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PartialForward:
-    """The output of a model, or of one of its blocks, as a function of the hidden states that enter a block.
-
-    Attributes:
-        run: The forward pass that is repeated.
-        enters: The block whose hidden states are replaced, and at which of its calls.
-        leaves: The block whose output is returned, likewise; none for the last hidden states of the model.
-    """
-
-    run: ForwardPass
-    enters: tuple[str, int]
-    leaves: tuple[str, int] | None = None
-
-    def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch *out"]:
-        """Run the model with other hidden states."""
-        entry, entry_turn = self.enters
-        outputs: list[Tensor] = []
-
-        def replace(call: ModuleCall, turn: int) -> Arguments | None:
-            return call.at(X) if turn == entry_turn else None
-
-        def keep(output: Any, _turn: int) -> None:
-            outputs.append(first_tensor(output))
-
-        kept = {} if self.leaves is None else {self.leaves[0]: keep}
-        # prepended: other hooks belong to the part
-        with hooked(self.run.module, inputs={entry: replace}, outputs=kept, prepend=True):
-            result = self.run()
-        return first_tensor(result) if self.leaves is None else outputs[self.leaves[1]]
+    with hooked(call.module, inputs={path: keep}, prepend=True):
+        call(call.tokens)
+    return found[0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,8 +188,9 @@ class ModuleClassifier:
 
     def _logits(self, rows: Tensor) -> Tensor:
         tokens = self.tokens.to(rows.device).expand(len(rows), -1)
-        run = ForwardPass(module=self.module, tokens=tokens, named={})
-        return PartialForward(run=run, enters=self.enters)(rows)
+        call = ModuleCall(module=self.module, positional=(tokens,), named={})
+        (logits,) = PartCall(call=call, enters=self.enters, locations=(OUTPUT,)).tensors(rows)
+        return logits
 
     def value_and_jacobian(self, X: Float[Tensor, "*batch n d"]) -> "tuple[Tensor, _Pullback]":
         """Return the logits and their vector-Jacobian products, by autograd."""

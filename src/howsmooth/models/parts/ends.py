@@ -229,35 +229,7 @@ class Ends:
     class_head: ClassHead | str = "it has no classifier that is read here"
 
 
-def read_ends(
-    module: nn.Module,
-    base: nn.Module,
-    layers: tuple[AttentionLayer, ...],
-    *,
-    stem: Stem | None,
-    final: tuple[EndMap, ...],
-    sentence: SentenceEmbedding | str | None,
-) -> Ends:
-    """Read both ends of a model.
-
-    Args:
-        module: The model as it was loaded.
-        base: The model without its head.
-        layers: Its layers.
-        stem: The maps in front of the first block.
-        final: The maps behind the last block.
-        sentence: How the files beside the weights say that it embeds sentences; none if they do not.
-    """
-    return Ends(
-        stem=stem,
-        final=final,
-        language_head=language_head(module, base),
-        sentence_embedding=_default_sentence_embedding(base, layers) if sentence is None else sentence,
-        class_head=class_head(module, base),
-    )
-
-
-def _default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) -> SentenceEmbedding | str:
+def default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) -> SentenceEmbedding | str:
     """Return the usual embedding of encoders of text: the mean of the tokens, normalised."""
     if any(layer.attention is None for layer in layers):
         return "nothing says how it embeds a sentence"

@@ -98,7 +98,9 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
     site = activations.layers[cell[0].layer]
     if site.attention is not None and len(maps) == site.head_count:
         f, X = activations.per_head(cell[0].layer)
-        return _measured(f, X, cell, [(indices.index(ask.window.index), MapName.parse(ask.map).head or 0) for ask in cell])
+        heads = [MapName.parse(ask.map).head or 0 for ask in cell]
+        windows = [indices.index(ask.window.index) for ask in cell]
+        return _measured(f, X, cell, list(zip(windows, heads, strict=True)))
     answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
     return [next(answers[ask.map]) for ask in cell]
 
