@@ -56,7 +56,7 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     if _reads_pictures(transformer):
         raise UnsupportedModelError(
             f"{transformer.name!r} is a model of pictures, and cannot read {source.name!r}; give a folder of pictures "
-            "with --images.",
+            "with images=.",
             field="images",
         )
     rows = _tokens(source, transformer)
@@ -102,7 +102,7 @@ def _pictures(pictures: Pictures, transformer: Transformer) -> Inputs:
     if not _reads_pictures(transformer):
         raise UnsupportedModelError(
             f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as "
-            "with --family clip_vision_model.",
+            "with family='clip_vision_model'.",
             field="images",
         )
     module: Any = transformer.module
