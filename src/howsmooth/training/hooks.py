@@ -111,7 +111,7 @@ def attention_part(layer: AttentionLayer, attention: ModuleCall, block: ModuleCa
     if layer.attention is None:
         return layer.called("attention", attention, block)
     locations = (TensorLocation(path=layer.projection_path, side="output"),)
-    return PartCall(call=block, root=layer.block_path, locations=locations, enters=layer.attention_path)
+    return PartCall(call=block, root=layer.block_path, locations=locations, enters=(layer.attention_path, 0))
 
 
 def read_layers(model: nn.Module) -> Transformer:
