@@ -80,7 +80,7 @@ class AttentionLayer:
         """The names of the maps that the layer has; ``head:0`` stands for all heads."""
         found = []
         for name in MAPS:
-            name = "head:0" if name.startswith("head:") else name
+            name = "head:0" if MapName.parse(name).kind == "head" else name
             try:
                 self.check(name)
             except AssumptionError:
