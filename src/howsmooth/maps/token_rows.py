@@ -18,8 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.joint_norm import JointNormJacobian
 from howsmooth.maps.norms import NormJacobian
-from howsmooth.maps.weighting import SoftmaxWeights, unstack
+from howsmooth.maps.query_key_transforms import TransformJacobian
+from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, unstack
 
 # More entries than these are not kept; without them only comparisons with the Euclidean norm are known.
 MOST_ENTRIES = 2**27
@@ -154,7 +156,9 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
     )
 
 
-def _score_sensitivity(weights, slope, v, tile):  # type: ignore[no-untyped-def]
+def _score_sensitivity(
+    weights: Weights, slope: Tensor | None, v: Float[Tensor, "stack columns v"], tile: Tile
+) -> Float[Tensor, "stack shared rows columns v"]:
     r"""Return :math:`c_{ij} = \sum_lv_l\,\partial P_{il}/\partial S_{ij}` of a tile."""
     if isinstance(weights, SoftmaxWeights):
         P, v = weights.P.double(), v.double()
@@ -193,7 +197,9 @@ def _pulled_queries(J: AttentionJacobian, C: Float[Tensor, "heads n v k"]) -> Fl
     return torch.stack(columns, dim=2)
 
 
-def _stages(g: Tensor, J: AttentionJacobian, transform, norm) -> Tensor:  # type: ignore[no-untyped-def]
+def _stages(
+    g: Tensor, J: AttentionJacobian, transform: TransformJacobian | None, norm: NormJacobian | JointNormJacobian | None
+) -> Tensor:
     """Pull cotangents of queries or keys back to the projections, in the dtype of the derivative."""
     g = g.to(J.dtype).reshape(*J.batch, *g.shape)
     g = g if transform is None else transform.vjp(g)
