@@ -138,14 +138,20 @@ class Euclidean(Metric):
         return low, high
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Relative(Euclidean):
-    r"""Perturbations against what they perturb: :math:`\sum_i|e_i|^2/|x_i|^2`, or :math:`\|E\|_F/\|X\|_F`.
+@dataclass(frozen=True, kw_only=True)
+class Relative(Metric):
+    r"""Perturbations against what they perturb: :math:`(\sum_i|e_i|^2/|x_i|^2)^{1/2}`, or :math:`\|E\|_F/\|X\|_F`.
+
+    It has a size only :meth:`at` given tokens, where it is Euclidean.
 
     Attributes:
+        name: Its name.
+        words: What a perturbation of size ε is.
         per_token: Whether every token is compared with its own norm, not the sequence with the norm of all.
     """
 
+    name: str
+    words: str
     per_token: bool
 
     def at(self, X: Float[Tensor, "*batch n d"]) -> Euclidean:
@@ -165,20 +171,33 @@ class Relative(Euclidean):
         return Euclidean(name=self.name, words=self.words, scale=1 / sizes)
 
     def size(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-        """Refuse: relative to what is not known yet."""
-        raise AssumptionError("a relative metric has no size without tokens; take metric.at(X).", field="metric")
+        """Refuse: relative to which tokens is not known."""
+        raise self._refusal()
 
-    dual_size = size
+    def dual_size(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
+        """Refuse, as :meth:`size` does."""
+        raise self._refusal()
 
     def steepest(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Refuse, as :meth:`size` does."""
-        return self.size(G)
+        raise self._refusal()
 
-    support = steepest
+    def support(self, F: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Refuse, as :meth:`size` does."""
+        raise self._refusal()
 
     def nearest(self, E: Float[Tensor, "*batch n d"], eps: float) -> Float[Tensor, "*batch n d"]:
         """Refuse, as :meth:`size` does."""
-        return self.size(E)
+        raise self._refusal()
+
+    def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
+        """Refuse, as :meth:`size` does."""
+        raise self._refusal()
+
+    def _refusal(self) -> AssumptionError:
+        return AssumptionError(
+            f"the metric {self.name!r} has no size without tokens; take metric.at(X).", field="metric"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ that is found proves by itself that no other does much better, without any confi
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -169,26 +169,29 @@ def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstim
 
 def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the coordinates of the output: :math:`\max_b\|J^\top e_b\|_*`, exactly."""
-    best, E = None, None
-    for place in range(math.prod(op.codomain)):
-        G = op.vjp(_basis(op, op.codomain, place))
-        value, steepest = given.dual_size(G), given.steepest(G)
-        larger = None if best is None else value > best
-        best = value if larger is None else torch.where(larger, value, best)
-        E = steepest if larger is None else torch.where(larger[..., None, None], steepest, E)
-    return _attained(op, E, best, given, wanted, products=math.prod(op.codomain))
+    count = math.prod(op.codomain)
+    pulled = (op.vjp(_basis(op, op.codomain, place)) for place in range(count))
+    E, best = _best(op, ((given.steepest(G), given.dual_size(G)) for G in pulled))
+    return _attained(op, E, best, given, wanted, products=count)
 
 
 def _by_columns(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the corners of the ball: :math:`\max_a\|Je_a\|`, exactly."""
-    best, E = None, None
-    for place in range(math.prod(op.domain)):
-        corner = _basis(op, op.domain, place)
-        value = wanted.size(op.jvp(corner))
-        larger = None if best is None else value > best
-        best = value if larger is None else torch.where(larger, value, best)
-        E = corner if larger is None else torch.where(larger[..., None, None], corner, E)
-    return _attained(op, E, best, given, wanted, products=math.prod(op.domain))
+    count = math.prod(op.domain)
+    corners = (_basis(op, op.domain, place) for place in range(count))
+    E, best = _best(op, ((corner, wanted.size(op.jvp(corner))) for corner in corners))
+    return _attained(op, E, best, given, wanted, products=count)
+
+
+def _best(op: LinearOperator, candidates: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the perturbation of the largest value, for each operator of the batch, and that value."""
+    E = torch.zeros((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
+    best = torch.zeros(op.batch, dtype=torch.float64, device=op.device)
+    for F, value in candidates:
+        # a NaN compares as larger with nothing: it is kept, and refused where the result is attained
+        larger = ~(value <= best)
+        E, best = torch.where(larger[..., None, None], F, E), torch.where(larger, value, best)
+    return E, best
 
 
 def _by_weights(
@@ -224,16 +227,12 @@ def _compared(
         stretch *= given.euclidean_ratios(_shape(op.domain))[0]
     if not isinstance(wanted, Euclidean):
         stretch *= wanted.euclidean_ratios(_shape(op.codomain))[1]
-    best, E = None, None
-    for F in (given.steepest(op.vjp(op.jvp(start))), *(given.draw(start, generator) for _start in range(STARTS))):
-        value, F, spent = _climbed(op, F, given, wanted)
-        products += spent
-        larger = None if best is None else value > best
-        best = value if larger is None else torch.where(larger, value, best)
-        E = F if larger is None else torch.where(larger[..., None, None], F, E)
-    return replace(
-        _attained(op, E, top.upper.double() * stretch, given, wanted, products=products), confidence=top.confidence
-    )
+    starts = [given.steepest(op.vjp(op.jvp(start))), *(given.draw(start, generator) for _start in range(STARTS))]
+    climbs = [_climbed(op, E, given, wanted) for E in starts]
+    E, _value = _best(op, ((E, value) for value, E, _spent in climbs))
+    products += sum(spent for _value, _E, spent in climbs)
+    found = _attained(op, E, top.upper.double() * stretch, given, wanted, products=products)
+    return replace(found, confidence=top.confidence)
 
 
 def _climbed(op: LinearOperator, E: Tensor, given: Metric, wanted: Metric) -> tuple[Tensor, Tensor, int]:
