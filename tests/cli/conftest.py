@@ -25,4 +25,17 @@ def layer(rng):
 def head(matrices, howsmooth):
     """The arguments that name a good file in the current folder."""
     save_file(matrices, "head.safetensors")
-    return ["--A", "head.safetensors", "--V", "head.safetensors"]
+    return ["head.safetensors"]
+
+
+@pytest.fixture(scope="session")
+def kept_models():
+    from howsmooth.studies.resources import Resources
+
+    return Resources()
+
+
+@pytest.fixture
+def loaded_once(kept_models, monkeypatch):
+    """Let commands that end before any work share the models that they load."""
+    monkeypatch.setattr("howsmooth.studies.resources.Resources", lambda: kept_models)

@@ -66,5 +66,5 @@ def test_a_worst_input_is_offered_where_the_theory_has_one():
     (offered,) = worst_inputs(dataclasses.replace(found, layers=(found.layers[0], layer)))
     assert offered.layer == 1
     assert offered.command == (
-        "howsmooth worst-case --model m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
+        "howsmooth worst-case m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
     )

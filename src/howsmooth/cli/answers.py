@@ -1,7 +1,7 @@
 """The answer of a run in the terminal: a sentence, one line for each layer, every length, every head, what failed."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.printing import in_options, say, visible_console
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.records import Failure, Record
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
+    from howsmooth.studies.runs.run import Run
 
 # How many failures are said in full, and how many records of a kind are shown.
 MANY, ROWS = 5, 40
@@ -98,6 +99,42 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
     # the middle leaves first: the ends say how it grows
     inner = [names[place] for place in columns[1:-1]]
     console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
+
+
+def summaries(records: "Sequence[Record]") -> "Sequence[Any]":
+    """Sum up records of one kind in results that show themselves, in the order of the records."""
+    if records[0].ask.kind == "attack":
+        from howsmooth.studies.runs.attack_results import summarise_attacks
+
+        return summarise_attacks(records)
+    from howsmooth.studies.runs.certificate_results import summarise_certificates
+
+    return summarise_certificates(records)
+
+
+def print_run(run: "Run", *, records: bool) -> None:
+    """Print the answer of a run as the command that made it did, or its records as tables."""
+    told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
+    for measurement in run.measurements if not records else ():
+        print_answer(measurement)
+    known = {record.ask.key: record for record in run.records if record.ask.key not in told}
+    # in the order in which they were asked for
+    keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
+    kinds: dict[str, list[Record]] = {}
+    for key in keys:
+        if key in known:
+            kinds.setdefault(known[key].ask.kind, []).append(known[key])
+    for kind, some in kinds.items():
+        if kind == "whole" and not records:
+            from howsmooth.studies.runs.composition import compositions
+
+            print_compositions(compositions(some))
+        elif kind in ("attack", "certificate") and not records:
+            console = visible_console()
+            for each in summaries(some):
+                console.print(each)
+        else:
+            print_records(kind, some)
 
 
 def print_records(kind: str, records: "Sequence[Record]") -> None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.app import INTERRUPTED, interrupt_handled
-from howsmooth.cli.option_groups import option_groups
-from howsmooth.cli.options import OptionJson
+from howsmooth.cli.app import INTERRUPTED, stoppable
+from howsmooth.cli.options import OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import FileError
 from howsmooth.studies.plans.attack_plan import Attacking
 from howsmooth.studies.plans.certificate_plan import Certifying
 from howsmooth.studies.plans.measurement_plan import Measuring
+from howsmooth.wording import count
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
     from howsmooth.studies.plans.at_text import PlannedAsks
-    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
@@ -89,7 +89,6 @@ class RunOptions:
             with watching() as progress:
                 sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)
         except KeyboardInterrupt:
-            interrupt_handled()
             return True
         return False
 
@@ -114,8 +113,10 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
 
     resources = Resources()
     made = planned(measuring, resources)
+    for remark in made.ground.remarks:
+        say(f"{remark}.", err=True)
     execution = options.executor(resources, measuring.where.threads)
-    with execution as execute, Store(folder) as store, warnings.catch_warnings():
+    with stoppable(), execution as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
         before = len(store.done(made.every))
         made.begin(store)
@@ -140,7 +141,6 @@ def _print_measurement(
 ) -> None:
     """Print the answer, write the report, say where it is, and what else it tells."""
     from howsmooth.cli.answers import print_answer, print_compositions
-    from howsmooth.wording import count
 
     if as_json:
         typer.echo(found.to_json())
@@ -169,31 +169,28 @@ def attack(attacking: Attacking, options: RunOptions) -> None:
 
         return planned_attacks(attacking, resources)
 
-    def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.attack_results import summarise_attacks
-
-        return summarise_attacks(records)
-
-    fill_run(attacking, options, plan, results, name="attacks", done="attacked")
-
-
-OptionSynonyms = Annotated[
-    str | None,
-    typer.Option(
-        "--synonyms",
-        metavar="FILE",
-        help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
-    ),
-]
+    fill_run(attacking, options, plan, name="attacks", done="attacked")
 
 
 @option_groups
-def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options: RunOptions) -> None:
+def certify(
+    certifying: Certifying,
+    *,
+    synonyms: Annotated[
+        str | None,
+        typer.Option(
+            "--synonyms",
+            metavar="FILE",
+            help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
+        ),
+    ] = None,
+    options: RunOptions,
+) -> None:
     """Certify a classifier at a sentence: how far each word may move before the prediction could change, proven.
 
     Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
 
-    Example: howsmooth certify reviews --text "a gripping film"
+    Example: howsmooth certify reviews --sentence "a gripping film"
     """
     certifying.check()
     if synonyms is not None:
@@ -206,19 +203,13 @@ def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options:
 
         return planned_certificates(certifying, resources)
 
-    def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.certificate_results import summarise_certificates
-
-        return summarise_certificates(records)
-
-    fill_run(certifying, options, plan, results, name="certificates", done="certified")
+    fill_run(certifying, options, plan, name="certificates", done="certified")
 
 
 def fill_run(
     settings: Attacking | Certifying,
     options: RunOptions,
     plan: "Callable[[Resources], PlannedAsks]",
-    results: "Callable[[list[Record]], Sequence[Any]]",
     *,
     name: str,
     done: str,
@@ -229,10 +220,10 @@ def fill_run(
         settings: What was asked for.
         options: Who does the work, and where its records go.
         plan: Checks everything and lists the asks.
-        results: Sums records up: results that show themselves.
         name: What the results are called in JSON.
         done: What was done with an ask, in a word.
     """
+    from howsmooth.cli.answers import summaries
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
 
@@ -240,13 +231,13 @@ def fill_run(
     made = plan(resources)
     for remark in made.remarks:
         say(remark, err=True)
-    with options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
+    with stoppable(), options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))
         interrupted = options.answer(made.asks, store, execute)
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
-        said = results(list(found.values()))
+        said = summaries(list(found.values()))
         if options.as_json:
             print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in said]})
         else:
@@ -255,7 +246,7 @@ def fill_run(
                 console.print(each)
         report = report_page(folder, new=len(found) > before)
         if not options.as_json:
-            say(f"The report is {report}. {len(found)} records are in {folder}.")
+            say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
     exit_with_failures(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} {done} and kept")
 
 

@@ -88,10 +88,10 @@ def _print(row: dict[str, Any]) -> None:
     text, predicted, every = row["text"], row["predicted"], count(row["combinations"], "combination")
     if row["certified"]:
         how = "proven at once" if row["proven"] == row["combinations"] else f"{row['tried']:,} of them run one by one"
-        say(f"{text!r} is told to be {predicted!r} with every one of {every}: {how}.")
+        say(f"{text!r} is classified as {predicted!r} with every one of {every}: {how}.")
     else:
         say(
-            f"{text!r} is told to be {predicted!r}; {row['covered']:,} of {every} cannot change that "
+            f"{text!r} is classified as {predicted!r}; {row['covered']:,} of {every} cannot change that "
             f"({row['proven']:,} proven, {row['tried']:,} others run)."
         )
     if row["changed"] is not None:

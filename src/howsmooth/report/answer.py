@@ -11,7 +11,7 @@ from howsmooth.report.embedding import asset
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
-from howsmooth.wording import at_most, count, exponent, number
+from howsmooth.wording import at_most, count, exponent, grows, number
 
 # So many layers are named one by one.
 NAMED = 4
@@ -35,8 +35,8 @@ def sentence(measurement: Measurement) -> str:
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
     through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     said = (
-        f"{'at' if one else 'over'} {place} the worst small perturbation of {enters} grows{through} "
-        f"{number(worst.constant)}-fold{typical}{proven}{_smoothest(measurement.layers)}."
+        f"{'at' if one else 'over'} {place} the worst small perturbation of {enters} "
+        f"{grows(worst.constant, through)}{typical}{proven}{_smoothest(measurement.layers)}."
     )
     return f"{said[0].upper()}{said[1:]}" if measurement.complete else f"So far, {said}"
 

@@ -79,7 +79,7 @@ def worst_inputs(m: Measurement) -> list[WorstInput]:
     found = []
     for layer in m.layers:
         if any(bound.side is Side.LOWER for bound in layer.ladder.bounds):
-            words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
+            words = [m.model, "--layer", str(layer.layer), "--map", m.map]
             words += ["--n", str(layer.length), "--radius", f"{layer.ball:g}", "--save", "worst.safetensors"]
             found.append(WorstInput(layer=layer.layer, command=command("worst-case", *words)))
     return found
