@@ -45,7 +45,8 @@ def test_a_command_that_cannot_be_imported_breaks_no_other(monkeypatch, howsmoot
 def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(howsmooth):
     result = howsmooth("measur")
     assert result.code == 2
-    assert "measure" in result.err
+    assert result.err.startswith("howsmooth: No such command 'measur'. Did you mean 'measure'")
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(howsmooth
         ("bounds -n 3", "'--radius'"),
         ("bounds minilm -n 3 -r 1 --threads 0", "'--threads'"),
         ("compare one two --confidence x", "'--confidence'"),
+        ("measure --lenghts 8", "No such option: --lenghts"),
+        ("show", "Missing argument 'RUN'"),
     ],
 )
 def test_an_option_that_cannot_be_read_is_refused_in_one_line_that_names_it(arguments, said, howsmooth):
@@ -62,7 +65,7 @@ def test_an_option_that_cannot_be_read_is_refused_in_one_line_that_names_it(argu
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert said in result.err
-    assert result.err.endswith(f"see howsmooth {arguments.split()[0]} --help.\n")
+    assert result.err.endswith(f"See howsmooth {arguments.split()[0]} --help.\n")
 
 
 @pytest.mark.parametrize("command", ["bounds", "worst-case", "split", "regimes"])

@@ -58,6 +58,8 @@ FILES = {
 }
 # How wide the names of options may be in a help text of 80 columns: longer ones have their description below.
 NAMES, WIDTH = 26, 100
+# What typer raises for a command line that it cannot read, of which it exports one kind alone.
+UsageError: Any = typer.BadParameter.__base__
 SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": WIDTH}
 
 
@@ -98,13 +100,12 @@ class Commands(TyperGroup):
                 formatter.write_dl(list(commands.items()))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an option that cannot be read is refused in one sentence, as every other mistake."""
+        """Run a command; what cannot be read is refused in one sentence, as every other mistake."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            command = getattr(error.ctx, "command_path", "howsmooth")
-            said = error.format_message().rstrip(".")
-            raise AssumptionError(f"{said}; see {command} --help.") from error
+        except UsageError as error:
+            said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
+            raise AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.") from error
 
 
 def _written(parameter: Any) -> str:

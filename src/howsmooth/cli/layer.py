@@ -237,9 +237,12 @@ class LayerSource:
         rows = query.shape[-2] if query.ndim == 3 else len(query) // heads
         groups = len(key) if key.ndim == 3 else max(1, len(key) // max(1, rows))
         parts = {"query": heads, "key": groups, "value": groups, "output": heads}
-        split = {name: _split(arrays[name], name, many) for name, many in parts.items() if name in arrays}
-        biases = {f"{name}_bias": many for name, many in parts.items() if f"{name}_bias" in arrays and name != "output"}
-        split |= {name: _split_bias(arrays[name], name, many) for name, many in biases.items()}
+        split: dict[str, Any] = {
+            name: _split(arrays[name], name, many) for name, many in parts.items() if name in arrays
+        }
+        for name in ("query_bias", "key_bias", "value_bias"):
+            if name in arrays:
+                split[name] = _split_bias(arrays[name], name, parts[name.removesuffix("_bias")])
         return hs.Attention(**split, output_bias=arrays.get("output_bias"), positions=hs.Positions(causal=self.causal))
 
 
