@@ -240,7 +240,9 @@ class LayerSource:
         split = {name: _split(arrays[name], name, many) for name, many in parts.items() if name in arrays}
         biases = {f"{name}_bias": many for name, many in parts.items() if f"{name}_bias" in arrays and name != "output"}
         split |= {name: _split_bias(arrays[name], name, many) for name, many in biases.items()}
-        return hs.Attention(**split, output_bias=arrays.get("output_bias"), positions=hs.Positions(causal=self.causal))
+        return hs.Attention(
+            **split, output_bias=arrays.get("output_bias"), positions=hs.maps.Positions(causal=self.causal)
+        )
 
 
 def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
