@@ -13,6 +13,7 @@ GROUND = {
     "errors",
     "validation",
     "files",
+    "lazy_names",
     "linear_operators",
     "markup",
     "memory",
@@ -62,8 +63,9 @@ ALLOWED = {
     "lab": GROUND,
     "__main__": {"cli"},
     "cli": {*GROUND, *INSTRUMENTS, "studies", "report", "lab", ""},
+    "lazy_names": set(),
     "threads": set(),
-    "": {"threads"},
+    "": {"lazy_names", "threads"},
 }
 
 

@@ -243,7 +243,9 @@ class LayerSource:
         for name in ("query_bias", "key_bias", "value_bias"):
             if name in arrays:
                 split[name] = _split_bias(arrays[name], name, parts[name.removesuffix("_bias")])
-        return hs.Attention(**split, output_bias=arrays.get("output_bias"), positions=hs.Positions(causal=self.causal))
+        return hs.Attention(
+            **split, output_bias=arrays.get("output_bias"), positions=hs.maps.Positions(causal=self.causal)
+        )
 
 
 def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
