@@ -1,5 +1,7 @@
 """What every test of a command may use: the command line, and a head in a file."""
 
+import functools
+
 import pytest
 import torch
 from command_line import howsmooth as howsmooth
@@ -30,12 +32,12 @@ def head(matrices, howsmooth):
 
 @pytest.fixture(scope="session")
 def kept_models():
-    from howsmooth.studies.resources import Resources
+    from howsmooth.studies import resources
 
-    return Resources()
+    return functools.cache(resources._load)
 
 
 @pytest.fixture
 def loaded_once(kept_models, monkeypatch):
     """Let commands that end before any work share the models that they load."""
-    monkeypatch.setattr("howsmooth.studies.resources.Resources", lambda: kept_models)
+    monkeypatch.setattr("howsmooth.studies.resources._load", kept_models)
