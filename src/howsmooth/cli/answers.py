@@ -1,7 +1,7 @@
 """The answer of a run in the terminal: a sentence, one line for each layer, every length, every head, what failed."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from howsmooth.cli.printing import in_options, say, visible_console
 
@@ -101,19 +101,10 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
     console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
 
 
-def summaries(records: "Sequence[Record]") -> "Sequence[Any]":
-    """Sum up records of one kind in results that show themselves, in the order of the records."""
-    if records[0].ask.kind == "attack":
-        from howsmooth.studies.runs.attack_results import summarise_attacks
-
-        return summarise_attacks(records)
-    from howsmooth.studies.runs.certificate_results import summarise_certificates
-
-    return summarise_certificates(records)
-
-
 def print_run(run: "Run", *, records: bool) -> None:
     """Print the answer of a run as the command that made it did, or its records as tables."""
+    from howsmooth.studies.kinds import kind_named
+
     told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
     for measurement in run.measurements if not records else ():
         print_answer(measurement)
@@ -129,9 +120,9 @@ def print_run(run: "Run", *, records: bool) -> None:
             from howsmooth.studies.runs.composition import compositions
 
             print_compositions(compositions(some))
-        elif kind in ("attack", "certificate") and not records:
+        elif (summarise := kind_named(kind).summarise) is not None and not records:
             console = visible_console()
-            for each in summaries(some):
+            for each in summarise(some):
                 console.print(each)
         else:
             print_records(kind, some)

@@ -121,7 +121,9 @@ def load(name: str) -> Any:
     function = name.replace("-", "_")
     module = importlib.import_module(f"howsmooth.cli.{FILES.get(name, function)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name, cls=Command, context_settings=SETTINGS)(getattr(module, function))
+    # a command without a function of its own is declared by its kind of question
+    called = getattr(module, function, None) or module.declared_command(name)
+    alone.command(name, cls=Command, context_settings=SETTINGS)(called)
     return typer.main.get_command(alone)
 
 

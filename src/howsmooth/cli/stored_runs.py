@@ -86,8 +86,8 @@ def show(
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
     from howsmooth.cli.answers import print_run, say_failures
-    from howsmooth.studies.runs.export import flat
     from howsmooth.studies.runs.run import read_run
+    from howsmooth.studies.runs.store import flat
 
     found = read_run(run)
     if as_json:
@@ -208,7 +208,7 @@ def export(
 
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
-    from howsmooth.studies.runs.export import write_table
+    from howsmooth.studies.runs.store import write_table
 
     target = Path(run) / f"records.{to}" if out is None else Path(out)
     records = write_table(run, target, to)

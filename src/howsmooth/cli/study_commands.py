@@ -1,7 +1,6 @@
 """Many questions at once: ``howsmooth sweep``, a grid of the user's own, and ``howsmooth paper``, that of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,12 @@ from howsmooth.cli.options import OptionThreads, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
 from howsmooth.errors import AssumptionError
+from howsmooth.studies.settings import command
 from howsmooth.wording import count, duration
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.plans.study import StudyPart
+    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
 
@@ -37,27 +37,25 @@ def sweep(
 
     Example: howsmooth sweep study.toml --workers 2
     """
-    from howsmooth.studies.plans.study_file import read_study
+    from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 
     grid = read_study(study)
     folder = options.folder(lambda: Path("runs") / _file_name(grid.name))
 
-    from howsmooth.studies.plans.study import parts
     from howsmooth.studies.resources import Resources
 
     resources = Resources()
-    made = parts(grid, resources)
+    made = parts(grid, resources, command("sweep", study))
     if dry_run:
         _estimate(made, folder, options, resources)
         return
 
-    from howsmooth.studies.plans.study import keep_bounds
     from howsmooth.studies.runs.store import Store
 
     asks = [ask for part in made for ask in part.asks]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         for part in made:
-            part.begin(store, ["sweep", study])
+            part.begin(store)
         interrupted = options.answer(asks, store, execute)
         if not interrupted:
             keep_bounds(store, made)
@@ -71,7 +69,7 @@ def sweep(
     exit_with_failures(failures, interrupted=interrupted)
 
 
-def _estimate(made: "list[StudyPart]", folder: Path, options: RunOptions, resources: "Resources") -> None:
+def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, resources: "Resources") -> None:
     """Time the smallest piece of work of each model, and extrapolate."""
     from howsmooth.studies.runs.database import FILE
     from howsmooth.studies.runs.store import Store
@@ -102,7 +100,7 @@ def paper(
         typer.Argument(
             metavar="[FIGURE]…",
             help="real, adversarial, whole, worst, regimes, transition, splitting, measures, robustness, bounds; all "
-            "by default. Only by its name: training, which needs rated reviews.",
+            "by default.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
@@ -110,15 +108,6 @@ def paper(
         list[str] | None,
         typer.Option("--model", help="A model in place of the defaults, as often as needed; a folder or a hub id."),
     ] = None,
-    reviews: Annotated[
-        str,
-        typer.Option(
-            "--reviews",
-            metavar="FILE",
-            help="What training learns from: lines of a number, a rating and a sentence, tabs between; or "
-            "vaderSentiment-3.3.2.tar.gz as pip downloads it, which is looked for in this folder by default.",
-        ),
-    ] = "",
     *,
     threads: OptionThreads = None,
     options: RunOptions,
@@ -134,7 +123,7 @@ def paper(
     folder = options.folder(lambda: Path("runs") / ("paper-quick" if quick else "paper"))
     for name in model or ():
         check_model_name(name)
-    sizes = replace(QUICK if quick else FULL, reviews=reviews)
+    sizes = QUICK if quick else FULL
     asks = {name: [*figure.asks(sizes, model or tuple(MODELS))] for name, figure in chosen.items()}
 
     from howsmooth.studies.plans.paper import keep_figures, keep_models
@@ -144,7 +133,7 @@ def paper(
     resources = Resources()
     _check_models(asks, resources)
     words = ["paper", *(figures or ()), *["--quick"] * quick]
-    words += [word for name in model or () for word in ("--model", name)] + (["--reviews", reviews] if reviews else [])
+    words += [word for name in model or () for word in ("--model", name)]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         keep_figures(store, asks, words)
         interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)

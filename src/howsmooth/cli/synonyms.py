@@ -6,7 +6,7 @@ from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.studies.json_values import default_of
-from howsmooth.studies.plans.certificate_plan import Certifying
+from howsmooth.studies.kinds.certified_radii import Certifying
 from howsmooth.tokens.candidates_file import read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -33,7 +33,7 @@ def certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
     candidates, labelled = read_candidates(file), certifying.labelled
 
     import howsmooth as hs
-    from howsmooth.studies.plans.certificate_plan import by_their_labels
+    from howsmooth.studies.kinds.certified_radii import by_their_labels
     from howsmooth.studies.resources import Resources
 
     model = Resources().transformer(certifying.model, reading=certifying.reading)
