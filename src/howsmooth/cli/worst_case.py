@@ -15,7 +15,7 @@ from howsmooth.cli.options import LENGTH, OptionJson, OptionSave, OptionSearch, 
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, check_text
-from howsmooth.models.loading.hub import check_tokenizer
+from howsmooth.models.loading.names import check_tokenizer
 from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, number, percent
 
@@ -115,7 +115,7 @@ class NearText:
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
         import howsmooth as hs
         from howsmooth.models.inputs.text import read_text
-        from howsmooth.search.batched_callable import on_batches
+        from howsmooth.search.claims import on_batches
 
         set_threads(source.threads)
         model, layer = source.model or "", source.layer or 0
