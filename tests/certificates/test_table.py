@@ -16,12 +16,12 @@ from howsmooth.certificates.table import Table
 
 
 def mlp(rng, activation="tanh", d=3):
-    return hs.MLP(up=gaussian(rng, 4, d), down=gaussian(rng, d, 4), activation=activation)
+    return hs.maps.MLP(up=gaussian(rng, 4, d), down=gaussian(rng, d, 4), activation=activation)
 
 
 def test_a_remainder_arrives_at_functionals_by_all_that_follows_it(rng):
     f, g, W, X = mlp(rng), mlp(rng), gaussian(rng, 2, 3), gaussian(rng, 2, 3)
-    found = Table(hs.Chain(hs.Residual(f), g, hs.Pooling.first(n=2, like=X), hs.Dense(W)), X)
+    found = Table(hs.maps.Chain(hs.maps.Residual(f), g, hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(W)), X)
     functionals = gaussian(rng, 3, 2)
     arriving = found.arriving_at(functionals)
     assert arriving.shape == (4, 3)
@@ -35,13 +35,13 @@ def test_a_remainder_arrives_at_functionals_by_all_that_follows_it(rng):
         # the second token is not read
         assert not bool(arriving[2 * which + 1].any())
     assert found.names == ["mlp 0, token 0", "mlp 0, token 1", "mlp 1, token 0", "mlp 1, token 1"]
-    linear = Table(hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(W)), X)
+    linear = Table(hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(W)), X)
     assert linear.arriving_at(functionals).shape == (0, 3)
 
 
 def test_shifts_move_the_centre_of_all_that_follows(rng):
     f, g, X = mlp(rng, "relu"), mlp(rng), gaussian(rng, 2, 3)
-    found = Table(hs.Chain(f, g), X, reach={0: 3 * torch.ones(2, 4, dtype=torch.float64)})
+    found = Table(hs.maps.Chain(f, g), X, reach={0: 3 * torch.ones(2, 4, dtype=torch.float64)})
     y = X @ f.up.mT
     offset = torch.where(y.abs() < 3, (3 - y.abs()) ** 2 / 12, 0.0)
     assert float(offset.max()) > 0.1
@@ -51,7 +51,7 @@ def test_shifts_move_the_centre_of_all_that_follows(rng):
 
 def test_a_table_is_cheap_up_to_so_many_numbers(rng, monkeypatch):
     X = gaussian(rng, 2, 3)
-    found = Table(hs.Chain(hs.Residual(mlp(rng)), mlp(rng)), X)
+    found = Table(hs.maps.Chain(hs.maps.Residual(mlp(rng)), mlp(rng)), X)
     # two stages, four steps, columns of two times three
     for limit, said in ((2 * 4 * 36, True), (2 * 4 * 36 - 1, False)):
         monkeypatch.setattr(table, "MANY", limit)
@@ -65,7 +65,7 @@ def test_single_precision_is_left_where_it_does_not_tell_the_output(rng, monkeyp
         return bool(x[order[0]] < 0) and int(order[0]) > 0 and float(x[order[0]].abs()) > 1.5 * float(x[order[1]].abs())
 
     for _ in range(200):
-        f, X = hs.Dense(gaussian(rng, 3, 3) * 4 ** gaussian(rng, 3, 1)), gaussian(rng, 1, 3)
+        f, X = hs.maps.Dense(gaussian(rng, 3, 3) * 4 ** gaussian(rng, 3, 1)), gaussian(rng, 1, 3)
         off = (f.to(torch.float32, "cpu")(X.float()).double() - f(X))[0]
         if most(off) and most(f(X)[0]):
             break
@@ -89,9 +89,9 @@ def test_sizes_in_single_precision_are_widened_by_a_share_and_by_what_sums_are_w
 def test_columns_that_differ_from_exact_ones_are_found_out_by_sums_of_them(d, rng):
     # what is taken for single precision here is another network
     f, g, X = mlp(rng, d=d), mlp(rng, d=d), gaussian(rng, 1, d)
-    others = [hs.MLP(up=x.up + 0.1 * gaussian(rng, 4, d), down=x.down, activation="tanh") for x in (f, g)]
-    exact = Table(hs.Chain(f, g), X).links
-    _output, blurred = table._run(hs.Chain(*others).to(torch.float32, "cpu"), X.float(), {})
+    others = [hs.maps.MLP(up=x.up + 0.1 * gaussian(rng, 4, d), down=x.down, activation="tanh") for x in (f, g)]
+    exact = Table(hs.maps.Chain(f, g), X).links
+    _output, blurred = table._run(hs.maps.Chain(*others).to(torch.float32, "cpu"), X.float(), {})
     found = spread_roughly(blurred, 0, exact=exact)
     (columns,) = exact[0].stage.directions()
     weights = torch.eye(d).double() if d <= PROBES else torch.randn(
@@ -111,7 +111,7 @@ def test_columns_that_differ_from_exact_ones_are_found_out_by_sums_of_them(d, rn
 
 
 def test_what_is_wrong_at_the_output_is_seen_by_functionals(rng):
-    f, X = hs.Chain(mlp(rng), hs.Dense(gaussian(rng, 2, 3))), gaussian(rng, 1, 3)
+    f, X = hs.maps.Chain(mlp(rng), hs.maps.Dense(gaussian(rng, 2, 3))), gaussian(rng, 1, 3)
     functionals = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     found = Table(f, X, single=True)
     found._wrong = [gaussian(rng, 1, 3, 1, 2).abs()]
@@ -133,7 +133,7 @@ def test_signals_on_a_stack_are_kept_swapped_and_added(rng, monkeypatch):
     torch.testing.assert_close(stack, [a, c + b])
     # columns that are pushed one by one
     W, columns = gaussian(rng, 5, 3), gaussian(rng, 2, 4, 2, 3)
-    link = Link(Apply(hs.Dense(W)), hs.Dense(W).jacobian(columns[0, :1]))
+    link = Link(Apply(hs.maps.Dense(W)), hs.maps.Dense(W).jacobian(columns[0, :1]))
     for few in (2**24, 1):
         monkeypatch.setattr(pushing, "NUMBERS", few)
         stack = [columns]
@@ -143,10 +143,10 @@ def test_signals_on_a_stack_are_kept_swapped_and_added(rng, monkeypatch):
 
 def test_sums_of_maps_are_run_beside_each_other(rng):
     parts, X = [mlp(rng) for _ in range(3)], gaussian(rng, 2, 3)
-    f = hs.Chain(hs.Residual(mlp(rng)), hs.Sum(*parts), mlp(rng))
+    f = hs.maps.Chain(hs.maps.Residual(mlp(rng)), hs.maps.Sum(*parts), mlp(rng))
     found = Table(f, X)
     torch.testing.assert_close(found.output, f(X))
-    moves = [step for step in program(hs.Sum(*parts)) if isinstance(step, Move)]
+    moves = [step for step in program(hs.maps.Sum(*parts)) if isinstance(step, Move)]
     assert moves == [Move.KEEP, Move.SWAP, Move.KEEP, Move.SWAP, Move.ADD, Move.ADD]
     # the remainder of every part arrives at what follows as it is
     places = list(found.stages)
