@@ -9,7 +9,7 @@ from draws import gaussian
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.ellipsoid import Ellipsoid
+from howsmooth.domains.norm_image import Ellipsoid
 
 KINDS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 

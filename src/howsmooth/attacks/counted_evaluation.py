@@ -13,7 +13,7 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Constrained, Differentiable
+from howsmooth.spectral.operators import Constrained, Differentiable
 
 Pull = Callable[[Tensor], Tensor]
 

@@ -11,7 +11,7 @@ from howsmooth.attacks.ball import PerturbationBall
 from howsmooth.attacks.counted_evaluation import CountedOperator, run, run_and_pull
 from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.vectors import divide, norms, random_start
+from howsmooth.spectral.operators import divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
 

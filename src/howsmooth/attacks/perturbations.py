@@ -18,9 +18,8 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.spectral.autograd import linearise
-from howsmooth.spectral.protocols import HALF, measurable, require_map
+from howsmooth.spectral.operators import HALF, measurable, norms, require_map
 from howsmooth.spectral.solvers import spectral_norm
-from howsmooth.spectral.vectors import norms
 from howsmooth.theory.around_input.displacement import displacement_upper
 from howsmooth.validation import require_sequences
 

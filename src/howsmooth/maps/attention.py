@@ -14,11 +14,9 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Projections
-from howsmooth.maps.query_key_transforms import NO_TRANSFORMS, Transforms
+from howsmooth.maps.positions import Distances, Positions
+from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
 from howsmooth.validation import require_finite, require_floating, require_parameter
 

@@ -14,7 +14,7 @@ from howsmooth.search.norm_gradient import PRODUCTS, measurable_inputs, norm_gra
 from howsmooth.search.population_ascent import PopulationAscent, vary
 from howsmooth.search.starts import Starts, checked, empty_token, gather
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.protocols import Differentiable, measurable, require_map
+from howsmooth.spectral.operators import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
 
@@ -65,7 +65,7 @@ def maximise(
 
     Example:
         >>> from howsmooth.maps.attention import Attention
-        >>> from howsmooth.domains.ball import Ball
+        >>> from howsmooth.domains.domain import Ball
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Differentiable, require_map
+from howsmooth.spectral.operators import Differentiable, require_map
 
 
 class BatchedCallable(nn.Module):

@@ -19,7 +19,7 @@ from howsmooth.search.mean_field_context import counting, in_context, is_causal,
 from howsmooth.search.mechanisms import of_kind
 from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
+from howsmooth.spectral.operators import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.strict import strict_json
 from howsmooth.transport.distances import conditional_wasserstein, wasserstein

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 from howsmooth.search.norm_gradient import NormGradient
-from howsmooth.spectral.vectors import broadcast
+from howsmooth.spectral.operators import broadcast
 
 # The first step of a token, as a share of the domain's scale, and the longest.
 FIRST_STEP, LONGEST_STEP = 0.05, 0.1

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Ball
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.maps.composition import Chain
 from howsmooth.models.parts.embedding import Lexicon
-from howsmooth.spectral.deflation import singular_values
+from howsmooth.spectral.solvers import singular_values
 from howsmooth.tokens.outputs import Trials
 
 # So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.

@@ -15,8 +15,15 @@ from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.protocols import HALF, Differentiable, measurable, require_map
-from howsmooth.spectral.vectors import flat, informed_start, random_start
+from howsmooth.spectral.operators import (
+    HALF,
+    Differentiable,
+    flat,
+    informed_start,
+    measurable,
+    random_start,
+    require_map,
+)
 from howsmooth.training.hooks import RecordedInputs, read_batch, real_only
 from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.training.warm_starts import WarmStart

@@ -8,7 +8,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.query_key_transforms import TokenScaling, Transform, Transforms
+from howsmooth.maps.projections import TokenScaling, Transform, Transforms
 from howsmooth.maps.weighting import Softmax
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.query_key_transforms import L2KeyLift, L2QueryLift, Transforms
+from howsmooth.maps.projections import L2KeyLift, L2QueryLift, Transforms
 from howsmooth.maps.weighting import Softmax
 
 

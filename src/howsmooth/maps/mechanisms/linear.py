@@ -17,9 +17,8 @@ from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Layout
+from howsmooth.maps.projections import Layout, Transform, Transforms
 from howsmooth.maps.protocols import take
-from howsmooth.maps.query_key_transforms import Transform, Transforms
 from howsmooth.maps.weighting import Pick
 from howsmooth.validation import require_finite
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from howsmooth.errors import DeviceError, DtypeError, UnsupportedModelError
-from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.operators import HALF
 from howsmooth.wording import percent
 
 

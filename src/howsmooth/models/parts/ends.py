@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
-from howsmooth.maps.dense import Dense
+from howsmooth.maps.mlp import Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
 from howsmooth.models.attention_layer import AttentionLayer

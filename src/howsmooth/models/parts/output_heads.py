@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from howsmooth.maps.activations import Pointwise, soft_cap
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP
+from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.pooling import Pooling
 from howsmooth.models.families.parameters import linear, token_table
 

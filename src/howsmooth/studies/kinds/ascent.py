@@ -38,7 +38,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 
 
 def _climb(ask: Ask, resources: "Resources") -> Answer:
-    from howsmooth.domains.ball import Ball
+    from howsmooth.domains.domain import Ball
     from howsmooth.search.ascent import maximise
     from howsmooth.studies.resources import seeded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from howsmooth.domains.ball import in_ball
+from howsmooth.domains.domain import in_ball
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mechanisms.cosine import CosineAttention

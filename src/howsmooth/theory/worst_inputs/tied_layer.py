@@ -1,6 +1,6 @@
 """Theorem 2 for a whole layer: its tied pairs, with and without rotary positions."""
 
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
 from howsmooth.theory.worst_inputs.rotary_tied_pair import rotary_tied_pairs
