@@ -7,8 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.markup import paragraph
-from howsmooth.strict import strict_json
+from howsmooth.markup import paragraph, strict_json
 from howsmooth.wording import at_least, at_most, number
 
 

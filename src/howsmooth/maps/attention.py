@@ -181,6 +181,7 @@ class Attention(ScoreAttention):
 
     sink: Float[Tensor, "*w heads"] | None = None
 
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"softmax": {}, "off-by-one": {}}
     for_each_head: ClassVar[tuple[str, ...]] = ("sink",)
 
     @classmethod

@@ -55,6 +55,9 @@ class MultiHead(TensorDataclass, ABC):
 
     # fields with one number for each head
     for_each_head: ClassVar[tuple[str, ...]] = ()
+    # the names of its kinds, each with the fields that select it, and those of them that need `count` on measures
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {}
+    counting_kinds: ClassVar[tuple[str, ...]] = ()
     # fields of a single head that differ from the defaults of the class
     single_head_defaults: ClassVar[dict[str, Any]] = {}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.norm_image import Ellipsoid
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import recorded
 from howsmooth.tensor_dataclass import TensorDataclass
@@ -18,7 +19,6 @@ from howsmooth.validation import (
     require_agreement,
     require_finite,
     require_floating,
-    require_like,
     require_parameter,
     require_tokens,
 )
@@ -81,7 +81,7 @@ class Norm(TensorDataclass):
     def linearise(self, X: Float[Tensor, "*batch n d"]) -> "NormJacobian":
         """Differentiate at ``X``, unchecked."""
         z, scale = self._normalised(X)
-        return NormJacobian(z=z, stretch=self.gain / scale, centred=self.centred)
+        return NormJacobian(z=z, stretch=self.gain / scale, centred=self.centred, **on_tokens(z))
 
     def _normalised(self, X: Tensor) -> tuple[Tensor, Tensor]:
         centred = X - X.mean(-1, keepdim=True) if self.centred else X
@@ -140,7 +140,7 @@ class LayerNorm(Norm):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NormJacobian:
+class NormJacobian(Operator):
     r"""The derivative of a norm: token by token, and symmetric but for the gain.
 
     .. math:: J E = (\alpha/\sigma)\circ\Pi E,\quad J^\top G = \Pi\bigl((\alpha/\sigma)\circ G\bigr),\quad
@@ -158,36 +158,14 @@ class NormJacobian:
     stretch: Float[Tensor, "*batch n d"]
     centred: bool
 
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The batch axes."""
-        return tuple(self.z.shape[:-2])
-
-    @property
-    def domain(self) -> tuple[int, ...]:
-        """The shape of one perturbation, ``(n, d)``."""
-        return tuple(self.z.shape[-2:])
-
-    codomain = domain
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the tokens."""
-        return self.z.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tokens."""
-        return self.z.device
-
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Push a perturbation of the tokens forward."""
-        require_like(E, self.z, tuple(self.z.shape), "the perturbation")
+        self.check_perturbation(E)
         return self.stretch * self._projected(E)
 
     def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Pull a cotangent of the output back."""
-        require_like(G, self.z, tuple(self.z.shape), "the cotangent")
+        self.check_cotangent(G)
         return self._projected(self.stretch * G)
 
     def take(self, index: Tensor) -> "NormJacobian":
@@ -197,7 +175,7 @@ class NormJacobian:
     def taken(self, batch: tuple[int, ...], index: Tensor, *, event: int) -> "NormJacobian":
         """Pick entries of the leading ``batch`` axes, ``event`` axes being left."""
         z, stretch = (take(x, batch, index, event=event) for x in (self.z, self.stretch))
-        return dataclasses.replace(self, z=z, stretch=stretch)
+        return dataclasses.replace(self, z=z, stretch=stretch, batch=tuple(z.shape[:-2]))
 
     def _projected(self, E: Tensor) -> Tensor:
         if self.centred:

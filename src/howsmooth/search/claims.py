@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from howsmooth.domains.domain import Ball, Domain
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
-from howsmooth.markup import paragraph
+from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.batched_callable import on_batches
 from howsmooth.search.start_patterns import start_patterns
 from howsmooth.search.starts import empty_token
 from howsmooth.spectral.autograd import evaluate
 from howsmooth.spectral.operators import Differentiable, Recastable
-from howsmooth.strict import strict_json
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
 

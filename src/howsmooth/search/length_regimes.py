@@ -11,11 +11,10 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
-from howsmooth.markup import paragraph, table
+from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.search.few_atom_measures import FewAtomMeasure, few_atom_measures, tied_pair_measures
 from howsmooth.search.repeated_tokens import Start, stretched, worst_repeated_tokens
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.strict import strict_json
 from howsmooth.theory.assumptions import require_plain, require_radius
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
 from howsmooth.theory.heads import heads_of, total_value

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.markup import paragraph, table
+from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.operators import (
@@ -29,7 +29,6 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.strict import strict_json
 from howsmooth.wording import count, estimated, percent
 
 # The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.

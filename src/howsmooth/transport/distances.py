@@ -332,8 +332,8 @@ class Steps(NamedTuple):
 def bottleneck_assignment(distances: np.ndarray) -> np.ndarray:
     r"""Return a permutation whose longest step is as short as it can be: where each row goes.
 
-    :math:`W_\infty(\mu,\nu)\le t` exactly if mass can flow from atom to atom over steps no longer than t. Whether it can
-    is a question of combinatorics, so it is asked of every distance between atoms that may be the answer, by bisection.
+    :math:`W_\infty(\mu,\nu)\le t` exactly if mass can flow from atom to atom over steps no longer than t. Whether it
+    can is a question of combinatorics, so it is asked of every distance that may be the answer, by bisection.
     """
 
     def matched(t: float) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -40,6 +41,8 @@ class CosineAttention(ScoreAttention):
     gain: float = 1.0
     eps: float = 1e-6
     normalise_values: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"cosine": {"eps": 0.01}}
 
     @property
     def score_scale(self) -> float:

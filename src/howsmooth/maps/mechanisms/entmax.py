@@ -1,6 +1,7 @@
 """EntmaxAttention: sparse weights."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -48,6 +49,9 @@ class EntmaxAttention(CountingAttention):
     """
 
     alpha: float = 1.5
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"entmax": {"alpha": 1.5}, "sparsemax": {"alpha": 2.0}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("entmax", "sparsemax")
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]

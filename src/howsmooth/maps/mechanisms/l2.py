@@ -1,6 +1,7 @@
 """L2Attention: scores are squared distances of queries and keys."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class L2Attention(ScoreAttention):
     """
 
     tied: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"l2": {}, "l2-tied": {"tied": True}}
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         value = self.value

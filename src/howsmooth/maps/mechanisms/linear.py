@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -60,6 +60,9 @@ class LinearAttention(MultiHead):
     normalised: bool = True
     features: Features = "elu"
     count: float | None = None
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"linear": {}, "linear-plain": {"normalised": False}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("linear-plain",)
 
     def on(self, measure: Atoms) -> "LinearAttention":
         """Return the map that moves the atoms of a measure; without a denominator ``count`` has to be given."""

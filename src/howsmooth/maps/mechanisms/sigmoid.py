@@ -5,7 +5,7 @@ For these kinds, twice as many tokens are not the same as twice the mass.
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -95,6 +95,9 @@ class SigmoidAttention(CountingAttention):
     """
 
     bias: float | None = None
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"sigmoid": {}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("sigmoid",)
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]

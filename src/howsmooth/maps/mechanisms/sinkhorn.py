@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -45,6 +46,8 @@ class SinkhornAttention(ScoreAttention):
     """
 
     max_steps: int = MAX_STEPS
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"sinkhorn": {}}
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
