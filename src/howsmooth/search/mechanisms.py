@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from howsmooth import maps
+import howsmooth.maps
 from howsmooth.errors import AssumptionError, nearest
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _declared(field: str) -> Iterator[tuple[str, str, Any]]:
 
     They are read from the sources, since the command line lists the kinds before it imports torch.
     """
-    folder = Path(maps.__path__[0])
+    folder = Path(howsmooth.maps.__path__[0])
     for path in (folder / "attention.py", *sorted((folder / "mechanisms").glob("*.py"))):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
