@@ -114,7 +114,7 @@ def plain_entmax(f, q, k, v):
 
     with torch.no_grad():
         low, high = z.amin(-1, keepdim=True) - 1e3, z.amax(-1, keepdim=True)
-        for _ in range(200):
+        for _ in range(60):
             middle = (low + high) / 2
             above = excess(middle) > 0
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
@@ -130,7 +130,7 @@ def plain_sinkhorn(f, q, k, v):
     S, _hidden = plain_positions(f.positions, plain_scores(f, q, k))
     a = masses(f, S.shape[-1]) / S.shape[-1]
     f_row = torch.zeros_like(S[..., :1])
-    for _ in range(150):
+    for _ in range(60):
         g = -torch.logsumexp(S + f_row + a.log().mT, dim=-2, keepdim=True)
         f_row = -torch.logsumexp(S + g + a.log(), dim=-1, keepdim=True)
     return torch.exp(S + f_row + g) * a @ v

@@ -109,7 +109,7 @@ class ScoreAttention(MultiHead):
         return AttentionJacobian(
             projections=projections,
             pattern=pattern,
-            scaled_k=pattern.k * self.score_scale,
+            scaled_k=pattern.k * self.score_scale,  # once here, and not in every product
             output=self._joined_output(),
             **on_tokens(X, self.out),
             distances=_scaled(self.positions.distances, self.score_scale, self.score_scale),

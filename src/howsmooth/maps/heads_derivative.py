@@ -133,6 +133,7 @@ class HeadsJacobian(Operator, ABC):
             u = heads if self.output is None else heads @ self.output.mT
             pulled = u if self.output is None else u @ self.output
             shared = pulled.unflatten(-1, (layout.groups, layout.shared, layout.v)).sum(-2).flatten(-2)
+            # queries that share a value projection pull back to it together, and are pushed forward alike
             moved = (shared @ V @ V.mT).unflatten(-1, (layout.groups, 1, layout.v))
             heads = moved.expand(*moved.shape[:-2], layout.shared, layout.v).flatten(-3)
             heads = torch.nn.functional.normalize(heads, dim=-1)

@@ -348,6 +348,7 @@ class GatedJacobian(Operator):
         """Pull a cotangent back."""
         self.check_cotangent(G)
         g = G @ self.down
+        # first the product that still needs g: the other one may be written over it
         through_gates = (g * self.slopes) @ self.gate
         return through_gates + times(g, self.opened) @ self.up
 

@@ -182,6 +182,7 @@ class NormJacobian(Operator):
             if not recorded(E, self.z):
                 return project_out(E, self.z)
             E = E - E.mean(-1, keepdim=True)
+        # Π is symmetric, and z is centred where tokens are: centring E first is enough for both products
         return torch.addcmul(E, self.z, (self.z * E).mean(-1, keepdim=True), value=-1)
 
 
@@ -249,6 +250,7 @@ class JointNorm(TensorDataclass):
         whole = whole if self.shift is None else whole + self.shift.unsqueeze(-2)
         scale = (whole.square().mean(-1, keepdim=True) + self.eps).sqrt()
         require_spread(scale, self.eps)
+        # c = ∇σ = Mᵀ(Mx + m)/(pσ): kept as one covector for each token, whatever the number of heads
         gradient = (whole / scale) @ self.weight / self.weight.shape[-2]
         scale = scale.unsqueeze(-3)
         found = JointNormJacobian(gain=self.gain.unsqueeze(-2), z=q / scale, scale=scale, scale_gradient=gradient)

@@ -88,6 +88,7 @@ class Distances(TensorDataclass):
         """Return the cotangents of queries and keys that those of one tile of scores give."""
         offsets, index = self._tile(rows, columns, dS.device)
         index, width = index.expand(dS.shape), offsets.stop - offsets.start
+        # sums over diagonals: scores of one offset are gathered in one column, then meet its key at once
         by_row = dS.new_zeros(*dS.shape[:-1], width).scatter(-1, index, dS)
         by_column = dS.new_zeros(*dS.shape[:-2], dS.shape[-1], width).scatter(-1, index.mT, dS.mT)
         return by_row @ self.keys[..., offsets, :], by_column @ self.queries[..., offsets, :]

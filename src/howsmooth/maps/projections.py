@@ -184,6 +184,7 @@ class Layout(NamedTuple):
     def join(self, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "*batch n p"]:
         """Undo :meth:`split`."""
         p = self.heads * self.k + self.groups * (self.k + self.v)
+        # written block by block: to transpose each and concatenate them would copy everything twice
         Y = queries.new_empty(*queries.shape[:-3], queries.shape[-2], p)
         for view, part in zip(self._views(Y), (queries, keys, values), strict=True):
             view.copy_(part)

@@ -212,6 +212,7 @@ class Unmasked(Visibility):
     def jvp(self, at: Triple, tangents: Triple) -> Tensor:
         """Apply the product rule; the changes of keys and values share one product."""
         (a, b, c), (da, db, dc) = at, tangents
+        # dbᵀc + bᵀdc, as one product over tokens stacked twice
         change = torch.cat((db, b), dim=-2).mT @ torch.cat((c, dc), dim=-2)
         return da @ (b.mT @ c) + a @ change
 
@@ -225,6 +226,7 @@ class Causal(Visibility):
         n = a.shape[-2]
         a, b, c = (_chunks(x) for x in (a, b, c))
         sums = b.mT @ c
+        # what all earlier chunks sum up to; within a chunk the triangle of weights is small enough to be written out
         before = sums.cumsum(-3) - sums
         return (a @ before + (a @ b.mT).tril() @ c).flatten(-3, -2)[..., :n, :]
 
@@ -236,6 +238,7 @@ class Causal(Visibility):
     def jvp(self, at: Triple, tangents: Triple) -> Tensor:
         """Apply the product rule; the changes of queries and keys share one sum."""
         (a, b, c), (da, db, dc) = at, tangents
+        # ⟨da,b⟩ + ⟨a,db⟩ is one scalar product of features stacked twice, so T(da,b,c) + T(a,db,c) is one sum
         b2 = torch.cat((b, db), dim=-1)
         return self.forward(torch.cat((da, a), dim=-1), b2, c) + self.forward(a, b, dc)
 
@@ -343,6 +346,7 @@ class LinearJacobian(HeadsJacobian):
     def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         g = self._undivided(g)
+        # ⟨g, T(a,b,c)⟩ is linear in each of the three, so every cotangent is the same sum with the roles exchanged
         da = self.visible.forward(g, self.c, self.b)
         db = self.visible.backward(self.c, g, self.a)
         dc = self.visible.backward(self.b, self.a, g)
