@@ -152,7 +152,7 @@ class AttentionJacobian(HeadsJacobian):
             if slope is not None:
                 dS = dS * slope
             dq = unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile)
-            # a tile is all rows of the matrix that it has, but of the columns' sums only its own part
+            # a tile has complete rows, so its dq is final; dk and dv are sums over all tiles
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, weights.P.mT, g_rows)
             if self.distances is not None:

@@ -182,7 +182,7 @@ class NormJacobian(Operator):
             if not recorded(E, self.z):
                 return project_out(E, self.z)
             E = E - E.mean(-1, keepdim=True)
-        # Π is symmetric, and z is centred where tokens are: centring E first is enough for both products
+        # Π is symmetric, since z sums to zero where tokens are centred: one function serves both products
         return torch.addcmul(E, self.z, (self.z * E).mean(-1, keepdim=True), value=-1)
 
 
