@@ -130,7 +130,7 @@ def plain_sinkhorn(f, q, k, v):
     S, _hidden = plain_positions(f.positions, plain_scores(f, q, k))
     a = masses(f, S.shape[-1]) / S.shape[-1]
     f_row = torch.zeros_like(S[..., :1])
-    for _ in range(60):
+    for _ in range(150):
         g = -torch.logsumexp(S + f_row + a.log().mT, dim=-2, keepdim=True)
         f_row = -torch.logsumexp(S + g + a.log(), dim=-1, keepdim=True)
     return torch.exp(S + f_row + g) * a @ v
