@@ -18,7 +18,7 @@ from howsmooth.markup import paragraph, strict_json
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.operators import HALF, measurable, norms, require_map
 from howsmooth.spectral.solvers import spectral_norm
-from howsmooth.theory.around_input.displacement import displacement_upper
+from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
 from howsmooth.wording import at_least, at_most, number
 

@@ -25,9 +25,10 @@ def _declared(field: str) -> Iterator[tuple[str, str, Any]]:
     for path in (folder / "attention.py", *sorted((folder / "mechanisms").glob("*.py"))):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node, part in ((node, part) for node in tree.body if isinstance(node, ast.ClassDef) for part in node.body):
-            if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == field and part.value is not None:
-                yield module, node.name, ast.literal_eval(part.value)
+        for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            for part in (part for part in node.body if isinstance(part, ast.AnnAssign)):
+                if ast.unparse(part.target) == field and part.value is not None:
+                    yield module, node.name, ast.literal_eval(part.value)
 
 
 # The module and class of each mechanism, and the fields that select it.
