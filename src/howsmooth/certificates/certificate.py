@@ -14,7 +14,7 @@ from howsmooth.certificates.scene import Radius, Scene, check_tokens, checked_no
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import table
-from howsmooth.models.autograd.partial_forward import ModuleClassifier
+from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.module_comparison import rounding
 from howsmooth.wording import at_least, at_most, number
 
