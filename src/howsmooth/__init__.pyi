@@ -3,9 +3,9 @@
 from howsmooth import errors as errors
 from howsmooth.attacks.attack import attack as attack
 from howsmooth.attacks.result import Attack as Attack
-from howsmooth.certificates.certificate import Certificate as Certificate
+from howsmooth.certificates.certify import Certificate as Certificate
 from howsmooth.certificates.certify import certify as certify
-from howsmooth.certificates.scene import Radius as Radius
+from howsmooth.certificates.sentence_certifier import Radius as Radius
 from howsmooth.certificates.synonyms import Synonyms as Synonyms
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
 from howsmooth.domains.ball import Ball as Ball

@@ -15,8 +15,8 @@ from howsmooth.errors import ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
+from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.operators import check_operator, compressed, require_finite_products, root_share
 from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
@@ -205,7 +205,7 @@ def _bracketed(
     """Bracket the norm without warnings.
 
     An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
-    operator is explored again from a new start, see :mod:`howsmooth.spectral.certificate`.
+    operator is explored again from a new start, see :mod:`howsmooth.spectral.lanczos_upper_bound`.
     """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)

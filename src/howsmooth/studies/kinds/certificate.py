@@ -14,7 +14,7 @@ from howsmooth.studies.records import Record
 from howsmooth.studies.settings import ModelReading
 
 if TYPE_CHECKING:
-    from howsmooth.certificates.scene import Scene
+    from howsmooth.certificates.sentence_certifier import SentenceCertifier
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.resources import Resources
 
@@ -118,14 +118,12 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
 
 
 def _certified(ask: Ask, transformer: "Transformer", resources: "Resources") -> Answer:
-    from howsmooth.certificates.reading import class_head, tokenizer_of
-    from howsmooth.certificates.sentence import inner_places
-    from howsmooth.certificates.slack import told
+    from howsmooth.certificates.sentences import class_head, ordinary_positions, tokenizer_of
     from howsmooth.studies.resources import seeded
 
-    scene, numbers = resources.latest(_scene, transformer, ask.sentence, ask.at, ask.layer)
-    places = ask.word or tuple(inner_places(transformer, numbers))
-    radius = scene.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
+    certifier, numbers = resources.latest(_certifier, transformer, ask.sentence, ask.at, ask.layer)
+    places = ask.word or tuple(ordinary_positions(transformer, numbers))
+    radius = certifier.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
     words = tokenizer_of(transformer).pieces(numbers)
     left = len(transformer.layers) - ask.layer
     return Answer(
@@ -134,21 +132,21 @@ def _certified(ask: Ask, transformer: "Transformer", resources: "Resources") -> 
         certified=radius.certified,
         attacked=finite(radius.attacked),
         linear=finite(radius.linear),
-        slack=told(radius.slack, words, layers=left, first=ask.layer),
-        predicted=class_head(transformer).labels[scene.predicted],
-        margin=float(scene.rivals.margins.min()),
+        slack="" if radius.slack is None else radius.slack.in_words(words, layers=left, first=ask.layer),
+        predicted=class_head(transformer).labels[certifier.predicted],
+        margin=float(certifier.rivals.margins.min()),
         tokens=len(numbers),
-        table_seconds=scene.seconds,
+        table_seconds=certifier.seconds,
         word_seconds=radius.seconds,
     )
 
 
-def _scene(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[Scene, list[int]]":
+def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[SentenceCertifier, list[int]]":
     import torch
 
-    from howsmooth.certificates.reading import classified, read_sentence
-    from howsmooth.certificates.scene import Scene
+    from howsmooth.certificates.sentence_certifier import SentenceCertifier
+    from howsmooth.certificates.sentences import classifier_at, read_sentence
 
     numbers = read_sentence(transformer, sentence)
-    f, X = classified(transformer, torch.tensor(numbers), at=at, layer=layer)
-    return Scene(f, X), numbers
+    f, X = classifier_at(transformer, torch.tensor(numbers), at=at, layer=layer)
+    return SentenceCertifier(f, X), numbers

@@ -119,7 +119,7 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
     Raises:
         HowsmoothError: If anything cannot be had, or all sentences are misclassified; before any long work.
     """
-    from howsmooth.certificates.reading import class_head, read_sentence
+    from howsmooth.certificates.sentences import class_head, read_sentence
     from howsmooth.studies.kinds.certificate import Ask
     from howsmooth.studies.plans.at_text import PlannedAsks
 
@@ -148,7 +148,7 @@ def by_their_labels(
     Raises:
         AssumptionError: If there is no such class, or all of them are misclassified.
     """
-    from howsmooth.certificates.reading import label_number
+    from howsmooth.certificates.sentences import label_number
 
     for _sentence, label in labelled:
         if label is not None:
@@ -162,11 +162,11 @@ def by_their_labels(
 
 def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int]) -> list[tuple[int, ...]]:
     """Return which tokens move: each word by itself, or all of them together."""
-    from howsmooth.certificates.sentence import inner_places, word_places
+    from howsmooth.certificates.sentences import ordinary_positions, word_positions
 
-    groups = [places for word in certifying.words for places in word_places(model, tokens, word)]
+    groups = [places for word in certifying.words for places in word_positions(model, tokens, word)]
     if not certifying.words:
-        groups = [(place,) for place in inner_places(model, tokens)]
+        groups = [(place,) for place in ordinary_positions(model, tokens)]
     groups = list(dict.fromkeys(groups))
     if not certifying.together:
         return groups
@@ -177,11 +177,11 @@ def _misclassified(model: "Transformer", sentence: str, label: str | int | None)
     """Say that another class wins than the label, if there is one and it does."""
     import torch
 
-    from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
+    from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
 
     if label is None:
         return ""
-    f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
+    f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
     labels, predicted = class_head(model).labels, int(f(X)[0].argmax())
     if predicted == label_number(model, label):
         return ""
