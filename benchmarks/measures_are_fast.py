@@ -13,11 +13,11 @@ def distances(count: int, d: int, seconds: float) -> float:
     """Compare two clouds of points in high dimension, cost matrix included on both sides."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(count, d, dtype=torch.float64, generator=generator) for _ in range(2))
-    mu, nu = hs.DiscreteMeasure(x), hs.DiscreteMeasure(y)
+    mu, nu = hs.transport.DiscreteMeasure(x), hs.transport.DiscreteMeasure(y)
     a = np.full(count, 1 / count)
 
     def ours() -> float:
-        return float(hs.wasserstein(mu, nu))
+        return float(hs.transport.wasserstein(mu, nu))
 
     def direct() -> float:
         return float(np.sqrt(ot.emd2(a, a, ot.dist(x.numpy(), y.numpy()))))
@@ -33,7 +33,7 @@ def splitting(n: int, d: int, heads: int, seconds: float) -> float:
     generator = torch.Generator().manual_seed(0)
     f = hs.Attention.random(heads=heads, d=d, generator=generator)
     X = torch.randn(n, d, generator=generator)
-    mu = hs.DiscreteMeasure(X)
+    mu = hs.transport.DiscreteMeasure(X)
 
     def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(1)

@@ -83,14 +83,14 @@ def mechanisms(heads: int, k: int, generator: torch.Generator) -> dict[str, Mult
     twice = gauss(2, heads, 2 * k, d)
     return {
         "sink": hs.Attention(query=query, key=key, value=value, output=output, sink=0 * ones),
-        "l2": hs.L2Attention(query=query, key=key, value=value, output=output),
-        "sigmoid": hs.SigmoidAttention(query=query, key=key, value=value, output=output),
-        "cosine": hs.CosineAttention(query=query, key=key, value=value, output=output, normalise_values=True),
-        "entmax 1.5": hs.EntmaxAttention(query=query, key=key, value=value, output=output),
-        "sparsemax": hs.EntmaxAttention(query=query, key=key, value=value, output=output, alpha=2.0),
-        "differential": hs.DifferentialAttention(
+        "l2": hs.maps.L2Attention(query=query, key=key, value=value, output=output),
+        "sigmoid": hs.maps.SigmoidAttention(query=query, key=key, value=value, output=output),
+        "cosine": hs.maps.CosineAttention(query=query, key=key, value=value, output=output, normalise_values=True),
+        "entmax 1.5": hs.maps.EntmaxAttention(query=query, key=key, value=value, output=output),
+        "sparsemax": hs.maps.EntmaxAttention(query=query, key=key, value=value, output=output, alpha=2.0),
+        "differential": hs.maps.DifferentialAttention(
             query=twice[0], key=twice[1], value=value, output=output, subtracted=ones / 2
         ),
-        "linear": hs.LinearAttention(query=query, key=key, value=value, output=output),
-        "sinkhorn": hs.SinkhornAttention(query=query, key=key, value=value, output=output),
+        "linear": hs.maps.LinearAttention(query=query, key=key, value=value, output=output),
+        "sinkhorn": hs.maps.SinkhornAttention(query=query, key=key, value=value, output=output),
     }

@@ -96,7 +96,7 @@ def main() -> None:
     layer = transformers.BertModel(config, add_pooling_layer=False).encoder.layer[0].train()
     f, X, Y = OnlyAttention(layer), torch.randn(4, n, d), torch.randn(4, n, d)
     optimiser = torch.optim.AdamW(layer.parameters(), lr=1e-6)
-    state = hs.WarmStart()
+    state = hs.training.WarmStart()
 
     def step(extra: Callable[[], Tensor] | None) -> None:
         out = layer(X)

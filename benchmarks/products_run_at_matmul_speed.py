@@ -68,7 +68,7 @@ def measure_others(n: int, seconds: float) -> dict[str, tuple[float, float]]:
     for name, f in found.items():
         J = f.jacobian(X)
         candidates |= {f"jvp of {name}": partial(J.jvp, E), f"vjp of {name}": partial(J.vjp, E)}
-        if isinstance(f, hs.SinkhornAttention):
+        if isinstance(f, hs.maps.SinkhornAttention):
             ((weights, _slope),) = J.pattern.kept  # type: ignore[attr-defined]
             print(f"n = {n}: weights balanced in {weights.balanced.steps} steps, {weights.balanced.solves} of Newton's")
     t = best_times(candidates, seconds=seconds)

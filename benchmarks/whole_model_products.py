@@ -87,11 +87,11 @@ def products(transformer: hs.Transformer, n: int, seconds: float) -> dict[str, f
     )
 
 
-def whole(transformer: hs.Transformer, n: int) -> tuple[hs.Chain, Tensor, PartialForward]:
+def whole(transformer: hs.Transformer, n: int) -> tuple[hs.maps.Chain, Tensor, PartialForward]:
     """Return the whole model as a map, what enters it, and the same by running the module."""
     found = transformer.activations(transformer.windows(read_text(), length=n, count=1))
     f, X = found.at(0, "model")
-    assert isinstance(f, hs.Chain)
+    assert isinstance(f, hs.maps.Chain)
     return f, X, PartialForward(run=found.run, enters=(transformer.layers[0].block_path, 0))
 
 
@@ -111,7 +111,7 @@ def power_iteration(f: Callable[[Tensor], Tensor], X: Tensor, change: float, see
             (u,) = pull_back(moved)
 
 
-def lanczos(f: hs.Chain, X: Tensor, rtol: float, seed: int) -> float:
+def lanczos(f: hs.maps.Chain, X: Tensor, rtol: float, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     return float(hs.local_lipschitz(f, X, rtol=rtol, certify=False, generator=generator).lower)
 

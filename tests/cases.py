@@ -49,21 +49,23 @@ def layer(gauss, *, heads=3, groups=None, k=4, v=3, out=5, biases=True, **option
     )
 
 
-def layer_norm(gauss, d=D) -> hs.LayerNorm:
-    return hs.LayerNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
+def layer_norm(gauss, d=D) -> hs.maps.LayerNorm:
+    return hs.maps.LayerNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
 
 
-def rms_norm(gauss, d=D) -> hs.RMSNorm:
-    return hs.RMSNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
+def rms_norm(gauss, d=D) -> hs.maps.RMSNorm:
+    return hs.maps.RMSNorm(gain=gauss(d), bias=gauss(d), eps=0.1)
 
 
-def mlp(gauss, *, hidden=8, out=5, **options) -> hs.MLP:
-    return hs.MLP(up=gauss(hidden, D), down=gauss(out, hidden), up_bias=gauss(hidden), down_bias=gauss(out), **options)
+def mlp(gauss, *, hidden=8, out=5, **options) -> hs.maps.MLP:
+    return hs.maps.MLP(
+        up=gauss(hidden, D), down=gauss(out, hidden), up_bias=gauss(hidden), down_bias=gauss(out), **options
+    )
 
 
-def gated_mlp(gauss, *, hidden=8, out=5, **options) -> hs.GatedMLP:
+def gated_mlp(gauss, *, hidden=8, out=5, **options) -> hs.maps.GatedMLP:
     biases = {"gate_bias": gauss(hidden), "up_bias": gauss(hidden), "down_bias": gauss(out)}
-    return hs.GatedMLP(gate=gauss(hidden, D), up=gauss(hidden, D), down=gauss(out, hidden), **biases, **options)
+    return hs.maps.GatedMLP(gate=gauss(hidden, D), up=gauss(hidden, D), down=gauss(out, hidden), **biases, **options)
 
 
 def boolean_mask(gauss, *lead: int) -> Tensor:
@@ -82,30 +84,30 @@ def _distances(gauss) -> Distances:
 
 PADDING = torch.tensor([True, True, False, True, True, False, True])
 
-POSITIONS: dict[str, Callable[..., hs.Positions]] = {
-    "unmasked": lambda g: hs.Positions(),
-    "causal": lambda g: hs.Positions(causal=True),
-    "window": lambda g: hs.Positions(window=3),
-    "causal window": lambda g: hs.Positions(causal=True, window=2),
-    "padding": lambda g: hs.Positions(padding=PADDING),
-    "causal padding": lambda g: hs.Positions(causal=True, padding=PADDING),
-    "boolean mask": lambda g: hs.Positions(mask=boolean_mask(g)),
-    "mask per head": lambda g: hs.Positions(mask=boolean_mask(g, 3)),
-    "additive mask": lambda g: hs.Positions(mask=_additive(g)),
-    "relative bias": lambda g: hs.Positions(relative_bias=g(3, 2 * N + 3)),
-    "position bias": lambda g: hs.Positions(causal=True, position_bias=g(3, N + 2)),
-    "rotary": lambda g: hs.Positions(rotary=hs.Rotary()),
-    "interleaved rotary": lambda g: hs.Positions(causal=True, rotary=hs.Rotary(interleaved=True, base=100.0)),
-    "partial rotary": lambda g: hs.Positions(rotary=hs.Rotary(dim=2, positions=torch.arange(N) * 3 + 1)),
-    "given frequencies": lambda g: hs.Positions(rotary=hs.Rotary(frequencies=g(2).abs())),
-    "everything": lambda g: hs.Positions(
+POSITIONS: dict[str, Callable[..., hs.maps.Positions]] = {
+    "unmasked": lambda g: hs.maps.Positions(),
+    "causal": lambda g: hs.maps.Positions(causal=True),
+    "window": lambda g: hs.maps.Positions(window=3),
+    "causal window": lambda g: hs.maps.Positions(causal=True, window=2),
+    "padding": lambda g: hs.maps.Positions(padding=PADDING),
+    "causal padding": lambda g: hs.maps.Positions(causal=True, padding=PADDING),
+    "boolean mask": lambda g: hs.maps.Positions(mask=boolean_mask(g)),
+    "mask per head": lambda g: hs.maps.Positions(mask=boolean_mask(g, 3)),
+    "additive mask": lambda g: hs.maps.Positions(mask=_additive(g)),
+    "relative bias": lambda g: hs.maps.Positions(relative_bias=g(3, 2 * N + 3)),
+    "position bias": lambda g: hs.maps.Positions(causal=True, position_bias=g(3, N + 2)),
+    "rotary": lambda g: hs.maps.Positions(rotary=hs.maps.Rotary()),
+    "interleaved rotary": lambda g: hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(interleaved=True, base=100.0)),
+    "partial rotary": lambda g: hs.maps.Positions(rotary=hs.maps.Rotary(dim=2, positions=torch.arange(N) * 3 + 1)),
+    "given frequencies": lambda g: hs.maps.Positions(rotary=hs.maps.Rotary(frequencies=g(2).abs())),
+    "everything": lambda g: hs.maps.Positions(
         causal=True,
         window=5,
         padding=torch.tensor([True] * 6 + [False]),
         mask=_additive(g),
         relative_bias=g(1, 2 * N - 1),
         position_bias=g(1, N),
-        rotary=hs.Rotary(dim=2, interleaved=True),
+        rotary=hs.maps.Rotary(dim=2, interleaved=True),
     ),
 }
 
@@ -122,7 +124,7 @@ SINGLE = [
     Case("concatenated heads", lambda g: hs.Attention(query=g(2, 3, D), key=g(2, 3, D), value=g(2, 4, D))),
     Case("one narrow head", lambda g: layer(g, heads=1, k=1, v=2)),
     Case("wide keys, scale", lambda g: layer(g, k=9, scale=0.3)),
-    Case("soft cap", lambda g: layer(g, softcap=1.5, positions=hs.Positions(causal=True))),
+    Case("soft cap", lambda g: layer(g, softcap=1.5, positions=hs.maps.Positions(causal=True))),
     Case("query and key norms", lambda g: layer(g, query_norm=rms_norm(g, 4), key_norm=layer_norm(g, 4))),
     Case(
         "query norm, rotary, soft cap",
@@ -133,7 +135,7 @@ SINGLE = [
             softcap=2.0,
             query_norm=rms_norm(g, 4),
             key_norm=rms_norm(g, 4),
-            positions=hs.Positions(causal=True, rotary=hs.Rotary()),
+            positions=hs.maps.Positions(causal=True, rotary=hs.maps.Rotary()),
         ),
     ),
     Case("token weights", lambda g: layer(g, weights=g(N).exp())),
@@ -143,12 +145,12 @@ SINGLE = [
 
 # No theorem covers these, nor those with norms over all heads.
 DISTANCES = [
-    Case("distances", lambda g: layer(g, positions=hs.Positions(distances=_distances(g)))),
+    Case("distances", lambda g: layer(g, positions=hs.maps.Positions(distances=_distances(g)))),
     Case(
         "distances, causal window",
-        lambda g: layer(g, positions=hs.Positions(causal=True, window=4, distances=_distances(g))),
+        lambda g: layer(g, positions=hs.maps.Positions(causal=True, window=4, distances=_distances(g))),
     ),
-    Case("distances, soft cap", lambda g: layer(g, softcap=1.5, positions=hs.Positions(distances=_distances(g)))),
+    Case("distances, soft cap", lambda g: layer(g, softcap=1.5, positions=hs.maps.Positions(distances=_distances(g)))),
 ]
 
 JOINT = [
@@ -163,7 +165,7 @@ JOINT = [
             softcap=2.0,
             query_norm=rms_norm(g, 16),
             key_norm=rms_norm(g, 8),
-            positions=hs.Positions(causal=True, rotary=hs.Rotary()),
+            positions=hs.maps.Positions(causal=True, rotary=hs.maps.Rotary()),
         ),
     ),
 ]
@@ -172,50 +174,58 @@ UNCOVERED = DISTANCES + JOINT
 NORMS = [
     Case("layer norm", layer_norm),
     Case("rms norm", rms_norm),
-    Case("plain rms norm", lambda g: hs.RMSNorm(gain=g(D), eps=0.0)),
+    Case("plain rms norm", lambda g: hs.maps.RMSNorm(gain=g(D), eps=0.0)),
 ]
 
 FEED_FORWARD = [
-    Case("linear", lambda g: hs.Dense(weight=g(4, D), bias=g(4))),
+    Case("linear", lambda g: hs.maps.Dense(weight=g(4, D), bias=g(4))),
     Case("mlp", mlp),
-    Case("mlp without biases", lambda g: hs.MLP(up=g(8, D), down=g(5, 8), activation="silu")),
+    Case("mlp without biases", lambda g: hs.maps.MLP(up=g(8, D), down=g(5, 8), activation="silu")),
     Case("gated mlp", gated_mlp),
-    Case("gated mlp without biases", lambda g: hs.GatedMLP(gate=g(8, D), up=g(8, D), down=g(5, 8))),
-    Case("pooling", lambda g: hs.Pooling(weights=g(N))),
+    Case("gated mlp without biases", lambda g: hs.maps.GatedMLP(gate=g(8, D), up=g(8, D), down=g(5, 8))),
+    Case("pooling", lambda g: hs.maps.Pooling(weights=g(N))),
 ]
 
 COMPOSED = [
-    Case("norm, then attention", lambda g: hs.Chain(layer_norm(g), layer(g))),
-    Case("attention, then norm", lambda g: hs.Chain(layer(g), rms_norm(g, 5))),
-    Case("residual", lambda g: hs.Residual(layer(g, out=D))),
-    Case("pre-norm residual", lambda g: hs.Residual(hs.Chain(rms_norm(g), layer(g, out=D)))),
-    Case("post-norm residual", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g))),
-    Case("side by side", lambda g: hs.Residual(hs.Sum(layer(g, out=D), hs.Chain(rms_norm(g), mlp(g, out=D))))),
+    Case("norm, then attention", lambda g: hs.maps.Chain(layer_norm(g), layer(g))),
+    Case("attention, then norm", lambda g: hs.maps.Chain(layer(g), rms_norm(g, 5))),
+    Case("residual", lambda g: hs.maps.Residual(layer(g, out=D))),
+    Case("pre-norm residual", lambda g: hs.maps.Residual(hs.maps.Chain(rms_norm(g), layer(g, out=D)))),
+    Case("post-norm residual", lambda g: hs.maps.Chain(hs.maps.Residual(layer(g, out=D)), layer_norm(g))),
+    Case(
+        "side by side",
+        lambda g: hs.maps.Residual(hs.maps.Sum(layer(g, out=D), hs.maps.Chain(rms_norm(g), mlp(g, out=D)))),
+    ),
     Case(
         "block, then the mean",
-        lambda g: hs.Chain(
-            hs.Residual(hs.Chain(layer_norm(g), layer(g, out=D))),
-            hs.Residual(gated_mlp(g, out=D)),
-            hs.Pooling.mean(n=N, like=g(1)),
+        lambda g: hs.maps.Chain(
+            hs.maps.Residual(hs.maps.Chain(layer_norm(g), layer(g, out=D))),
+            hs.maps.Residual(gated_mlp(g, out=D)),
+            hs.maps.Pooling.mean(n=N, like=g(1)),
         ),
     ),
-    Case("two layers", lambda g: hs.Chain(hs.Residual(layer(g, out=D)), layer_norm(g), hs.Residual(layer(g, out=D)))),
+    Case(
+        "two layers",
+        lambda g: hs.maps.Chain(hs.maps.Residual(layer(g, out=D)), layer_norm(g), hs.maps.Residual(layer(g, out=D))),
+    ),
 ]
 
 BATCHED = [
-    Case("batch", lambda g: layer(g, positions=hs.Positions(causal=True)), batch=(3,)),
+    Case("batch", lambda g: layer(g, positions=hs.maps.Positions(causal=True)), batch=(3,)),
     Case("batch of batches, grouped", lambda g: layer(g, heads=4, groups=2), batch=(2, 3)),
-    Case("padding per sequence", lambda g: layer(g, positions=hs.Positions(padding=_paddings())), batch=(3,)),
+    Case("padding per sequence", lambda g: layer(g, positions=hs.maps.Positions(padding=_paddings())), batch=(3,)),
     Case("weights per sequence", lambda g: layer(g, weights=g(3, N).exp()), batch=(3,)),
-    Case("mask per sequence", lambda g: layer(g, positions=hs.Positions(mask=boolean_mask(g, 3, 3))), batch=(3,)),
+    Case("mask per sequence", lambda g: layer(g, positions=hs.maps.Positions(mask=boolean_mask(g, 3, 3))), batch=(3,)),
     Case("positions per sequence", lambda g: layer(g, positions=_rotary_batch()), batch=(3,)),
     Case("batched mlp", mlp, batch=(2, 3)),
     Case("batched gated mlp", gated_mlp, batch=(3,)),
-    Case("pooling per sequence", lambda g: hs.Pooling(weights=g(3, N)), batch=(3,)),
-    Case("batched sum", lambda g: hs.Sum(layer(g), hs.Dense(weight=g(5, D))), batch=(3,)),
-    Case("distances in a batch", lambda g: layer(g, positions=hs.Positions(distances=_distances(g))), batch=(2, 3)),
+    Case("pooling per sequence", lambda g: hs.maps.Pooling(weights=g(3, N)), batch=(3,)),
+    Case("batched sum", lambda g: hs.maps.Sum(layer(g), hs.maps.Dense(weight=g(5, D))), batch=(3,)),
+    Case(
+        "distances in a batch", lambda g: layer(g, positions=hs.maps.Positions(distances=_distances(g))), batch=(2, 3)
+    ),
     Case("batched norms over all heads", lambda g: JOINT[2].make(g), batch=(2, 3)),
-    Case("batched chain", lambda g: hs.Chain(layer_norm(g), hs.Residual(layer(g, out=D))), batch=(2,)),
+    Case("batched chain", lambda g: hs.maps.Chain(layer_norm(g), hs.maps.Residual(layer(g, out=D))), batch=(2,)),
 ]
 
 
@@ -223,8 +233,8 @@ def _paddings() -> Tensor:
     return torch.arange(N) < torch.tensor([[N], [4], [2]])
 
 
-def _rotary_batch() -> hs.Positions:
-    return hs.Positions(rotary=hs.Rotary(positions=torch.arange(3 * N).reshape(3, N)))
+def _rotary_batch() -> hs.maps.Positions:
+    return hs.maps.Positions(rotary=hs.maps.Rotary(positions=torch.arange(3 * N).reshape(3, N)))
 
 
 CASES = SINGLE + UNCOVERED + NORMS + FEED_FORWARD + COMPOSED

@@ -37,7 +37,7 @@ def test_a_ladder_reads_back_what_it_wrote_whatever_its_values(make, log_value):
 
 
 def test_an_estimate_without_an_upper_bound_is_strict_json():
-    class TwoMatrices(hs.Dense):
+    class TwoMatrices(hs.maps.Dense):
         def vjp(self, G):
             return 9 * super().vjp(G)
 
@@ -49,10 +49,10 @@ def test_an_estimate_without_an_upper_bound_is_strict_json():
 
 def test_results_with_numbers_beyond_a_float_are_strict_json():
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    witness = hs.extremal.equal_tokens(f, 5, 1.0)
+    witness = hs.inputs.equal_tokens(f, 5, 1.0)
     bracket = Bracket(lower=witness, upper=upper_bound(2000.0, "name", "somewhere", "a theorem"))
     assert strictly(bracket.to_json())["ratio"] is None
     limit = hs.bounds.large_radius_limit(f, torch.ones(1, 2, dtype=torch.float64))
     assert strictly(limit.to_json())["gap"] is None
     assert strictly(hs.regimes(f, 40.0, [3]).to_json())["upper"]["value"] is None
-    assert len(strictly(hs.singular_values(hs.Dense(EYE), k=2).to_json())["values"]) == 2
+    assert len(strictly(hs.singular_values(hs.maps.Dense(EYE), k=2).to_json())["values"]) == 2

@@ -28,7 +28,9 @@ def test_in_a_search_every_drawn_example_is_checked(number):
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda f: f(torch.ones(3, 2, dtype=torch.int64)), lambda _: hs.Rotary(base="two")], ids=["call", "field"]
+    "wrong",
+    [lambda f: f(torch.ones(3, 2, dtype=torch.int64)), lambda _: hs.maps.Rotary(base="two")],
+    ids=["call", "field"],
 )
 def test_methods_and_the_fields_of_values_are_checked(wrong):
     f = hs.Attention.random(heads=1, d=2)

@@ -107,7 +107,7 @@ def heads(activations: Activations) -> Iterator[Shown]:
         for number in range(f.layout.heads):
             head = f.head(number).to(torch.float64)
             value, B = best_plane(head, radius)
-            whole = hs.extremal.tied_pair(head, N, radius).value
+            whole = hs.inputs.tied_pair(head, N, radius).value
             share = math.exp(value) / whole
             print(
                 f"layer {layer} head {number}: plane {math.exp(value):.1f}, whole {whole:.1f}, {share:.2f}", flush=True
@@ -122,7 +122,7 @@ def described(best: Shown, words: list[str]) -> dict[str, Any]:
     A, b, V = in_plane(best.head, best.B)
     identity = torch.eye(2, dtype=A.dtype)
     inside = hs.Attention(query=A[None], key=identity[None], value=V[None], query_bias=b[None], scale=1.0)
-    pair = hs.extremal.tied_pair(inside, N, best.radius)
+    pair = hs.inputs.tied_pair(inside, N, best.radius)
     generator = torch.Generator().manual_seed(0)
     return {
         "layer": best.layer,

@@ -553,7 +553,7 @@ def at_text() -> Numbers:
         row = []
         for layer in (0, 2, 4):
             f, (X,) = activations.at(layer)
-            ball = hs.Neighbourhood(X, eps)
+            ball = hs.domains.Neighbourhood(X, eps)
             attained = hs.maximise(f, n=12, domain=ball, starts=4, steps=60, generator=torch.Generator().manual_seed(0))
             row.append(hs.bounds.neighbourhood_upper(f, X, eps=eps).value / attained.value)
         found["ball"].append(row)

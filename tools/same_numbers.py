@@ -40,7 +40,7 @@ def layer(seed: int, *, heads: int = 3, groups: int | None = None, biases: bool 
 
 
 def layers() -> dict[str, Any]:
-    causal, rotary = hs.Positions(causal=True), hs.Positions(causal=True, rotary=hs.Rotary())
+    causal, rotary = hs.maps.Positions(causal=True), hs.maps.Positions(causal=True, rotary=hs.maps.Rotary())
     head: dict[str, Any] = {"A": gaussian(20, D, D), "V": gaussian(21, D, D)}
     parts: dict[str, Any] = {"Q": gaussian(22, 4, D), "K": gaussian(23, 4, D), "V": gaussian(24, D, D)}
     return {
@@ -52,14 +52,16 @@ def layers() -> dict[str, Any]:
         "grouped causal": layer(50, heads=4, groups=2, positions=causal),
         "rotary": layer(60, positions=rotary),
         "soft cap": layer(70, softcap=1.5, positions=causal),
-        "relative bias": layer(80, positions=hs.Positions(relative_bias=gaussian(81, 3, 2 * N + 3))),
-        "norms": layer(90, query_norm=hs.RMSNorm(gain=gaussian(91, 4)), key_norm=hs.RMSNorm(gain=gaussian(92, 4))),
+        "relative bias": layer(80, positions=hs.maps.Positions(relative_bias=gaussian(81, 3, 2 * N + 3))),
+        "norms": layer(
+            90, query_norm=hs.maps.RMSNorm(gain=gaussian(91, 4)), key_norm=hs.maps.RMSNorm(gain=gaussian(92, 4))
+        ),
         "sink": layer(100, biases=False, sink=gaussian(101, 3)),
-        "cosine": hs.CosineAttention.single_head(**parts),
-        "sigmoid": hs.SigmoidAttention.single_head(**parts),
-        "L2": hs.L2Attention.single_head(**parts),
-        "linear": hs.LinearAttention.single_head(**parts),
-        "entmax": hs.EntmaxAttention.single_head(**parts),
+        "cosine": hs.maps.CosineAttention.single_head(**parts),
+        "sigmoid": hs.maps.SigmoidAttention.single_head(**parts),
+        "L2": hs.maps.L2Attention.single_head(**parts),
+        "linear": hs.maps.LinearAttention.single_head(**parts),
+        "entmax": hs.maps.EntmaxAttention.single_head(**parts),
     }
 
 
@@ -106,8 +108,8 @@ def displacement(f: Any, X: torch.Tensor) -> list[float]:
 
 
 def of_measures() -> Iterator[Number]:
-    mu = hs.DiscreteMeasure(gaussian(2, N, D), torch.softmax(gaussian(3, N), 0))
-    nu = hs.DiscreteMeasure(gaussian(4, N, D))
+    mu = hs.transport.DiscreteMeasure(gaussian(2, N, D), torch.softmax(gaussian(3, N), 0))
+    nu = hs.transport.DiscreteMeasure(gaussian(4, N, D))
     for p in (1, 2, 3):
         yield f"wasserstein {p}", partial(wasserstein, mu, nu, p)
     for name in ("form", "negative form", "biases"):
@@ -117,11 +119,11 @@ def of_measures() -> Iterator[Number]:
         yield f"{name}: splitting", partial(splitting, f, mu)
 
 
-def wasserstein(mu: hs.DiscreteMeasure, nu: hs.DiscreteMeasure, p: float) -> list[float]:
-    return [float(hs.wasserstein(mu, nu, p=p))]
+def wasserstein(mu: hs.transport.DiscreteMeasure, nu: hs.transport.DiscreteMeasure, p: float) -> list[float]:
+    return [float(hs.transport.wasserstein(mu, nu, p=p))]
 
 
-def splitting(f: Any, mu: hs.DiscreteMeasure) -> list[float]:
+def splitting(f: Any, mu: hs.transport.DiscreteMeasure) -> list[float]:
     return [float(hs.splitting(f, mu).splitting.lower)]
 
 

@@ -12,7 +12,7 @@ from sphinx.environment import BuildEnvironment
 import howsmooth as hs
 
 # hs.bounds is an attribute, loaded on first use; autodoc wants a module of that name.
-for name in ("bounds", "errors", "extremal"):
+for name in ("bounds", "errors", "inputs"):
     sys.modules[f"howsmooth.{name}"] = getattr(hs, name)
 
 

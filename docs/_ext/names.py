@@ -1,6 +1,7 @@
 """The index of public names: one line for each, its first sentence, room by room."""
 
 import inspect
+import operator
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -29,11 +30,18 @@ ROOMS = {
 
 
 def public() -> list[str]:
-    """Return every public name: what ``howsmooth`` exports, and what its modules hold."""
+    """Return every public name by its shortest address: ``local_lipschitz``, ``maps.Chain``."""
+    return [*(name for name in hs.__all__ if not inspect.ismodule(getattr(hs, name))), *_in_namespaces(hs, "")]
+
+
+def _in_namespaces(module: Any, address: str) -> list[str]:
+    """Return what the namespaces of a module hold, but for what is at the top level as well."""
     names: list[str] = []
-    for name in hs.__all__:
-        found = getattr(hs, name)
-        names += [f"{name}.{inner}" for inner in inside(found)] if inspect.ismodule(found) else [name]
+    for name in inside(module):
+        if inspect.ismodule(inner := getattr(module, name)):
+            names += _in_namespaces(inner, f"{address}{name}.")
+        elif address and name not in hs.__all__:
+            names.append(address + name)
     return names
 
 
@@ -47,9 +55,8 @@ def index() -> str:
     """Write a table for each room; the first sentence of a docstring says what a name is."""
     rooms: dict[str, list[str]] = {room: [] for room in ROOMS}
     for name in public():
-        head, _, inner = name.partition(".")
-        found = getattr(getattr(hs, head), inner) if inner else getattr(hs, head)
-        rooms.setdefault(found.__module__.split(".")[1], []).append(name)
+        home = operator.attrgetter(name)(hs).__module__
+        rooms.setdefault(home.split(".")[1], []).append(name)
     return "\n".join(_table(ROOMS.get(room, room), names) for room, names in rooms.items() if names)
 
 

@@ -12,7 +12,7 @@ import altair as alt
 import torch
 
 import howsmooth as hs
-from howsmooth.attacks.attack import prepare
+from howsmooth.attacks.perturbations import prepare
 from howsmooth.models.activations import Activations
 from howsmooth.models.inputs.text import read_text
 

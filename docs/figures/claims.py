@@ -55,12 +55,12 @@ def by_distance() -> None:
     """Audit L2 attention in closed form, put what is found through their layer, and audit the tied map."""
     layer: Any = theirs(l2_distance=True)
     query, key, value = (x.weight.detach()[None].double() for x in (layer.to_q, layer.to_k, layer.to_v))
-    f = hs.L2Attention(query=query, key=key, value=value)
-    tied = hs.L2Attention(query=query, key=query, value=value, tied=True)
+    f = hs.maps.L2Attention(query=query, key=key, value=value)
+    tied = hs.maps.L2Attention(query=query, key=query, value=value, tied=True)
     X = torch.randn(1, 5, D)
     print(f"outputs differ by {float((layer(X) - f.to(torch.float32)(X)).abs().max()):.1e}")
     for n, radius in SIZES:
-        ball = hs.Ball(radius)
+        ball = hs.domains.Ball(radius)
         found, with_ties = (hs.audit(g, claimed=kim(n), n=n, domain=ball, starts=3) for g in (f, tied))
         move, tokens = radius * found.found.measured.direction, found.found.tokens
         ratios = []
@@ -82,7 +82,9 @@ def others() -> None:
     for name, layer in layers.items():
         for n, radius in SIZES:
             try:
-                found = hs.audit(layer, claimed=kim(n), input_shape=(n, D), domain=hs.Ball(radius), starts=2, steps=30)
+                found = hs.audit(
+                    layer, claimed=kim(n), input_shape=(n, D), domain=hs.domains.Ball(radius), starts=2, steps=30
+                )
             except hs.errors.HowsmoothError as reason:
                 print(f"{name}, n = {n}, R = {radius:g}: {reason}", flush=True)
                 continue

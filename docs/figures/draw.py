@@ -68,7 +68,7 @@ def radius() -> alt.LayerChart:
     rows, band, n = [], [], 128
     for R in spaced(0.3, 10, 40):
         sharp = hs.bounds.table(f, n=n, radius=R).upper.value
-        tied = hs.extremal.tied_pair(f, n, R).value
+        tied = hs.inputs.tied_pair(f, n, R).value
         rows += [
             {"x": R, "y": hs.bounds.discrete_upper(f, n=n, radius=R).value, "kind": "paper's upper bound"},
             {"x": R, "y": sharp, "kind": "our upper bound"},
@@ -150,7 +150,7 @@ def neighbourhood() -> alt.LayerChart:
             rows.append({"x": eps, "y": bound.value, "kind": kind})
     for eps in spaced(0.01, 1, 9):
         for per_token in (False, True):
-            domain = hs.Neighbourhood(X, eps=eps, per_token=per_token)
+            domain = hs.domains.Neighbourhood(X, eps=eps, per_token=per_token)
             found = hs.maximise(f, n=8, domain=domain, starts=4, steps=60, generator=rng)
             kind = "Theorem 5, per token" if per_token else "Theorem 5, total"
             dots.append({"x": eps, "y": found.value, "kind": kind})
@@ -196,7 +196,7 @@ def mean_field() -> alt.LayerChart:
 
 
 def splitting() -> Any:
-    return splitting_chart(hs.splitting_map(A=-1.0, step=0.1))
+    return splitting_chart(hs.search.splitting_map(A=-1.0, step=0.1))
 
 
 def regimes() -> Any:

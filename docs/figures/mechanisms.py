@@ -38,7 +38,7 @@ def worst(f: Any, n: int, radius: float) -> hs.Witness | None:
     """Search a ball; none where a mechanism cannot be computed at some input."""
     generator = torch.Generator().manual_seed(0)
     try:
-        return hs.maximise(f, n=n, domain=hs.Ball(radius), steps=STEPS, generator=generator)
+        return hs.maximise(f, n=n, domain=hs.domains.Ball(radius), steps=STEPS, generator=generator)
     except HowsmoothError:
         return None
 
@@ -129,13 +129,13 @@ def split() -> None:
     """Print how often measures split: pairs on the line, random heads at random measures, true ratios of attacks."""
     for kind in MECHANISMS:
         spans = 3.0 if kind == "sinkhorn" else 6.0
-        shares = [hs.splitting_map(A=A, kind=kind, span=spans).share for A in (-1.0, 1.0)]
+        shares = [hs.search.splitting_map(A=A, kind=kind, span=spans).share for A in (-1.0, 1.0)]
         generator = torch.Generator().manual_seed(1)
         splits, ratios, true = 0, [], []
         trials = 60
         for seed in range(trials):
             f = head(kind, seed, d=2)
-            mu = hs.DiscreteMeasure(3 * torch.randn(4, 2, dtype=F64, generator=generator))
+            mu = hs.transport.DiscreteMeasure(3 * torch.randn(4, 2, dtype=F64, generator=generator))
             try:
                 found = hs.splitting(f, mu, generator=generator)
             except HowsmoothError:
@@ -162,7 +162,7 @@ def text() -> None:
         splits, count, best = 0, 0, 0.0
         for layer in (0, 3):
             f, X = activations.at(layer=layer)
-            mu = hs.DiscreteMeasure.from_sequence(X[0].double() if X.ndim == 3 else X.double())
+            mu = hs.transport.DiscreteMeasure.from_sequence(X[0].double() if X.ndim == 3 else X.double())
             for h in range(0, 12, 3):
                 try:
                     found = hs.splitting(of_kind(f.head(h).to(F64), kind), mu, rtol=1e-3)

@@ -42,12 +42,12 @@ def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
         return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     X = gauss(n, d)
-    norm = hs.LayerNorm(gain=torch.ones(d, dtype=torch.float64), eps=1e-12)
+    norm = hs.maps.LayerNorm(gain=torch.ones(d, dtype=torch.float64), eps=1e-12)
     q, k, v = (gauss(2, 4, d) / d**0.5 for _ in range(3))
     attention = hs.Attention(query=q, key=k, value=v, output=gauss(2, d, 4) / d**0.5)
     up, down, gate = gauss(2 * d, d) / d**0.5, gauss(d, 2 * d) / d**0.5, gauss(2 * d, d) / d**0.5
-    mlp, kinked = (hs.MLP(up=up, down=down, activation=name) for name in ("gelu", "relu"))
-    gated = hs.GatedMLP(gate=gate, up=up, down=down, activation="silu")
+    mlp, kinked = (hs.maps.MLP(up=up, down=down, activation=name) for name in ("gelu", "relu"))
+    gated = hs.maps.GatedMLP(gate=gate, up=up, down=down, activation="silu")
     return {
         "LayerNorm": (norm, NormStage(norm, X), X),
         "attention, 2 heads": (attention, AttentionStage(attention, X), X),
@@ -99,7 +99,7 @@ def rows() -> list[dict[str, Any]]:
             if isinstance(stage, SmoothStage):
                 inside = stage.score_forms(eps * columns[None], SquaredBall())
                 bounds["beyond"] = (stage, stage.third_order_remainder(eps * sizes, torch.zeros_like(sizes), inside))
-            if isinstance(stage, ReLUStage) and isinstance(f, hs.MLP):
+            if isinstance(stage, ReLUStage) and isinstance(f, hs.maps.MLP):
                 along = ReLUStage(f, X, stage.unit_ranges(eps * sizes))
                 bounds["chords"] = (
                     along,

@@ -12,7 +12,7 @@ import howsmooth as hs
 
 f = hs.Attention.random(heads=1, d=64, k=16, generator=torch.Generator().manual_seed(0))
 ladder = hs.bounds.table(f, n=128, radius=15.0)
-witness = hs.extremal.tied_pair(f, 128, 15.0)
+witness = hs.inputs.tied_pair(f, 128, 15.0)
 print(ladder)
 print(witness)
 

@@ -21,7 +21,7 @@ def train(weight):
     names = ("query", "key", "value", "output")
     student = {name: getattr(first, name).clone().requires_grad_() for name in names}
     optimiser = torch.optim.Adam(student.values(), lr=0.03)
-    state = hs.WarmStart()  # three Krylov steps from the last step's vectors
+    state = hs.training.WarmStart()  # three Krylov steps from the last step's vectors
     for step in range(60):
         f = hs.Attention(**student)
         error = (f(X) - Y).square().mean()

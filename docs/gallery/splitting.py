@@ -10,7 +10,7 @@ import altair as alt
 import howsmooth as hs
 
 step = 0.15
-found = hs.splitting_map(A=-1.0, step=step)
+found = hs.search.splitting_map(A=-1.0, step=step)
 print(f"{found.share:.1%} of the pairs split")
 
 places, gain = found.grid.tolist(), found.split / found.move - 1

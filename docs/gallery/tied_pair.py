@@ -16,8 +16,8 @@ rows = []
 for radius in [0.5 * 1.25**i for i in range(14)]:
     inputs = {
         "smallest upper bound": hs.bounds.smallest_upper(f, n=128, radius=radius),
-        "tied pair": hs.extremal.tied_pair(f, 128, radius),
-        "two points": hs.extremal.two_point(f, 128, radius),
+        "tied pair": hs.inputs.tied_pair(f, 128, radius),
+        "two points": hs.inputs.two_point(f, 128, radius),
     }
     rows += [{"radius": radius, "value": x.value, "kind": kind} for kind, x in inputs.items()]
 

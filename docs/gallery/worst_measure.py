@@ -14,7 +14,7 @@ one = torch.ones(1, 1, dtype=torch.float64)
 f = hs.Attention.single_head(A=-one, V=one)
 rows = []
 for n in (2, 3, 4):
-    worst = hs.maximise(f, n=n, domain=hs.Ball(2.0), starts=4, steps=40, weights=True)
+    worst = hs.maximise(f, n=n, domain=hs.domains.Ball(2.0), starts=4, steps=40, weights=True)
     print(f"{n} atoms: {worst.value:.2f}, the lightest of mass {worst.weights.min():.3g}")
     atoms = zip(worst.tokens.flatten().tolist(), worst.weights.tolist(), strict=True)
     rows += [{"atoms": n, "place": place, "mass": mass} for place, mass in atoms]

@@ -159,7 +159,7 @@ def test_on_real_layers_nothing_exceeds_a_ceiling(norm, first, minilm):
 
 def test_maps_that_no_theorem_covers_have_no_ceiling(gauss):
     assert hs.attack(torch.tanh, gauss(N, D), eps=1.0, budget=20).ceiling is None
-    rotary = layer(gauss, positions=hs.Positions(rotary=hs.Rotary()))
+    rotary = layer(gauss, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     assert hs.attack(rotary, gauss(N, D), eps=1.0, budget=20).ceiling is None
 
 
@@ -226,7 +226,7 @@ def test_the_sequences_of_a_batch_are_attacked_each_by_itself(gauss):
 
 def test_padding_is_not_moved(gauss):
     real = torch.tensor([True, True, True, False])
-    f = RealTokens(map=layer(gauss, positions=hs.Positions(padding=real)), real=real)
+    f = RealTokens(map=layer(gauss, positions=hs.maps.Positions(padding=real)), real=real)
     for method in METHODS:
         found = hs.attack(f, gauss(N, D), eps=1.0, norm="token", method=method, budget=20)
         assert float(found.perturbation[3].abs().max()) == 0.0, method

@@ -34,14 +34,14 @@ def attention(state):
         value=V[None],
         query_bias=b[None] if b.any() else None,
         scale=1.0,
-        positions=hs.Positions(causal=state["causal"]),
+        positions=hs.maps.Positions(causal=state["causal"]),
     )
 
 
 def measure(state):
     c = tensor(state["c"])
     positions = torch.arange(len(c), dtype=DOUBLE) / len(c) if state["causal"] else None
-    return hs.DiscreteMeasure(tensor(state["x"], -1, 2), c / c.sum(), positions)
+    return hs.transport.DiscreteMeasure(tensor(state["x"], -1, 2), c / c.sum(), positions)
 
 
 def plain(state):
@@ -204,8 +204,8 @@ def test_transport_agrees_with_the_library(lab):
     ]
     found = lab.evaluate("pairs => pairs.map(([one, other]) => window.lab.wasserstein(one, other))", pairs)
     for pair, distance in zip(pairs, found, strict=True):
-        one, other = (hs.DiscreteMeasure(tensor(m["x"], -1, 2), tensor(m["c"]) / sum(m["c"])) for m in pair)
-        agrees(distance, float(hs.wasserstein(one, other)))
+        one, other = (hs.transport.DiscreteMeasure(tensor(m["x"], -1, 2), tensor(m["c"]) / sum(m["c"])) for m in pair)
+        agrees(distance, float(hs.transport.wasserstein(one, other)))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_transport_agrees_with_the_library(lab):
 def test_the_best_known_input_reaches_the_tied_pair_and_no_bound(lab, A, n, radius):
     state = {"x": [[0, 0]], "c": [n], "A": A, "V": [1, 0, 0, 1], "R": radius, "causal": False}
     best = lab.evaluate("state => window.lab.bestKnown(state)", state)
-    tied = hs.extremal.tied_pair(attention(state), n, radius)
+    tied = hs.inputs.tied_pair(attention(state), n, radius)
     assert best["value"] >= 0.995 * tied.value
     X = radius * tensor(best["xi"], -1, 2).repeat_interleave(torch.tensor(best["c"]), dim=0)
     agrees(best["value"], float(hs.local_lipschitz(attention(state), X, rtol=1e-8).lower))

@@ -22,7 +22,7 @@ Choose = np.random.Generator
 class Drawn:
     """A classifier at an input, with tokens that move in a ball."""
 
-    f: hs.Chain
+    f: hs.maps.Chain
     X: torch.Tensor
     tokens: torch.Tensor
     p: float
@@ -34,14 +34,14 @@ def draw(seed: int) -> Drawn:
     choose = np.random.default_rng(seed)
     f, X, what = _trained(choose) if seed % 10 == 9 else _random(seed, choose)
     if seed % 3 == 2:
-        f, X, wild = hs.Chain(*(_wild(part, choose) for part in f.maps)), *_wild_tokens(X, choose)
+        f, X, wild = hs.maps.Chain(*(_wild(part, choose) for part in f.maps)), *_wild_tokens(X, choose)
         what += wild
     n, p = len(X), float(choose.choice([1.0, 2.0, 2.0, math.inf]))
     tokens = torch.tensor(sorted(choose.choice(n, size=1 if choose.random() < 0.8 else 2, replace=False).tolist()))
     return Drawn(f=f, X=X, tokens=tokens, p=p, what=f"seed {seed}: {what}, tokens {tokens.tolist()}, p = {p:g}")
 
 
-def _random(seed: int, choose: Choose) -> tuple[hs.Chain, torch.Tensor, str]:
+def _random(seed: int, choose: Choose) -> tuple[hs.maps.Chain, torch.Tensor, str]:
     options = {
         "layers": 1 + seed % 6,
         "activation": sorted(ACTIVATIONS)[seed % len(ACTIVATIONS)],
@@ -52,12 +52,12 @@ def _random(seed: int, choose: Choose) -> tuple[hs.Chain, torch.Tensor, str]:
         "n": int(choose.integers(2, 6)),
     }
     if choose.random() < 0.2:
-        options["rotary"] = hs.Rotary(base=100.0)
+        options["rotary"] = hs.maps.Rotary(base=100.0)
     rng = torch.Generator().manual_seed(seed)
     f = classifier(rng, **options)
     # trained networks attend more sharply than random ones, and their MLPs are steeper
     sharp = float(choose.choice([1.0, 1.0, 3.0]))
-    f = hs.Chain(*(_sharper(part, sharp) for part in f.maps))
+    f = hs.maps.Chain(*(_sharper(part, sharp) for part in f.maps))
     X = float(choose.choice([0.1, 1.0, 1.0, 5.0])) * torch.randn(options["n"], 8, generator=rng, dtype=torch.float64)
     return f, X, f"{options}, times {sharp:g}"
 
@@ -67,7 +67,7 @@ def _reviews() -> hs.Transformer:
     return hs.load("reviews", dtype=torch.float64)
 
 
-def _trained(choose: Choose) -> tuple[hs.Chain, torch.Tensor, str]:
+def _trained(choose: Choose) -> tuple[hs.maps.Chain, torch.Tensor, str]:
     text = str(choose.choice(TEXTS))
     at, layer = [("embeddings", 0), ("attention", 0), ("attention", 2)][int(choose.integers(3))]
     f, X = classifier_at(_reviews(), torch.tensor(read_sentence(_reviews(), text)), at=at, layer=layer)
@@ -75,24 +75,24 @@ def _trained(choose: Choose) -> tuple[hs.Chain, torch.Tensor, str]:
 
 
 def _sharper(part: object, times: float) -> object:
-    if isinstance(part, hs.Residual):
-        return hs.Residual(_sharper(part.map, times))
-    if isinstance(part, hs.Chain):
-        return hs.Chain(*(_sharper(inner, times) for inner in part.maps))
+    if isinstance(part, hs.maps.Residual):
+        return hs.maps.Residual(_sharper(part.map, times))
+    if isinstance(part, hs.maps.Chain):
+        return hs.maps.Chain(*(_sharper(inner, times) for inner in part.maps))
     if isinstance(part, hs.Attention):
         return dataclasses.replace(part, query=times * part.query, value=times * part.value)
-    return dataclasses.replace(part, up=times * part.up) if isinstance(part, hs.MLP) else part
+    return dataclasses.replace(part, up=times * part.up) if isinstance(part, hs.maps.MLP) else part
 
 
 def _wild(part: object, choose: Choose) -> object:
     """Scale weights by powers of ten, turn scores round, draw the eps of norms anew."""
-    if isinstance(part, hs.Residual):
-        return hs.Residual(_wild(part.map, choose))
-    if isinstance(part, hs.Chain):
-        return hs.Chain(*(_wild(inner, choose) for inner in part.maps))
-    if isinstance(part, hs.LayerNorm | hs.RMSNorm):
+    if isinstance(part, hs.maps.Residual):
+        return hs.maps.Residual(_wild(part.map, choose))
+    if isinstance(part, hs.maps.Chain):
+        return hs.maps.Chain(*(_wild(inner, choose) for inner in part.maps))
+    if isinstance(part, hs.maps.LayerNorm | hs.maps.RMSNorm):
         return dataclasses.replace(part, eps=float(choose.choice([1e-12, 1e-9, 1e-6, 1e-4, 1e-2])))
-    names = {hs.Attention: ("query", "value"), hs.MLP: ("up", "down"), hs.GatedMLP: ("gate", "up", "down")}
+    names = {hs.Attention: ("query", "value"), hs.maps.MLP: ("up", "down"), hs.maps.GatedMLP: ("gate", "up", "down")}
     scaled = {name: float(choose.choice(SCALES)) * getattr(part, name) for name in names.get(type(part), ())}
     if isinstance(part, hs.Attention):
         scaled["scale"] = part.score_scale * float(choose.choice([1.0, -1.0]))

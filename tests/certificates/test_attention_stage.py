@@ -29,7 +29,7 @@ def attention(rng, heads=2, groups=2, **others):
 
 KINDS = {
     "heads": lambda rng: attention(rng),
-    "masked": lambda rng: attention(rng, positions=hs.Positions(causal=True)),
+    "masked": lambda rng: attention(rng, positions=hs.maps.Positions(causal=True)),
     "shared keys": lambda rng: attention(rng, heads=4),
     "scores turned round": lambda rng: attention(rng, scale=-0.7),
 }
@@ -332,8 +332,8 @@ def test_the_remainder_of_every_row_lies_along_the_root_of_the_output_projection
 def test_every_part_that_makes_scores_other_than_bilinear_is_refused(name, rng):
     parts = {
         "softcap": 5.0,
-        "query_norm": hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64)),
-        "key_norm": hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64)),
+        "query_norm": hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64)),
+        "key_norm": hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64)),
         "sink": torch.zeros(2, dtype=torch.float64),
     }
     with pytest.raises(AssumptionError, match=name):

@@ -18,7 +18,7 @@ NETWORKS = {
     "rectified": {"activation": "relu"},
     "norms before, masked": {"before": True, "causal": True, "activation": "gelu_tanh"},
     "as in Llama": {"before": True, "causal": True, "activation": "silu", "norm": "rms", "gated": True,
-                    "rotary": hs.Rotary(base=100.0)},
+                    "rotary": hs.maps.Rotary(base=100.0)},
     "tanh": {"activation": "tanh", "layers": 1},
 }  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_no_attack_flips_a_prediction_inside_a_certified_ball(name, word, rng):
 
 def test_the_margin_of_a_linear_classifier_is_used_up_exactly_at_the_radius(rng):
     weight, X = gaussian(rng, 2, 4), gaussian(rng, 3, 4)
-    f = hs.Chain(hs.Pooling.mean(n=3, like=X), hs.Dense(weight))
+    f = hs.maps.Chain(hs.maps.Pooling.mean(n=3, like=X), hs.maps.Dense(weight))
     (radius,) = hs.certify(f, X, word=1).radii
     logits = f(X)[0]
     exact = 3 * float((logits.max() - logits.min()) / (weight[0] - weight[1]).norm())
@@ -72,7 +72,7 @@ def test_the_table_is_the_network_at_the_centre(rng):
 
 def test_weights_beyond_floats_prove_nothing(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
-    wild = hs.Chain(*f.maps[:-1], hs.MLP(up=1e200 * gaussian(rng, 8, 8), down=1e200 * gaussian(rng, 3, 8)))
+    wild = hs.maps.Chain(*f.maps[:-1], hs.maps.MLP(up=1e200 * gaussian(rng, 8, 8), down=1e200 * gaussian(rng, 3, 8)))
     (radius,) = hs.certify(wild, X, word=0).radii
     assert radius.certified == 0
 
@@ -80,9 +80,9 @@ def test_weights_beyond_floats_prove_nothing(rng):
 def test_margins_that_drown_in_large_logits_prove_nothing(rng):
     X = gaussian(rng, 1, 4)
     far = torch.full((2,), 1e14, dtype=torch.float64)
-    (radius,) = hs.certify(hs.Dense(gaussian(rng, 2, 4), bias=far), X).radii
+    (radius,) = hs.certify(hs.maps.Dense(gaussian(rng, 2, 4), bias=far), X).radii
     assert radius.certified == 0
-    (radius,) = hs.certify(hs.Dense(gaussian(rng, 2, 4), bias=1e-6 * far), X).radii
+    (radius,) = hs.certify(hs.maps.Dense(gaussian(rng, 2, 4), bias=1e-6 * far), X).radii
     assert 0 < radius.certified < radius.attacked
 
 
@@ -93,14 +93,14 @@ def test_what_cannot_be_certified_is_refused(rng):
     with pytest.raises(AssumptionError, match="p must be"):
         hs.certify(f, X, p=3)
     with pytest.raises(AssumptionError, match="two classes"):
-        hs.certify(hs.Chain(hs.Pooling.mean(n=5, like=X), hs.Dense(gaussian(rng, 1, 8))), X)
+        hs.certify(hs.maps.Chain(hs.maps.Pooling.mean(n=5, like=X), hs.maps.Dense(gaussian(rng, 1, 8))), X)
     with pytest.raises(ShapeError, match="one sentence"):
         hs.certify(f, X[None])
 
 
 def test_a_certificate_says_both_ends_rounded_outwards_and_no_weights():
     X = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(2, dtype=torch.float64)))
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(2, dtype=torch.float64)))
     found = hs.certify(f, X, word=0)
     head, line = repr(found).splitlines()
     assert head == "Certificate: class 0 wins by 1.99; how far embeddings may move, in the 2-norm:"

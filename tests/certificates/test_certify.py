@@ -96,8 +96,8 @@ def test_far_balls_where_nothing_slopes_can_be_verified():
     X = torch.tensor([[0.0, 1.0], [-1e4, -1.0]], dtype=torch.float64)
     first, second = torch.eye(2, dtype=torch.float64)[:, None, None]
     f = hs.Attention(query=0 * first, key=first, value=second, query_bias=torch.ones(1, 1).double(), scale=1.0)
-    head = hs.Dense(torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
-    found = hs.certify(hs.Chain(f, hs.Pooling.first(n=2, like=X), head), X, word=1)
+    head = hs.maps.Dense(torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
+    found = hs.certify(hs.maps.Chain(f, hs.maps.Pooling.first(n=2, like=X), head), X, word=1)
     (radius,) = found.radii
     assert 50 < radius.certified < 1e4 <= radius.attacked
     assert found.verify() > 0
@@ -106,7 +106,7 @@ def test_far_balls_where_nothing_slopes_can_be_verified():
 def test_samples_alone_find_what_is_wrong(rng):
     X = torch.zeros(2, 3, dtype=torch.float64)
     X[0] = 1.0
-    f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(3, dtype=torch.float64)[:2]))
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(3, dtype=torch.float64)[:2]))
     X[0, 1] = 0.9
     found = hs.certify(f, X, word=0)
     (radius,) = found.radii
@@ -134,7 +134,7 @@ def test_the_attack_finds_what_is_behind_a_norm_near_the_length_of_the_embedding
     X = torch.zeros(1, 4, dtype=torch.float64)
     X[0, 0] = 1.0
     head = torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], dtype=torch.float64)
-    f = hs.Chain(hs.RMSNorm(gain=torch.ones(4, dtype=torch.float64), eps=0.0), hs.Dense(head))
+    f = hs.maps.Chain(hs.maps.RMSNorm(gain=torch.ones(4, dtype=torch.float64), eps=0.0), hs.maps.Dense(head))
     (radius,) = hs.certify(f, X, word=0).radii
     assert 0.5 < radius.certified <= 1
     assert 1 <= radius.attacked < 1.1

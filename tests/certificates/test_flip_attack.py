@@ -30,7 +30,7 @@ def scripted(rng, monkeypatch):
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_the_smallest_flip_is_the_smallest_that_was_seen_and_so_is_the_margin(p, seed, scripted, rng):
     rng.manual_seed(seed)
-    f, X, tokens = hs.Dense(gaussian(rng, 2, 3)), gaussian(rng, 3, 3), torch.tensor([2, 0])
+    f, X, tokens = hs.maps.Dense(gaussian(rng, 2, 3)), gaussian(rng, 3, 3), torch.tensor([2, 0])
     found, margin = smallest_flip(
         f,
         X,
@@ -67,7 +67,7 @@ def test_where_nothing_flips_no_size_is_claimed(rng, monkeypatch):
 
     monkeypatch.setattr(flip_attack, "descent_direction", margins)
     found = smallest_flip(
-        hs.Dense(gaussian(rng, 2, 3)), gaussian(rng, 1, 3), gaussian(rng, 1, 2), torch.tensor([0]), p=2.0,
+        hs.maps.Dense(gaussian(rng, 2, 3)), gaussian(rng, 1, 3), gaussian(rng, 1, 2), torch.tensor([0]), p=2.0,
         between=(0.1, 1.0), generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert found == (math.inf, 1.0)
@@ -75,8 +75,8 @@ def test_where_nothing_flips_no_size_is_claimed(rng, monkeypatch):
 
 
 def test_margins_and_gradients_are_those_of_the_perturbed_sentence(rng):
-    f = hs.Chain(hs.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4), activation="tanh"),
-                 hs.Pooling.mean(n=3, like=gaussian(rng, 1)), hs.Dense(gaussian(rng, 3, 3)))  # fmt: skip
+    f = hs.maps.Chain(hs.maps.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4), activation="tanh"),
+                 hs.maps.Pooling.mean(n=3, like=gaussian(rng, 1)), hs.maps.Dense(gaussian(rng, 3, 3)))  # fmt: skip
     X, E, tokens, m = gaussian(rng, 3, 3), gaussian(rng, 6, 2, 3), torch.tensor([2, 0]), gaussian(rng, 2, 3)
     margins, gradient = flip_attack.descent_direction(f, X, E, tokens, m)
     smallest = set()
@@ -111,7 +111,7 @@ def test_directions_of_gradients_have_length_one_and_none_has_none(rng):
 
 def test_the_flip_of_a_linear_classifier_is_found_at_its_plane(rng):
     W, X = gaussian(rng, 2, 4), gaussian(rng, 1, 4)
-    f = hs.Dense(W)
+    f = hs.maps.Dense(W)
     wins = int(f(X)[0].argmax())
     m = (W[wins] - W[1 - wins])[None]
     exact = float((m @ X[0]) / m.norm())

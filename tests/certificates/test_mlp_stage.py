@@ -28,7 +28,7 @@ from howsmooth.maps.activations import known_activation
 
 def mlp(rng, activation="gelu"):
     up, down = gaussian(rng, 5, 3), gaussian(rng, 2, 5)
-    return hs.MLP(up=up, down=down, up_bias=gaussian(rng, 5), activation=activation), gaussian(rng, 2, 3)
+    return hs.maps.MLP(up=up, down=down, up_bias=gaussian(rng, 5), activation=activation), gaussian(rng, 2, 3)
 
 
 def largest(phi, y, s, order=2):
@@ -62,7 +62,7 @@ def test_a_unit_bends_by_no_more_than_is_said(activation, rng):
 
 
 def test_smooth_units_bend_each_for_itself_or_by_what_moves_them_all(rng):
-    f = hs.MLP(up=gaussian(rng, 12, 6), down=gaussian(rng, 2, 12), up_bias=gaussian(rng, 12), activation="gelu")
+    f = hs.maps.MLP(up=gaussian(rng, 12, 6), down=gaussian(rng, 2, 12), up_bias=gaussian(rng, 12), activation="gelu")
     X, phi, ways = gaussian(rng, 2, 6), f.activation, []
     stage = SmoothMLPStage(f, X)
     for columns in (torch.eye(12, dtype=torch.float64).view(1, 12, 2, 6), gaussian(rng, 1, 3, 2, 6)):
@@ -106,7 +106,7 @@ def test_what_smooth_units_leave_beyond_their_second_order_is_bounded_as_taylor_
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 def test_gates_that_bend_and_what_they_open_are_bounded_as_the_theorem_says(activation, rng):
-    f = hs.GatedMLP(
+    f = hs.maps.GatedMLP(
         gate=gaussian(rng, 5, 3), up=gaussian(rng, 5, 3), down=gaussian(rng, 2, 5), gate_bias=gaussian(rng, 5),
         up_bias=gaussian(rng, 5), activation=activation,
     )  # fmt: skip

@@ -12,15 +12,15 @@ from howsmooth.certificates.norm_stage import NormStage
 from howsmooth.certificates.stages import FirstOrder
 
 NORMS = {
-    "layer norm": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.3),
-    "rms norm": lambda rng: hs.RMSNorm(gain=gaussian(rng, 4), eps=0.2),
-    "layer norm without eps": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), eps=0.0),
+    "layer norm": lambda rng: hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.3),
+    "rms norm": lambda rng: hs.maps.RMSNorm(gain=gaussian(rng, 4), eps=0.2),
+    "layer norm without eps": lambda rng: hs.maps.LayerNorm(gain=gaussian(rng, 4), eps=0.0),
 }
 
 
 def many_tokens(n):
     """Return a norm of many tokens alike: sizes of each are one case."""
-    f = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
+    f = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
     return NormStage(f, torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(n, 1))
 
 
@@ -155,7 +155,7 @@ def test_a_token_that_turns_has_the_orders_of_a_point_on_a_sphere(name, rng):
 
 
 def test_a_token_that_turns_leaves_what_its_cosine_says_and_nothing_across():
-    f = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.5)
+    f = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.5)
     X = torch.tensor([[1.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
     stage, tokens = NormStage(f, X), torch.tensor([1])
     for eps in (0.01, 1.0, 2.9):

@@ -24,13 +24,13 @@ def network(rng, activation="tanh", norm=True):
     """Return a small classifier: a norm, a feed-forward part beside a residual, attention, and a read-out."""
     weights = {name: gaussian(rng, 1, 3, 3) for name in ("query", "key", "value")}
     parts = [
-        hs.Residual(hs.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4) / 2, activation=activation)),
+        hs.maps.Residual(hs.maps.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4) / 2, activation=activation)),
         hs.Attention(**weights, output=gaussian(rng, 1, 3, 3) / 2),
-        hs.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4) / 2, activation=activation),
+        hs.maps.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4) / 2, activation=activation),
     ]
-    first = [hs.LayerNorm(gain=gaussian(rng, 3), eps=0.1)] if norm else []
+    first = [hs.maps.LayerNorm(gain=gaussian(rng, 3), eps=0.1)] if norm else []
     X = gaussian(rng, 2, 3)
-    return hs.Chain(*first, *parts, hs.Pooling.first(n=2, like=X), hs.Dense(gaussian(rng, 3, 3))), X
+    return hs.maps.Chain(*first, *parts, hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(gaussian(rng, 3, 3))), X
 
 
 def test_margins_are_lowered_by_what_the_largest_logit_may_have_lost():
@@ -112,7 +112,7 @@ def test_the_first_order_ends_where_the_first_margin_is_used_up(winner):
     # whichever rival is nearest
     W = torch.tensor([[2.0, 0.0], [0.0, 1.5], [0.5, 0.5]], dtype=torch.float64).roll(winner, 0)
     X = torch.tensor([[1.0, 0.2]], dtype=torch.float64)
-    f = hs.Dense(W)
+    f = hs.maps.Dense(W)
     rivals = Rivals.of(f(X)[0])
     exact = min(float(m) / float((g @ W).norm()) for m, g in zip(rivals.margins, rivals.functionals, strict=True))
     assert Proof(RemainderTable(f, X), rivals, torch.tensor([0]), EUCLIDEAN).linear == pytest.approx(exact, rel=1e-8)
@@ -131,7 +131,7 @@ def test_the_radius_is_the_largest_that_holds(rng):
 
 def test_a_word_that_no_margin_depends_on_may_go_as_far_as_is_looked():
     X = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(2, dtype=torch.float64)))
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(2, dtype=torch.float64)))
     proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([1]), EUCLIDEAN)
     assert proof.linear == math.inf
     assert proof.radius() == pytest.approx(5 * LARGEST_RADIUS, rel=1e-12)
@@ -139,7 +139,7 @@ def test_a_word_that_no_margin_depends_on_may_go_as_far_as_is_looked():
 
 def test_a_margin_of_zero_is_not_held():
     X = torch.zeros(1, 2, dtype=torch.float64)
-    f = hs.Dense(torch.eye(2, dtype=torch.float64))
+    f = hs.maps.Dense(torch.eye(2, dtype=torch.float64))
     proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([0]), EUCLIDEAN)
     assert proof.margins(0.0).tolist() == [0.0]
     assert not proof.holds(0.0)
@@ -148,7 +148,7 @@ def test_a_margin_of_zero_is_not_held():
 
 def test_second_orders_are_exact_up_to_so_many_numbers(monkeypatch, rng):
     X = gaussian(rng, 3, 4)
-    table = RemainderTable(hs.Chain(hs.Pooling.first(n=3, like=X), hs.Dense(gaussian(rng, 2, 4))), X)
+    table = RemainderTable(hs.maps.Chain(hs.maps.Pooling.first(n=3, like=X), hs.maps.Dense(gaussian(rng, 2, 4))), X)
     # 8 coordinates move, 36 pairs of them, each a column of 3 times 4
     for limit, said in ((36 * 12, True), (36 * 12 - 1, False)):
         monkeypatch.setattr(radius_search, "SECOND_ORDER_NUMBERS", limit)
@@ -158,7 +158,7 @@ def test_second_orders_are_exact_up_to_so_many_numbers(monkeypatch, rng):
 def certified(radii, p=2.0):
     """Return a linear classifier with two rivals, and a certificate that says what it is told."""
     W = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    f, X = hs.Dense(W), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    f, X = hs.maps.Dense(W), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     told = tuple(Radius(tokens=(0,), certified=r, attacked=9.0, linear=9.0, slack=None, seconds=0.0) for r in radii)
     return Certificate(radii=told, predicted=0, rivals=Rivals.of(f(X)[0]), p=p, seconds=0.0, classifier=f, embeddings=X)
 
@@ -209,6 +209,6 @@ def test_slack_is_named_where_something_is_proven(rng):
     found = certifier.radius([0], p=2.0, generator=generator)
     assert found.certified > 0
     assert found.slack in certifier.table.groups
-    beyond_floats = hs.MLP(up=1e200 * gaussian(rng, 3, 3), down=1e200 * gaussian(rng, 3, 3))
-    nothing = SentenceCertifier(hs.Chain(*f.maps[:-1], beyond_floats), X).radius([0], p=2.0, generator=generator)
+    beyond_floats = hs.maps.MLP(up=1e200 * gaussian(rng, 3, 3), down=1e200 * gaussian(rng, 3, 3))
+    nothing = SentenceCertifier(hs.maps.Chain(*f.maps[:-1], beyond_floats), X).radius([0], p=2.0, generator=generator)
     assert (nothing.certified, nothing.slack) == (0, None)

@@ -159,8 +159,8 @@ def _rectified(f):
     """Replace every activation of MLPs."""
     if isinstance(f, MLP):
         return f if f.activation.name == "tanh" else dataclasses.replace(f, activation="relu")
-    if isinstance(f, hs.Residual):
-        return hs.Residual(_rectified(f.map))
-    if isinstance(f, hs.Chain):
-        return hs.Chain(*(_rectified(part) for part in f.maps))
+    if isinstance(f, hs.maps.Residual):
+        return hs.maps.Residual(_rectified(f.map))
+    if isinstance(f, hs.maps.Chain):
+        return hs.maps.Chain(*(_rectified(part) for part in f.maps))
     return f

@@ -25,12 +25,14 @@ from howsmooth.certificates.stages import FirstOrder
 
 
 def mlp(rng, activation="tanh", d=3):
-    return hs.MLP(up=gaussian(rng, 4, d), down=gaussian(rng, d, 4), activation=activation)
+    return hs.maps.MLP(up=gaussian(rng, 4, d), down=gaussian(rng, d, 4), activation=activation)
 
 
 def test_a_remainder_arrives_at_functionals_by_all_that_follows_it(rng):
     f, g, W, X = mlp(rng), mlp(rng), gaussian(rng, 2, 3), gaussian(rng, 2, 3)
-    found = RemainderTable(hs.Chain(hs.Residual(f), g, hs.Pooling.first(n=2, like=X), hs.Dense(W)), X)
+    found = RemainderTable(
+        hs.maps.Chain(hs.maps.Residual(f), g, hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(W)), X
+    )
     functionals = gaussian(rng, 3, 2)
     arriving = found.transfer_to(functionals)
     assert arriving.shape == (4, 3)
@@ -44,13 +46,13 @@ def test_a_remainder_arrives_at_functionals_by_all_that_follows_it(rng):
         # the second token is not read
         assert not bool(arriving[2 * which + 1].any())
     assert found.groups == [Slack("mlp", index, token) for index in (0, 1) for token in (0, 1)]
-    linear = RemainderTable(hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(W)), X)
+    linear = RemainderTable(hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(W)), X)
     assert linear.transfer_to(functionals).shape == (0, 3)
 
 
 def test_shifts_move_the_centre_of_all_that_follows(rng):
     f, g, X = mlp(rng, "relu"), mlp(rng), gaussian(rng, 2, 3)
-    found = RemainderTable(hs.Chain(f, g), X, unit_ranges={0: 3 * torch.ones(2, 4, dtype=torch.float64)})
+    found = RemainderTable(hs.maps.Chain(f, g), X, unit_ranges={0: 3 * torch.ones(2, 4, dtype=torch.float64)})
     y = X @ f.up.mT
     offset = torch.where(y.abs() < 3, (3 - y.abs()) ** 2 / 12, 0.0)
     assert float(offset.max()) > 0.1
@@ -60,7 +62,7 @@ def test_shifts_move_the_centre_of_all_that_follows(rng):
 
 def test_a_table_is_cheap_up_to_so_many_numbers(rng, monkeypatch):
     X = gaussian(rng, 2, 3)
-    found = RemainderTable(hs.Chain(hs.Residual(mlp(rng)), mlp(rng)), X)
+    found = RemainderTable(hs.maps.Chain(hs.maps.Residual(mlp(rng)), mlp(rng)), X)
     # two stages, four steps, columns of two times three
     for limit, said in ((2 * 4 * 36, True), (2 * 4 * 36 - 1, False)):
         monkeypatch.setattr(remainder_table, "DOUBLE_PRECISION", limit)
@@ -74,7 +76,7 @@ def test_single_precision_is_left_where_it_does_not_tell_the_output(rng, monkeyp
         return bool(x[order[0]] < 0) and int(order[0]) > 0 and float(x[order[0]].abs()) > 1.5 * float(x[order[1]].abs())
 
     for _ in range(200):
-        f, X = hs.Dense(gaussian(rng, 3, 3) * 4 ** gaussian(rng, 3, 1)), gaussian(rng, 1, 3)
+        f, X = hs.maps.Dense(gaussian(rng, 3, 3) * 4 ** gaussian(rng, 3, 1)), gaussian(rng, 1, 3)
         off = (f.to(torch.float32, "cpu")(X.float()).double() - f(X))[0]
         if most(off) and most(f(X)[0]):
             break
@@ -100,9 +102,9 @@ def test_sizes_in_single_precision_are_widened_by_a_share_and_by_what_sums_are_w
 def test_columns_that_differ_from_exact_ones_are_found_out_by_sums_of_them(d, rng):
     # what is taken for single precision here is another network
     f, g, X = mlp(rng, d=d), mlp(rng, d=d), gaussian(rng, 1, d)
-    others = [hs.MLP(up=x.up + 0.1 * gaussian(rng, 4, d), down=x.down, activation="tanh") for x in (f, g)]
-    exact = RemainderTable(hs.Chain(f, g), X).links
-    _output, blurred = linearise(hs.Chain(*others).to(torch.float32, "cpu"), X.float(), {})
+    others = [hs.maps.MLP(up=x.up + 0.1 * gaussian(rng, 4, d), down=x.down, activation="tanh") for x in (f, g)]
+    exact = RemainderTable(hs.maps.Chain(f, g), X).links
+    _output, blurred = linearise(hs.maps.Chain(*others).to(torch.float32, "cpu"), X.float(), {})
     found = rounded_norms(blurred, 0, exact=exact)
     (columns,) = exact[0].stage.directions()
     weights = torch.eye(d).double() if d <= PROBES else torch.randn(
@@ -122,7 +124,7 @@ def test_columns_that_differ_from_exact_ones_are_found_out_by_sums_of_them(d, rn
 
 
 def test_what_is_wrong_at_the_output_is_seen_by_functionals(rng):
-    f, X = hs.Chain(mlp(rng), hs.Dense(gaussian(rng, 2, 3))), gaussian(rng, 1, 3)
+    f, X = hs.maps.Chain(mlp(rng), hs.maps.Dense(gaussian(rng, 2, 3))), gaussian(rng, 1, 3)
     functionals = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     found = RemainderTable(f, X, single=True)
     found._output_errors = [gaussian(rng, 1, 3, 1, 2).abs()]
@@ -148,7 +150,7 @@ def test_signals_on_a_stack_are_kept_swapped_and_added(rng, monkeypatch):
     torch.testing.assert_close(stack, [a, c + b])
     # columns that are pushed one by one
     W, columns = gaussian(rng, 5, 3), gaussian(rng, 2, 4, 2, 3)
-    link = Link(Apply(hs.Dense(W)), hs.Dense(W).jacobian(columns[0, :1]))
+    link = Link(Apply(hs.maps.Dense(W)), hs.maps.Dense(W).jacobian(columns[0, :1]))
     for few in (2**24, 1):
         monkeypatch.setattr(propagation, "NUMBERS", few)
         stack = [columns]
@@ -158,10 +160,10 @@ def test_signals_on_a_stack_are_kept_swapped_and_added(rng, monkeypatch):
 
 def test_sums_of_maps_are_run_beside_each_other(rng):
     parts, X = [mlp(rng) for _ in range(3)], gaussian(rng, 2, 3)
-    f = hs.Chain(hs.Residual(mlp(rng)), hs.Sum(*parts), mlp(rng))
+    f = hs.maps.Chain(hs.maps.Residual(mlp(rng)), hs.maps.Sum(*parts), mlp(rng))
     found = RemainderTable(f, X)
     torch.testing.assert_close(found.output, f(X))
-    moves = [step for step in program(hs.Sum(*parts)) if isinstance(step, StackMove)]
+    moves = [step for step in program(hs.maps.Sum(*parts)) if isinstance(step, StackMove)]
     assert moves == [
         StackMove.DUPLICATE,
         StackMove.SWAP,

@@ -35,7 +35,7 @@ def share(f, stage, X, columns, eps, rng, ball=EUCLIDEAN):
 
 
 def test_what_comes_from_earlier_remainders_bends_neurons_too(rng):
-    f, X = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation="tanh"), gaussian(rng, 1, 2)
+    f, X = hs.maps.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation="tanh"), gaussian(rng, 1, 2)
     stage, little, much = mlp_stage(f, X), 1e-9 * gaussian(rng, 1, 1, 2), gaussian(rng, 1, 1, 2)
     direct, later = (stage.image_norms(columns[None], EUCLIDEAN)[0] for columns in (little, much))
     for eps in (0.1, 1.0):
@@ -76,7 +76,7 @@ def test_a_token_that_nobody_attends_to_is_not_hidden(gap):
 
 
 def test_a_norm_whose_token_turns_round_moves_by_twice_its_length():
-    f, X = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[1.0, 0.0]]).double()
+    f, X = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[1.0, 0.0]]).double()
     stage, columns = NormStage(f, X), -X[None]
     sizes = torch.tensor([3.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(3 * stage.image_norms(columns[None], EUCLIDEAN)[0], sizes)
@@ -99,17 +99,17 @@ def attention(rng, heads, groups, k, d, **others):
 
 
 NORMS = {
-    "layer norm": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=1e-12),
-    "layer norm with a large eps": lambda rng: hs.LayerNorm(gain=gaussian(rng, 4), eps=0.5),
-    "rms norm": lambda rng: hs.RMSNorm(gain=gaussian(rng, 4), eps=1e-6),
-    "rms norm without eps": lambda rng: hs.RMSNorm(gain=gaussian(rng, 4), eps=0.0),
+    "layer norm": lambda rng: hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=1e-12),
+    "layer norm with a large eps": lambda rng: hs.maps.LayerNorm(gain=gaussian(rng, 4), eps=0.5),
+    "rms norm": lambda rng: hs.maps.RMSNorm(gain=gaussian(rng, 4), eps=1e-6),
+    "rms norm without eps": lambda rng: hs.maps.RMSNorm(gain=gaussian(rng, 4), eps=0.0),
 }
 ATTENTIONS = {
     "one head": lambda rng: attention(rng, 1, 1, 1, 2),
     "heads": lambda rng: attention(rng, 2, 2, 2, 4),
-    "causal": lambda rng: attention(rng, 2, 2, 2, 4, positions=hs.Positions(causal=True)),
+    "causal": lambda rng: attention(rng, 2, 2, 2, 4, positions=hs.maps.Positions(causal=True)),
     "shared keys and rotary": lambda rng: attention(
-        rng, 4, 2, 2, 4, positions=hs.Positions(rotary=hs.Rotary(base=100.0))
+        rng, 4, 2, 2, 4, positions=hs.maps.Positions(rotary=hs.maps.Rotary(base=100.0))
     ),
     "concatenated": lambda rng: hs.Attention.single_head(A=gaussian(rng, 3, 3), V=gaussian(rng, 2, 3)),
 }
@@ -129,7 +129,9 @@ def test_the_remainder_of_a_norm_stays_within_its_bound_and_comes_near_it(name, 
 def test_the_remainder_of_an_mlp_stays_within_its_bound(activation, rng):
     shares = []
     for eps in EPS:
-        f = hs.MLP(up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), up_bias=gaussian(rng, 3), activation=activation)
+        f = hs.maps.MLP(
+            up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), up_bias=gaussian(rng, 3), activation=activation
+        )
         X = gaussian(rng, 2, 2)
         shares.append(share(f, mlp_stage(f, X), X, gaussian(rng, 2, 2, 2), eps, rng))
     assert 0.1 < max(shares) <= 1
@@ -139,7 +141,7 @@ def test_the_remainder_of_an_mlp_stays_within_its_bound(activation, rng):
 def test_the_remainder_of_a_gated_mlp_stays_within_its_bound(activation, rng):
     shares = []
     for eps in EPS:
-        f = hs.GatedMLP(
+        f = hs.maps.GatedMLP(
             gate=gaussian(rng, 3, 2), up=gaussian(rng, 3, 2), down=gaussian(rng, 4, 3), activation=activation
         )
         X = gaussian(rng, 2, 2)
@@ -163,7 +165,7 @@ def test_the_remainder_of_attention_stays_within_its_bound_and_comes_near_it(nam
 @pytest.mark.parametrize("p", [1.0, 2.0, torch.inf])
 def test_every_ball_keeps_within_the_bounds(p, rng):
     f, X = attention(rng, 2, 2, 2, 4), gaussian(rng, 3, 4)
-    norm, mlp = NORMS["layer norm"](rng), hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
+    norm, mlp = NORMS["layer norm"](rng), hs.maps.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
     for g, stage in ((f, AttentionStage(f, X)), (norm, NormStage(norm, X)), (mlp, mlp_stage(mlp, X))):
         for eps in EPS:
             assert share(g, stage, X, gaussian(rng, 4, 3, 4), eps, rng, UnitBall(p)) <= 1

@@ -28,10 +28,13 @@ def attention(rng, **others):
 
 STAGES = {
     "attention": lambda rng: (attention(rng), AttentionStage),
-    "masked": lambda rng: (attention(rng, positions=hs.Positions(causal=True)), AttentionStage),
-    "layer norm": lambda rng: (hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.1), NormStage),
-    "rms norm": lambda rng: (hs.RMSNorm(gain=gaussian(rng, 4), eps=1e-6), NormStage),
-    "mlp": lambda rng: (hs.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"), SmoothMLPStage),
+    "masked": lambda rng: (attention(rng, positions=hs.maps.Positions(causal=True)), AttentionStage),
+    "layer norm": lambda rng: (hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.1), NormStage),
+    "rms norm": lambda rng: (hs.maps.RMSNorm(gain=gaussian(rng, 4), eps=1e-6), NormStage),
+    "mlp": lambda rng: (
+        hs.maps.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"),
+        SmoothMLPStage,
+    ),
 }
 
 
@@ -54,7 +57,7 @@ def test_second_orders_are_those_of_autograd(name, rng):
 
 @pytest.mark.parametrize("name", [*STAGES, "gated"])
 def test_what_leaves_a_stage_is_what_its_derivative_says(name, rng):
-    gated = hs.GatedMLP(gate=gaussian(rng, 6, 4), up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
+    gated = hs.maps.GatedMLP(gate=gaussian(rng, 6, 4), up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
     f, kind = STAGES[name](rng) if name in STAGES else (gated, GatedStage)
     X, columns = gaussian(rng, 3, 4), gaussian(rng, 2, 3, 3, 4)
     _sizes, pushed = kind(f, X).propagate(columns, EUCLIDEAN)
@@ -170,7 +173,7 @@ def test_what_a_word_does_meets_what_else_has_happened(case):
 
 @pytest.mark.parametrize("moves", [("across", "across"), ("along", "across"), ("across", "along")])
 def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
-    f, eps = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), 0.01
+    f, eps = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), 0.01
     X = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     stage, step = NormStage(f, X), {"along": X, "across": X.flip(1)}
     own, other = (step[name][None] for name in moves)
@@ -187,7 +190,7 @@ def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
 @pytest.mark.parametrize("u", [-0.9, -0.6, -0.1, 0.0, 0.1, 0.6])
 @pytest.mark.parametrize("w", [0.01, 0.3, 1.0, 3.0])
 def test_remainders_of_a_norm_are_within_their_bounds_in_every_direction(u, w):
-    f = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
+    f = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
     X, columns = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[[u, w]]], dtype=torch.float64)
     stage = NormStage(f, X)
     sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
@@ -201,7 +204,7 @@ def test_remainders_of_a_norm_are_within_their_bounds_in_every_direction(u, w):
 
 
 def test_a_token_that_turns_before_a_norm_leaves_what_its_second_order_leaves():
-    f, X = hs.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[2.0, 0.0]]).double()
+    f, X = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[2.0, 0.0]]).double()
     for eps in (0.1, 1.0, 1.9):
         found = NormStage(f, X).turning_remainder(eps, torch.tensor([0]), second_order=True).tolist()
         assert found == pytest.approx([1 - 0.5 * (eps / 2) ** 2 - math.sqrt(1 - (eps / 2) ** 2), 0.0], rel=1e-9)
@@ -209,7 +212,7 @@ def test_a_token_that_turns_before_a_norm_leaves_what_its_second_order_leaves():
 
 def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
     one = torch.ones(1, 1, dtype=torch.float64)
-    f, X, eps = hs.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
+    f, X, eps = hs.maps.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
     stage, columns = SmoothMLPStage(f, X), one[None]
     sizes = eps * stage.image_norms(columns[None], EUCLIDEAN)[0]
     R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second_order(columns[None])[0, 0]
@@ -220,7 +223,7 @@ def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
 def test_neurons_that_move_far_are_not_taken_for_their_second_order(step):
     # where tanh bends most
     one = torch.ones(1, 1, dtype=torch.float64)
-    f, X, columns = hs.MLP(up=one, down=one, activation="tanh"), 0.6585 * one, step * one[None]
+    f, X, columns = hs.maps.MLP(up=one, down=one, activation="tanh"), 0.6585 * one, step * one[None]
     stage = SmoothMLPStage(f, X)
     sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     R = f(X + step) - f(X) - f.jacobian(X).jvp(step * one) - stage.second_order(columns[None])[0, 0]
@@ -229,7 +232,7 @@ def test_neurons_that_move_far_are_not_taken_for_their_second_order(step):
 
 def test_a_gate_that_bends_counts_as_much_as_what_it_opens():
     one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    f = hs.GatedMLP(gate=one, up=none, up_bias=9 * one[0], down=one, activation="silu")
+    f = hs.maps.GatedMLP(gate=one, up=none, up_bias=9 * one[0], down=one, activation="silu")
     stage, columns, eps = GatedStage(f, none), one[None], 0.1
     sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     R = f(none + eps) - f(none) - f.jacobian(none).jvp(eps * one)
@@ -269,7 +272,7 @@ def test_second_orders_of_whole_networks_are_those_of_autograd(rng):
 
 def test_a_word_before_a_norm_may_as_well_turn(rng):
     # all directions of c + e, for e in a ball, are within an angle of c: what is proven holds for every one
-    f, X = hs.LayerNorm(gain=1 + 0.1 * gaussian(rng, 6), eps=0.2), gaussian(rng, 2, 6)
+    f, X = hs.maps.LayerNorm(gain=1 + 0.1 * gaussian(rng, 6), eps=0.2), gaussian(rng, 2, 6)
     stage, token = NormStage(f, X), torch.tensor([1])
     bundle, _pairs = stage.turning(token)
     shares = []
@@ -288,7 +291,7 @@ def test_a_word_before_a_norm_may_as_well_turn(rng):
 @pytest.mark.parametrize("centred", [True, False])
 def test_remainders_of_norms_are_not_lost_in_rounding(centred, rng):
     mpmath.mp.dps = 60
-    f = (hs.LayerNorm if centred else hs.RMSNorm)(gain=torch.ones(3, dtype=torch.float64), eps=0.0)
+    f = (hs.maps.LayerNorm if centred else hs.maps.RMSNorm)(gain=torch.ones(3, dtype=torch.float64), eps=0.0)
     X = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
     stage, columns = NormStage(f, X), gaussian(rng, 1, 1, 3)
     sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
@@ -313,7 +316,7 @@ def test_sizes_of_first_orders_hold_in_exact_arithmetic(rng):
     W = gaussian(rng, 2, 3)
     for scale in (1e-6, 1.0, 1e6):
         X = scale * gaussian(rng, 1, 3)
-        f = hs.Chain(hs.LayerNorm(gain=torch.ones(3, dtype=torch.float64), eps=0.0), hs.Dense(W))
+        f = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(3, dtype=torch.float64), eps=0.0), hs.maps.Dense(W))
         (radius,) = hs.certify(f, X).radii
         wins = int(f(X)[0].argmax())
         g = [mpmath.mpf(float(W[wins, i])) - mpmath.mpf(float(W[1 - wins, i])) for i in range(3)]
@@ -329,9 +332,9 @@ def test_sizes_of_first_orders_hold_in_exact_arithmetic(rng):
 def test_activations_without_a_known_curvature_are_refused(rng):
     mish = entrywise(torch.nn.functional.mish, "mish")
     f, X = classifier(rng), gaussian(rng, 5, 8)
-    maps = [dataclasses.replace(part, activation=mish) if isinstance(part, hs.MLP) else part for part in f.maps]
+    maps = [dataclasses.replace(part, activation=mish) if isinstance(part, hs.maps.MLP) else part for part in f.maps]
     with pytest.raises(AssumptionError, match="curvature is known"):
-        hs.certify(hs.Chain(*maps), X)
+        hs.certify(hs.maps.Chain(*maps), X)
     assert require_known("gelu").name == "gelu"
 
 
@@ -366,11 +369,11 @@ def test_tables_in_single_precision_are_wider_but_hardly(before, rng):
 def test_tables_in_single_precision_are_widened_by_what_cancels_in_them(seed, rng):
     # a norm takes out what all coordinates have in common: here that is nearly all of the remainder before it
     rng.manual_seed(seed)
-    mlp = hs.MLP(up=gaussian(rng, 12, 8), down=gaussian(rng, 8, 12) + 1e4 * gaussian(rng, 1, 12))
+    mlp = hs.maps.MLP(up=gaussian(rng, 12, 8), down=gaussian(rng, 8, 12) + 1e4 * gaussian(rng, 1, 12))
     mlp = dataclasses.replace(mlp, down_bias=gaussian(rng, 8))
     X = torch.zeros(1, 8, dtype=torch.float64)
-    norm = hs.LayerNorm(gain=torch.ones(8, dtype=torch.float64))
-    f = hs.Chain(mlp, norm, hs.Pooling.first(n=1, like=X), hs.Dense(gaussian(rng, 2, 8)))
+    norm = hs.maps.LayerNorm(gain=torch.ones(8, dtype=torch.float64))
+    f = hs.maps.Chain(mlp, norm, hs.maps.Pooling.first(n=1, like=X), hs.maps.Dense(gaussian(rng, 2, 8)))
     exact, wide = (RemainderTable(f, X, single=single) for single in (False, True))
     functional = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     assert bool((exact.transfer[1] <= wide.transfer[1]).all())
@@ -390,7 +393,7 @@ def test_no_few_moves_of_queries_keys_and_values_take_attention_beyond_its_bound
     first, second = torch.eye(2, dtype=torch.float64)
     shares = []
     for _ in range(70):
-        bias = hs.Positions(position_bias=3 * gaussian(rng, 1, 4))
+        bias = hs.maps.Positions(position_bias=3 * gaussian(rng, 1, 4))
         f = hs.Attention(
             query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0, positions=bias
         )

@@ -20,29 +20,35 @@ def norm(kind, rng, silent=0):
 
 
 CONVEX = {
-    "ball": lambda rng: hs.Ball(1.5),
-    "ball elsewhere": lambda rng: hs.Ball(1.5, centre=gauss(rng, D)),
-    "neighbourhood": lambda rng: hs.Neighbourhood(gauss(rng, N, D), eps=0.7),
-    "neighbourhood of every token": lambda rng: hs.Neighbourhood(gauss(rng, N, D), eps=0.7, per_token=True),
+    "ball": lambda rng: hs.domains.Ball(1.5),
+    "ball elsewhere": lambda rng: hs.domains.Ball(1.5, centre=gauss(rng, D)),
+    "neighbourhood": lambda rng: hs.domains.Neighbourhood(gauss(rng, N, D), eps=0.7),
+    "neighbourhood of every token": lambda rng: hs.domains.Neighbourhood(gauss(rng, N, D), eps=0.7, per_token=True),
 }
 CURVED = {
-    "sphere": lambda rng: hs.Sphere(1.5),
-    "layer norm": lambda rng: hs.LayerNormImage(norm(hs.LayerNorm, rng)),
-    "rms norm": lambda rng: hs.LayerNormImage(norm(hs.RMSNorm, rng)),
-    "layer norm, one coordinate without gain": lambda rng: hs.LayerNormImage(norm(hs.LayerNorm, rng, silent=1)),
-    "layer norm, two coordinates without gain": lambda rng: hs.LayerNormImage(norm(hs.LayerNorm, rng, silent=2)),
-    "rms norm, two coordinates without gain": lambda rng: hs.LayerNormImage(norm(hs.RMSNorm, rng, silent=2)),
+    "sphere": lambda rng: hs.domains.Sphere(1.5),
+    "layer norm": lambda rng: hs.domains.LayerNormImage(norm(hs.maps.LayerNorm, rng)),
+    "rms norm": lambda rng: hs.domains.LayerNormImage(norm(hs.maps.RMSNorm, rng)),
+    "layer norm, one coordinate without gain": lambda rng: hs.domains.LayerNormImage(
+        norm(hs.maps.LayerNorm, rng, silent=1)
+    ),
+    "layer norm, two coordinates without gain": lambda rng: hs.domains.LayerNormImage(
+        norm(hs.maps.LayerNorm, rng, silent=2)
+    ),
+    "rms norm, two coordinates without gain": lambda rng: hs.domains.LayerNormImage(
+        norm(hs.maps.RMSNorm, rng, silent=2)
+    ),
 }
 ALL = CONVEX | CURVED
 
 
 def distance_outside(domain, X):
     """By how much inputs miss the domain, from its definition."""
-    if isinstance(domain, hs.Ball):
+    if isinstance(domain, hs.domains.Ball):
         return (X - (0 if domain.centre is None else domain.centre)).norm(dim=-1).amax() - domain.radius
-    if isinstance(domain, hs.Sphere):
+    if isinstance(domain, hs.domains.Sphere):
         return (X.norm(dim=-1) - domain.radius).abs().amax()
-    if isinstance(domain, hs.Neighbourhood):
+    if isinstance(domain, hs.domains.Neighbourhood):
         far = (X - domain.X).norm(dim=-1) if domain.per_token else (X - domain.X).flatten(-2).norm(dim=-1)
         return far.amax() - domain.eps
     return off_the_image(domain.norm, X)
@@ -110,10 +116,10 @@ def test_what_lies_inside_does_not_move(name, rng):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_leaves_no_token_outside_a_ball(dtype, rng):
     X = torch.randn(1000, 64, dtype=dtype, generator=rng)
-    inside = hs.Ball(0.1).nearest(X)
+    inside = hs.domains.Ball(0.1).nearest(X)
     assert inside.dtype == dtype
     assert inside.double().norm(dim=-1).max() <= 0.1
-    assert torch.equal(hs.Ball(0.1).nearest(inside), inside)
+    assert torch.equal(hs.domains.Ball(0.1).nearest(inside), inside)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -130,37 +136,39 @@ def test_a_direction_climbs_and_does_not_leave_the_domain(name, rng):
 def test_a_direction_is_the_gradient_but_for_what_points_out(name, rng):
     domain = CONVEX[name](rng)
     X, G = domain.nearest(3 * gauss(rng, N, D)), gauss(rng, N, D)
-    outwards = X if isinstance(domain, hs.Ball) else X - domain.X
+    outwards = X if isinstance(domain, hs.domains.Ball) else X - domain.X
     leaving = (outwards * G).sum(-1) > 0
     E = domain.direction(X, G)
     assert torch.equal(E[~leaving], G[~leaving])
     assert_close((E * outwards).sum(-1)[leaving], torch.zeros(int(leaving.sum())).double())
-    assert torch.equal(domain.direction(0 * X, G), G) == isinstance(domain, hs.Ball)
+    assert torch.equal(domain.direction(0 * X, G), G) == isinstance(domain, hs.domains.Ball)
 
 
 def test_a_ball_is_named_by_its_radius_alone_or_with_a_centre():
     centre = torch.ones(2)
     X = torch.tensor([[9.0, 0.0]])
-    assert_close(hs.Ball(5.0).nearest(X), torch.tensor([[5.0, 0.0]]))
-    assert_close(hs.Ball(radius=5.0).nearest(X), torch.tensor([[5.0, 0.0]]))
-    assert_close(hs.Ball(centre=centre, radius=5.0).nearest(X - 8 * centre), torch.tensor([[1.0, -4.0]]))
-    assert hs.Ball(5.0).describe(10) == "10 tokens in the ball of radius 5"
-    assert hs.Ball(5.0, centre=centre).to(torch.float64).centre.dtype == torch.float64
+    assert_close(hs.domains.Ball(5.0).nearest(X), torch.tensor([[5.0, 0.0]]))
+    assert_close(hs.domains.Ball(radius=5.0).nearest(X), torch.tensor([[5.0, 0.0]]))
+    assert_close(hs.domains.Ball(centre=centre, radius=5.0).nearest(X - 8 * centre), torch.tensor([[1.0, -4.0]]))
+    assert hs.domains.Ball(5.0).describe(10) == "10 tokens in the ball of radius 5"
+    assert hs.domains.Ball(5.0, centre=centre).to(torch.float64).centre.dtype == torch.float64
 
 
-@pytest.mark.parametrize("domain", [hs.Sphere(2.0), hs.LayerNormImage(hs.LayerNorm(gain=torch.ones(D).double()))])
+@pytest.mark.parametrize(
+    "domain", [hs.domains.Sphere(2.0), hs.domains.LayerNormImage(hs.maps.LayerNorm(gain=torch.ones(D).double()))]
+)
 def test_tokens_without_a_direction_are_given_one(domain):
     X = domain.nearest(torch.zeros(N, D, dtype=torch.float64))
     assert_close(X.norm(dim=-1), torch.full((N,), 2.0).double())
 
 
-@pytest.mark.parametrize("kind", [hs.LayerNorm, hs.RMSNorm])
+@pytest.mark.parametrize("kind", [hs.maps.LayerNorm, hs.maps.RMSNorm])
 def test_outputs_of_a_norm_lie_on_its_image(kind, rng):
     f = kind(gain=gauss(rng, D), bias=gauss(rng, D), eps=1e-12)
     Y = f(10 * gauss(rng, 100, N, D))
-    assert_close(hs.LayerNormImage(f).nearest(Y), Y)
+    assert_close(hs.domains.LayerNormImage(f).nearest(Y), Y)
 
 
 def test_the_first_draw_from_a_neighbourhood_is_its_centre(rng):
     X = gauss(rng, N, D)
-    assert torch.equal(hs.Neighbourhood(X=X, eps=0.1).draw(3, N, LIKE, rng)[0], X)
+    assert torch.equal(hs.domains.Neighbourhood(X=X, eps=0.1).draw(3, N, LIKE, rng)[0], X)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.domains.ellipsoid import Ellipsoid
 
-KINDS = {"layer": hs.LayerNorm, "rms": hs.RMSNorm}
+KINDS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 
 
 def farthest_image(kind, gain, bias, centre):
@@ -92,12 +92,12 @@ def test_a_gain_of_zero_sends_every_token_to_the_bias(rng):
 
 
 def test_the_radius_of_a_plain_norm_is_the_root_of_the_dimension():
-    assert float(hs.RMSNorm(gain=torch.ones(768).double()).image.radius) == pytest.approx(math.sqrt(768))
-    assert float(hs.LayerNorm(gain=torch.ones(768)).image.radius) == pytest.approx(math.sqrt(768), rel=1e-6)
+    assert float(hs.maps.RMSNorm(gain=torch.ones(768).double()).image.radius) == pytest.approx(math.sqrt(768))
+    assert float(hs.maps.LayerNorm(gain=torch.ones(768)).image.radius) == pytest.approx(math.sqrt(768), rel=1e-6)
 
 
 def test_the_radius_of_an_ellipsoid_is_a_number_when_the_bias_misses_the_longest_axis():
-    norm = hs.RMSNorm(gain=torch.tensor([5.0, 1.0]).double(), bias=torch.tensor([0.0, 1e-6]).double())
+    norm = hs.maps.RMSNorm(gain=torch.tensor([5.0, 1.0]).double(), bias=torch.tensor([0.0, 1e-6]).double())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         radius = float(norm.image.radius)
@@ -106,7 +106,7 @@ def test_the_radius_of_an_ellipsoid_is_a_number_when_the_bias_misses_the_longest
 
 @pytest.mark.parametrize("bias", [0.3, 1e-6])
 def test_the_radius_of_an_ellipsoid_divides_by_nothing(bias):
-    norm = hs.RMSNorm(gain=torch.tensor([5.0, 1.0]).double(), bias=torch.tensor([0.0, bias]).double())
+    norm = hs.maps.RMSNorm(gain=torch.tensor([5.0, 1.0]).double(), bias=torch.tensor([0.0, bias]).double())
     assert math.isfinite(norm.image.radius)
 
 

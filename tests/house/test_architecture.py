@@ -1,6 +1,7 @@
 """The arrows between rooms point one way."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ GROUND = {
     "errors",
     "validation",
     "files",
+    "lazy_names",
     "linear_operators",
     "markup",
     "memory",
@@ -61,8 +63,9 @@ ALLOWED = {
     "lab": GROUND,
     "__main__": {"cli"},
     "cli": {*GROUND, *INSTRUMENTS, "studies", "report", "lab", ""},
+    "lazy_names": set(),
     "threads": set(),
-    "": {"threads"},
+    "": {"lazy_names", "threads"},
 }
 
 
@@ -109,3 +112,31 @@ def test_no_file_is_a_drawer_for_odds_and_ends():
 def test_every_file_says_in_one_sentence_what_it_holds():
     first = {path: (ast.get_docstring(parsed(path)) or "").split("\n")[0].rstrip(".") for path in FILES}
     assert [path for path, sentence in first.items() if not sentence] == []
+
+
+def strings_of(path: Path) -> list[str]:
+    """The strings of a file that are not docstrings, with {} for what f-strings put in."""
+    tree, found, inside = parsed(path), [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            inside |= set(ast.walk(node))  # a docstring
+        elif isinstance(node, ast.JoinedStr) and node not in inside:
+            parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            found.append("".join(map(str, parts)))
+            inside |= set(ast.walk(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
+            found.append(node.value)
+    return found
+
+
+def test_only_the_command_line_speaks_of_its_options():
+    # words of a command are no sentence, and a whole command names its options
+    command = re.compile(r"\b(howsmooth|pip) [^;]*")
+    named = {
+        (path.relative_to(ROOT).as_posix(), text)
+        for path in FILES
+        if room(path) not in ("cli", "lab")
+        for text in strings_of(path)
+        if re.search(r"(^|[ '\"`])--[a-z]+", command.sub("", text)) and " " in text.strip()
+    }
+    assert named == set(), "say `tokenizer=`, which the command line prints as --tokenizer"

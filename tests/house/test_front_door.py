@@ -1,4 +1,5 @@
 import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -8,20 +9,38 @@ import pytest
 
 import howsmooth as hs
 
-
-def test_every_exported_name_can_be_had():
-    for name in hs.__all__:
-        assert getattr(hs, name).__name__.split(".")[-1] == name
-    assert set(hs.__all__) <= set(dir(hs))
+ROOT = Path(hs.__file__).parent
+STUBS = sorted(ROOT.rglob("__init__.pyi"))
 
 
-def test_the_type_checker_sees_the_same_names():
-    tree = ast.parse(Path(hs.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert {alias.asname for node in imports for alias in node.names} == set(hs.__all__)
+def package(stub):
+    return importlib.import_module(".".join(["howsmooth", *stub.parent.relative_to(ROOT).parts]))
 
 
-@pytest.mark.parametrize("index", [hs.bounds, hs.extremal], ids=["bounds", "extremal"])
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.parent.name)
+def test_every_name_of_a_stub_can_be_had_and_no_other(stub):
+    namespace = package(stub)
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname for node in imports for alias in node.names} == set(namespace.__all__) == set(dir(namespace))
+    for name in namespace.__all__:
+        assert getattr(namespace, name).__name__.split(".")[-1] == name
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.parent.name)
+def test_no_module_hides_a_name_of_its_package(stub):
+    # once howsmooth.transport.wasserstein were imported, hs.transport.wasserstein would be the module
+    modules = {path.stem for path in stub.parent.glob("*.py")} | {
+        path.parent.name for path in stub.parent.glob("*/*.py")
+    }
+    hidden = {name for name in package(stub).__all__ if not inspect.ismodule(getattr(package(stub), name))}
+    assert not hidden & modules
+
+
+def test_the_front_door_is_small():
+    assert len(hs.__all__) < 50  # some forty, and room for a few more
+
+
+@pytest.mark.parametrize("index", [hs.bounds, hs.inputs], ids=["bounds", "inputs"])
 def test_an_index_holds_what_it_lists_and_nothing_else(index):
     # the import hook that checks shapes in tests leaves its own name in every module
     held = {name for name in vars(index) if not (name.startswith("__") and name.endswith("__"))} - {"jaxtyping"}
@@ -34,14 +53,17 @@ def test_every_theorem_is_in_the_index_and_every_input_too():
         "large_radius_limit",
         "table",
     }
-    assert {"tied_pair", "two_point", "equal_tokens", "origin_token"} < set(dir(hs.extremal))
+    assert {"tied_pair", "two_point", "equal_tokens", "origin_token"} < set(dir(hs.inputs))
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="lipshitz"):
         hs.local_lipshitz  # noqa: B018
+    with pytest.raises(AttributeError, match="'Atention'"):
+        hs.maps.Atention  # noqa: B018
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import sys, howsmooth, howsmooth.cli.app, howsmooth.cli.commands; sys.exit('torch' in sys.modules)"
+    rooms = ", ".join(package(stub).__name__ for stub in STUBS)
+    code = f"import sys, {rooms}, howsmooth.cli.app, howsmooth.cli.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

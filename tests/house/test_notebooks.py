@@ -10,18 +10,18 @@ from howsmooth.markup import paragraph, table
 ONE = torch.ones(1, 1, dtype=torch.float64)
 F = hs.Attention.single_head(A=-2 * torch.eye(2), V=torch.eye(2))
 X = torch.tensor([[0.0, 1.0], [1.0, 0.5], [-1.0, 2.0]])
-MU = hs.DiscreteMeasure(X)
+MU = hs.transport.DiscreteMeasure(X)
 RESULTS = {
     "estimate": lambda: hs.local_lipschitz(F, X),
     "batch": lambda: hs.local_lipschitz(F, X.expand(3, 3, 2)),
     "singular values": lambda: hs.singular_values(F.jacobian(X), k=2),
     "bound": lambda: hs.bounds.sharp_upper(F, n=5, radius=1.0),
     "table": lambda: hs.bounds.table(F, n=5, radius=1.0),
-    "witness": lambda: hs.extremal.tied_pair(F, 5, 1.0),
+    "witness": lambda: hs.inputs.tied_pair(F, 5, 1.0),
     "bracket": lambda: hs.bracket(F, n=5, radius=1.0),
     "splitting": lambda: hs.splitting(F, MU),
     "attack": lambda: hs.split_attack(F, MU, eps=1e-3),
-    "map": lambda: hs.splitting_map(A=-1.0, step=2.0),
+    "map": lambda: hs.search.splitting_map(A=-1.0, step=2.0),
     "regimes": lambda: hs.regimes(hs.Attention.single_head(A=-ONE, V=ONE), 1.0, [3, 10]),
     "typical gain": lambda: hs.typical_gain(F, X),
     "tokens": lambda: hs.local_lipschitz(F, X).show_tokens(["down", "the", "hole"]),

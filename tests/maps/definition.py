@@ -118,7 +118,7 @@ def naive(X, p):
     return torch.stack(rows).reshape(*batch, *rows[0].shape)
 
 
-NORMS = {"layer": hs.LayerNorm, "rms": hs.RMSNorm}
+NORMS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 
 
 def build(p):
@@ -126,12 +126,12 @@ def build(p):
     p = dict(p)
     pos = dict(p.pop("positions", {}))
     if pos.get("rotary"):
-        pos["rotary"] = hs.Rotary(**pos["rotary"])
+        pos["rotary"] = hs.maps.Rotary(**pos["rotary"])
     for name in ("query_norm", "key_norm"):
         if p.get(name):
             kind, gain, bias, eps = p[name]
             p[name] = NORMS[kind](gain=gain, bias=bias, eps=eps)
-    return hs.Attention(**p, positions=hs.Positions(**pos))
+    return hs.Attention(**p, positions=hs.maps.Positions(**pos))
 
 
 FEATURES = [

@@ -156,13 +156,13 @@ def plain_linear(f, q, k, v):
 
 PLAIN = {
     hs.Attention: plain_softmax,
-    hs.L2Attention: plain_l2,
-    hs.SigmoidAttention: plain_sigmoid,
-    hs.CosineAttention: plain_cosine,
-    hs.EntmaxAttention: plain_entmax,
-    hs.SinkhornAttention: plain_sinkhorn,
-    hs.DifferentialAttention: plain_differential,
-    hs.LinearAttention: plain_linear,
+    hs.maps.L2Attention: plain_l2,
+    hs.maps.SigmoidAttention: plain_sigmoid,
+    hs.maps.CosineAttention: plain_cosine,
+    hs.maps.EntmaxAttention: plain_entmax,
+    hs.maps.SinkhornAttention: plain_sinkhorn,
+    hs.maps.DifferentialAttention: plain_differential,
+    hs.maps.LinearAttention: plain_linear,
 }
 
 
@@ -220,27 +220,27 @@ class Kind:
 
 KINDS = [
     Kind("sink", hs.Attention, lambda g, heads: {"sink": g(heads)}),
-    Kind("l2", hs.L2Attention, lambda g, heads: {"scale": 0.1}, capped=False),
-    Kind("sigmoid", hs.SigmoidAttention),
-    Kind("sigmoid, biased", hs.SigmoidAttention, lambda g, heads: {"bias": 0.3, "count": 4.5}),
-    Kind("cosine", hs.CosineAttention, lambda g, heads: {"scale": 3.0, "gain": 0.7, "eps": 0.1}),
-    Kind("cosine, values too", hs.CosineAttention, lambda g, heads: {"gain": 0.7, "normalise_values": True}),
-    Kind("entmax 1.5", hs.EntmaxAttention),
-    Kind("sparsemax", hs.EntmaxAttention, lambda g, heads: {"alpha": 2.0, "scale": 0.1}),
-    Kind("entmax, counting", hs.EntmaxAttention, lambda g, heads: {"count": 3.5, "scale": 0.3}),
-    Kind("sinkhorn", hs.SinkhornAttention, lambda g, heads: {"scale": 0.1}, maskable=False),
-    Kind("differential", hs.DifferentialAttention, lambda g, heads: {"subtracted": g(heads)}, rotary=False),
-    Kind("linear", hs.LinearAttention, biasable=False, capped=False),
+    Kind("l2", hs.maps.L2Attention, lambda g, heads: {"scale": 0.1}, capped=False),
+    Kind("sigmoid", hs.maps.SigmoidAttention),
+    Kind("sigmoid, biased", hs.maps.SigmoidAttention, lambda g, heads: {"bias": 0.3, "count": 4.5}),
+    Kind("cosine", hs.maps.CosineAttention, lambda g, heads: {"scale": 3.0, "gain": 0.7, "eps": 0.1}),
+    Kind("cosine, values too", hs.maps.CosineAttention, lambda g, heads: {"gain": 0.7, "normalise_values": True}),
+    Kind("entmax 1.5", hs.maps.EntmaxAttention),
+    Kind("sparsemax", hs.maps.EntmaxAttention, lambda g, heads: {"alpha": 2.0, "scale": 0.1}),
+    Kind("entmax, counting", hs.maps.EntmaxAttention, lambda g, heads: {"count": 3.5, "scale": 0.3}),
+    Kind("sinkhorn", hs.maps.SinkhornAttention, lambda g, heads: {"scale": 0.1}, maskable=False),
+    Kind("differential", hs.maps.DifferentialAttention, lambda g, heads: {"subtracted": g(heads)}, rotary=False),
+    Kind("linear", hs.maps.LinearAttention, biasable=False, capped=False),
     Kind(
         "linear, no denominator",
-        hs.LinearAttention,
+        hs.maps.LinearAttention,
         lambda g, heads: {"normalised": False, "count": 2.5},
         biasable=False,
         capped=False,
     ),
     Kind(
         "linear, identity",
-        hs.LinearAttention,
+        hs.maps.LinearAttention,
         lambda g, heads: {"normalised": False, "features": "identity"},
         biasable=False,
         capped=False,
@@ -274,26 +274,28 @@ FEATURES = [
     Feature("a weight is zero", lambda g: {"weights": _mass(g)}),
     Feature("batch", lambda g: {"heads": 4, "groups": 2}, batch=(2, 3)),
     Feature("weights per sequence", lambda g: {"weights": g(3, N).exp(), "heads": 4, "groups": 2}, batch=(3,)),
-    Feature("causal", lambda g: {"positions": hs.Positions(causal=True)}, fits=lambda kind: kind.maskable),
+    Feature("causal", lambda g: {"positions": hs.maps.Positions(causal=True)}, fits=lambda kind: kind.maskable),
     Feature(
         "causal, grouped, weights",
-        lambda g: {"positions": hs.Positions(causal=True), "weights": g(N).exp(), "heads": 4, "groups": 2},
+        lambda g: {"positions": hs.maps.Positions(causal=True), "weights": g(N).exp(), "heads": 4, "groups": 2},
         fits=lambda kind: kind.maskable,
     ),
-    Feature("window", lambda g: {"positions": hs.Positions(window=3)}, fits=lambda kind: kind.maskable),
-    Feature("padding", lambda g: {"positions": hs.Positions(padding=PADDING)}, fits=lambda kind: kind.maskable),
+    Feature("window", lambda g: {"positions": hs.maps.Positions(window=3)}, fits=lambda kind: kind.maskable),
+    Feature("padding", lambda g: {"positions": hs.maps.Positions(padding=PADDING)}, fits=lambda kind: kind.maskable),
     Feature(
         "mask per head and sequence",
-        lambda g: {"positions": hs.Positions(mask=boolean_mask(g, 3, 3))},
+        lambda g: {"positions": hs.maps.Positions(mask=boolean_mask(g, 3, 3))},
         batch=(3,),
         fits=lambda kind: kind.maskable,
     ),
     Feature(
         "biases of position",
-        lambda g: {"positions": hs.Positions(relative_bias=g(3, 2 * N + 3), position_bias=g(3, N))},
+        lambda g: {"positions": hs.maps.Positions(relative_bias=g(3, 2 * N + 3), position_bias=g(3, N))},
         fits=lambda kind: kind.biasable,
     ),
-    Feature("rotary", lambda g: {"positions": hs.Positions(rotary=hs.Rotary())}, fits=lambda kind: kind.rotary),
+    Feature(
+        "rotary", lambda g: {"positions": hs.maps.Positions(rotary=hs.maps.Rotary())}, fits=lambda kind: kind.rotary
+    ),
     Feature("soft cap", lambda g: {"softcap": 1.5}, fits=lambda kind: kind.capped),
 ]
 

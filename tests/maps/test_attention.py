@@ -32,7 +32,7 @@ def test_padding_differs_from_sequence_to_sequence(rng):
     X = torch.randn(2, 5, 6, dtype=torch.float64, generator=rng)
     padding = torch.tensor([[True] * 5, [True, True, True, False, False]])
     padded = hs.Attention(
-        query=f.query, key=f.key, value=f.value, output=f.output, positions=hs.Positions(padding=padding)
+        query=f.query, key=f.key, value=f.value, output=f.output, positions=hs.maps.Positions(padding=padding)
     )
     assert_close(padded(X)[0], f(X[0]))
     assert_close(padded(X)[1, :3], f(X[1, :3]))
@@ -48,7 +48,7 @@ def test_tile_borders_do_not_show(n, window, causal, rng, monkeypatch):
     f = layer(
         lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng),
         biases=False,
-        positions=hs.Positions(causal=causal, window=window),
+        positions=hs.maps.Positions(causal=causal, window=window),
     )
     X = torch.randn(n, 6, dtype=torch.float64, generator=rng)
     i = torch.arange(n)
@@ -74,7 +74,7 @@ def test_queries_keys_and_values_are_those_that_the_map_attends_with(rng):
         lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng),
         heads=4,
         groups=2,
-        positions=hs.Positions(rotary=hs.Rotary()),
+        positions=hs.maps.Positions(rotary=hs.maps.Rotary()),
     )
     X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
     for places in (None, torch.arange(7) + 5):  # rotary embeddings see differences of positions alone
@@ -109,7 +109,9 @@ def test_saturated_scores_pick_the_best_token():
 def test_a_map_can_change_dtype(rng):
     f = layer(
         lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng),
-        positions=hs.Positions(padding=torch.ones(7, dtype=torch.bool), rotary=hs.Rotary(frequencies=torch.ones(2))),
+        positions=hs.maps.Positions(
+            padding=torch.ones(7, dtype=torch.bool), rotary=hs.maps.Rotary(frequencies=torch.ones(2))
+        ),
     )
     g = f.to(torch.float32)
     X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
@@ -119,7 +121,7 @@ def test_a_map_can_change_dtype(rng):
 
 
 def test_vmap_and_forward_mode_work_through_the_forward_pass(rng):
-    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), positions=hs.Positions(causal=True))
+    f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), positions=hs.maps.Positions(causal=True))
     X = torch.randn(3, 7, 6, dtype=torch.float64, generator=rng)
     assert_close(torch.vmap(f)(X), f(X))
     assert_close(torch.func.jacfwd(f)(X[0]), torch.func.jacrev(f)(X[0]))
@@ -149,7 +151,7 @@ def test_values_and_products_equal_fused_attention_of_pytorch(rng, causal):
         mixed = torch.nn.functional.scaled_dot_product_attention(q, key, v, is_causal=causal, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(2)
 
-    f = hs.Attention(query=Q, key=K, value=V, positions=hs.Positions(causal=causal))
+    f = hs.Attention(query=Q, key=K, value=V, positions=hs.maps.Positions(causal=causal))
     assert_close(f(X), fused(X))
     Z = X.clone().requires_grad_()
     G = gaussian(rng, b, n, h * k)
@@ -177,7 +179,7 @@ def test_values_equal_multihead_attention_of_pytorch_with_padding_and_masks(rng)
         value_bias=bv,
         output=module.out_proj.weight.detach().view(d, h, d // h).movedim(1, 0),
         output_bias=module.out_proj.bias.detach(),
-        positions=hs.Positions(padding=padding, mask=mask),
+        positions=hs.maps.Positions(padding=padding, mask=mask),
     )
     X = gaussian(rng, b, n, d)
     additive = torch.zeros(b, n, dtype=torch.float64).masked_fill(~padding, -math.inf)

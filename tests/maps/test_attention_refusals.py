@@ -58,11 +58,11 @@ WEIGHTS = [
     ({"output_bias": torch.full((6,), torch.nan)}, NonFiniteError, "output_bias must be finite"),
     ({"softcap": 0.0}, AssumptionError, "softcap must be positive, got 0.0"),
     ({"scale": float("nan")}, AssumptionError, "scale must be finite"),
-    ({"query_norm": hs.RMSNorm(gain=torch.ones(3))}, ShapeError, "gain of query_norm"),
+    ({"query_norm": hs.maps.RMSNorm(gain=torch.ones(3))}, ShapeError, "gain of query_norm"),
     ({"weights": torch.tensor([-1.0, 2.0])}, AssumptionError, "must not be negative"),
     ({"weights": torch.tensor([torch.nan, 2.0])}, NonFiniteError, "weights must be finite"),
-    ({"positions": hs.Positions(relative_bias=torch.ones(3, 9))}, ShapeError, "1 or 4 heads, got 3"),
-    ({"positions": hs.Positions(rotary=hs.Rotary(dim=4))}, ShapeError, "4 exceeds the head dimension 2"),
+    ({"positions": hs.maps.Positions(relative_bias=torch.ones(3, 9))}, ShapeError, "1 or 4 heads, got 3"),
+    ({"positions": hs.maps.Positions(rotary=hs.maps.Rotary(dim=4))}, ShapeError, "4 exceeds the head dimension 2"),
 ]
 
 
@@ -73,7 +73,7 @@ def test_bad_weights_are_refused(changes, error, sentence):
 
 
 def test_weights_that_leave_nothing_to_see_are_refused():
-    f = good(weights=torch.tensor([0.0, 1.0, 1.0]), positions=hs.Positions(causal=True))
+    f = good(weights=torch.tensor([0.0, 1.0, 1.0]), positions=hs.maps.Positions(causal=True))
     with pytest.raises(AssumptionError, match="token 0 may attend to nothing"):
         f(torch.ones(3, 6))
     with pytest.raises(ShapeError, match="weights must have one entry for each of 5 tokens, got 3"):
@@ -86,7 +86,7 @@ def test_bad_bilinear_forms_are_refused():
     with pytest.raises(ShapeError, match="value must have the shape"):
         hs.Attention.single_head(A=torch.ones(3, 3), V=torch.ones(3, 2))
     with pytest.raises(AssumptionError, match="not both"):
-        hs.Attention.single_head(A=torch.ones(3, 3), V=torch.ones(3, 3), causal=True, positions=hs.Positions())
+        hs.Attention.single_head(A=torch.ones(3, 3), V=torch.ones(3, 3), causal=True, positions=hs.maps.Positions())
     with pytest.raises(ShapeError, match="multiple of heads"):
         hs.Attention.random(heads=5, d=12)
 
@@ -182,8 +182,8 @@ def test_bad_tokens_are_refused_by_value_jacobian_and_estimate(rng, name):
     f = hs.Attention(**parts(rng))
     with pytest.raises(error):
         f(bad)
-    norm = hs.LayerNorm(gain=torch.ones(4).double())
-    for g in (f, norm, hs.Chain(norm, f), hs.Residual(f)):
+    norm = hs.maps.LayerNorm(gain=torch.ones(4).double())
+    for g in (f, norm, hs.maps.Chain(norm, f), hs.maps.Residual(f)):
         for ask in (g.jacobian, lambda X, g=g: hs.local_lipschitz(g, X)):
             with pytest.raises(error):
                 ask(bad)
@@ -192,7 +192,12 @@ def test_bad_tokens_are_refused_by_value_jacobian_and_estimate(rng, name):
 def test_perturbations_of_the_wrong_shape_are_refused(rng):
     f = hs.Attention(**(parts(rng) | {"output": gaussian(rng, 4, 7, 5)}))
     X = gaussian(rng, 2, 6, 4)
-    for operator in (f.jacobian(X), f.jacobian(X, memory=0), hs.Chain(f).jacobian(X), hs.JacobianOperator(f, X)):
+    for operator in (
+        f.jacobian(X),
+        f.jacobian(X, memory=0),
+        hs.maps.Chain(f).jacobian(X),
+        hs.spectral.JacobianOperator(f, X),
+    ):
         for shape in [(6, 4), (2, 6, 7), (2, 5, 4), (48,), (3, 2, 6, 4)]:
             with pytest.raises(ShapeError):
                 operator.jvp(gaussian(rng, *shape))
@@ -214,8 +219,8 @@ def test_perturbations_of_the_wrong_shape_are_refused(rng):
         ({"softcap": 0.0}, AssumptionError),
         ({"softcap": -1.0}, AssumptionError),
         ({"softcap": math.nan}, AssumptionError),
-        ({"query_norm": hs.RMSNorm(gain=torch.ones(4).double())}, ShapeError),
-        ({"key_norm": hs.RMSNorm(gain=torch.ones(3))}, DtypeError),
+        ({"query_norm": hs.maps.RMSNorm(gain=torch.ones(4).double())}, ShapeError),
+        ({"key_norm": hs.maps.RMSNorm(gain=torch.ones(3))}, DtypeError),
     ],
     ids=str,
 )
@@ -246,7 +251,7 @@ def test_single_heads_of_the_wrong_shape_are_refused(rng, A, V):
 def test_causal_and_positions_together_are_refused(rng):
     with pytest.raises(AssumptionError):
         hs.Attention.single_head(
-            A=gaussian(rng, 4, 4), V=gaussian(rng, 4, 4), causal=True, positions=hs.Positions(window=2)
+            A=gaussian(rng, 4, 4), V=gaussian(rng, 4, 4), causal=True, positions=hs.maps.Positions(window=2)
         )
 
 

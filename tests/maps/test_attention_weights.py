@@ -27,24 +27,24 @@ def test_products_are_right_for_sequences_longer_than_a_tile(rng, n, heads, kind
     )
     X = gaussian(rng, n, d)
     i, j = torch.arange(n)[:, None], torch.arange(n)
-    allowed, bias, positions = torch.ones(n, n, dtype=torch.bool), None, hs.Positions()
+    allowed, bias, positions = torch.ones(n, n, dtype=torch.bool), None, hs.maps.Positions()
     if kind == "causal":
-        allowed, positions = j <= i, hs.Positions(causal=True)
+        allowed, positions = j <= i, hs.maps.Positions(causal=True)
     elif kind == "window":
-        allowed, positions = (i - j).abs() < 140, hs.Positions(window=140)
+        allowed, positions = (i - j).abs() < 140, hs.maps.Positions(window=140)
     elif kind == "causal_window":
-        allowed, positions = (j <= i) & (i - j < 37), hs.Positions(causal=True, window=37)
+        allowed, positions = (j <= i) & (i - j < 37), hs.maps.Positions(causal=True, window=37)
     elif kind == "window1":
-        allowed, positions = i == j, hs.Positions(window=1)
+        allowed, positions = i == j, hs.maps.Positions(window=1)
     elif kind == "masks":
         padding = (torch.rand(n, generator=rng) < 0.7) | (torch.arange(n) == 0)
         per_head = (torch.rand(heads, n, n, generator=rng) < 0.5) | (j == 0)
         allowed = per_head & padding
-        positions = hs.Positions(padding=padding, mask=per_head)
+        positions = hs.maps.Positions(padding=padding, mask=per_head)
     elif kind == "causal_bias":
         table = gaussian(rng, heads, 2 * (n + 5) - 1)
         allowed, bias = j <= i, table[:, n + 5 - 1 + j - i]
-        positions = hs.Positions(causal=True, relative_bias=table)
+        positions = hs.maps.Positions(causal=True, relative_bias=table)
     f = hs.Attention(query=Q, key=K, value=V, output=W, positions=positions)
     oracle = lambda Z: plain_attention(Z, Q, K, V, W, allowed=allowed, bias=bias)  # noqa: E731
     E, G = gaussian(rng, n, d), gaussian(rng, n, 4)
@@ -78,7 +78,7 @@ def test_per_batch_masks_reach_across_tiles(rng, memory):
     mask[..., 0] = 0.0
     padding = torch.rand(b, n, generator=rng) < 0.8
     padding[:, 0] = True
-    f = hs.Attention(query=Q, key=K, value=V, output=W, positions=hs.Positions(mask=mask, padding=padding))
+    f = hs.Attention(query=Q, key=K, value=V, output=W, positions=hs.maps.Positions(mask=mask, padding=padding))
     operator = f.jacobian(X, memory=memory)
     E, G = gaussian(rng, *X.shape), gaussian(rng, *X.shape)
     Y, Jv, Jt = f(X), operator.jvp(E), operator.vjp(G)
@@ -101,7 +101,7 @@ def test_gradients_of_the_jvp_are_right_for_sequences_longer_than_a_tile(rng, me
     allowed = torch.ones(n, n, dtype=torch.bool).tril()
 
     def ours(Z, query):
-        f = hs.Attention(query=query, key=K, value=V, output=W, positions=hs.Positions(causal=True))
+        f = hs.Attention(query=query, key=K, value=V, output=W, positions=hs.maps.Positions(causal=True))
         return (f.jacobian(Z, memory=memory).jvp(E) * G).sum()
 
     def oracle(Z, query):

@@ -10,22 +10,24 @@ import howsmooth as hs
 
 
 def test_a_chain_applies_the_first_map_first(rng):
-    norm = hs.LayerNorm(gain=torch.randn(8, generator=rng))
+    norm = hs.maps.LayerNorm(gain=torch.randn(8, generator=rng))
     attention = hs.Attention.random(heads=2, d=8, generator=rng)
     X = torch.randn(5, 8, generator=rng)
-    assert_close(hs.Chain(norm, attention)(X), attention(norm(X)))
-    assert_close(hs.Residual(attention)(X), X + attention(X))
+    assert_close(hs.maps.Chain(norm, attention)(X), attention(norm(X)))
+    assert_close(hs.maps.Residual(attention)(X), X + attention(X))
 
 
 def test_a_composition_changes_dtype_as_a_whole(rng):
-    block = hs.Residual(hs.Chain(hs.RMSNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng)))
+    block = hs.maps.Residual(
+        hs.maps.Chain(hs.maps.RMSNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng))
+    )
     X = torch.randn(5, 8, dtype=torch.float64, generator=rng)
     assert block.to(torch.float64)(X).dtype == torch.float64
 
 
 def test_a_constant_residual_has_constant_one():
     zero = hs.Attention.single_head(A=torch.eye(3), V=torch.zeros(3, 3))
-    estimate = hs.local_lipschitz(hs.Residual(zero), torch.randn(4, 3))
+    estimate = hs.local_lipschitz(hs.maps.Residual(zero), torch.randn(4, 3))
     assert_close(estimate.lower, torch.tensor(1.0))
 
 
@@ -39,22 +41,28 @@ def columns(operator):
 
 def make_compositions(rng, d=4):
     f = hs.Attention.random(heads=2, d=d, causal=True, dtype=torch.float64, generator=rng)
-    first, last = hs.LayerNorm(gain=gaussian(rng, d), bias=gaussian(rng, d)), hs.RMSNorm(gain=gaussian(rng, d))
+    first, last = (
+        hs.maps.LayerNorm(gain=gaussian(rng, d), bias=gaussian(rng, d)),
+        hs.maps.RMSNorm(gain=gaussian(rng, d)),
+    )
     narrow = hs.Attention(query=f.query, key=f.key, value=f.value, output=gaussian(rng, 2, 3, f.value.shape[-2]))
     return {
-        "pre-norm": (hs.Chain(first, f), lambda X: f(first(X))),
-        "post-norm": (hs.Chain(hs.Residual(f), first), lambda X: first(X + f(X))),
-        "pre-norm residual": (hs.Residual(hs.Chain(first, f)), lambda X: X + f(first(X))),
+        "pre-norm": (hs.maps.Chain(first, f), lambda X: f(first(X))),
+        "post-norm": (hs.maps.Chain(hs.maps.Residual(f), first), lambda X: first(X + f(X))),
+        "pre-norm residual": (hs.maps.Residual(hs.maps.Chain(first, f)), lambda X: X + f(first(X))),
         "two blocks": (
-            hs.Chain(hs.Residual(hs.Chain(first, f)), hs.Residual(hs.Chain(last, f)), last),
+            hs.maps.Chain(hs.maps.Residual(hs.maps.Chain(first, f)), hs.maps.Residual(hs.maps.Chain(last, f)), last),
             lambda X: last((Y := X + f(first(X))) + f(last(Y))),
         ),
-        "narrowing": (hs.Chain(last, f, narrow), lambda X: narrow(f(last(X)))),
-        "side by side": (hs.Sum(f, hs.Chain(first, f)), lambda X: f(X) + f(first(X))),
-        "sum of one": (hs.Sum(f), f),
-        "chain of one": (hs.Chain(f), f),
-        "chain of chains": (hs.Chain(hs.Chain(first, f), hs.Chain(f, last)), lambda X: last(f(f(first(X))))),
-        "residual of residual": (hs.Residual(hs.Residual(f)), lambda X: 2 * X + f(X)),
+        "narrowing": (hs.maps.Chain(last, f, narrow), lambda X: narrow(f(last(X)))),
+        "side by side": (hs.maps.Sum(f, hs.maps.Chain(first, f)), lambda X: f(X) + f(first(X))),
+        "sum of one": (hs.maps.Sum(f), f),
+        "chain of one": (hs.maps.Chain(f), f),
+        "chain of chains": (
+            hs.maps.Chain(hs.maps.Chain(first, f), hs.maps.Chain(f, last)),
+            lambda X: last(f(f(first(X)))),
+        ),
+        "residual of residual": (hs.maps.Residual(hs.maps.Residual(f)), lambda X: 2 * X + f(X)),
     }
 
 
@@ -89,9 +97,9 @@ def test_the_norm_of_a_linear_chain_is_that_of_the_product(rng):
     zero = torch.zeros(3, 3).double()
     U, V, X = gaussian(rng, 3, 3), gaussian(rng, 3, 3), gaussian(rng, 6, 3)
     f, g = hs.Attention.single_head(A=zero, V=U), hs.Attention.single_head(A=zero, V=V)  # averages, then U, V
-    estimate = hs.local_lipschitz(hs.Chain(f, g), X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(hs.maps.Chain(f, g), X, rtol=1e-9, generator=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(V @ U, ord=2))
-    twice = hs.local_lipschitz(hs.Residual(f), X, rtol=1e-9, generator=rng)
+    twice = hs.local_lipschitz(hs.maps.Residual(f), X, rtol=1e-9, generator=rng)
     assert_close(twice.lower, torch.linalg.matrix_norm(torch.eye(3).double() + U, ord=2).clamp(min=1))
 
 
@@ -101,7 +109,7 @@ def test_products_of_compositions_are_differentiable(rng):
 
     def product(Z, alpha, query):
         g = hs.Attention(query=query, key=f.key, value=f.value, output=f.output)
-        return hs.Residual(hs.Chain(hs.LayerNorm(gain=alpha, eps=1e-2), g)).jacobian(Z).jvp(E)
+        return hs.maps.Residual(hs.maps.Chain(hs.maps.LayerNorm(gain=alpha, eps=1e-2), g)).jacobian(Z).jvp(E)
 
     assert torch.autograd.gradcheck(product, [t.clone().requires_grad_() for t in (X, gain, f.query)])
 
@@ -127,8 +135,8 @@ def test_a_layer_of_pytorch_is_the_composition_of_its_parts(rng):
         output=inner.out_proj.weight.detach().view(d, h, d // h).transpose(0, 1),
         output_bias=inner.out_proj.bias.detach(),
     )
-    norm = hs.LayerNorm(gain=layer.norm1.weight.detach(), bias=layer.norm1.bias.detach(), eps=layer.norm1.eps)
-    block = hs.Residual(hs.Chain(norm, attention))
+    norm = hs.maps.LayerNorm(gain=layer.norm1.weight.detach(), bias=layer.norm1.bias.detach(), eps=layer.norm1.eps)
+    block = hs.maps.Residual(hs.maps.Chain(norm, attention))
     X = gaussian(rng, 5, d)
     assert_close(block(X), layer(X[None]).squeeze(0).detach())
     truth = torch.linalg.matrix_norm(dense_by_rows(lambda Z: layer(Z[None]).squeeze(0), X), ord=2)
@@ -164,8 +172,8 @@ def test_a_map_of_anybody_else_is_evaluated_once(rng):
     f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
     mine = Counting(f)
     X, E = gaussian(rng, 5, 4), gaussian(rng, 5, 4)
-    chain = hs.Chain(hs.Residual(mine), hs.Sum(f, f))
-    assert_close(chain.jacobian(X).jvp(E), hs.Chain(hs.Residual(f), hs.Sum(f, f)).jacobian(X).jvp(E))
+    chain = hs.maps.Chain(hs.maps.Residual(mine), hs.maps.Sum(f, f))
+    assert_close(chain.jacobian(X).jvp(E), hs.maps.Chain(hs.maps.Residual(f), hs.maps.Sum(f, f)).jacobian(X).jvp(E))
     assert mine.times == 1
 
 
@@ -173,7 +181,9 @@ def test_a_map_of_anybody_else_is_evaluated_once(rng):
 def test_all_attention_maps_share_the_memory(memory, kept, rng):
     # six layers of two heads and 5 × 5 weights; one byte less, and none of them has enough
     f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
-    chain = hs.Chain(hs.Residual(hs.Chain(f, f)), hs.Sum(f, f), hs.Dense(weight=gaussian(rng, 4, 4)), f, f)
+    chain = hs.maps.Chain(
+        hs.maps.Residual(hs.maps.Chain(f, f)), hs.maps.Sum(f, f), hs.maps.Dense(weight=gaussian(rng, 4, 4)), f, f
+    )
     X, E = gaussian(rng, 5, 4), gaussian(rng, 5, 4)
     J = chain.jacobian(X, memory=memory)
     residual, side, _linear, *last = J.links
@@ -184,14 +194,14 @@ def test_all_attention_maps_share_the_memory(memory, kept, rng):
 
 @pytest.mark.untyped
 def test_what_cannot_be_added_is_refused(rng):
-    narrow, wide = hs.Dense(weight=gaussian(rng, 3, 4)), hs.Dense(weight=gaussian(rng, 4, 4))
+    narrow, wide = hs.maps.Dense(weight=gaussian(rng, 3, 4)), hs.maps.Dense(weight=gaussian(rng, 4, 4))
     X = gaussian(rng, 5, 4)
     for act in (lambda f: f(X), lambda f: f.jacobian(X)):
         with pytest.raises(hs.errors.ShapeError, match="one shape"):
-            act(hs.Sum(narrow, wide))
+            act(hs.maps.Sum(narrow, wide))
         with pytest.raises(hs.errors.ShapeError, match="as many tokens"):
-            act(hs.Residual(hs.Pooling.mean(n=5, like=X)))
+            act(hs.maps.Residual(hs.maps.Pooling.mean(n=5, like=X)))
     with pytest.raises(hs.errors.ShapeError, match="a Sum needs at least one map"):
-        hs.Sum()
+        hs.maps.Sum()
     with pytest.raises(hs.errors.AssumptionError, match="a number of bytes"):
-        hs.Chain(wide).jacobian(X, memory=-1)
+        hs.maps.Chain(wide).jacobian(X, memory=-1)

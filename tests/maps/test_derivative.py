@@ -73,8 +73,8 @@ def test_a_batch_is_differentiated_sequence_by_sequence(case, rng):
 
 
 def _normed(gauss):
-    norm = hs.LayerNorm(gain=gauss(4), bias=gauss(4))
-    positions = hs.Positions(causal=True, rotary=hs.Rotary(positions=torch.arange(21).reshape(3, 7)))
+    norm = hs.maps.LayerNorm(gain=gauss(4), bias=gauss(4))
+    positions = hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(positions=torch.arange(21).reshape(3, 7)))
     return layer(gauss, heads=4, groups=2, softcap=2.0, query_norm=norm, key_norm=norm, positions=positions)
 
 
@@ -120,7 +120,7 @@ def test_per_head_products_match_each_head(rng):
     def gauss(*s):
         return torch.randn(*s, dtype=torch.float64, generator=rng)
 
-    f = layer(gauss, heads=4, groups=2, positions=hs.Positions(causal=True, relative_bias=gauss(4, 13)))
+    f = layer(gauss, heads=4, groups=2, positions=hs.maps.Positions(causal=True, relative_bias=gauss(4, 13)))
     X = gauss(7, 6)
     E = gauss(4, 7, 6)
     together = f.per_head().jacobian(X).jvp(E)
@@ -146,9 +146,9 @@ def test_products_can_be_differentiated(product, memory, rows, rng, monkeypatch)
         value=gauss(1, 1, 3),
         output=gauss(2, 4, 1),
         query_bias=gauss(2, 2),
-        query_norm=hs.RMSNorm(gain=gauss(2), eps=0.1),
+        query_norm=hs.maps.RMSNorm(gain=gauss(2), eps=0.1),
         softcap=2.0,
-        positions=hs.Positions(causal=True),
+        positions=hs.maps.Positions(causal=True),
     )
     X, V = gauss(5, 3), gauss(5, 3) if product == "jvp" else gauss(5, 4)
 
@@ -302,14 +302,14 @@ def test_strides_do_not_matter(rng, memory):
         key=gaussian(rng, 1, d, 3).mT.expand(h, 3, d),
         value=gaussian(rng, h, 3, 2 * d)[..., ::2],
         output=gaussian(rng, 1, 5, 3).expand(h, 5, 3),
-        positions=hs.Positions(causal=True),
+        positions=hs.maps.Positions(causal=True),
     )
     clean = hs.Attention(
         query=f.query.contiguous(),
         key=f.key.contiguous(),
         value=f.value.contiguous(),
         output=f.output.contiguous(),
-        positions=hs.Positions(causal=True),
+        positions=hs.maps.Positions(causal=True),
     )
     strided = {
         "transposed": gaussian(rng, b, d, n).mT,

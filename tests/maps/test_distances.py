@@ -35,7 +35,7 @@ def test_tables_that_do_not_fit_the_heads_are_refused(heads, groups, k, words):
     distances = Distances(keys=gauss(3, 9, k), queries=gauss(3, 9, k))
     words = words.replace("3 heads", f"{heads} heads")
     with pytest.raises(hs.errors.HowsmoothError, match=words) as caught:
-        layer(gauss, heads=heads, groups=groups, positions=hs.Positions(distances=distances))
+        layer(gauss, heads=heads, groups=groups, positions=hs.maps.Positions(distances=distances))
     assert caught.value.field == "positions"
 
 
@@ -45,7 +45,7 @@ def test_a_table_without_numbers_is_refused():
 
 
 def test_a_sequence_beyond_the_table_is_refused():
-    f = layer(gauss, positions=hs.Positions(distances=Distances(keys=gauss(3, 5, 4), queries=gauss(3, 5, 4))))
+    f = layer(gauss, positions=hs.maps.Positions(distances=Distances(keys=gauss(3, 5, 4), queries=gauss(3, 5, 4))))
     assert f(gauss(3, D)).shape == (3, 5)
     with pytest.raises(hs.errors.ShapeError, match="must reach 4 tokens, got 3") as caught:
         f(gauss(4, D))
@@ -59,7 +59,7 @@ def test_no_theorem_covers_them(case, rng):
         lambda: sharp_upper(f, n=4, radius=1.0),
         lambda: local_upper(f, X),
         lambda: f.query_side(X),
-        lambda: f.on(hs.DiscreteMeasure.from_sequence(X)),
+        lambda: f.on(hs.transport.DiscreteMeasure.from_sequence(X)),
     ):
         with pytest.raises(hs.errors.AssumptionError, match=r"distances|got another one"):
             bound()

@@ -46,7 +46,7 @@ def test_a_head_alone_moves_with_the_queries_of_all(case, rng):
 
 
 def test_a_narrow_head_is_not_restricted_to_its_own_projections(rng):
-    f = layer(gauss, heads=3, k=1, v=1, query_norm=hs.RMSNorm(gain=gauss(3), eps=0.1))
+    f = layer(gauss, heads=3, k=1, v=1, query_norm=hs.maps.RMSNorm(gain=gauss(3), eps=0.1))
     X = gauss(N, D)
     estimate = hs.local_lipschitz(f.head(1), X, rtol=1e-9, generator=rng)
     assert_close(estimate.lower, constant(by_definition(f, 1), X))
@@ -76,7 +76,7 @@ def test_no_theorem_covers_them(case, rng):
 
 def test_a_gain_of_another_size_is_refused():
     with pytest.raises(hs.errors.ShapeError, match=r"\(4,\) for each head or \(12,\) for all, got \(8,\)") as caught:
-        layer(gauss, query_norm=hs.RMSNorm(gain=gauss(8)))
+        layer(gauss, query_norm=hs.maps.RMSNorm(gain=gauss(8)))
     assert caught.value.field == "query_norm"
 
 
@@ -87,6 +87,6 @@ def test_a_layer_norm_over_all_heads_is_refused():
 
 
 def test_a_norm_that_divides_by_nothing_is_refused():
-    f = layer(gauss, biases=False, query_norm=hs.RMSNorm(gain=gauss(12), eps=0.0))
+    f = layer(gauss, biases=False, query_norm=hs.maps.RMSNorm(gain=gauss(12), eps=0.0))
     with pytest.raises(hs.errors.AssumptionError, match="without spread"):
         f(torch.zeros(N, D, dtype=torch.float64))

@@ -17,7 +17,7 @@ from howsmooth.maps import attention_weights as pattern
 FEATURE = {feature.name: feature for feature in FEATURES}
 CAUSAL = [Layer(kind, FEATURE["causal, grouped, weights"]) for kind in KINDS if kind.maskable]
 BATCHED = [Layer(kind, FEATURE["weights per sequence"]) for kind in KINDS]
-COUNTING = (hs.SigmoidAttention, hs.EntmaxAttention, hs.LinearAttention)
+COUNTING = (hs.maps.SigmoidAttention, hs.maps.EntmaxAttention, hs.maps.LinearAttention)
 
 
 def first():
@@ -139,10 +139,10 @@ def test_cutting_an_atom_changes_nothing(kind, rng):
     if isinstance(f, COUNTING):
         f = dataclasses.replace(f, count=4.0)
     X, a = gaussian(rng, 4, D), gaussian(rng, 4).exp()
-    whole = hs.mean_field(f)(hs.DiscreteMeasure(X, a / a.sum())).points
+    whole = hs.maps.mean_field(f)(hs.transport.DiscreteMeasure(X, a / a.sum())).points
     a = torch.cat((a, a[1:2] / 3))
     a[1] = 2 * a[1] / 3
-    cut = hs.mean_field(f)(hs.DiscreteMeasure(torch.cat((X, X[1:2])), a / a.sum())).points
+    cut = hs.maps.mean_field(f)(hs.transport.DiscreteMeasure(torch.cat((X, X[1:2])), a / a.sum())).points
     assert_close(cut[:4], whole)
     assert_close(cut[4], whole[1])
 

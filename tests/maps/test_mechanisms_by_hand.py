@@ -27,7 +27,7 @@ def test_tied_attention_by_distance_is_that_of_kim(rng):
         q = X @ W[h]
         P = torch.softmax(-torch.cdist(q, q).square() / math.sqrt(k), dim=-1)
         parts.append(P @ X @ (W[h] @ W[h].mT / math.sqrt(k)) @ W_V[h])
-    f = hs.L2Attention(
+    f = hs.maps.L2Attention(
         query=W.mT, key=W.mT, value=W_V.mT, output=W_O.mT.unflatten(1, (heads, k)).movedim(1, 0), tied=True
     )
     assert_close(f(X), torch.cat(parts, dim=-1) @ W_O)
@@ -35,7 +35,7 @@ def test_tied_attention_by_distance_is_that_of_kim(rng):
 
 def test_weights_of_tied_distances_do_not_see_translations(rng):
     M = matrices(rng)
-    f = hs.L2Attention.single_head(**M | {"K": M["Q"]})
+    f = hs.maps.L2Attention.single_head(**M | {"K": M["Q"]})
     X, shift = gaussian(rng, 6, 4), gaussian(rng, 4)
     assert_close(f(X + shift), f(X) + M["V"] @ shift)
 
@@ -57,7 +57,7 @@ def test_one_token_with_a_sink_is_halved():
 def test_many_tokens_of_sigmoid_attention_are_exponentials(rng):
     """N σ(s − log N) tends to eˢ."""
     M, X = matrices(rng), gaussian(rng, 6, 4) / 4
-    f = hs.SigmoidAttention.single_head(**M, count=1e9)
+    f = hs.maps.SigmoidAttention.single_head(**M, count=1e9)
     S = (X @ M["Q"].mT) @ (X @ M["K"].mT).mT
     assert_close(f(X), S.exp() @ X @ M["V"].mT / 6, rtol=1e-5, atol=1e-5)  # e⁻ˢ/N is left out
 
@@ -65,7 +65,7 @@ def test_many_tokens_of_sigmoid_attention_are_exponentials(rng):
 def test_sparsemax_far_from_ties_is_the_largest():
     eye = torch.eye(1).double()
     X, E, moved = torch.tensor([[[1.0], [3.0], [-2.0]], [[0.0], [1.0], [0.0]], [[1.0], [1.0], [0.0]]]).double()
-    f = hs.EntmaxAttention.single_head(Q=eye, K=eye, V=eye, alpha=2.0)
+    f = hs.maps.EntmaxAttention.single_head(Q=eye, K=eye, V=eye, alpha=2.0)
     assert_close(f(X), torch.tensor([[3.0], [3.0], [-2.0]]).double())
     assert_close(f.jacobian(X).jvp(E), moved)
 
@@ -73,14 +73,14 @@ def test_sparsemax_far_from_ties_is_the_largest():
 def test_entmax_of_equal_scores_is_uniform(rng):
     zero, X = torch.zeros(2, 4).double(), gaussian(rng, 5, 4)
     for alpha in (1.5, 2.0):
-        f = hs.EntmaxAttention.single_head(Q=zero, K=zero, V=torch.eye(4).double(), alpha=alpha)
+        f = hs.maps.EntmaxAttention.single_head(Q=zero, K=zero, V=torch.eye(4).double(), alpha=alpha)
         assert_close(f(X), X.mean(0).expand(5, 4))
 
 
 def test_balanced_weights_are_doubly_stochastic(rng):
     X, a = gaussian(rng, 9, 4), gaussian(rng, 9).exp()
     for weights in (None, a):
-        f = hs.SinkhornAttention.single_head(**matrices(rng), weights=weights)
+        f = hs.maps.SinkhornAttention.single_head(**matrices(rng), weights=weights)
         ((weighting, _slope),) = f.jacobian(X).pattern.kept
         P = weighting.P[0]
         masses = torch.full((9,), 1 / 9).double() if weights is None else weights / weights.sum()
@@ -92,7 +92,7 @@ def test_balanced_weights_are_doubly_stochastic(rng):
 def test_steep_scores_are_balanced_by_newtons_method(rng):
     """Sinkhorn's iteration alone would take thousands of steps here."""
     X = gaussian(rng, 12, 4)
-    f = hs.SinkhornAttention.single_head(**{name: 2.5 * M for name, M in matrices(rng).items()})
+    f = hs.maps.SinkhornAttention.single_head(**{name: 2.5 * M for name, M in matrices(rng).items()})
     ((weighting, _slope),) = f.jacobian(X).pattern.kept
     assert weighting.balanced.solves > 0
     assert_close(weighting.P[0].sum(0), torch.ones(12).double())
@@ -101,12 +101,14 @@ def test_steep_scores_are_balanced_by_newtons_method(rng):
 def test_half_subtracted_from_itself_is_half(rng):
     M, X = matrices(rng), gaussian(rng, 6, 4)
     twice = {name: torch.cat((M[name], M[name])) for name in "QK"} | {"V": M["V"]}
-    assert_close(hs.DifferentialAttention.single_head(**twice, subtracted=0.5)(X), hs.Attention.single_head(**M)(X) / 2)
+    assert_close(
+        hs.maps.DifferentialAttention.single_head(**twice, subtracted=0.5)(X), hs.Attention.single_head(**M)(X) / 2
+    )
 
 
 def test_cosines_do_not_see_lengths(rng):
     M, X = matrices(rng), gaussian(rng, 6, 4)
-    f = hs.CosineAttention.single_head(**M, eps=0.0, scale=5.0, normalise_values=True)
+    f = hs.maps.CosineAttention.single_head(**M, eps=0.0, scale=5.0, normalise_values=True)
     lengths = gaussian(rng, 6, 1).exp()
     assert_close(f(lengths * X), f(X))
     assert f(X).norm(dim=-1).max() <= 1 + 1e-12
@@ -114,17 +116,17 @@ def test_cosines_do_not_see_lengths(rng):
 
 @pytest.mark.parametrize("n", [CHUNK, CHUNK + 1, 2 * CHUNK + 7])
 def test_sums_over_the_past_of_long_sequences(n, rng):
-    f = hs.LinearAttention.single_head(**matrices(rng), causal=True)
+    f = hs.maps.LinearAttention.single_head(**matrices(rng), causal=True)
     X, E = gaussian(rng, n, 4), gaussian(rng, n, 4)
     assert_close(f(X), plain(f)(X))
-    masked = dataclasses.replace(f, positions=hs.Positions(mask=torch.ones(n, n, dtype=torch.bool).tril()))
+    masked = dataclasses.replace(f, positions=hs.maps.Positions(mask=torch.ones(n, n, dtype=torch.bool).tril()))
     J, other = f.jacobian(X), masked.jacobian(X)
     assert_close(J.jvp(E), other.jvp(E))
     assert_close(J.vjp(E[:, :2].contiguous()), other.vjp(E[:, :2].contiguous()))
 
 
 def test_linear_attention_takes_long_sequences(rng):
-    f = hs.LinearAttention.single_head(**{name: M.float() for name, M in matrices(rng).items()})
+    f = hs.maps.LinearAttention.single_head(**{name: M.float() for name, M in matrices(rng).items()})
     X = torch.randn(200_000, 4, generator=rng)  # a matrix of weights would take 160 GB
     J = f.jacobian(X)
     assert_close((J.jvp(X) * f(X)).sum(), (J.vjp(f(X)) * X).sum(), rtol=1e-3, atol=1e-3)  # float32 sums
@@ -132,6 +134,6 @@ def test_linear_attention_takes_long_sequences(rng):
 
 def test_features_far_below_zero_still_have_a_mean():
     eye = torch.eye(1).double()
-    f = hs.LinearAttention.single_head(Q=eye, K=eye, V=eye)
+    f = hs.maps.LinearAttention.single_head(Q=eye, K=eye, V=eye)
     X = torch.tensor([[-50.0], [-52.0]]).double()
     assert_close(f(X), torch.full((2, 1), -(50 + 52 * math.exp(-2)) / (1 + math.exp(-2))).double())

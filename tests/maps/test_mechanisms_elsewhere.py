@@ -36,8 +36,8 @@ def theirs_and_ours(rng, cls, options, **ours):
 
 
 KINDS = {
-    "l2_distance": (hs.L2Attention, {}),
-    "sigmoid": (hs.SigmoidAttention, {"bias": 0.0}),
+    "l2_distance": (hs.maps.L2Attention, {}),
+    "sigmoid": (hs.maps.SigmoidAttention, {"bias": 0.0}),
     "add_zero_kv": (hs.Attention, {"sink": torch.zeros(HEADS, dtype=torch.float64)}),
 }
 
@@ -68,7 +68,7 @@ def test_weights_and_their_derivative_are_those_of_entmax(alpha, size, rng):
         *gaussian(rng, 2, 8, 5).unbind(),
     )
     G = G[:, :3].contiguous()
-    f = hs.EntmaxAttention.single_head(Q=Q, K=K, V=V, alpha=alpha)
+    f = hs.maps.EntmaxAttention.single_head(Q=Q, K=K, V=V, alpha=alpha)
 
     def theirs(X):
         return function((X @ Q.mT) @ (X @ K.mT).mT, dim=-1) @ X @ V.mT

@@ -33,7 +33,7 @@ def slopes(function, x):
 
 def test_a_matrix_is_a_map_on_tokens_and_an_operator_on_vectors(rng):
     W, b, X = gaussian(rng, 5, 6), gaussian(rng, 5), gaussian(rng, 3, 6)
-    both = hs.Dense(W, b)
+    both = hs.maps.Dense(W, b)
     assert_close(both(X), X @ W.mT + b)
     assert_close(both.jvp(X[0]), W @ X[0])
     top = torch.linalg.matrix_norm(W, ord=2)
@@ -42,7 +42,7 @@ def test_a_matrix_is_a_map_on_tokens_and_an_operator_on_vectors(rng):
 
 
 def test_a_batch_of_matrices_is_an_operator_and_no_map(rng):
-    many = hs.Dense(gaussian(rng, 4, 5, 6))
+    many = hs.maps.Dense(gaussian(rng, 4, 5, 6))
     assert hs.spectral_norm(many, generator=rng).lower.shape == (4,)
     with pytest.raises(hs.errors.ShapeError, match="one matrix that is not empty"):
         many(gaussian(rng, 3, 6))
@@ -93,7 +93,9 @@ def test_an_activation_alone_is_a_map(rng):
 
 def test_an_mlp_is_torchs(rng):
     up, down = torch.nn.Linear(6, 8).double(), torch.nn.Linear(8, 5).double()
-    f = hs.MLP(up=up.weight.detach(), down=down.weight.detach(), up_bias=up.bias.detach(), down_bias=down.bias.detach())
+    f = hs.maps.MLP(
+        up=up.weight.detach(), down=down.weight.detach(), up_bias=up.bias.detach(), down_bias=down.bias.detach()
+    )
     X = gaussian(rng, 2, 3, 6)
     assert_close(f(X), down(functional.gelu(up(X))).detach())
     assert "hidden=8, out=5, gelu" in repr(f)
@@ -101,7 +103,7 @@ def test_an_mlp_is_torchs(rng):
 
 def test_a_gated_mlp_multiplies_the_opened_gates(rng):
     gate, up, down = gaussian(rng, 8, 6), gaussian(rng, 8, 6), gaussian(rng, 5, 8)
-    f, X = hs.GatedMLP(gate=gate, up=up, down=down, activation="gelu_tanh"), gaussian(rng, 4, 6)
+    f, X = hs.maps.GatedMLP(gate=gate, up=up, down=down, activation="gelu_tanh"), gaussian(rng, 4, 6)
     gates = functional.gelu(X @ gate.mT, approximate="tanh")
     assert_close(f(X), (gates * (X @ up.mT)) @ down.mT)
     assert "hidden=8, out=5, gelu_tanh" in repr(f)
@@ -109,8 +111,8 @@ def test_a_gated_mlp_multiplies_the_opened_gates(rng):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_value_comes_with_the_derivative(name, rng):
-    plain = hs.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8), activation=name)
-    gated = hs.GatedMLP(gate=gaussian(rng, 8, 6), up=plain.up, down=plain.down, activation=name)
+    plain = hs.maps.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8), activation=name)
+    gated = hs.maps.GatedMLP(gate=gaussian(rng, 8, 6), up=plain.up, down=plain.down, activation=name)
     X, E, G = gaussian(rng, 4, 6), gaussian(rng, 4, 6), gaussian(rng, 4, 5)
     for f in (plain, gated):
         value, J = f.value_and_jacobian(X)
@@ -123,9 +125,11 @@ def test_the_value_comes_with_the_derivative(name, rng):
 
 
 def test_products_leave_what_they_are_given_alone(rng):
-    f = hs.Chain(hs.Dense(weight=torch.eye(6).double()), hs.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 6, 8)))
+    f = hs.maps.Chain(
+        hs.maps.Dense(weight=torch.eye(6).double()), hs.maps.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 6, 8))
+    )
     X, E = gaussian(rng, 4, 6), gaussian(rng, 4, 6)
-    kept, J = E.clone(), hs.Residual(f).jacobian(X)
+    kept, J = E.clone(), hs.maps.Residual(f).jacobian(X)
     once = J.vjp(J.jvp(E))
     assert_close(E, kept, rtol=0, atol=0)
     assert_close(J.vjp(J.jvp(E)), once, rtol=0, atol=0)
@@ -135,8 +139,8 @@ def test_products_of_an_mlp_are_differentiable(rng):
     X, E, up, gate, down = (gaussian(rng, *s) for s in ((3, 2), (3, 2), (4, 2), (4, 2), (2, 4)))
 
     def product(Z, W, V):
-        f = hs.GatedMLP(gate=W, up=V, down=down, activation="gelu")
-        J = hs.Chain(f, hs.MLP(up=V, down=down, activation="gelu_tanh")).jacobian(Z)
+        f = hs.maps.GatedMLP(gate=W, up=V, down=down, activation="gelu")
+        J = hs.maps.Chain(f, hs.maps.MLP(up=V, down=down, activation="gelu_tanh")).jacobian(Z)
         return J.vjp(J.jvp(E))
 
     assert torch.autograd.gradcheck(product, [t.clone().requires_grad_() for t in (X, gate, up)])
@@ -145,9 +149,9 @@ def test_products_of_an_mlp_are_differentiable(rng):
 def test_feed_forward_maps_change_dtype(rng):
     X = torch.randn(3, 6, generator=rng)
     for f in (
-        hs.Dense(weight=gaussian(rng, 5, 6), bias=gaussian(rng, 5)),
-        hs.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8), up_bias=gaussian(rng, 8)),
-        hs.GatedMLP(gate=gaussian(rng, 8, 6), up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8)),
+        hs.maps.Dense(weight=gaussian(rng, 5, 6), bias=gaussian(rng, 5)),
+        hs.maps.MLP(up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8), up_bias=gaussian(rng, 8)),
+        hs.maps.GatedMLP(gate=gaussian(rng, 8, 6), up=gaussian(rng, 8, 6), down=gaussian(rng, 5, 8)),
     ):
         assert f.dtype == torch.float64
         assert f.to(torch.float32)(X).dtype == torch.float32
@@ -155,7 +159,7 @@ def test_feed_forward_maps_change_dtype(rng):
 
 def test_the_constant_of_a_linear_layer_is_the_norm_of_its_matrix(rng):
     W = gaussian(rng, 5, 6)
-    estimate = hs.local_lipschitz(hs.Dense(weight=W), gaussian(rng, 3, 6), rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(hs.maps.Dense(weight=W), gaussian(rng, 3, 6), rtol=1e-9, generator=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(W, 2))
 
 
@@ -178,13 +182,13 @@ def test_the_constant_of_a_linear_layer_is_the_norm_of_its_matrix(rng):
 def test_what_is_no_mlp_is_refused(change, error, words):
     good = {"gate": torch.ones(8, 6), "up": torch.ones(8, 6), "down": torch.ones(5, 8)}
     with pytest.raises(error, match=words) as caught:
-        hs.GatedMLP(**good | change)
+        hs.maps.GatedMLP(**good | change)
     assert caught.value.field in change
 
 
 @pytest.mark.untyped
 def test_other_tokens_are_refused():
-    f = hs.MLP(up=torch.ones(8, 6), down=torch.ones(5, 8))
+    f = hs.maps.MLP(up=torch.ones(8, 6), down=torch.ones(5, 8))
     with pytest.raises(ShapeError, match=r"n, 6\)"):
         f(torch.ones(3, 5))
     with pytest.raises(ShapeError, match="the perturbation must have the shape"):

@@ -14,13 +14,13 @@ import howsmooth as hs
 
 def test_layer_norm_is_torchs(rng):
     gain, bias, X = (torch.randn(*s, dtype=torch.float64, generator=rng) for s in ((6,), (6,), (2, 5, 6)))
-    ours = hs.LayerNorm(gain=gain, bias=bias, eps=0.03)
+    ours = hs.maps.LayerNorm(gain=gain, bias=bias, eps=0.03)
     assert_close(ours(X), nn.functional.layer_norm(X, (6,), gain, bias, 0.03))
 
 
 def test_rms_norm_is_torchs(rng):
     gain, X = (torch.randn(*s, dtype=torch.float64, generator=rng) for s in ((6,), (2, 5, 6)))
-    assert_close(hs.RMSNorm(gain=gain, eps=0.03)(X), nn.functional.rms_norm(X, (6,), gain, 0.03))
+    assert_close(hs.maps.RMSNorm(gain=gain, eps=0.03)(X), nn.functional.rms_norm(X, (6,), gain, 0.03))
 
 
 def farthest(ellipsoid, centre, rng, starts=64, steps=400) -> float:
@@ -39,7 +39,7 @@ def farthest(ellipsoid, centre, rng, starts=64, steps=400) -> float:
 
 
 @pytest.mark.parametrize("d", [2, 3, 5, 12])
-@pytest.mark.parametrize("norm", [hs.LayerNorm, hs.RMSNorm])
+@pytest.mark.parametrize("norm", [hs.maps.LayerNorm, hs.maps.RMSNorm])
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_balls_touch_the_image(d, norm, biased, rng):
     gain, bias = (torch.randn(d, dtype=torch.float64, generator=rng) for _ in range(2))
@@ -50,7 +50,7 @@ def test_the_balls_touch_the_image(d, norm, biased, rng):
     assert_close(image.ball.centre, bias if biased else torch.zeros_like(bias))
 
 
-@pytest.mark.parametrize("norm", [hs.LayerNorm, hs.RMSNorm])
+@pytest.mark.parametrize("norm", [hs.maps.LayerNorm, hs.maps.RMSNorm])
 def test_every_output_lies_in_both_balls(norm, rng):
     f = norm(gain=torch.randn(8, dtype=torch.float64, generator=rng), bias=torch.randn(8).double(), eps=1e-6)
     X = 10 * torch.randn(10_000, 8, dtype=torch.float64, generator=rng)
@@ -63,26 +63,26 @@ def test_every_output_lies_in_both_balls(norm, rng):
 @pytest.mark.slow
 @given(gain=st.floats(0.1, 10), d=st.integers(2, 20))
 def test_equal_gains_give_a_sphere(gain, d):
-    image = hs.LayerNorm(gain=torch.full((d,), gain, dtype=torch.float64)).image
+    image = hs.maps.LayerNorm(gain=torch.full((d,), gain, dtype=torch.float64)).image
     assert image.ball.radius == pytest.approx(gain * d**0.5)
     assert image.radius == pytest.approx(gain * d**0.5)
 
 
 def test_one_dominant_gain_is_shared_by_centring():
     # z ⟂ 1 in two dimensions leaves z = ±(1, −1): the point (α, 0) z has length α
-    image = hs.LayerNorm(gain=torch.tensor([3.0, 0.0], dtype=torch.float64)).image
+    image = hs.maps.LayerNorm(gain=torch.tensor([3.0, 0.0], dtype=torch.float64)).image
     assert image.ball.radius == pytest.approx(3.0)
-    assert hs.RMSNorm(gain=torch.tensor([3.0, 0.0])).image.ball.radius == pytest.approx(3 * 2**0.5)
+    assert hs.maps.RMSNorm(gain=torch.tensor([3.0, 0.0])).image.ball.radius == pytest.approx(3 * 2**0.5)
 
 
 def test_a_one_dimensional_layer_norm_is_constant():
-    f = hs.LayerNorm(gain=torch.tensor([2.0]), bias=torch.tensor([0.5]))
+    f = hs.maps.LayerNorm(gain=torch.tensor([2.0]), bias=torch.tensor([0.5]))
     assert f.image.ball.radius == 0
     assert f.image.radius == pytest.approx(0.5)
-    assert hs.local_lipschitz(f, torch.randn(4, 1)).status is hs.Status.ZERO
+    assert hs.local_lipschitz(f, torch.randn(4, 1)).status is hs.spectral.Status.ZERO
 
 
-KINDS = {"layer": hs.LayerNorm, "rms": hs.RMSNorm}
+KINDS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 
 
 def naive_norm(kind, X, gain, bias, eps):
@@ -118,8 +118,8 @@ def test_norms_and_their_products_equal_the_definition(rng, kind, d, biased, eps
 def test_norms_equal_those_of_pytorch(rng):
     d = 7
     gain, bias, X = gaussian(rng, d), gaussian(rng, d), gaussian(rng, 2, 3, d)
-    assert_close(hs.LayerNorm(gain=gain, bias=bias)(X), torch.nn.functional.layer_norm(X, (d,), gain, bias))
-    assert_close(hs.RMSNorm(gain=gain, eps=1e-6)(X), torch.nn.functional.rms_norm(X, (d,), gain, 1e-6))
+    assert_close(hs.maps.LayerNorm(gain=gain, bias=bias)(X), torch.nn.functional.layer_norm(X, (d,), gain, bias))
+    assert_close(hs.maps.RMSNorm(gain=gain, eps=1e-6)(X), torch.nn.functional.rms_norm(X, (d,), gain, 1e-6))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ def test_norms_of_tiny_and_huge_tokens_stay_finite(rng, kind, size):
 
 
 def test_a_constant_token_has_a_large_but_finite_derivative():
-    norm = hs.LayerNorm(gain=torch.ones(4).double(), eps=1e-6)
+    norm = hs.maps.LayerNorm(gain=torch.ones(4).double(), eps=1e-6)
     estimate = hs.local_lipschitz(norm, torch.full((3, 4), 5.0).double())
     assert_close(estimate.lower, torch.tensor(1e3).double())
 

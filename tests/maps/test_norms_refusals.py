@@ -22,30 +22,30 @@ pytestmark = pytest.mark.untyped
 
 def test_bad_norms_are_refused():
     with pytest.raises(ShapeError, match="bias must have the shape"):
-        hs.LayerNorm(gain=torch.ones(3), bias=torch.ones(4))
+        hs.maps.LayerNorm(gain=torch.ones(3), bias=torch.ones(4))
     with pytest.raises(AssumptionError, match="eps must not be negative"):
-        hs.RMSNorm(gain=torch.ones(3), eps=-1.0)
+        hs.maps.RMSNorm(gain=torch.ones(3), eps=-1.0)
     with pytest.raises(NonFiniteError, match="gain must be finite"):
-        hs.RMSNorm(gain=torch.tensor([torch.inf, 1.0]))
+        hs.maps.RMSNorm(gain=torch.tensor([torch.inf, 1.0]))
     with pytest.raises(AssumptionError, match="without spread"):
-        hs.LayerNorm(gain=torch.ones(3), eps=0.0)(torch.ones(2, 3))
+        hs.maps.LayerNorm(gain=torch.ones(3), eps=0.0)(torch.ones(2, 3))
     with pytest.raises(ShapeError, match=r"n, 3\)"):
-        hs.LayerNorm(gain=torch.ones(3)).jacobian(torch.ones(2, 4))
+        hs.maps.LayerNorm(gain=torch.ones(3)).jacobian(torch.ones(2, 4))
 
 
 def test_bad_compositions_are_refused():
     with pytest.raises(ShapeError, match="at least one map"):
-        hs.Chain()
+        hs.maps.Chain()
     with pytest.raises(DtypeError, match="maps with a `jacobian`, got Linear"):
-        hs.Chain(nn.Linear(3, 3))
+        hs.maps.Chain(nn.Linear(3, 3))
     with pytest.raises(ShapeError, match="input and output"):
-        hs.Residual(hs.Attention.single_head(A=torch.eye(3), V=torch.ones(2, 3))).jacobian(torch.ones(4, 3))
-    chain = hs.Chain(hs.LayerNorm(gain=torch.ones(6)), good().per_head())
+        hs.maps.Residual(hs.Attention.single_head(A=torch.eye(3), V=torch.ones(2, 3))).jacobian(torch.ones(4, 3))
+    chain = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(6)), good().per_head())
     with pytest.raises(ShapeError, match="share their batch axes"):
         chain.jacobian(torch.randn(5, 6))
 
 
-KINDS = {"layer": hs.LayerNorm, "rms": hs.RMSNorm}
+KINDS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,13 +87,13 @@ def test_compositions_that_do_not_fit_are_refused(rng):
     narrow = hs.Attention(**(parts(rng) | {"output": gaussian(rng, 4, 3, 5)}))
     X = gaussian(rng, 6, 4)
     with pytest.raises(ShapeError):
-        hs.Residual(narrow).jacobian(X)
+        hs.maps.Residual(narrow).jacobian(X)
     with pytest.raises(ShapeError):
-        hs.Chain(narrow, narrow).jacobian(X)
+        hs.maps.Chain(narrow, narrow).jacobian(X)
     with pytest.raises(HowsmoothError):
-        hs.Chain()
+        hs.maps.Chain()
     with pytest.raises(HowsmoothError):
-        hs.Chain(3)
+        hs.maps.Chain(3)
 
 
 @pytest.mark.parametrize(
@@ -110,32 +110,32 @@ def test_compositions_that_do_not_fit_are_refused(rng):
 )
 def test_norms_refuse_bad_tokens_when_called(bad, error):
     with pytest.raises(error):
-        hs.LayerNorm(gain=torch.ones(4).double())(bad)
+        hs.maps.LayerNorm(gain=torch.ones(4).double())(bad)
 
 
 def test_a_norm_of_one_number_does_not_broadcast_over_wider_tokens(rng):
     with pytest.raises(ShapeError):
-        hs.RMSNorm(gain=torch.ones(1).double())(gaussian(rng, 6, 4))
+        hs.maps.RMSNorm(gain=torch.ones(1).double())(gaussian(rng, 6, 4))
 
 
 def test_a_residual_does_not_broadcast(rng):
     d = 4
     f = hs.Attention.single_head(A=gaussian(rng, d, d), V=gaussian(rng, 1, d))
     with pytest.raises(ShapeError):
-        hs.Residual(f)(gaussian(rng, 5, d))
+        hs.maps.Residual(f)(gaussian(rng, 5, d))
 
 
 def test_a_chain_of_mixed_dtypes_is_refused_when_called(rng):
     f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
     with pytest.raises(DtypeError):
-        hs.Chain(hs.LayerNorm(gain=torch.ones(4)), f)(gaussian(rng, 5, 4))
+        hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(4)), f)(gaussian(rng, 5, 4))
 
 
 def test_an_eps_that_is_not_a_number_is_refused():
     with pytest.raises(HowsmoothError):
-        hs.LayerNorm(gain=torch.ones(4), eps=math.nan)
+        hs.maps.LayerNorm(gain=torch.ones(4), eps=math.nan)
 
 
 def test_a_norm_of_no_numbers_is_refused():
     with pytest.raises(HowsmoothError):
-        hs.LayerNorm(gain=torch.ones(0))
+        hs.maps.LayerNorm(gain=torch.ones(0))

@@ -21,18 +21,18 @@ pytestmark = pytest.mark.untyped
 
 def test_a_rotary_dimension_must_be_even():
     with pytest.raises(ShapeError, match="even and positive, got 3"):
-        hs.Rotary(dim=3)
+        hs.maps.Rotary(dim=3)
     with pytest.raises(ShapeError, match="heads of dimension 3"):
         hs.Attention(
             query=torch.ones(1, 3, 4),
             key=torch.ones(1, 3, 4),
             value=torch.ones(1, 3, 4),
-            positions=hs.Positions(rotary=hs.Rotary()),
+            positions=hs.maps.Positions(rotary=hs.maps.Rotary()),
         )
     with pytest.raises(ShapeError, match="1 entries, got"):
-        good(positions=hs.Positions(rotary=hs.Rotary(frequencies=torch.ones(2))))
+        good(positions=hs.maps.Positions(rotary=hs.maps.Rotary(frequencies=torch.ones(2))))
     with pytest.raises(AssumptionError, match="base must be positive"):
-        hs.Rotary(base=0.0)
+        hs.maps.Rotary(base=0.0)
 
 
 POSITIONS = [
@@ -52,16 +52,19 @@ POSITIONS = [
 @pytest.mark.parametrize(("parts", "error", "sentence"), POSITIONS, ids=lambda x: x if isinstance(x, str) else "")
 def test_bad_positions_are_refused(parts, error, sentence):
     with pytest.raises(error, match=sentence):
-        hs.Positions(**parts)
+        hs.maps.Positions(**parts)
 
 
 FITTING = [
-    (hs.Positions(padding=torch.ones(4, dtype=torch.bool)), "padding must have one entry for each of 5 tokens, got 4"),
-    (hs.Positions(mask=torch.ones(4, 4, dtype=torch.bool)), r"mask must end in \(5, 5\)"),
-    (hs.Positions(relative_bias=torch.ones(1, 7)), "9 entries or more, got 7"),
-    (hs.Positions(position_bias=torch.ones(1, 4)), "reach 5 tokens, got 4 entries"),
-    (hs.Positions(rotary=hs.Rotary(positions=torch.arange(3))), "for each of 5 tokens, got 3"),
-    (hs.Positions(padding=torch.ones(3, 5, dtype=torch.bool)), "must broadcast"),
+    (
+        hs.maps.Positions(padding=torch.ones(4, dtype=torch.bool)),
+        "padding must have one entry for each of 5 tokens, got 4",
+    ),
+    (hs.maps.Positions(mask=torch.ones(4, 4, dtype=torch.bool)), r"mask must end in \(5, 5\)"),
+    (hs.maps.Positions(relative_bias=torch.ones(1, 7)), "9 entries or more, got 7"),
+    (hs.maps.Positions(position_bias=torch.ones(1, 4)), "reach 5 tokens, got 4 entries"),
+    (hs.maps.Positions(rotary=hs.maps.Rotary(positions=torch.arange(3))), "for each of 5 tokens, got 3"),
+    (hs.maps.Positions(padding=torch.ones(3, 5, dtype=torch.bool)), "must broadcast"),
 ]
 
 
@@ -72,11 +75,11 @@ def test_masks_that_do_not_fit_the_tokens_are_refused(positions, sentence):
 
 
 BLIND = [
-    hs.Positions(padding=torch.zeros(5, dtype=torch.bool)),
-    hs.Positions(causal=True, padding=torch.tensor([False, True, True, True, True])),
-    hs.Positions(mask=torch.eye(5, dtype=torch.bool).logical_and(torch.arange(5) > 0)),
-    hs.Positions(window=1, mask=~torch.eye(5, dtype=torch.bool)),
-    hs.Positions(mask=torch.full((5, 5), -torch.inf)),
+    hs.maps.Positions(padding=torch.zeros(5, dtype=torch.bool)),
+    hs.maps.Positions(causal=True, padding=torch.tensor([False, True, True, True, True])),
+    hs.maps.Positions(mask=torch.eye(5, dtype=torch.bool).logical_and(torch.arange(5) > 0)),
+    hs.maps.Positions(window=1, mask=~torch.eye(5, dtype=torch.bool)),
+    hs.maps.Positions(mask=torch.full((5, 5), -torch.inf)),
 ]
 
 
@@ -137,7 +140,7 @@ BAD_POSITIONS = {
 
 
 def with_rotary(keywords):
-    return keywords | ({"rotary": hs.Rotary(**keywords["rotary"])} if "rotary" in keywords else {})
+    return keywords | ({"rotary": hs.maps.Rotary(**keywords["rotary"])} if "rotary" in keywords else {})
 
 
 @pytest.mark.parametrize("memory", [2**30, 0])
@@ -147,14 +150,14 @@ def test_positions_without_a_meaning_are_refused(rng, name, memory):
     X = gaussian(rng, 6, 4)
     for ask in (lambda f: f(X), lambda f: f.jacobian(X, memory=memory)):
         with pytest.raises(error):
-            ask(hs.Attention(**parts(rng), positions=hs.Positions(**with_rotary(keywords))))
+            ask(hs.Attention(**parts(rng), positions=hs.maps.Positions(**with_rotary(keywords))))
 
 
 def test_a_blind_row_far_down_a_long_sequence_is_refused(rng):
     n = 300
     mask = torch.ones(n, n).bool()
     mask[277] = False
-    f = hs.Attention(**parts(rng), positions=hs.Positions(mask=mask))
+    f = hs.Attention(**parts(rng), positions=hs.maps.Positions(mask=mask))
     for memory in (2**30, 0):
         with pytest.raises(AssumptionError, match="277"):
             f.jacobian(gaussian(rng, n, 4), memory=memory)
@@ -175,10 +178,14 @@ def test_a_blind_row_far_down_a_long_sequence_is_refused(rng):
 def test_rotary_settings_that_are_not_finite_are_refused(rng, rotary):
     Q = gaussian(rng, 2, 4, 4)
     with pytest.raises(HowsmoothError):
-        hs.Attention(query=Q, key=Q, value=Q, positions=hs.Positions(rotary=hs.Rotary(**rotary)))(gaussian(rng, 3, 4))
+        hs.Attention(query=Q, key=Q, value=Q, positions=hs.maps.Positions(rotary=hs.maps.Rotary(**rotary)))(
+            gaussian(rng, 3, 4)
+        )
 
 
 def test_a_window_that_is_not_a_whole_number_is_refused(rng):
     f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
     with pytest.raises(HowsmoothError):
-        hs.Attention(query=f.query, key=f.key, value=f.value, positions=hs.Positions(window=1.5))(gaussian(rng, 5, 4))
+        hs.Attention(query=f.query, key=f.key, value=f.value, positions=hs.maps.Positions(window=1.5))(
+            gaussian(rng, 5, 4)
+        )

@@ -18,7 +18,7 @@ STARTS = {".svg": b"<svg", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!doc
 @pytest.mark.parametrize("ending", STARTS)
 def test_one_chart_is_written_in_every_format_without_a_network(tmp_path, ending):
     target = tmp_path / f"chart{ending}"
-    save_chart(splitting_chart(hs.splitting_map(A=-1.0, step=1.0)), target)
+    save_chart(splitting_chart(hs.search.splitting_map(A=-1.0, step=1.0)), target)
     content = target.read_bytes()
     assert content.lstrip().startswith(STARTS[ending])
     assert b"cdn.jsdelivr" not in content
@@ -26,7 +26,7 @@ def test_one_chart_is_written_in_every_format_without_a_network(tmp_path, ending
 
 
 def test_names_that_no_figure_can_have_are_refused(tmp_path):
-    chart = splitting_chart(hs.splitting_map(A=-1.0, step=2.0))
+    chart = splitting_chart(hs.search.splitting_map(A=-1.0, step=2.0))
     with pytest.raises(hs.errors.AssumptionError, match="ending") as refused:
         save_chart(chart, tmp_path / "chart.bmp")
     assert refused.value.field == "path"

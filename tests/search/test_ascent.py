@@ -6,7 +6,6 @@ from theory.example_layers import ROUNDING, form, random_layer
 from theory.witness_checks import MEASURED, assert_honest, assert_in_ball, assert_on_image
 
 import howsmooth as hs
-from howsmooth.theory import extremal
 
 IDENTITY = torch.eye(2, dtype=torch.float64)
 
@@ -21,7 +20,7 @@ def layer(rng, **options):
 
 def alone(f):
     """The same map, of which theory knows no inputs: only the starts that are asked for remain."""
-    return hs.Chain(f)
+    return hs.maps.Chain(f)
 
 
 def tied_pair(n, radius):
@@ -35,7 +34,7 @@ def tied_pair(n, radius):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_worst_input_of_the_identity_is_found(causal):
     f = form(IDENTITY, causal=causal)
-    found = hs.maximise(f, n=10, domain=hs.Ball(5.0))
+    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0))
     assert found.value >= 22.5
     assert found.value <= constant(f, found.tokens) * (1 + 1e-12)
 
@@ -43,20 +42,20 @@ def test_the_worst_input_of_the_identity_is_found(causal):
 @pytest.mark.slow
 def test_random_starts_alone_find_it_too():
     generator = torch.Generator().manual_seed(0)
-    assert hs.maximise(alone(form(IDENTITY)), n=10, domain=hs.Ball(5.0), generator=generator).value >= 22.5
+    assert hs.maximise(alone(form(IDENTITY)), n=10, domain=hs.domains.Ball(5.0), generator=generator).value >= 22.5
 
 
 @pytest.mark.slow
 def test_random_starts_alone_come_near_the_worst_masked_input():
     # the token that sees all others has to be the last one, and no small step changes the order of tokens
-    assert hs.maximise(alone(form(IDENTITY, causal=True)), n=10, domain=hs.Ball(5.0)).value >= 20.9
+    assert hs.maximise(alone(form(IDENTITY, causal=True)), n=10, domain=hs.domains.Ball(5.0)).value >= 20.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "steps"), [(20, 100), (200, 5)])
 def test_a_tied_pair_is_not_lost(n, steps):
     f, X = form(-IDENTITY), tied_pair(n, 4.0)
-    found = hs.maximise(alone(f), n=n, domain=hs.Ball(4.0), starts=[X], steps=steps)
+    found = hs.maximise(alone(f), n=n, domain=hs.domains.Ball(4.0), starts=[X], steps=steps)
     assert found.value >= constant(f, X) * 0.999
     if n == 200:
         assert found.value == pytest.approx(160.310, abs=0.16)
@@ -64,16 +63,16 @@ def test_a_tied_pair_is_not_lost(n, steps):
 
 @pytest.mark.slow
 def test_random_starts_come_near_the_tied_pair():
-    found = hs.maximise(alone(form(-IDENTITY)), n=20, domain=hs.Ball(4.0))
+    found = hs.maximise(alone(form(-IDENTITY)), n=20, domain=hs.domains.Ball(4.0))
     assert found.value >= 0.99 * constant(form(-IDENTITY), tied_pair(20, 4.0))
 
 
 DOMAINS = {
-    "ball": lambda X: hs.Ball(1.5),
-    "sphere": lambda X: hs.Sphere(1.5),
-    "layer norm": lambda X: hs.LayerNormImage(hs.LayerNorm(gain=X[0].abs() + 0.1, bias=X[1])),
-    "neighbourhood": lambda X: hs.Neighbourhood(X, eps=0.3),
-    "neighbourhood of every token": lambda X: hs.Neighbourhood(X, 0.3, per_token=True),
+    "ball": lambda X: hs.domains.Ball(1.5),
+    "sphere": lambda X: hs.domains.Sphere(1.5),
+    "layer norm": lambda X: hs.domains.LayerNormImage(hs.maps.LayerNorm(gain=X[0].abs() + 0.1, bias=X[1])),
+    "neighbourhood": lambda X: hs.domains.Neighbourhood(X, eps=0.3),
+    "neighbourhood of every token": lambda X: hs.domains.Neighbourhood(X, 0.3, per_token=True),
 }
 
 
@@ -105,8 +104,8 @@ def test_the_trace_never_falls_and_ends_at_what_is_found(name, rng):
 
 
 def test_without_steps_the_best_start_comes_back(rng):
-    f, starts = layer(rng), hs.Ball(1.0).draw(6, 5, torch.empty(4).double(), rng)
-    found = hs.maximise(alone(f), n=5, domain=hs.Ball(1.0), starts=starts, steps=0)
+    f, starts = layer(rng), hs.domains.Ball(1.0).draw(6, 5, torch.empty(4).double(), rng)
+    found = hs.maximise(alone(f), n=5, domain=hs.domains.Ball(1.0), starts=starts, steps=0)
     assert torch.equal(found.tokens, max(starts, key=lambda x: constant(f, x)))
     # all starts are measured in one batch, the best again alone: some processors round these apart
     assert found.trace == pytest.approx((found.value,), rel=1e-14)
@@ -114,10 +113,10 @@ def test_without_steps_the_best_start_comes_back(rng):
 
 @pytest.mark.slow
 def test_starts_are_taken_in_every_form(rng):
-    f, X = layer(rng), hs.Ball(2.0).nearest(gauss(rng, 2, 5, 4))
+    f, X = layer(rng), hs.domains.Ball(2.0).nearest(gauss(rng, 2, 5, 4))
 
     def best(starts):
-        return hs.maximise(alone(f), n=5, domain=hs.Ball(2.0), starts=starts, steps=3)
+        return hs.maximise(alone(f), n=5, domain=hs.domains.Ball(2.0), starts=starts, steps=3)
 
     one = best(X)
     assert torch.equal(best(list(X)).tokens, one.tokens)
@@ -129,16 +128,18 @@ def test_starts_are_taken_in_every_form(rng):
 
 def test_theory_adds_inputs_to_the_starts_of_attention(rng):
     f = form(-IDENTITY)
-    tied = hs.extremal.tied_pair(f, 10, 5.0).value
-    assert hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value >= tied * 0.999
-    assert hs.maximise(alone(f), n=10, domain=hs.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value < tied
+    tied = hs.inputs.tied_pair(f, 10, 5.0).value
+    assert (
+        hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value >= tied * 0.999
+    )
+    assert hs.maximise(alone(f), n=10, domain=hs.domains.Ball(5.0), starts=torch.zeros(1, 10, 2), steps=1).value < tied
 
 
 @pytest.mark.slow
 def test_the_same_generator_finds_the_same_input_and_the_global_one_is_left_alone(rng):
     f, before = layer(rng), torch.get_rng_state()
     runs = [
-        hs.maximise(alone(f), n=5, domain=hs.Ball(2.0), steps=10, generator=generator)
+        hs.maximise(alone(f), n=5, domain=hs.domains.Ball(2.0), steps=10, generator=generator)
         for generator in (None, None, torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
     ]
     assert torch.equal(runs[0].tokens, runs[1].tokens)
@@ -148,9 +149,9 @@ def test_the_same_generator_finds_the_same_input_and_the_global_one_is_left_alon
 
 
 MAPS = {
-    "residual": lambda rng: hs.Residual(layer(rng)),
-    "block": lambda rng: hs.Residual(hs.Chain(hs.LayerNorm(gain=gauss(rng, 4)), layer(rng))),
-    "norm": lambda rng: hs.RMSNorm(gain=gauss(rng, 4), eps=0.1),
+    "residual": lambda rng: hs.maps.Residual(layer(rng)),
+    "block": lambda rng: hs.maps.Residual(hs.maps.Chain(hs.maps.LayerNorm(gain=gauss(rng, 4)), layer(rng))),
+    "norm": lambda rng: hs.maps.RMSNorm(gain=gauss(rng, 4), eps=0.1),
     "one token at a time": lambda rng: hs.Attention.single_head(A=gauss(rng, 4, 4), V=gauss(rng, 1, 4)),
 }
 
@@ -159,7 +160,7 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_any_map_is_searched_and_tells_the_dimension(name, rng):
     f = MAPS[name](rng)
-    found = hs.maximise(f, n=4, domain=hs.Ball(2.0), starts=2, steps=10)
+    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=10)
     assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
     assert found.trace[-1] > found.trace[0]
 
@@ -168,7 +169,7 @@ def test_any_map_is_searched_and_tells_the_dimension(name, rng):
 @pytest.mark.parametrize("wrap", [lambda f: f.__call__, lambda f: lambda X: f(X)], ids=["method", "function"])
 def test_any_callable_is_searched(wrap, rng):
     f = layer(rng)
-    found = hs.maximise(wrap(f), n=4, d=4, domain=hs.Ball(2.0), starts=gauss(rng, 2, 4, 4), steps=5)
+    found = hs.maximise(wrap(f), n=4, d=4, domain=hs.domains.Ball(2.0), starts=gauss(rng, 2, 4, 4), steps=5)
     assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
     assert found.trace[-1] > 1.1 * found.trace[0]
 
@@ -176,7 +177,7 @@ def test_any_callable_is_searched(wrap, rng):
 @pytest.mark.slow
 def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
     module = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True).double()
-    found = hs.maximise(module, n=3, d=4, domain=hs.Ball(2.0), starts=2, steps=5)
+    found = hs.maximise(module, n=3, d=4, domain=hs.domains.Ball(2.0), starts=2, steps=5)
     assert found.tokens.dtype == torch.float64
     assert module.training
 
@@ -185,37 +186,37 @@ def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_searched_in_float32(dtype, rng):
     f = layer(rng).to(dtype)
-    found = hs.maximise(f, n=4, domain=hs.Ball(2.0), starts=2, steps=5)
+    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=5)
     assert found.tokens.dtype == torch.float32
     assert found.value == pytest.approx(constant(f.to(torch.float64), found.tokens.double()).item(), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_search_gives_up_where_there_is_nothing_to_climb():
-    found = hs.maximise(lambda X: 2 * X, n=3, d=2, domain=hs.Sphere(1.0), starts=2)
+    found = hs.maximise(lambda X: 2 * X, n=3, d=2, domain=hs.domains.Sphere(1.0), starts=2)
     assert found.value == pytest.approx(2.0)
     assert len(found.trace) < 50
     zero = alone(hs.Attention.single_head(A=IDENTITY, V=0 * IDENTITY))
-    assert hs.maximise(zero, n=3, domain=hs.Ball(1.0), steps=3).value == 0
+    assert hs.maximise(zero, n=3, domain=hs.domains.Ball(1.0), steps=3).value == 0
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 3), (4, 1)])
 def test_one_token_and_one_dimension_are_enough(n, d, rng):
     f = form(gauss(rng, d, d))
-    found = hs.maximise(f, n=n, domain=hs.Ball(2.0), starts=1, steps=5)
+    found = hs.maximise(f, n=n, domain=hs.domains.Ball(2.0), starts=1, steps=5)
     assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
 
 
 def test_a_ball_of_one_point_has_one_value(rng):
     f = layer(rng)
-    found = hs.maximise(f, n=3, domain=hs.Ball(0.0, centre=torch.ones(4).double()), steps=2)
+    found = hs.maximise(f, n=3, domain=hs.domains.Ball(0.0, centre=torch.ones(4).double()), steps=2)
     assert found.value == pytest.approx(constant(f, torch.ones(3, 4).double()).item(), rel=1e-3)
 
 
 def test_a_search_over_masses_takes_half_precision_in_float32():
     half = torch.eye(2, dtype=torch.float16)
     f = hs.Attention.single_head(A=-half, V=half)
-    found = hs.maximise(f, n=3, domain=hs.Ball(2.0), starts=1, steps=2, weights=True)
+    found = hs.maximise(f, n=3, domain=hs.domains.Ball(2.0), starts=1, steps=2, weights=True)
     assert found.tokens.dtype == torch.float32
     assert found.value >= 1
 
@@ -223,7 +224,7 @@ def test_a_search_over_masses_takes_half_precision_in_float32():
 @pytest.mark.slow
 def test_search_beats_the_explicit_inputs_for_the_identity(rng):
     f = form(torch.eye(2).double())
-    found = hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=4, steps=100, generator=rng)
+    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), starts=4, steps=100, generator=rng)
     assert found.value >= 22.5
     assert_honest(f, found, 10, rng)
     assert_in_ball(found.tokens, 5.0)
@@ -236,8 +237,8 @@ def test_search_beats_the_explicit_inputs_for_the_identity(rng):
 @pytest.mark.slow
 def test_search_keeps_the_tied_pair_of_minus_the_identity(rng):
     f = form(-torch.eye(2).double())
-    found = hs.maximise(f, n=10, domain=hs.Ball(5.0), starts=4, steps=60, generator=rng)
-    assert found.value >= extremal.tied_pair(f, 10, 5.0).value * 0.999
+    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), starts=4, steps=60, generator=rng)
+    assert found.value >= hs.inputs.tied_pair(f, 10, 5.0).value * 0.999
     assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
 
 
@@ -245,8 +246,8 @@ def test_search_keeps_the_tied_pair_of_minus_the_identity(rng):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_search_never_ends_below_its_starts(rng, causal):
     f = form(gaussian(rng, 3, 3), gaussian(rng, 3, 3), causal=causal)
-    found = hs.maximise(f, n=5, domain=hs.Ball(2.0), starts=3, steps=15, generator=rng)
-    best = max(extremal.tied_pair(f, 5, 2.0).value, extremal.equal_tokens(f, 5, 2.0).value)
+    found = hs.maximise(f, n=5, domain=hs.domains.Ball(2.0), starts=3, steps=15, generator=rng)
+    best = max(hs.inputs.tied_pair(f, 5, 2.0).value, hs.inputs.equal_tokens(f, 5, 2.0).value)
     assert found.value >= best / MEASURED
     assert_honest(f, found, 5, rng)
     assert found.formula is None or found.formula <= found.measured.upper.item() * ROUNDING
@@ -254,11 +255,11 @@ def test_search_never_ends_below_its_starts(rng, causal):
 
 
 WITH_MEMBERSHIP = {
-    "ball": (lambda X: hs.Ball(1.5), lambda X, Z: Z.norm(dim=-1).max() <= 1.5 * ROUNDING),
-    "sphere": (lambda X: hs.Sphere(1.5), lambda X, Z: (Z.norm(dim=-1) - 1.5).abs().max() < 1e-9),
-    "total": (lambda X: hs.Neighbourhood(X, eps=0.3), lambda X, Z: (Z - X).norm() <= 0.3 * ROUNDING),
+    "ball": (lambda X: hs.domains.Ball(1.5), lambda X, Z: Z.norm(dim=-1).max() <= 1.5 * ROUNDING),
+    "sphere": (lambda X: hs.domains.Sphere(1.5), lambda X, Z: (Z.norm(dim=-1) - 1.5).abs().max() < 1e-9),
+    "total": (lambda X: hs.domains.Neighbourhood(X, eps=0.3), lambda X, Z: (Z - X).norm() <= 0.3 * ROUNDING),
     "per token": (
-        lambda X: hs.Neighbourhood(X, eps=0.3, per_token=True),
+        lambda X: hs.domains.Neighbourhood(X, eps=0.3, per_token=True),
         lambda X, Z: (Z - X).norm(dim=-1).max() <= 0.3 * ROUNDING,
     ),
 }
@@ -283,11 +284,11 @@ def test_what_search_finds_lies_in_its_domain_and_beats_random_inputs(rng, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [hs.LayerNorm, hs.RMSNorm])
+@pytest.mark.parametrize("kind", [hs.maps.LayerNorm, hs.maps.RMSNorm])
 def test_search_over_the_image_of_a_norm_stays_on_the_ellipsoid(rng, kind):
     f = form(gaussian(rng, 4, 4), gaussian(rng, 4, 4))
     norm_map = kind(gain=gaussian(rng, 4).abs() + 0.5, bias=gaussian(rng, 4))
-    found = hs.maximise(f, n=5, domain=hs.LayerNormImage(norm_map), starts=3, steps=20, generator=rng)
+    found = hs.maximise(f, n=5, domain=hs.domains.LayerNormImage(norm_map), starts=3, steps=20, generator=rng)
     assert_on_image(found.tokens, norm_map)
     assert_honest(f, found, 5, rng)
     assert found.value <= hs.bounds.sharp_upper(f, n=5, radius=norm_map.image.radius).value * ROUNDING
@@ -296,8 +297,12 @@ def test_search_over_the_image_of_a_norm_stays_on_the_ellipsoid(rng, kind):
 @pytest.mark.slow
 def test_search_takes_layers_and_compositions(rng):
     attention = random_layer(rng, d=4, out=4)
-    maps = [attention, hs.Residual(attention), hs.Chain(hs.LayerNorm(gain=torch.ones(4).double()), attention)]
+    maps = [
+        attention,
+        hs.maps.Residual(attention),
+        hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(4).double()), attention),
+    ]
     for f in maps:
-        found = hs.maximise(f, n=4, d=4, domain=hs.Sphere(2.0), starts=2, steps=5, generator=rng)
+        found = hs.maximise(f, n=4, d=4, domain=hs.domains.Sphere(2.0), starts=2, steps=5, generator=rng)
         assert found.tokens.shape == (4, 4)
         assert found.value <= constant(f, found.tokens).item() * ROUNDING

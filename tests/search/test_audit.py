@@ -29,7 +29,7 @@ def test_a_wrong_claim_is_refuted_and_a_true_one_is_not():
 
 
 def test_two_inputs_refute_and_the_derivative_does_not():
-    found = hs.audit(torch.sin, claimed=0.9, input_shape=(2, 2), domain=hs.Ball(1.0), **QUICK)
+    found = hs.audit(torch.sin, claimed=0.9, input_shape=(2, 2), domain=hs.domains.Ball(1.0), **QUICK)
     moved = (torch.sin(found.pair.first) - torch.sin(found.pair.second)).norm()
     assert float(moved / (found.pair.first - found.pair.second).norm()) >= found.largest > 0.9
     assert max(float(x.norm(dim=-1).max()) for x in (found.pair.first, found.pair.second)) <= 1.0
@@ -46,7 +46,7 @@ class Exaggerating(torch.autograd.Function):
 
 
 def test_a_derivative_that_is_not_that_of_the_outputs_refutes_nothing_and_is_told():
-    found = hs.audit(Exaggerating.apply, claimed=2.0, input_shape=(2, 2), domain=hs.Ball(1.0), **QUICK)
+    found = hs.audit(Exaggerating.apply, claimed=2.0, input_shape=(2, 2), domain=hs.domains.Ball(1.0), **QUICK)
     assert not found.refuted
     assert not found.consistent
     assert found.found.value == pytest.approx(5.0)
@@ -59,7 +59,7 @@ def test_what_float32_inside_adds_refutes_nothing():
 
     # far from the origin neighbours are rounded apart, by more than their distance
     centre = 1e4 * torch.ones(2, dtype=F64)
-    found = hs.audit(coarse, claimed=1.01, input_shape=(2, 2), domain=hs.Ball(1.0, centre=centre), **QUICK)
+    found = hs.audit(coarse, claimed=1.01, input_shape=(2, 2), domain=hs.domains.Ball(1.0, centre=centre), **QUICK)
     assert not found.refuted
 
 
@@ -71,7 +71,7 @@ def biased(bias: float) -> nn.Linear:
 
 
 @pytest.mark.parametrize("bias", [1e5, -1e9, 1e13])
-@pytest.mark.parametrize("domain", [None, hs.Ball(1.0)])
+@pytest.mark.parametrize("domain", [None, hs.domains.Ball(1.0)])
 def test_a_large_bias_hides_no_slope_in_float64(bias, domain):
     found = hs.audit(biased(bias), claimed=1.8, input_shape=(4, 3), domain=domain, **QUICK)
     assert found.refuted
@@ -85,7 +85,7 @@ def test_what_rounding_adds_where_an_offset_cancels_refutes_nothing(factor):
     def cancelling(X):
         return factor * ((X + 1e8) - 1e8)
 
-    found = hs.audit(cancelling, claimed=1.0001 * factor, input_shape=(2, 2), domain=hs.Ball(1.0), **QUICK)
+    found = hs.audit(cancelling, claimed=1.0001 * factor, input_shape=(2, 2), domain=hs.domains.Ball(1.0), **QUICK)
     assert not found.refuted
     assert found.largest == pytest.approx(factor, rel=1e-3)
 
@@ -102,7 +102,7 @@ def test_inputs_far_apart_refute_what_float32_beside_a_bias_hides_from_near_ones
 
 
 def test_what_rounding_hides_is_told_and_no_contradiction():
-    found = hs.audit(biased(1e17), claimed=1.8, input_shape=(4, 3), domain=hs.Ball(1.0), **QUICK)
+    found = hs.audit(biased(1e17), claimed=1.8, input_shape=(4, 3), domain=hs.domains.Ball(1.0), **QUICK)
     assert not found.refuted
     assert found.consistent  # with the derivative, since rounding could have taken all of it
     assert "rounding hides" in found.summary
@@ -114,13 +114,13 @@ def test_a_kernel_without_second_derivative_is_refused_in_a_sentence():
         return torch.cdist(X, X)
 
     with pytest.raises(hs.errors.AssumptionError, match="differentiates twice"):
-        hs.audit(distances, claimed=1.0, input_shape=(3, 2), domain=hs.Ball(1.0), **QUICK)
+        hs.audit(distances, claimed=1.0, input_shape=(3, 2), domain=hs.domains.Ball(1.0), **QUICK)
 
 
 def test_structured_starts_find_what_random_tokens_miss(rng):
     eye = torch.eye(2, dtype=F64)
     f = hs.Attention.single_head(A=30 * eye, V=eye)
-    ball, like = hs.Ball(3.0), torch.empty(2, dtype=F64)
+    ball, like = hs.domains.Ball(3.0), torch.empty(2, dtype=F64)
     X = start_patterns(ball, 6, like, 8, rng)
     random, structured = (float(hs.local_lipschitz(f, x).lower.max()) for x in (X[:8], X[8:]))
     assert structured > random
@@ -129,7 +129,7 @@ def test_structured_starts_find_what_random_tokens_miss(rng):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_every_arrangement_has_n_tokens(n, rng):
-    assert start_patterns(hs.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
+    assert start_patterns(hs.domains.Ball(1.0), n, torch.empty(1, dtype=F64), 2, rng).shape[1:] == (n, 1)
 
 
 def one_by_one(X):
@@ -149,21 +149,21 @@ def test_any_callable_becomes_one_on_batches(f, rng):
 
 def test_modules_are_audited_without_dropout_and_left_as_they_were():
     layer = nn.Sequential(linear(1.0), nn.Dropout(0.5))
-    assert not hs.audit(layer, claimed=1.1, input_shape=(2, 3), domain=hs.Ball(1.0), **QUICK).refuted
+    assert not hs.audit(layer, claimed=1.1, input_shape=(2, 3), domain=hs.domains.Ball(1.0), **QUICK).refuted
     assert layer.training
     assert layer[0].weight.dtype == torch.float32
 
 
 def test_products_are_counted(rng):
-    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=0, generator=rng)
-    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.Ball(1.0), starts=1, steps=3, generator=rng)
+    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=0, generator=rng)
+    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=3, generator=rng)
     assert some - none >= 3 * 32 * 10  # three trials of 32 runs, ten products each
 
 
 def test_an_audit_is_saved_and_becomes_json(tmp_path):
     from safetensors.torch import load_file
 
-    found = hs.audit(linear(2.0), claimed=1.0, input_shape=(2, 3), domain=hs.Ball(1.0), **QUICK)
+    found = hs.audit(linear(2.0), claimed=1.0, input_shape=(2, 3), domain=hs.domains.Ball(1.0), **QUICK)
     found.save(tmp_path / "a.safetensors")
     kept = load_file(tmp_path / "a.safetensors")
     moved = 2 * (kept["first"] - kept["second"])

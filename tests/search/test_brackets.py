@@ -13,7 +13,6 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.theory import extremal
 
 pytestmark = pytest.mark.slow  # hundreds of heads and inputs, not one slow one
 
@@ -23,7 +22,7 @@ def test_values_that_see_only_the_scored_direction_are_bracketed(rng):
     f = form(-torch.outer(u, u), torch.outer(u, u))
     bracket = hs.bracket(f, n=20, radius=5.0)
     assert_honest(f, bracket.lower, 20, rng)
-    assert bracket.lower.value >= extremal.two_point(f, 20, 5.0).value / MEASURED
+    assert bracket.lower.value >= hs.inputs.two_point(f, 20, 5.0).value / MEASURED
     assert bracket.ratio >= 1
 
 
@@ -34,7 +33,7 @@ def test_a_layer_with_a_pruned_head_is_bracketed(rng, part):
     pruned = dataclasses.replace(f, **{part: kept})
     bracket = hs.bracket(pruned, n=6, radius=2.0)
     assert_honest(pruned, bracket.lower, 6, rng)
-    tokens = extremal.tied_pair(f.head(0), 6, 2.0).tokens
+    tokens = hs.inputs.tied_pair(f.head(0), 6, 2.0).tokens
     assert bracket.lower.value >= 0.95 * constant(pruned, tokens).item()  # what the other head attains
 
 
@@ -74,7 +73,7 @@ def test_a_bracket_is_at_least_as_high_as_every_explicit_input(rng):
     for radius in (0.05, 1.0, 6.0):
         f = form(-torch.eye(2).double(), gaussian(rng, 2, 2))
         lower = hs.bracket(f, n=16, radius=radius).lower.value
-        for make in (extremal.tied_pair, extremal.two_point, extremal.equal_tokens):
+        for make in (hs.inputs.tied_pair, hs.inputs.two_point, hs.inputs.equal_tokens):
             assert lower >= make(f, 16, radius).value / MEASURED
 
 
@@ -123,7 +122,7 @@ def test_layers_are_bracketed(rng, options):
 def test_layers_with_biases_rotary_and_soft_caps_are_bracketed(rng):
     kinds = [
         {"query_bias": gaussian(rng, 3, 4)},
-        {"positions": hs.Positions(rotary=hs.Rotary())},
+        {"positions": hs.maps.Positions(rotary=hs.maps.Rotary())},
         {"softcap": 1.0},
     ]
     for options in kinds:
@@ -135,7 +134,7 @@ def test_layers_with_biases_rotary_and_soft_caps_are_bracketed(rng):
 
 
 def test_a_window_that_hides_every_explicit_input_is_refused_and_search_is_named(rng):
-    f = random_layer(rng, d=6, k=4, positions=hs.Positions(window=3))
+    f = random_layer(rng, d=6, k=4, positions=hs.maps.Positions(window=3))
     with pytest.raises(AssumptionError, match="search=True"):
         hs.bracket(f, n=6, radius=1.5)
 

@@ -21,8 +21,8 @@ MAPS = {
     "single head": lambda rng: hs.Attention.single_head(A=gauss(rng, 4, 4), V=gauss(rng, 4, 4)),
     "layer": layer,
     "causal layer": lambda rng: layer(rng, causal=True),
-    "norm": lambda rng: hs.LayerNorm(gain=gauss(rng, 4)),
-    "block": lambda rng: hs.Residual(hs.Chain(hs.RMSNorm(gain=gauss(rng, 4)), layer(rng))),
+    "norm": lambda rng: hs.maps.LayerNorm(gain=gauss(rng, 4)),
+    "block": lambda rng: hs.maps.Residual(hs.maps.Chain(hs.maps.RMSNorm(gain=gauss(rng, 4)), layer(rng))),
     "callable": lambda rng: layer(rng).__call__,
     "module": lambda rng: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double(),
 }

@@ -29,7 +29,7 @@ def test_whole_numbers_of_tokens_make_a_sequence():
     for place in few_atom_measures(heads_of(f)[0], 1.0):
         for counts in place.counts(30):
             assert sum(counts) == 30
-            mu = hs.DiscreteMeasure(place.points, torch.tensor(counts, dtype=torch.float64) / 30)
+            mu = hs.transport.DiscreteMeasure(place.points, torch.tensor(counts, dtype=torch.float64) / 30)
             X = place.points.repeat_interleave(torch.tensor(counts), dim=0)
             assert_close(float(hs.local_lipschitz(f, mu, rtol=1e-9).lower), float(constant(f, X)))
 
@@ -49,7 +49,7 @@ def test_the_constant_grows_like_the_root_of_the_length_and_then_stops():
 @pytest.mark.parametrize(("A", "atoms", "value"), [(-1.0, 3, 165.84), (8.0, 3, 278.0)])
 def test_worst_measures_are_few_unbalanced_diracs(A, atoms, value):
     f = hs.Attention.single_head(A=A * ONE, V=ONE)
-    worst = hs.maximise(f, n=atoms, domain=hs.Ball(2.0), weights=True, steps=300)
+    worst = hs.maximise(f, n=atoms, domain=hs.domains.Ball(2.0), weights=True, steps=300)
     assert worst.value >= value
     assert_close(float(worst.weights.sum()), 1.0)
     assert bool((worst.tokens.abs() <= 2).all())
@@ -62,11 +62,11 @@ def test_worst_measures_are_few_unbalanced_diracs(A, atoms, value):
 
 def test_a_search_over_masses_starts_where_it_is_told(rng):
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    mu = hs.DiscreteMeasure(
+    mu = hs.transport.DiscreteMeasure(
         torch.randn(3, 2, dtype=torch.float64, generator=rng), torch.tensor([0.5, 0.3, 0.2]).double()
     )
     here = float(hs.local_lipschitz(f, mu).lower)
-    worst = hs.maximise(f, n=4, domain=hs.Ball(4.0), weights=True, steps=0, starts=[mu])
+    worst = hs.maximise(f, n=4, domain=hs.domains.Ball(4.0), weights=True, steps=0, starts=[mu])
     assert worst.value >= here * (1 - 1e-9)
 
 
@@ -75,7 +75,7 @@ def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
     from howsmooth.search.norm_gradient import norm_gradient
 
     f = hs.Attention.random(heads=2, d=3, k=2, dtype=torch.float64, generator=rng)
-    on_measures, domain, _starts, _d = over_masses(f, 4, hs.Ball(2.0), 1)
+    on_measures, domain, _starts, _d = over_masses(f, 4, hs.domains.Ball(2.0), 1)
     X = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     top = hs.local_lipschitz(on_measures, X, rtol=1e-12).direction
     here = norm_gradient(on_measures, X, top, rng)
@@ -87,22 +87,22 @@ def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
 
 @pytest.mark.slow
 def test_the_map_of_pairs_is_that_of_splitting():
-    found = hs.splitting_map(A=-1.0, V=2.0, span=6.0, step=2.0)
+    found = hs.search.splitting_map(A=-1.0, V=2.0, span=6.0, step=2.0)
     f = hs.Attention.single_head(A=-ONE, V=2 * ONE)
     for i, x in enumerate(found.grid):
         for j, y in enumerate(found.grid):
             if x != y:
-                there = hs.splitting(f, hs.DiscreteMeasure(torch.stack((x, y))[:, None]), rtol=1e-9)
+                there = hs.splitting(f, hs.transport.DiscreteMeasure(torch.stack((x, y))[:, None]), rtol=1e-9)
                 assert_close(float(found.move[i, j]), there.move)
                 assert_close(float(found.split[i, j]), there.split, atol=1e-12, rtol=1e-7)
 
 
 def test_four_strips_along_the_axes_split_and_none_for_a_positive_form():
-    found = hs.splitting_map(A=-1.0)
+    found = hs.search.splitting_map(A=-1.0)
     # 8.3 % of a grid of step 0.3, 7.4 % of the square in the limit
     assert found.share == pytest.approx(140 / 41**2)
-    assert hs.splitting_map(A=-1.0, step=0.03).share == pytest.approx(0.074, abs=0.001)
+    assert hs.search.splitting_map(A=-1.0, step=0.03).share == pytest.approx(0.074, abs=0.001)
     places = found.splits.nonzero()
     assert bool((found.grid[places].abs().min(dim=1).values <= 0.6001).all())
     assert bool((found.grid[places].abs().max(dim=1).values >= 2.3).all())
-    assert hs.splitting_map(A=1.0).share == 0
+    assert hs.search.splitting_map(A=1.0).share == 0

@@ -74,10 +74,10 @@ def test_what_counts_tokens_says_that_it_needs_their_number(kind):
 
 
 def test_masks_and_lengths_are_refused_before_any_search():
-    masked = hs.L2Attention.single_head(Q=ONE, K=ONE, V=ONE, causal=True)
+    masked = hs.maps.L2Attention.single_head(Q=ONE, K=ONE, V=ONE, causal=True)
     with pytest.raises(hs.errors.AssumptionError, match="regimes does not cover a causal mask"):
         hs.regimes(masked, 1.0, [3])
-    f = hs.L2Attention.single_head(Q=ONE, K=ONE, V=ONE)
+    f = hs.maps.L2Attention.single_head(Q=ONE, K=ONE, V=ONE)
     with pytest.raises(hs.errors.AssumptionError, match="at least 3"):
         hs.regimes(f, 1.0, [2])
     with pytest.raises(hs.errors.AssumptionError, match="radius"):

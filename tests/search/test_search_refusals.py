@@ -40,23 +40,23 @@ ARGUMENTS = [
     ({"starts": [X.long()]}, DtypeError, "a start must hold real"),
     ({"starts": [[1.0, 2.0, 3.0]]}, DtypeError, r"torch.Tensor, got list"),
     ({"d": 4}, ShapeError, "dimension of a token, got f: 3, d: 4"),
-    ({"domain": 5.0}, DtypeError, r"such as hs.Ball\(5.0\).* got float"),
-    ({"domain": hs.Ball}, DtypeError, "got Ball"),
-    ({"domain": hs.Ball(1.0, centre=torch.ones(2))}, ShapeError, "got f: 3, the domain: 2"),
-    ({"domain": hs.Neighbourhood(torch.ones(4, 3), 0.1)}, ShapeError, "inputs of 4 tokens, got n = 5"),
-    ({"domain": hs.Neighbourhood(torch.ones(5, 2), 0.1)}, ShapeError, "the domain: 2"),
-    ({"domain": hs.LayerNormImage(hs.RMSNorm(gain=torch.ones(2)))}, ShapeError, "the domain: 2"),
+    ({"domain": 5.0}, DtypeError, r"such as hs.domains.Ball\(5.0\).* got float"),
+    ({"domain": hs.domains.Ball}, DtypeError, "got Ball"),
+    ({"domain": hs.domains.Ball(1.0, centre=torch.ones(2))}, ShapeError, "got f: 3, the domain: 2"),
+    ({"domain": hs.domains.Neighbourhood(torch.ones(4, 3), 0.1)}, ShapeError, "inputs of 4 tokens, got n = 5"),
+    ({"domain": hs.domains.Neighbourhood(torch.ones(5, 2), 0.1)}, ShapeError, "the domain: 2"),
+    ({"domain": hs.domains.LayerNormImage(hs.maps.RMSNorm(gain=torch.ones(2)))}, ShapeError, "the domain: 2"),
     ({"generator": 0}, DtypeError, "generator must be a torch.Generator, got int"),
     ({"progress": True}, DtypeError, "progress must be callable"),
     ({"f": 3.0}, DtypeError, "f must be a map, a module or a callable on tensors, got float"),
     ({"f": lambda X: X}, ShapeError, r"cannot be told from this map and this domain; give it as d="),
-    ({"f": hs.Chain(attention().per_head())}, ShapeError, "a search takes one map, got a batch of shape"),
+    ({"f": hs.maps.Chain(attention().per_head())}, ShapeError, "a search takes one map, got a batch of shape"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "error", "sentence"), ARGUMENTS, ids=lambda x: x if isinstance(x, str) else "")
 def test_what_cannot_be_searched_is_refused(changes, error, sentence):
-    arguments = {"f": attention(), "n": 5, "domain": hs.Ball(2.0), "steps": 1} | changes
+    arguments = {"f": attention(), "n": 5, "domain": hs.domains.Ball(2.0), "steps": 1} | changes
     with pytest.raises(error, match=sentence):
         hs.maximise(arguments.pop("f"), **arguments)
 
@@ -68,11 +68,11 @@ def test_nothing_is_computed_before_a_refusal():
 
     f = Untouchable(query=X[None, :3], key=X[None, :3], value=X[None, :3])
     with pytest.raises(ShapeError):
-        hs.maximise(f, n=5, domain=hs.Ball(2.0), starts=[X[:4]])
+        hs.maximise(f, n=5, domain=hs.domains.Ball(2.0), starts=[X[:4]])
 
 
 def test_a_neighbourhood_of_another_shape_is_refused(rng):
     f = form(gaussian(rng, 3, 3))
     for X in (gaussian(rng, 5, 4), gaussian(rng, 6, 3)):
         with pytest.raises(HowsmoothError):
-            hs.maximise(f, n=5, domain=hs.Neighbourhood(X, eps=0.1), starts=1, steps=1)
+            hs.maximise(f, n=5, domain=hs.domains.Neighbourhood(X, eps=0.1), starts=1, steps=1)

@@ -10,7 +10,7 @@ from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient, nor
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 # few steps, so that giving up takes no time
-F = hs.SinkhornAttention(query=ONE[None], key=ONE[None], value=ONE[None], max_steps=40)
+F = hs.maps.SinkhornAttention(query=ONE[None], key=ONE[None], value=ONE[None], max_steps=40)
 GOOD = torch.tensor([[-1.0], [0.3], [1.0]], dtype=torch.float64)
 BAD = 20 * GOOD
 
@@ -40,16 +40,16 @@ def test_no_run_prefers_an_input_without_a_value():
 
 
 def test_a_search_goes_on_without_it():
-    found = hs.maximise(F, n=3, domain=hs.Ball(25.0), starts=[BAD, GOOD], steps=2)
+    found = hs.maximise(F, n=3, domain=hs.domains.Ball(25.0), starts=[BAD, GOOD], steps=2)
     assert found.value >= float(hs.local_lipschitz(F, GOOD).lower) * (1 - 1e-3)
 
 
 def test_an_audit_goes_on_without_it():
-    assert hs.audit(F, claimed=0.5, n=3, domain=hs.Ball(25.0), starts=1, steps=1).refuted
+    assert hs.audit(F, claimed=0.5, n=3, domain=hs.domains.Ball(25.0), starts=1, steps=1).refuted
 
 
 def test_where_none_can_be_measured_that_is_said():
-    domain = hs.Neighbourhood(BAD, eps=1e-6)
+    domain = hs.domains.Neighbourhood(BAD, eps=1e-6)
     with pytest.raises(UnmeasurableError, match="no input of the search can be measured: weights"):
         hs.maximise(F, n=3, domain=domain, steps=1)
     with pytest.raises(UnmeasurableError, match="no input of the search"):

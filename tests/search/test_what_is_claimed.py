@@ -19,26 +19,26 @@ EYE = torch.eye(2, dtype=torch.float64)
 @pytest.mark.parametrize("radius", [1.0, 1e4, 1e8])
 def test_a_witness_is_worth_what_is_measured_at_its_tokens(dtype, radius):
     f = hs.Attention.single_head(A=-EYE.to(dtype), V=EYE.to(dtype))
-    for build in (hs.extremal.tied_pair, hs.extremal.two_point, hs.extremal.origin_token, hs.extremal.equal_tokens):
+    for build in (hs.inputs.tied_pair, hs.inputs.two_point, hs.inputs.origin_token, hs.inputs.equal_tokens):
         witness = build(f, 5, radius)
         assert witness.value <= truth(f, witness.tokens) * (1 + 1e-12)
         assert float(witness.tokens.double().norm(dim=-1).max()) <= radius
 
 
 def test_equal_tokens_are_refused_where_the_biases_of_norms_turn(rng):
-    norm = hs.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=1e-3)
+    norm = hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=1e-3)
     f = hs.Attention(
         query=gaussian(rng, 1, 4, 3),
         key=gaussian(rng, 1, 4, 3),
         value=gaussian(rng, 1, 3, 3),
         query_norm=norm,
         key_norm=norm,
-        positions=hs.Positions(causal=True, rotary=hs.Rotary()),
+        positions=hs.maps.Positions(causal=True, rotary=hs.maps.Rotary()),
     )
     with pytest.raises(AssumptionError, match="rotary biases tilt them"):
-        hs.extremal.equal_tokens(f, 10, 1.0)
+        hs.inputs.equal_tokens(f, 10, 1.0)
     plain = dataclasses.replace(norm, bias=None)
-    straight = hs.extremal.equal_tokens(dataclasses.replace(f, query_norm=plain, key_norm=plain), 10, 1.0)
+    straight = hs.inputs.equal_tokens(dataclasses.replace(f, query_norm=plain, key_norm=plain), 10, 1.0)
     assert straight.value == pytest.approx(straight.formula)
 
 
@@ -46,7 +46,7 @@ def test_equal_tokens_are_refused_where_the_biases_of_norms_turn(rng):
 @pytest.mark.parametrize("eps", [1e-7, 1e-6, 1e-5, 1e-3])
 def test_neighbours_are_near_in_float32_too(rng, eps, per_token):
     X = 13 * torch.nn.functional.normalize(gaussian(rng, 6, 8), dim=-1).float()
-    domain = hs.Neighbourhood(X, eps, per_token=per_token)
+    domain = hs.domains.Neighbourhood(X, eps, per_token=per_token)
     for Z in (domain.nearest(X + gaussian(rng, 50, 6, 8).float()), domain.draw(50, 6, X[0], rng)):
         offset = Z.double() - X.double()
         far = offset.norm(dim=-1).max() if per_token else offset.flatten(1).norm(dim=-1).max()

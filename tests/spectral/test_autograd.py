@@ -53,14 +53,14 @@ def assert_products(J, dense, X, rng):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_autograd_and_closed_form_agree(case, rng):
     f, X = case.build(rng)
-    assert_products(hs.JacobianOperator(f, X), dense_jacobian(f, X), X, rng)
+    assert_products(hs.spectral.JacobianOperator(f, X), dense_jacobian(f, X), X, rng)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_fused_attention_is_measured_in_eval_mode_and_left_as_it_was(training, rng):
     module = Fused().double().train(training)
     X = torch.randn(5, 6, dtype=torch.float64, generator=rng)
-    J = hs.JacobianOperator(module, X)
+    J = hs.spectral.JacobianOperator(module, X)
     assert_products(J, dense_jacobian(module.eval(), X), X, rng)
     module.train(training)
     hs.local_lipschitz(module, X)
@@ -70,7 +70,7 @@ def test_fused_attention_is_measured_in_eval_mode_and_left_as_it_was(training, r
 def test_a_module_is_restored_even_if_it_fails(rng):
     module = nn.Sequential(nn.Dropout(), nn.Linear(3, 3)).double()
     with pytest.raises(RuntimeError):
-        hs.JacobianOperator(module, torch.randn(2, 4, dtype=torch.float64, generator=rng))
+        hs.spectral.JacobianOperator(module, torch.randn(2, 4, dtype=torch.float64, generator=rng))
     assert all(m.training for m in module.modules())
 
 
@@ -88,14 +88,14 @@ def test_encoder_layers_of_torch_are_measured(rng):
 
 def test_without_forward_mode_the_pullback_is_differentiated(rng):
     X = torch.randn(3, 4, dtype=torch.float64, generator=rng)
-    J = hs.JacobianOperator(NoForwardMode.apply, X)
+    J = hs.spectral.JacobianOperator(NoForwardMode.apply, X)
     assert J._push_forward != J._forward_mode
     assert_products(J, torch.diag(3 * X.flatten() ** 2), X, rng)
 
 
 def test_a_constant_map_has_norm_zero(rng):
     estimate = hs.local_lipschitz(lambda X: torch.ones(3, 2), torch.randn(3, 4, generator=rng))
-    assert estimate.status is hs.Status.ZERO
+    assert estimate.status is hs.spectral.Status.ZERO
 
 
 def test_methods_of_modules_are_measured_in_eval_mode(rng):
@@ -116,11 +116,11 @@ def test_half_precision_modules_are_measured_in_single(dtype, rng):
 
 def test_vectors_and_one_big_input_are_single_operators(rng):
     W = torch.randn(3, 4, dtype=torch.float64, generator=rng)
-    J = hs.JacobianOperator(lambda x: W @ x, torch.randn(4, dtype=torch.float64, generator=rng))
+    J = hs.spectral.JacobianOperator(lambda x: W @ x, torch.randn(4, dtype=torch.float64, generator=rng))
     assert (J.batch, J.domain, J.codomain) == ((), (4,), (3,))
     assert_close(hs.spectral_norm(J, rtol=1e-9).lower, torch.linalg.matrix_norm(W, 2))
     X = torch.randn(2, 3, 4, dtype=torch.float64, generator=rng)
-    mixing = hs.JacobianOperator(lambda X: X.sum(0, keepdim=True).expand_as(X), X, batch_axes=0)
+    mixing = hs.spectral.JacobianOperator(lambda X: X.sum(0, keepdim=True).expand_as(X), X, batch_axes=0)
     assert_close(hs.spectral_norm(mixing, rtol=1e-9).lower, torch.tensor(2.0).double())
 
 
@@ -174,7 +174,7 @@ def test_autograd_products_equal_the_dense_jacobian(rng, name):
     module = seeded(MODULES[name](), rng).eval()
     X = gaussian(rng, 5, 8)
     J = dense_by_rows(module, X)
-    operator = hs.JacobianOperator(module.train(), X)
+    operator = hs.spectral.JacobianOperator(module.train(), X)
     E, G = gaussian(rng, 5, 8), gaussian(rng, *operator.codomain)
     assert_close(operator.jvp(E).flatten(), J @ E.flatten())
     assert_close(operator.vjp(G).flatten(), J.mT @ G.flatten())
@@ -246,12 +246,12 @@ def test_plain_functions_are_measured(rng):
 
 def test_maps_without_a_gradient_are_zero(rng):
     estimate = hs.local_lipschitz(lambda Z: torch.ones(5, 8).double(), gaussian(rng, 5, 8))
-    assert estimate.status is hs.Status.ZERO
+    assert estimate.status is hs.spectral.Status.ZERO
 
 
 def test_an_operator_of_the_whole_batch_is_measured_with_batch_axes_zero(rng):
     X = gaussian(rng, 3, 5, 8)
-    operator = hs.JacobianOperator(lambda Z: Z.sum(0), X, batch_axes=0)
+    operator = hs.spectral.JacobianOperator(lambda Z: Z.sum(0), X, batch_axes=0)
     assert tuple(operator.batch) == ()
     assert tuple(operator.domain) == (3, 5, 8)
     assert_close(hs.spectral_norm(operator).lower, torch.tensor(3.0).double().sqrt(), rtol=1e-3, atol=0)

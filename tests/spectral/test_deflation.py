@@ -11,7 +11,7 @@ import howsmooth as hs
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (3, 25, 25)])
 def test_the_values_are_those_of_the_dense_svd(shape, rng):
     matrix = torch.randn(*shape, dtype=torch.float64, generator=rng)
-    found = hs.singular_values(hs.Dense(matrix), k=5, rtol=1e-6, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrix), k=5, rtol=1e-6, generator=rng)
     exact = torch.linalg.svdvals(matrix)[..., :5]
     assert_close(found.values, exact)
     assert bool((found.values <= exact * (1 + 1e-12)).all())
@@ -51,7 +51,7 @@ def test_a_compressed_head_gives_its_values(rng):
 def test_the_largest_singular_values_come_with_vectors(rng, name):
     k = 4
     matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 80)
-    found = hs.singular_values(hs.Dense(matrix), k=k, rtol=1e-6, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrix), k=k, rtol=1e-6, generator=rng)
     truth = torch.linalg.svdvals(matrix)[:k]
     scale = truth[0]
     assert found.values.shape == (k,)
@@ -68,7 +68,7 @@ def test_the_largest_singular_values_come_with_vectors(rng, name):
 
 def test_batched_singular_values_equal_single_ones(rng):
     matrices = gaussian(rng, 3, 12, 9)
-    found = hs.singular_values(hs.Dense(matrices), k=9, rtol=1e-8, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrices), k=9, rtol=1e-8, generator=rng)
     assert_close(found.values, torch.linalg.svdvals(matrices), rtol=1e-7, atol=1e-9)
 
 
@@ -82,5 +82,5 @@ def test_singular_values_of_attention_equal_the_dense_ones(rng):
 
 def test_a_large_neighbour_in_the_batch_does_not_widen_the_bounds(rng):
     small = torch.tensor([1e-5, 7.8e-6, 1e-7, 1e-8])
-    values = hs.singular_values(hs.Dense(torch.stack((torch.diag(small), 1e6 * torch.eye(4)))), k=2, generator=rng)
+    values = hs.singular_values(hs.maps.Dense(torch.stack((torch.diag(small), 1e6 * torch.eye(4)))), k=2, generator=rng)
     assert float(values.upper[0, 1]) <= 8e-6

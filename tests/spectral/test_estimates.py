@@ -79,13 +79,15 @@ def test_a_start_that_is_no_random_one_says_nothing_about_random_directions(rng)
 
 def test_the_singular_values_above_half_of_the_largest_are_counted_and_never_too_many(rng):
     spectrum = torch.tensor([10, 9, 8, 5.001, 4.999, 1, 0.1], dtype=torch.float64)
-    assert hs.spectral_norm(hs.Dense(spectrum.diag()), rtol=1e-9, generator=rng).leading == (4,)
-    early = hs.spectral_norm(hs.Dense(torch.linspace(1, 10, 60, dtype=torch.float64).diag()), rtol=0.1, generator=rng)
+    assert hs.spectral_norm(hs.maps.Dense(spectrum.diag()), rtol=1e-9, generator=rng).leading == (4,)
+    early = hs.spectral_norm(
+        hs.maps.Dense(torch.linspace(1, 10, 60, dtype=torch.float64).diag()), rtol=0.1, generator=rng
+    )
     assert 1 <= early.leading[0] <= 34
 
 
 def test_a_zero_operator_has_no_leading_direction(rng):
-    assert hs.spectral_norm(hs.Dense(torch.zeros(3, 3, dtype=torch.float64)), generator=rng).leading == (0,)
+    assert hs.spectral_norm(hs.maps.Dense(torch.zeros(3, 3, dtype=torch.float64)), generator=rng).leading == (0,)
 
 
 def test_a_batch_can_be_taken_apart(estimate):
@@ -141,7 +143,7 @@ def test_the_estimate_of_a_zero_map_says_so_in_json_and_print(rng):
     estimate = hs.local_lipschitz(f, X)
     assert estimate.lower == 0
     assert estimate.upper == 0
-    assert estimate.status is hs.Status.ZERO
+    assert estimate.status is hs.spectral.Status.ZERO
     assert estimate.status.value in str(estimate)
     assert not estimate.token_response.isnan().any()
     assert "NaN" not in estimate.to_json()
@@ -149,7 +151,7 @@ def test_the_estimate_of_a_zero_map_says_so_in_json_and_print(rng):
 
 
 def test_estimates_take_one_index_per_batch_axis(rng):
-    estimate = hs.spectral_norm(hs.Dense(gaussian(rng, 2, 3, 5, 5)), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(gaussian(rng, 2, 3, 5, 5)), generator=rng)
     assert estimate[1, 2].lower == estimate.lower[1, 2]
 
 
@@ -168,12 +170,12 @@ def test_a_bracket_that_contradicts_itself_or_is_no_number_is_a_bug_to_report(es
 def test_power_iteration_from_a_start_that_missed_the_top_gives_no_upper_bound():
     """At a confidence of 1 % nearly every start has less of the top singular vector than it should."""
     spectrum = torch.cat((torch.ones(1), torch.full((59,), 0.1))).double()
-    op = hs.Dense(torch.diag(spectrum).expand(200, 60, 60))
-    found = hs.power_iteration(op, confidence=0.01, generator=torch.Generator().manual_seed(0))
+    op = hs.maps.Dense(torch.diag(spectrum).expand(200, 60, 60))
+    found = hs.spectral.power_iteration(op, confidence=0.01, generator=torch.Generator().manual_seed(0))
     assert bool((found.lower <= found.upper).all())
     assert bool(found.upper.isinf().any())
 
 
 def test_products_that_are_no_numbers_are_refused_by_power_iteration():
     with pytest.raises(NonFiniteError, match="not finite"):
-        hs.power_iteration(Counting(torch.full((2,), math.nan)))
+        hs.spectral.power_iteration(Counting(torch.full((2,), math.nan)))

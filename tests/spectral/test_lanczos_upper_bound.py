@@ -71,7 +71,7 @@ def test_a_start_that_missed_the_top_is_found_out_by_what_is_attained_and_drawn_
     entries, starts = SPECTRA["hidden top"], 400
 
     def operator(count):
-        return hs.Dense(torch.diag(entries).expand(count, N, N)) if separable else Diagonal(entries, count=count)
+        return hs.maps.Dense(torch.diag(entries).expand(count, N, N)) if separable else Diagonal(entries, count=count)
 
     generator = torch.Generator().manual_seed(0)
     calls = [operator(starts)] if batch else [operator(1) for _start in range(starts // 4)]
@@ -79,7 +79,7 @@ def test_a_start_that_missed_the_top_is_found_out_by_what_is_attained_and_drawn_
     upper, lower = (torch.cat([getattr(estimate, end) for estimate in found]) for end in ("upper", "lower"))
     assert float((upper < 1).double().mean()) <= (1 - confidence) / 10
     assert bool((lower < upper).all())
-    assert all(status is hs.Status.CONVERGED for estimate in found for status in estimate.statuses)
+    assert all(status is hs.spectral.Status.CONVERGED for estimate in found for status in estimate.statuses)
 
 
 @pytest.mark.slow

@@ -61,11 +61,11 @@ LOST = [without_gradients, in_inference_mode, detached, by_numpy, partly_detache
 CALLS = {
     "local_lipschitz": hs.local_lipschitz,
     "typical_gain": hs.typical_gain,
-    "JacobianOperator": hs.JacobianOperator,
+    "JacobianOperator": hs.spectral.JacobianOperator,
     "penalty": hs.penalty,
     "attack": lambda f, X: hs.attack(f, X, eps=0.1, budget=20),
-    "maximise": lambda f, X: hs.maximise(f, n=4, d=3, domain=hs.Ball(1.0), starts=1, steps=2),
-    "audit": lambda f, X: hs.audit(f, claimed=1.0, input_shape=(4, 3), domain=hs.Ball(1.0), starts=1, steps=2),
+    "maximise": lambda f, X: hs.maximise(f, n=4, d=3, domain=hs.domains.Ball(1.0), starts=1, steps=2),
+    "audit": lambda f, X: hs.audit(f, claimed=1.0, input_shape=(4, 3), domain=hs.domains.Ball(1.0), starts=1, steps=2),
 }
 
 
@@ -146,7 +146,7 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_rounding_kinks_and_critical_points_raise_no_alarm(name):
     f, X = HONEST[name]
-    hs.JacobianOperator(f, X)
+    hs.spectral.JacobianOperator(f, X)
 
 
 @pytest.mark.parametrize("rounds", range(40))
@@ -160,4 +160,4 @@ def test_random_networks_in_single_precision_raise_no_alarm(rounds):
         with torch.no_grad():
             layer.weight.copy_(scale * torch.randn(o, i, generator=generator))
         layers += [layer, [nn.ReLU, nn.Tanh, nn.GELU, nn.Softplus][rounds % 4]()]
-    hs.JacobianOperator(nn.Sequential(*layers), torch.randn(5, 3, generator=generator))
+    hs.spectral.JacobianOperator(nn.Sequential(*layers), torch.randn(5, 3, generator=generator))

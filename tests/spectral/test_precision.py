@@ -17,8 +17,8 @@ from howsmooth.errors import ConvergenceWarning
 def test_half_precision_is_measured_in_float32(rng, dtype):
     f = hs.Attention.random(heads=2, d=8, causal=True, generator=rng).to(dtype)
     X = gaussian(rng, 2, 6, 8).to(dtype)
-    norm = hs.LayerNorm(gain=gaussian(rng, 8).to(dtype), bias=gaussian(rng, 8).to(dtype))
-    for g in (f, norm, hs.Chain(norm, f), hs.Residual(hs.Chain(norm, f))):
+    norm = hs.maps.LayerNorm(gain=gaussian(rng, 8).to(dtype), bias=gaussian(rng, 8).to(dtype))
+    for g in (f, norm, hs.maps.Chain(norm, f), hs.maps.Residual(hs.maps.Chain(norm, f))):
         estimate = hs.local_lipschitz(g, X, confidence=1 - 1e-9)  # at 99.9 % one start in a thousand may fail
         exact = g.to(torch.float64)
         truth = torch.stack([top(dense_jacobian(exact, x)) for x in X.double()])
@@ -50,20 +50,20 @@ def test_the_bracket_holds_the_norm_of_saturated_attention_in_float32(rng):
 @pytest.mark.parametrize("size", [1e-200, 1e-300])
 def test_a_tiny_operator_is_not_called_zero(rng, size):
     matrix = gaussian(rng, 20, 30)
-    estimate = hs.spectral_norm(hs.Dense(matrix * size), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), generator=rng)
     assert estimate.upper >= top(matrix) * size * (1 - 1e-10)
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200])
 def test_a_huge_finite_operator_is_measured(rng, size):
     matrix = gaussian(rng, 20, 30)
-    estimate = hs.spectral_norm(hs.Dense(matrix * size), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), generator=rng)
     assert_close(estimate.lower / size, top(matrix), rtol=1e-3, atol=0)
 
 
 def test_half_precision_operators_are_measured_in_float32(rng):
     matrix = gaussian(rng, 20, 30).half()
-    estimate = hs.spectral_norm(hs.Dense(matrix), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=rng)
     assert_close(estimate.lower.double(), top(matrix), rtol=1e-3, atol=0)
 
 
@@ -78,10 +78,12 @@ BIASED = {
     "softmax": lambda rng, bias: biased(hs.Attention, rng, bias),
     "sink": lambda rng, bias: biased(hs.Attention, rng, bias, sink=torch.randn(1, generator=rng)),
     "sink that nobody looks at": lambda rng, bias: biased(hs.Attention, rng, bias, sink=torch.full((1,), -30.0)),
-    "sigmoid": lambda rng, bias: biased(hs.SigmoidAttention, rng, bias),
-    "differential": lambda rng, bias: biased(hs.DifferentialAttention, rng, bias, subtracted=torch.full((1,), 0.5)),
-    "linear": lambda rng, bias: biased(hs.LinearAttention, rng, bias),
-    "entmax": lambda rng, bias: biased(hs.EntmaxAttention, rng, bias),
+    "sigmoid": lambda rng, bias: biased(hs.maps.SigmoidAttention, rng, bias),
+    "differential": lambda rng, bias: biased(
+        hs.maps.DifferentialAttention, rng, bias, subtracted=torch.full((1,), 0.5)
+    ),
+    "linear": lambda rng, bias: biased(hs.maps.LinearAttention, rng, bias),
+    "entmax": lambda rng, bias: biased(hs.maps.EntmaxAttention, rng, bias),
 }
 
 
@@ -115,7 +117,9 @@ def test_tokens_far_from_the_origin_are_rounded_as_a_bias_is():
         assert estimate.lower.double() <= truth <= estimate.upper.double()
 
 
-@pytest.mark.parametrize("kind", [hs.Attention, hs.LinearAttention, hs.EntmaxAttention, hs.SinkhornAttention])
+@pytest.mark.parametrize(
+    "kind", [hs.Attention, hs.maps.LinearAttention, hs.maps.EntmaxAttention, hs.maps.SinkhornAttention]
+)
 def test_a_bias_of_values_is_added_to_what_comes_out_and_does_not_enter_the_derivative(rng, kind):
     shapes = {"query": (4, 3, 5), "key": (2, 3, 5), "value": (2, 2, 5)}
     f = kind(**{name: gaussian(rng, *shape) for name, shape in shapes.items()})

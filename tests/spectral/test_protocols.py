@@ -13,7 +13,7 @@ def gauss(rng, *shape):
 def test_an_operator_has_the_abilities_whose_methods_it_has(rng):
     X = gauss(rng, 4, 3)
     J = hs.Attention.single_head(A=gauss(rng, 3, 3), V=gauss(rng, 3, 3)).jacobian(X)
-    matrix = hs.Dense(gauss(rng, 2, 5, 4))
+    matrix = hs.maps.Dense(gauss(rng, 2, 5, 4))
     abilities = (Separable, Compressible, Guessing)
     assert [isinstance(J, ability) for ability in abilities] == [True, True, True]
     assert [isinstance(matrix, ability) for ability in abilities] == [True, False, False]
@@ -21,7 +21,7 @@ def test_an_operator_has_the_abilities_whose_methods_it_has(rng):
 
 
 def test_a_batch_that_cannot_be_taken_apart_is_measured_all_the_same(rng):
-    matrix = hs.Dense(gauss(rng, 5, 30, 30))
+    matrix = hs.maps.Dense(gauss(rng, 5, 30, 30))
     found = hs.spectral_norm(Deflated(matrix, ()), rtol=1e-8, generator=rng)
     assert_close(found.lower, torch.linalg.matrix_norm(matrix.weight, ord=2), rtol=1e-8, atol=0)
     assert len(set(found.step_counts)) == 1

@@ -52,23 +52,23 @@ def test_a_measurement_refuses_before_the_map_is_evaluated(field, value, told):
     assert refusal.value.field == field
 
 
-@pytest.mark.parametrize("solve", [hs.spectral_norm, hs.singular_values, hs.power_iteration])
+@pytest.mark.parametrize("solve", [hs.spectral_norm, hs.singular_values, hs.spectral.power_iteration])
 @pytest.mark.parametrize(("field", "value", "told"), BAD)
 def test_every_solver_refuses_alike(solve, field, value, told):
     with pytest.raises(AssumptionError, match=told):
-        solve(hs.Dense(torch.eye(3, dtype=torch.float64)), **{field: value})
+        solve(hs.maps.Dense(torch.eye(3, dtype=torch.float64)), **{field: value})
 
 
 def test_what_float64_can_reach_float32_may_not():
     check_solver(rtol=1e-10)
     with pytest.raises(AssumptionError, match="in float32, got 1e-10; use float64") as refusal:
-        hs.spectral_norm(hs.Dense(torch.eye(3)), rtol=1e-10)
+        hs.spectral_norm(hs.maps.Dense(torch.eye(3)), rtol=1e-10)
     assert refusal.value.field == "rtol"
 
 
 def test_the_extremes_that_are_allowed_work(rng):
     matrix = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
-    found = hs.spectral_norm(hs.Dense(matrix), rtol=1e-13, confidence=1 - 1e-15, max_steps=200, generator=rng)
+    found = hs.spectral_norm(hs.maps.Dense(matrix), rtol=1e-13, confidence=1 - 1e-15, max_steps=200, generator=rng)
     assert float(found.lower) <= 6 * (1 + 1e-15) <= float(found.upper) * (1 + 1e-14)
 
 

@@ -46,7 +46,7 @@ def test_the_default_bracket_holds_and_is_closed(case, rng):
     f, X = at_first(case)
     estimate = hs.local_lipschitz(f, X, generator=rng)
     assert_brackets(estimate, exact_constant(case))
-    assert estimate.status in (hs.Status.CONVERGED, hs.Status.INVARIANT)
+    assert estimate.status in (hs.spectral.Status.CONVERGED, hs.spectral.Status.INVARIANT)
     assert float(estimate.upper) <= float(estimate.lower) * (1 + 1e-3)
 
 
@@ -103,7 +103,7 @@ def test_products_are_counted(rng):
     estimate = hs.spectral_norm(op, generator=rng)
     assert estimate.products == Counted.calls == 2 * estimate.steps + 1
     Counted.calls = 0
-    powers = hs.power_iteration(op, generator=rng)
+    powers = hs.spectral.power_iteration(op, generator=rng)
     assert powers.products == Counted.calls == 2 * powers.steps
 
 
@@ -164,7 +164,7 @@ def test_the_same_generator_gives_the_same_digits():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_measured_in_single(dtype, rng):
-    f = hs.Chain(hs.LayerNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng)).to(dtype)
+    f = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng)).to(dtype)
     X = torch.randn(9, 8, generator=rng).to(dtype)
     estimate = hs.local_lipschitz(f, X, generator=rng)
     assert estimate.lower.dtype == torch.float32
@@ -178,7 +178,7 @@ def test_every_kind_of_map_gives_the_same_number(rng):
     kinds = {
         "map": f,
         "operator factory": lambda X: f.jacobian(X, memory=0),
-        "operator class": functools.partial(hs.JacobianOperator, f),
+        "operator class": functools.partial(hs.spectral.JacobianOperator, f),
         "callable": lambda X: f(X),
     }
     values = [hs.local_lipschitz(kind, X, rtol=1e-9, generator=rng).lower for kind in kinds.values()]
@@ -202,7 +202,7 @@ def test_one_token_gives_the_value_matrix(rng):
     f = hs.Attention.single_head(A=torch.randn(4, 4, dtype=torch.float64, generator=rng), V=V)
     estimate = hs.local_lipschitz(f, torch.randn(1, 4, dtype=torch.float64, generator=rng), rtol=1e-9, generator=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(V, 2))
-    assert estimate.status is hs.Status.INVARIANT
+    assert estimate.status is hs.spectral.Status.INVARIANT
     assert_close(estimate.upper, estimate.lower)
 
 
@@ -216,17 +216,21 @@ def test_zero_weights_give_norm_zero():
     f = hs.Attention.single_head(A=torch.eye(3), V=torch.zeros(3, 3))
     estimate = hs.local_lipschitz(f, torch.randn(5, 3))
     assert float(estimate.lower) == float(estimate.upper) == 0
-    assert estimate.status is hs.Status.ZERO
+    assert estimate.status is hs.spectral.Status.ZERO
     assert "The operator is zero." in repr(estimate)
 
 
 def test_a_zero_operator_in_a_batch_does_not_disturb_the_others(rng):
     matrices = torch.randn(3, 6, 5, dtype=torch.float64, generator=rng)
     matrices[1] = 0
-    estimate = hs.spectral_norm(hs.Dense(matrices), rtol=1e-9, generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrices), rtol=1e-9, generator=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(matrices, 2))
-    assert [part.status for part in estimate] == [hs.Status.INVARIANT, hs.Status.ZERO, hs.Status.INVARIANT]
-    assert estimate.status is hs.Status.INVARIANT
+    assert [part.status for part in estimate] == [
+        hs.spectral.Status.INVARIANT,
+        hs.spectral.Status.ZERO,
+        hs.spectral.Status.INVARIANT,
+    ]
+    assert estimate.status is hs.spectral.Status.INVARIANT
 
 
 def test_saturated_scores_are_measured_right(rng):
@@ -252,7 +256,7 @@ def test_clustered_tops_of_large_operators_stay_inside_the_error_bar(dtype, rng)
     top = float(entries.to(dtype).max())
     assert bool((estimate.upper >= top).all())
     assert bool((estimate.lower <= top * (1 + 4 * torch.finfo(dtype).eps)).all())
-    assert estimate.status is hs.Status.CONVERGED
+    assert estimate.status is hs.spectral.Status.CONVERGED
 
 
 def test_a_space_that_is_invariant_at_once_is_no_trouble():
@@ -265,7 +269,7 @@ def test_a_space_that_is_invariant_at_once_is_no_trouble():
 def test_rank_one_is_found_whatever_the_shape(rng):
     for shape in ((1, 30), (30, 1), (40, 20), (20, 40)):
         u, v = (torch.randn(size, dtype=torch.float64, generator=rng) for size in shape)
-        estimate = hs.spectral_norm(hs.Dense(torch.outer(u, v)), rtol=1e-9, generator=rng)
+        estimate = hs.spectral_norm(hs.maps.Dense(torch.outer(u, v)), rtol=1e-9, generator=rng)
         assert_close(estimate.lower, u.norm() * v.norm())
         assert_brackets(estimate, u.norm() * v.norm())
 
@@ -274,7 +278,7 @@ def test_giving_up_is_data_and_one_warning(rng):
     op = Diagonal(torch.linspace(0, 1, 1000).double())
     with pytest.warns(hs.errors.ConvergenceWarning, match="max_steps"):
         estimate = hs.spectral_norm(op, max_steps=3, generator=rng)
-    assert estimate.status is hs.Status.MAX_STEPS
+    assert estimate.status is hs.spectral.Status.MAX_STEPS
     assert estimate.steps == 3
     assert float(estimate.lower) <= 1 <= float(estimate.upper)
 
@@ -287,7 +291,7 @@ def test_numbers_at_the_ends_of_the_range_are_bracketed(rng, dtype, shape):
     matrix = matrix / torch.linalg.matrix_norm(matrix, 2)
     subnormal = info.tiny * info.eps
     for norm in (subnormal, 8 * subnormal, info.tiny / 4, info.tiny, 8 * info.tiny / info.eps, info.max / 4):
-        estimate = hs.spectral_norm(hs.Dense((norm * matrix).to(dtype)), generator=rng)
+        estimate = hs.spectral_norm(hs.maps.Dense((norm * matrix).to(dtype)), generator=rng)
         rounding = subnormal * shape[0] * shape[1]
         assert float(estimate.lower) <= norm * (1 + 1e-5) + rounding
         assert norm <= float(estimate.upper) * (1 + 1e-5) + rounding
@@ -314,7 +318,7 @@ def matrices_with_known_norm(draw):
 @settings(deadline=None)
 def test_matrices_with_known_singular_values_are_bracketed(problem):
     matrix, norm = problem
-    estimate = hs.spectral_norm(hs.Dense(matrix), confidence=1 - 1e-9, rtol=1e-6)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), confidence=1 - 1e-9, rtol=1e-6)
     assert float(estimate.lower) <= norm * (1 + 1e-12) + 1e-12
     assert norm <= float(estimate.upper) * (1 + 1e-12) + 1e-12
 
@@ -339,7 +343,7 @@ def test_equal_tokens_have_the_constant_of_averaging(n, d, seed, causal):
 def test_a_norm_is_as_steep_as_its_smallest_token(scales, seed):
     X = torch.randn(len(scales), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     X = X / X.square().mean(-1, keepdim=True).sqrt() * torch.tensor(scales, dtype=torch.float64)[:, None]
-    f = hs.RMSNorm(gain=torch.ones(5, dtype=torch.float64), eps=0.0)
+    f = hs.maps.RMSNorm(gain=torch.ones(5, dtype=torch.float64), eps=0.0)
     exact = torch.tensor(1 / min(scales), dtype=torch.float64)
     assert_close(hs.local_lipschitz(f, X, rtol=1e-9, confidence=1 - 1e-9).lower, exact)
 
@@ -376,7 +380,7 @@ def test_two_unbalanced_diracs(copies, expected):
 
 def test_power_iteration_agrees_and_brackets(rng):
     op = Diagonal(0.9 ** torch.arange(300).double())
-    estimate = hs.power_iteration(op, rtol=1e-10, generator=rng)
+    estimate = hs.spectral.power_iteration(op, rtol=1e-10, generator=rng)
     assert float(estimate.lower) == pytest.approx(1, abs=1e-8)
     assert float(estimate.upper) >= 1
     assert float(estimate.residual) < 1e-3
@@ -384,7 +388,7 @@ def test_power_iteration_agrees_and_brackets(rng):
 
 def test_power_iteration_stops_early_where_the_bracket_does_not(rng):
     op = Diagonal(torch.linspace(0, 1, 3000).double())
-    powers = hs.power_iteration(op, rtol=1e-3, generator=rng)
+    powers = hs.spectral.power_iteration(op, rtol=1e-3, generator=rng)
     lanczos = hs.spectral_norm(op, rtol=1e-3, generator=rng)
     assert float(powers.lower) < 0.999  # its own tolerance, missed
     assert float(lanczos.lower) > 0.999
@@ -394,20 +398,20 @@ def test_power_iteration_stops_early_where_the_bracket_does_not(rng):
 @pytest.mark.parametrize("name", SPECTRA)
 def test_the_bracket_holds_the_norm_and_closes(rng, name, shape):
     matrix = with_spectrum(rng, SPECTRA[name].double(), *shape)
-    estimate = hs.spectral_norm(hs.Dense(matrix), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=rng)
     truth = top(matrix)
     assert estimate.lower <= truth * (1 + 1e-12)
     assert estimate.upper >= truth * (1 - 1e-12)
     assert estimate.upper <= estimate.lower * (1 + 1e-3) * (1 + 1e-12)
     assert estimate.confidence == 0.999
-    assert estimate.status in (hs.Status.CONVERGED, hs.Status.INVARIANT)
+    assert estimate.status in (hs.spectral.Status.CONVERGED, hs.spectral.Status.INVARIANT)
 
 
 @pytest.mark.parametrize("certify", [True, False])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_lower_is_attained_by_the_direction(rng, name, certify):
     matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 70)
-    estimate = hs.spectral_norm(hs.Dense(matrix), certify=certify, generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), certify=certify, generator=rng)
     assert_close(estimate.direction.norm(), torch.tensor(1.0).double())
     response = matrix @ estimate.direction
     assert_close(response.norm(), estimate.lower)
@@ -492,13 +496,13 @@ def test_a_batch_of_very_different_operators_keeps_each_bracket(rng):
             with_spectrum(rng, torch.linspace(1, 0.99, 20).double(), 20, 20),
         ]
     )
-    estimate = hs.spectral_norm(hs.Dense(matrices), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrices), generator=rng)
     truth = torch.linalg.matrix_norm(matrices, ord=2)
     assert (estimate.lower <= truth * (1 + 1e-12)).all()
     assert (estimate.upper >= truth * (1 - 1e-12)).all()
     assert (estimate.upper <= estimate.lower * (1 + 1e-3) * (1 + 1e-12)).all()
-    assert estimate[1].status is hs.Status.ZERO
-    assert estimate[0].status is not hs.Status.ZERO
+    assert estimate[1].status is hs.spectral.Status.ZERO
+    assert estimate[0].status is not hs.spectral.Status.ZERO
 
 
 @pytest.mark.parametrize("shape", [(5, 40, 2, 3), (9, 24, 4, 4), (4, 10, 1, 1)], ids=str)
@@ -537,7 +541,7 @@ def test_zero_query_weights_leave_the_average(rng):
 def test_random_matrices_of_any_shape_and_size_are_bracketed(rows, columns, number, exponent):
     generator = torch.Generator().manual_seed(number)
     matrix = gaussian(generator, rows, columns) * 10**exponent
-    estimate = hs.spectral_norm(hs.Dense(matrix), generator=generator)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=generator)
     truth = top(matrix)
     assert estimate.lower <= truth * (1 + 1e-12)
     assert estimate.upper >= truth * (1 - 1e-12)
@@ -549,7 +553,7 @@ def test_tiny_spaces_are_measured_without_a_warning(matrix):
     for number in range(8):
         generator = torch.Generator().manual_seed(number)
         for dtype in (torch.float64, torch.float32):
-            hs.spectral_norm(hs.Dense(torch.tensor(matrix, dtype=dtype)), generator=generator)
+            hs.spectral_norm(hs.maps.Dense(torch.tensor(matrix, dtype=dtype)), generator=generator)
 
 
 def test_one_number_is_measured_without_a_warning():

@@ -39,9 +39,9 @@ def test_bad_settings_are_refused(settings, sentence):
 def test_bad_requests_for_singular_values_are_refused():
     for k in (0, 4):
         with pytest.raises(AssumptionError, match=f"between 1 and 3, .* got {k}"):
-            hs.singular_values(hs.Dense(torch.ones(3, 5)), k=k)
+            hs.singular_values(hs.maps.Dense(torch.ones(3, 5)), k=k)
     with pytest.raises(AssumptionError, match="rtol must be at least"):
-        hs.power_iteration(hs.Dense(torch.ones(3, 5)), rtol=0.0)
+        hs.spectral.power_iteration(hs.maps.Dense(torch.ones(3, 5)), rtol=0.0)
 
 
 NAN = torch.tensor([[torch.nan] * 6] * 5)
@@ -49,9 +49,9 @@ NAN = torch.tensor([[torch.nan] * 6] * 5)
 
 def test_operators_that_are_empty_or_not_finite_are_refused():
     with pytest.raises(AssumptionError, match="must not be empty"):
-        hs.spectral_norm(hs.Dense(torch.ones(0, 5)))
+        hs.spectral_norm(hs.maps.Dense(torch.ones(0, 5)))
     with pytest.raises(NonFiniteError, match="weight must be finite"):
-        hs.Dense(NAN)
+        hs.maps.Dense(NAN)
 
 
 def test_maps_whose_output_is_not_finite_are_refused():
@@ -142,13 +142,13 @@ def test_questions_without_an_answer_are_refused(rng, question):
     with pytest.raises(AssumptionError):
         hs.local_lipschitz(f, gaussian(rng, 3, 4), **question)
     with pytest.raises(AssumptionError):
-        hs.spectral_norm(hs.Dense(torch.eye(4).double()), **question)
+        hs.spectral_norm(hs.maps.Dense(torch.eye(4).double()), **question)
 
 
 @pytest.mark.parametrize("k", [0, -1, 5])
 def test_more_singular_values_than_there_are_are_refused(k):
     with pytest.raises(AssumptionError):
-        hs.singular_values(hs.Dense(torch.ones(4, 6).double()), k=k)
+        hs.singular_values(hs.maps.Dense(torch.ones(4, 6).double()), k=k)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_more_singular_values_than_there_are_are_refused(k):
 )
 def test_matrices_that_are_not_finite_reals_are_refused(matrix, error):
     with pytest.raises(error):
-        hs.Dense(matrix)
+        hs.maps.Dense(matrix)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 3, 3)])
 def test_empty_operators_are_refused(shape):
     with pytest.raises(HowsmoothError):
-        hs.spectral_norm(hs.Dense(torch.zeros(shape)))
+        hs.spectral_norm(hs.maps.Dense(torch.zeros(shape)))
 
 
 def second_sees_first(X):
@@ -194,12 +194,12 @@ def test_a_random_module_hidden_in_a_function_is_refused(rng):
 @pytest.mark.parametrize("axes", [-1, 4, 9])
 def test_batch_axes_that_do_not_exist_are_refused(rng, axes):
     with pytest.raises(HowsmoothError):
-        hs.JacobianOperator(lambda Z: 3 * Z, gaussian(rng, 2, 5, 4), batch_axes=axes)
+        hs.spectral.JacobianOperator(lambda Z: 3 * Z, gaussian(rng, 2, 5, 4), batch_axes=axes)
 
 
 def test_a_vector_is_not_a_matrix(rng):
     with pytest.raises(ShapeError):
-        hs.Dense(gaussian(rng, 5))
+        hs.maps.Dense(gaussian(rng, 5))
 
 
 @pytest.mark.parametrize("thing", [torch.eye(3), 3, None])

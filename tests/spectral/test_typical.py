@@ -28,7 +28,7 @@ def exact(f, X):
 
 def test_the_gain_of_an_isometry_is_exact_from_any_sample(rng):
     turn = torch.linalg.qr(gauss(rng, 7, 7)).Q
-    found = typical_gain_of(hs.Dense(3 * turn), samples=2, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(3 * turn), samples=2, generator=rng)
     assert_close(found.value, torch.tensor(3.0, dtype=torch.float64))
     assert found.low < 3 < found.high
 
@@ -81,7 +81,7 @@ def test_the_interval_holds_as_often_as_it_says_whatever_the_singular_values(spe
     values = spectrum(torch.arange(1, 31, dtype=torch.float64))
     matrix = torch.linalg.qr(gauss(rng, 30, 30)).Q * values
     true = float(matrix.norm()) / math.sqrt(30)
-    found = typical_gain_of(hs.Dense(matrix.expand(2000, 30, 30)), samples=samples, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(matrix.expand(2000, 30, 30)), samples=samples, generator=rng)
     share = ((found.low <= true) & (true <= found.high)).double().mean()
     # 2000 intervals: one and a half per cent are three standard deviations
     assert float(share) >= 0.95 - 0.015
@@ -90,7 +90,7 @@ def test_the_interval_holds_as_often_as_it_says_whatever_the_singular_values(spe
 def test_the_interval_is_no_wider_than_the_worst_spectrum_needs(rng):
     # of two equal singular values one is deflated; the other is one squared normal number for each sample
     matrix = torch.linalg.qr(gauss(rng, 500, 500)).Q[:2].expand(2000, 2, 500)
-    found = typical_gain_of(hs.Dense(matrix), samples=16, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(matrix), samples=16, generator=rng)
     true = math.sqrt(2 / 500)
     share = ((found.low <= true) & (true <= found.high)).double().mean()
     assert float(share) <= 0.95 + 0.015
@@ -102,7 +102,7 @@ def test_the_interval_of_a_mean_over_windows_holds_as_often_as_it_says(windows, 
     values[0, :2], values[1, :4], values[2, :3] = 1.0, 0.5, torch.tensor([2.0, 0.5, 0.5])
     matrices = torch.linalg.qr(gauss(rng, windows, 30, 30)).Q * values[:windows, None]
     true = float((matrices.square().sum((-1, -2)) / 30).mean().sqrt())
-    op = hs.Dense(matrices.expand(2000, windows, 30, 30))
+    op = hs.maps.Dense(matrices.expand(2000, windows, 30, 30))
     norm = hs.spectral_norm(op, generator=rng)
     found = typical_gain_of(op, samples=8, generator=rng, estimate=norm)
     rows = zip(*(x.tolist() for x in (found.value, norm.lower, norm.upper)), strict=True)
@@ -129,20 +129,22 @@ def test_the_typical_gain_is_below_the_worst(rng):
 def test_a_seed_repeats_it_and_sizes_do_not_matter(rng):
     matrix = gauss(rng, 5, 6)
     small, large, plain = (
-        typical_gain_of(hs.Dense(scale * matrix), generator=torch.Generator().manual_seed(3))
+        typical_gain_of(hs.maps.Dense(scale * matrix), generator=torch.Generator().manual_seed(3))
         for scale in (1e-200, 1e200, 1.0)
     )
     assert_close(1e200 * small.value, plain.value)
     assert_close(1e-200 * large.high, plain.high)
-    assert typical_gain_of(hs.Dense(0 * matrix), generator=rng).high == 0
+    assert typical_gain_of(hs.maps.Dense(0 * matrix), generator=rng).high == 0
 
 
 def test_a_gain_shows_itself(rng):
-    one = typical_gain_of(hs.Dense(2 * torch.eye(3, dtype=torch.float64)), generator=rng)
-    many = typical_gain_of(hs.Dense(2 * torch.eye(3, dtype=torch.float64).expand(4, 3, 3)), generator=rng)
+    one = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64)), generator=rng)
+    many = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64).expand(4, 3, 3)), generator=rng)
     assert repr(one) == "TypicalGain: 2 [2, 2] (95 %, 16 samples)"
     assert repr(many) == "TypicalGain: 4 inputs, from 2 [2, 2] to 2 [2, 2] (95 % each, 16 samples)"
-    wide = typical_gain_of(hs.Dense(torch.diag(torch.arange(1.0, 30.0, dtype=torch.float64))), samples=4, generator=rng)
+    wide = typical_gain_of(
+        hs.maps.Dense(torch.diag(torch.arange(1.0, 30.0, dtype=torch.float64))), samples=4, generator=rng
+    )
     low, high = at_least(float(wide.low), 2), at_most(float(wide.high), 2)
     assert repr(wide) == f"TypicalGain: {number(float(wide.value), 2)} [{low}, {high}] (95 %, 4 samples)"
     console = Console(width=200, record=True, file=io.StringIO())
@@ -168,7 +170,7 @@ def test_settings_that_cannot_be_are_refused_before_the_map_is_evaluated(field, 
 
 
 def test_a_product_that_is_not_finite_is_refused():
-    class Broken(hs.Dense):
+    class Broken(hs.maps.Dense):
         def jvp(self, E):
             return E * math.nan
 

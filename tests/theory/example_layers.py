@@ -106,29 +106,31 @@ LAYERS = {
     "all biases": lambda g: random_layer(
         g, heads=4, groups=2, query_bias=gaussian(g, 4, 2), key_bias=9 * gaussian(g, 2, 2), output_bias=gaussian(g, 5)
     ),
-    "rotary": lambda g: random_layer(g, k=4, positions=hs.Positions(rotary=hs.Rotary())),
-    "causal rotary": lambda g: random_layer(g, k=4, positions=hs.Positions(causal=True, rotary=hs.Rotary(base=3.0))),
+    "rotary": lambda g: random_layer(g, k=4, positions=hs.maps.Positions(rotary=hs.maps.Rotary())),
+    "causal rotary": lambda g: random_layer(
+        g, k=4, positions=hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(base=3.0))
+    ),
     "rotary, key bias": lambda g: random_layer(
-        g, heads=1, key_bias=20 * gaussian(g, 1, 2), positions=hs.Positions(rotary=hs.Rotary())
+        g, heads=1, key_bias=20 * gaussian(g, 1, 2), positions=hs.maps.Positions(rotary=hs.maps.Rotary())
     ),
     "rotary, query bias": lambda g: random_layer(
-        g, heads=1, query_bias=20 * gaussian(g, 1, 2), positions=hs.Positions(rotary=hs.Rotary())
+        g, heads=1, query_bias=20 * gaussian(g, 1, 2), positions=hs.maps.Positions(rotary=hs.maps.Rotary())
     ),
     "soft cap": lambda g: random_layer(g, softcap=1.0),
     "soft cap, biases": lambda g: random_layer(
         g, heads=1, softcap=2.0, query_bias=3 * gaussian(g, 1, 2), key_bias=3 * gaussian(g, 1, 2)
     ),
     "negative scale": lambda g: random_layer(g, scale=-2.0),
-    "one visible token": lambda g: random_layer(g, positions=hs.Positions(padding=torch.arange(5) == 2)),
-    "window": lambda g: random_layer(g, positions=hs.Positions(window=2)),
-    "relative bias": lambda g: random_layer(g, positions=hs.Positions(relative_bias=4 * gaussian(g, 3, 9))),
-    "position bias": lambda g: random_layer(g, positions=hs.Positions(position_bias=4 * gaussian(g, 3, 5))),
+    "one visible token": lambda g: random_layer(g, positions=hs.maps.Positions(padding=torch.arange(5) == 2)),
+    "window": lambda g: random_layer(g, positions=hs.maps.Positions(window=2)),
+    "relative bias": lambda g: random_layer(g, positions=hs.maps.Positions(relative_bias=4 * gaussian(g, 3, 9))),
+    "position bias": lambda g: random_layer(g, positions=hs.maps.Positions(position_bias=4 * gaussian(g, 3, 5))),
     "token weights": lambda g: random_layer(g, weights=torch.tensor([1.0, 1e-3, 1e-3, 10.0, 0.1]).double()),
 }
 
 
 def with_mask(f, causal):
-    return dataclasses.replace(f, positions=hs.Positions(causal=causal))
+    return dataclasses.replace(f, positions=hs.maps.Positions(causal=causal))
 
 
 def bilinear(f):

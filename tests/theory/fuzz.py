@@ -63,16 +63,16 @@ def draw(seed: int) -> tuple[hs.Attention, torch.Tensor]:
     if rng.random() < 0.1:
         options["softcap"] = float(rng.choice([0.5, 5.0, 50.0]))
     if rng.random() < 0.1:
-        norm = hs.RMSNorm if rng.random() < 0.5 else hs.LayerNorm
+        norm = hs.maps.RMSNorm if rng.random() < 0.5 else hs.maps.LayerNorm
         options |= {name: norm(gain=gauss(k), bias=gauss(k), eps=1e-3) for name in ("query_norm", "key_norm")}
-    rotary = hs.Rotary() if k % 2 == 0 and rng.random() < 0.25 else None
+    rotary = hs.maps.Rotary() if k % 2 == 0 and rng.random() < 0.25 else None
     options |= _sink(seed, heads, groups, (k, v), dtype)
     f = hs.Attention(
         query=gauss(heads, k, d, size=scale["query"]),
         key=gauss(groups, k, d),
         value=gauss(groups, v, d, size=scale["value"]),
         output=_outputs(seed, gauss(heads, int(rng.integers(1, 5)), v)) if rng.random() < 0.6 else None,
-        positions=hs.Positions(causal=bool(rng.random() < 0.4), rotary=rotary),
+        positions=hs.maps.Positions(causal=bool(rng.random() < 0.4), rotary=rotary),
         **options,
     )
     shift = float(rng.choice([0.0, 0.0, 0.0, 1.0, 1e3, 1e6])) * rng.standard_normal(d)

@@ -28,7 +28,7 @@ def form():
 
 
 X = torch.randn(N, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-NORM = hs.LayerNorm(gain=torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64))
+NORM = hs.maps.LayerNorm(gain=torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64))
 
 
 def answers(f, g, X, norm):
@@ -41,8 +41,8 @@ def answers(f, g, X, norm):
     yield hs.bounds.large_radius_limit(g, X).value
     yield float(hs.typical_gain(f, X, generator=torch.Generator().manual_seed(0)).value)
     # a search of no steps: the starts are built and measured, and autograd, which has no such device, is not asked
-    yield hs.maximise(g, n=N, domain=hs.Ball(RADIUS), starts=2, steps=0).value
-    yield hs.maximise(g, n=N, domain=hs.LayerNormImage(norm), starts=2, steps=0).value
+    yield hs.maximise(g, n=N, domain=hs.domains.Ball(RADIUS), starts=2, steps=0).value
+    yield hs.maximise(g, n=N, domain=hs.domains.LayerNormImage(norm), starts=2, steps=0).value
     yield from (row.found for row in hs.regimes(g, RADIUS, [3]).rows)
 
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":  # not where tests are collected: it would change the
     with mode:
         f, g, norm = (x.to(device=device) for x in (layer(), form(), NORM))
         there = list(answers(f, g, X.to(device), norm))
-        assert hs.extremal.equal_tokens(f, N, RADIUS).tokens.device == device
-        assert hs.extremal.two_point(g.to(torch.float32), N, RADIUS).tokens.dtype == torch.float32
+        assert hs.inputs.equal_tokens(f, N, RADIUS).tokens.device == device
+        assert hs.inputs.two_point(g.to(torch.float32), N, RADIUS).tokens.dtype == torch.float32
     assert_close(torch.tensor(there), torch.tensor(here))
     sys.stdout.write(f"{len(here)} answers")

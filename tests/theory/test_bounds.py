@@ -12,13 +12,14 @@ from theory.example_layers import HEADS, LAYERS, ROUNDING, WIDE, form, random_la
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory import extremal
 
 pytestmark = pytest.mark.slow  # hundreds of heads and inputs, not one slow one
 
 
 def test_the_oracle_agrees_with_the_measurement_of_the_library(rng):
-    f = random_layer(rng, heads=4, groups=2, positions=hs.Positions(causal=True, rotary=hs.Rotary()), softcap=2.0)
+    f = random_layer(
+        rng, heads=4, groups=2, positions=hs.maps.Positions(causal=True, rotary=hs.maps.Rotary()), softcap=2.0
+    )
     X = gaussian(rng, 5, 6, f.d)
     assert_close(plain(f, X), f(X))
     assert_close(hs.local_lipschitz(f, X, rtol=1e-8, generator=rng).lower, constants(f, X))
@@ -102,7 +103,7 @@ def test_every_lower_bound_lies_below_every_upper_bound(rng, place, kind):
 def test_every_lower_bound_is_attained_in_the_ball(rng, place, kind):
     n, radius, c, causal = 6, 1.0, *((0.5, True) if place % 2 else (30.0, False))
     g = with_mask(scaled_to(HEADS[kind](rng), c, radius), causal)
-    pair = extremal.tied_pair(g, n, radius).tokens[None]
+    pair = hs.inputs.tied_pair(g, n, radius).tokens[None]
     found = constants(g, torch.cat([pair, inputs(rng, g, 20, n, radius)])).max().item()
     for name, lower in accepted(LOWERS_WITH_N, g, n=n, radius=radius).items():
         assert lower.value <= found * ROUNDING, name
@@ -129,7 +130,7 @@ def test_lower_bounds_of_cancelling_heads_refuse_or_are_zero(rng):
 )
 def test_lower_bounds_of_layers_refuse_or_are_attained_on_the_whole_layer(rng, kind):
     f = LAYERS[kind](rng)
-    tokens = torch.stack([witness.tokens for witness in extremal.tied_pairs(f, 6, 2.0)])
+    tokens = torch.stack([witness.tokens for witness in hs.inputs.tied_pairs(f, 6, 2.0)])
     found = constants(f, tokens).max().item()
     for name, lower in accepted(LOWERS_WITH_N, f, n=6, radius=2.0).items():
         assert lower.value <= found * ROUNDING, name
@@ -145,7 +146,9 @@ def test_lower_bounds_with_a_query_bias_refuse_or_are_attained(rng):
             assert lower.value <= found * 1.05, name  # the search may miss a little
 
 
-@pytest.mark.parametrize("positions", [hs.Positions(padding=torch.arange(6) > 1), hs.Positions(window=2)], ids=str)
+@pytest.mark.parametrize(
+    "positions", [hs.maps.Positions(padding=torch.arange(6) > 1), hs.maps.Positions(window=2)], ids=str
+)
 def test_lower_bounds_refuse_masks_that_hide_the_pair_or_are_attained(rng, positions):
     f = dataclasses.replace(form(-torch.eye(2).double()), positions=positions)
     X = inputs(rng, f, 20, 6, 3.0)

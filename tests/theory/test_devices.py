@@ -32,8 +32,8 @@ def test_the_theory_answers_on_another_device_as_on_the_cpu():
         lambda f: hs.bounds.table(f, n=3, radius=1.0),
         lambda f: hs.bounds.sharp_mean_field_lower(f, radius=1.0),
         lambda f: hs.bounds.local_upper(f, torch.ones(3, 2, **META)),
-        lambda f: hs.extremal.tied_pair(f, 3, 1.0),
-        lambda f: hs.extremal.equal_tokens(f, 3, 1.0),
+        lambda f: hs.inputs.tied_pair(f, 3, 1.0),
+        lambda f: hs.inputs.equal_tokens(f, 3, 1.0),
         lambda f: hs.bracket(f, n=3, radius=1.0),
     ],
 )

@@ -84,8 +84,8 @@ def test_zero_is_an_eigenvalue_of_a_low_rank_form():
 
 def test_equal_tokens_have_the_constant_of_the_summed_values(rng):
     for causal in (False, True):
-        g = layer(gauss_from(rng), positions=hs.Positions(causal=causal))
-        witness = hs.extremal.equal_tokens(g, 6, 1.0)
+        g = layer(gauss_from(rng), positions=hs.maps.Positions(causal=causal))
+        witness = hs.inputs.equal_tokens(g, 6, 1.0)
         assert_close(witness.formula, float(constant(g, witness.tokens)))
 
 

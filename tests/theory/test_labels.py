@@ -29,7 +29,7 @@ def test_a_theorem_without_a_label_is_called_by_its_name(make):
 
 def test_a_witness_and_a_bracket_are_shown_by_their_labels():
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    witness = hs.extremal.two_point(f, 5, 1.0)
+    witness = hs.inputs.two_point(f, 5, 1.0)
     assert witness.label == "the paper's two points"
     assert "the paper's two points" in repr(witness)
     assert "worst-case bound" in repr(hs.bracket(f, n=5, radius=1.0))

@@ -13,7 +13,6 @@ from theory.example_layers import HEADS, ROUNDING, form, matrix_norm, random_lay
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.theory import extremal
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.mean_field import _tied_diracs, _two_diracs
 
@@ -21,13 +20,13 @@ from howsmooth.theory.mean_field import _tied_diracs, _two_diracs
 @pytest.mark.parametrize(
     "positions",
     [
-        hs.Positions(padding=torch.arange(30) == 0),
-        hs.Positions(window=3),
-        hs.Positions(relative_bias=-0.3 * (torch.arange(59) - 29).abs().double()[None]),
-        hs.Positions(relative_bias=0.3 * (torch.arange(59) - 29).double()[None]),
-        hs.Positions(position_bias=0.3 * torch.arange(30).double()[None]),
-        hs.Positions(causal=True),
-        hs.Positions(causal=True, window=4),
+        hs.maps.Positions(padding=torch.arange(30) == 0),
+        hs.maps.Positions(window=3),
+        hs.maps.Positions(relative_bias=-0.3 * (torch.arange(59) - 29).abs().double()[None]),
+        hs.maps.Positions(relative_bias=0.3 * (torch.arange(59) - 29).double()[None]),
+        hs.maps.Positions(position_bias=0.3 * torch.arange(30).double()[None]),
+        hs.maps.Positions(causal=True),
+        hs.maps.Positions(causal=True, window=4),
     ],
     ids=["one visible token", "window", "local bias", "slanted bias", "position bias", "causal", "causal window"],
 )
@@ -104,7 +103,7 @@ def test_mean_field_lower_bounds_stand_between_the_papers_and_two_diracs(radius)
 def test_the_sharp_mean_field_lower_bound_is_attained_by_some_number_of_tokens(rng, kind):
     f = scaled_to(HEADS[kind](rng), 3.0, 1.0)
     sharp = hs.bounds.sharp_mean_field_lower(f, radius=1.0).value
-    makers = [extremal.tied_pair] if kind == "quarter turn" else [extremal.tied_pair, extremal.two_point]
+    makers = [hs.inputs.tied_pair] if kind == "quarter turn" else [hs.inputs.tied_pair, hs.inputs.two_point]
     found = max(make(f, n, 1.0).value for make in makers for n in (8, 20, 40, 1200))
     assert sharp <= found * 1.05  # a grid of n, and masses that are no multiples of 1/n
     for n in (4, 300):

@@ -70,7 +70,7 @@ def test_a_ladder_says_what_does_not_apply():
 
 
 def test_a_witness_is_saved_whole(tmp_path):
-    witness = hs.extremal.tied_pair(hs.Attention.single_head(A=-EYE, V=EYE), 5, 1.0)
+    witness = hs.inputs.tied_pair(hs.Attention.single_head(A=-EYE, V=EYE), 5, 1.0)
     witness.save(tmp_path / "w.safetensors", about={"model": "m", "layer": "3"})
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("tokens"), witness.tokens)
@@ -98,7 +98,7 @@ def test_a_table_that_looks_at_fewer_heads_is_no_higher(rng):
 
 def test_results_show_themselves():
     f = hs.Attention.single_head(A=-EYE, V=EYE)
-    witness, ladder = hs.extremal.tied_pair(f, 5, 1.0), hs.bounds.table(f, n=5, radius=1.0)
+    witness, ladder = hs.inputs.tied_pair(f, 5, 1.0), hs.bounds.table(f, n=5, radius=1.0)
     assert "tied pair" in repr(witness)
     assert "Lip" in witness._repr_html_()
     assert "<table>" in ladder._repr_html_()
@@ -170,7 +170,7 @@ def test_results_are_written_down(rng, tmp_path):
 
 def witness_of(value: float, dtype: torch.dtype = torch.float64) -> hs.Witness:
     """A stored input whose constant is ``value``."""
-    measured = hs.spectral_norm(hs.Dense(torch.full((1, 1), value, dtype=dtype)))
+    measured = hs.spectral_norm(hs.maps.Dense(torch.full((1, 1), value, dtype=dtype)))
     return hs.Witness(tokens=torch.zeros(1, 1, dtype=dtype), measured=measured, name="ascent", domain="a ball")
 
 

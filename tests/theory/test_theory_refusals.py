@@ -11,7 +11,6 @@ from theory.perturbed_inputs import small_layer
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, HowsmoothError
-from howsmooth.theory import extremal
 from howsmooth.theory.assumptions import has_bias_beside_sink, has_key_bias, has_query_bias
 
 pytestmark = pytest.mark.untyped
@@ -35,14 +34,14 @@ def test_the_papers_bounds_refuse_a_query_bias_and_name_the_sharp_one(rng):
 
 @pytest.mark.parametrize("name", [name for name in LOWERS_WITH_N + LOWERS_WITHOUT_N if name != "sharp_lower"])
 def test_lower_bounds_refuse_rotary_embeddings(rng, name):
-    f = random_layer(rng, heads=1, positions=hs.Positions(rotary=hs.Rotary()))
+    f = random_layer(rng, heads=1, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     with pytest.raises(AssumptionError, match=r"(?i)rotary"):
         bound(name, f, n=9, radius=2.0)
 
 
 @pytest.mark.parametrize("name", WITH_N + WITHOUT_N + LOWERS_WITH_N + LOWERS_WITHOUT_N)
 def test_maps_that_are_not_attention_are_refused(name):
-    for f in (torch.nn.Linear(2, 2), hs.Residual(form(torch.eye(2).double())), None):
+    for f in (torch.nn.Linear(2, 2), hs.maps.Residual(form(torch.eye(2).double())), None):
         with pytest.raises(HowsmoothError):
             bound(name, f, n=4, radius=1.0)
 
@@ -73,12 +72,12 @@ def test_numbers_of_tokens_that_are_none_are_refused(name, n):
 
 def test_two_points_need_a_real_eigenvalue_and_name_the_tied_pair():
     with pytest.raises(AssumptionError, match=r"tied_pair|sharp_lower"):
-        extremal.two_point(form(turn(90)), 9, 2.0)
+        hs.inputs.two_point(form(turn(90)), 9, 2.0)
 
 
-@pytest.mark.parametrize("maker", [extremal.origin_token, extremal.two_point])
+@pytest.mark.parametrize("maker", [hs.inputs.origin_token, hs.inputs.two_point])
 def test_explicit_inputs_refuse_rotary_embeddings(rng, maker):
-    f = random_layer(rng, heads=1, positions=hs.Positions(rotary=hs.Rotary()))
+    f = random_layer(rng, heads=1, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     with pytest.raises(AssumptionError, match=r"(?i)rotary"):
         maker(f, 9, 2.0)
 
@@ -86,14 +85,16 @@ def test_explicit_inputs_refuse_rotary_embeddings(rng, maker):
 def test_a_norm_of_another_dimension_is_refused(rng):
     f = form(gaussian(rng, 3, 3))
     with pytest.raises(HowsmoothError):
-        extremal.tied_pair_on_image(f, 5, hs.LayerNorm(gain=torch.ones(4).double()))
+        hs.inputs.tied_pair_on_image(f, 5, hs.maps.LayerNorm(gain=torch.ones(4).double()))
     with pytest.raises(HowsmoothError):
-        hs.maximise(f, n=5, domain=hs.LayerNormImage(hs.LayerNorm(gain=torch.ones(4).double())), starts=1, steps=1)
+        hs.maximise(
+            f, n=5, domain=hs.domains.LayerNormImage(hs.maps.LayerNorm(gain=torch.ones(4).double())), starts=1, steps=1
+        )
 
 
 @pytest.mark.parametrize("radius", [-1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
-    "maker", [extremal.tied_pair, extremal.two_point, extremal.equal_tokens, extremal.tied_pair_on_sphere]
+    "maker", [hs.inputs.tied_pair, hs.inputs.two_point, hs.inputs.equal_tokens, hs.inputs.tied_pair_on_sphere]
 )
 def test_explicit_inputs_refuse_radii_that_are_none(maker, radius):
     with pytest.raises(HowsmoothError, match="radius"):
@@ -119,7 +120,7 @@ def test_tokens_of_another_dimension_and_tokens_that_are_not_finite_are_refused(
 @pytest.mark.parametrize("name", ["local_upper", "attention_map_upper", "neighbourhood_upper", "large_radius_limit"])
 def test_maps_that_are_not_attention_and_batches_are_refused(rng, name):
     options = {"eps": 0.1} if name == "neighbourhood_upper" else {}
-    for f in (torch.nn.Linear(3, 3).double(), hs.Residual(small_layer(rng)), None):
+    for f in (torch.nn.Linear(3, 3).double(), hs.maps.Residual(small_layer(rng)), None):
         with pytest.raises(HowsmoothError):
             getattr(hs.bounds, name)(f, gaussian(rng, 4, 3), **options)
     with pytest.raises(HowsmoothError):
@@ -128,7 +129,7 @@ def test_maps_that_are_not_attention_and_batches_are_refused(rng, name):
 
 def test_a_key_bias_matters_where_it_is_not_zero_and_does_not_cancel(rng):
     bias = torch.randn(3, 4, dtype=torch.float64, generator=rng)
-    turned = {"k": 4, "positions": hs.Positions(rotary=hs.Rotary())}
+    turned = {"k": 4, "positions": hs.maps.Positions(rotary=hs.maps.Rotary())}
     assert has_key_bias(random_layer(rng, key_bias=bias, **turned))
     assert not has_key_bias(random_layer(rng, key_bias=0 * bias, **turned))
     assert not has_key_bias(random_layer(rng, k=4, key_bias=bias))

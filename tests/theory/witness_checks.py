@@ -62,5 +62,5 @@ def assert_on_image(tokens, norm):
     z = (tokens - (0 if norm.bias is None else norm.bias)) / norm.gain
     d = z.shape[-1]
     assert_close(z.norm(dim=-1), number(math.sqrt(d)).expand(len(z)))
-    if isinstance(norm, hs.LayerNorm):
+    if isinstance(norm, hs.maps.LayerNorm):
         assert_close(z.sum(-1), torch.zeros(len(z)).double(), rtol=0.0, atol=1e-6 * d)

@@ -23,7 +23,7 @@ def test_tokens_come_back_from_every_stage(name):
     assert_close(entering["embeddings"], summed[0], rtol=0, atol=0)
     assert_close(lexicon(model, len(tokens))(tokens), summed[0])
     for stage in STAGES:
-        back = hs.invert(model, entering[stage], at=stage)
+        back = hs.tokens.invert(model, entering[stage], at=stage)
         assert back.tokens.tolist() == tokens.tolist()
         assert float(back.distances.max()) < 1e-4 * float(back.margins.min())
         assert not back.ties.any()
@@ -36,14 +36,14 @@ def test_positions_are_counted_from_behind_the_padding_as_the_model_does(rng):
     tokens[:, 7:] = 1  # RoBERTa's padding
     _f, X = model.activations(tokens, padding=real).at(0, "network")
     assert_close(model.embed(tokens, padding=real), X, rtol=0, atol=0)
-    assert hs.invert(model, X[:, :7]).tokens.tolist() == tokens[:, :7].tolist()
+    assert hs.tokens.invert(model, X[:, :7]).tokens.tolist() == tokens[:, :7].tolist()
 
 
 def test_equal_embeddings_tie(rng):
     model = hs.load(randomised(CONFIGS["bert"](), rng))
     table = model.module.get_input_embeddings().weight.data
     table[7] = table[11]
-    found = hs.invert(model, model.embed(torch.tensor([[11, 12]])))
+    found = hs.tokens.invert(model, model.embed(torch.tensor([[11, 12]])))
     assert found.ties.tolist() == [[1, 0]]
     assert found.tokens.tolist()[0][0] in (7, 11)
     assert float(found.margins[0, 0]) == 0
@@ -58,7 +58,7 @@ def test_the_distance_and_the_margin_are_those_of_a_search_by_hand(rng):
     known = lexicon(model, X.shape[-2])
     every = torch.cdist(X.transpose(0, 1), known.words + known.places[:, None]).transpose(0, 1)
     nearest = every.sort(dim=-1)
-    found = hs.invert(model, X)
+    found = hs.tokens.invert(model, X)
     assert found.tokens.tolist() == nearest.indices[..., 0].tolist()
     assert_close(found.distances, nearest.values[..., 0])
     assert_close(found.margins, nearest.values[..., 1] - nearest.values[..., 0])
@@ -66,7 +66,7 @@ def test_the_distance_and_the_margin_are_those_of_a_search_by_hand(rng):
 
 def test_a_page_of_real_text_comes_back(minilm):
     tokens = minilm.windows(read_text(), length=32, count=2, special_tokens=True)
-    found = hs.invert(minilm, minilm.embed(tokens))
+    found = hs.tokens.invert(minilm, minilm.embed(tokens))
     assert found.tokens.tolist() == tokens.tolist()
     assert float(found.distances.max()) < 1e-4 < float(found.margins.min())
 
@@ -76,11 +76,11 @@ def test_what_cannot_be_inverted_is_refused(rng):
     model, tokens = build("albert"), inputs("albert", rng)
     X = model.embed(tokens)
     with pytest.raises(AssumptionError, match="embeddings, block, attention"):
-        hs.invert(model, X, at="norm")
+        hs.tokens.invert(model, X, at="norm")
     with pytest.raises(ShapeError, match="dimension 24, got 12"):
-        hs.invert(model, X, at="block")
+        hs.tokens.invert(model, X, at="block")
     with pytest.raises(ShapeError, match="shape"):
-        hs.invert(model, X[0, 0])
+        hs.tokens.invert(model, X[0, 0])
     with pytest.raises(DtypeError, match="whole numbers"):
         model.embed(X)
     with pytest.raises(AssumptionError, match="0 to 49, got 50"):
@@ -88,7 +88,7 @@ def test_what_cannot_be_inverted_is_refused(rng):
     with pytest.raises(AssumptionError, match="positions for 40"):
         model.embed(torch.zeros(1, 41, dtype=torch.long))
     with pytest.raises(AssumptionError, match="positions for 40"):
-        hs.invert(model, X.new_zeros(1, 41, 12))
+        hs.tokens.invert(model, X.new_zeros(1, 41, 12))
     with pytest.raises(UnsupportedModelError, match="reads no tokens"):
         lexicon(build("vit"), 3)
     stranger = dataclasses.replace(model, ends=type(model.ends)())

@@ -34,7 +34,7 @@ def test_a_sentence_in_halves_is_the_same_sentence():
 def test_ratios_are_those_of_distances_between_measures(name, causal):
     model, tokens = tiny(name)
     found = token_splitting(model, tokens, pairs=4)
-    distance = hs.conditional_wasserstein if causal else hs.wasserstein
+    distance = hs.transport.conditional_wasserstein if causal else hs.transport.wasserstein
     f = model.layers[0].attention
     pair = found.pairs[0]
     assert found.masked == causal
@@ -42,7 +42,7 @@ def test_ratios_are_those_of_distances_between_measures(name, causal):
     changed = tokens.clone()
     changed[pair.position] = pair.token
     mu, nu = (
-        hs.DiscreteMeasure.from_sequence(model.activations(row[None]).attention[0][0], causal=causal)
+        hs.transport.DiscreteMeasure.from_sequence(model.activations(row[None]).attention[0][0], causal=causal)
         for row in (tokens, changed)
     )
     apart = distance(mu.push_forward(f), nu.push_forward(f))
@@ -52,7 +52,7 @@ def test_ratios_are_those_of_distances_between_measures(name, causal):
     parts = mu.split(pair.position, 2)
     points = parts.points.clone()
     points[pair.position + 1] = nu.points[pair.position]
-    split = hs.DiscreteMeasure(points, parts.weights, parts.positions)
+    split = hs.transport.DiscreteMeasure(points, parts.weights, parts.positions)
     if name != "llama":  # with rotary positions attention on measures has no order to turn by
         apart = distance(mu.push_forward(f), split.push_forward(f.on(split)))
         assert pair.doubled_by == pytest.approx(float(apart), rel=1e-4)
@@ -69,11 +69,11 @@ def test_one_more_token_is_read_at_the_next_position():
     pair = token_splitting(model, tokens, pairs=1).pairs[0]
     p = pair.position
     longer = torch.cat((tokens[: p + 1], torch.tensor([pair.token]), tokens[p + 1 :]))
-    mu, nu = (hs.DiscreteMeasure(model.activations(row[None]).attention[0][0]) for row in (tokens, longer))
+    mu, nu = (hs.transport.DiscreteMeasure(model.activations(row[None]).attention[0][0]) for row in (tokens, longer))
     f = model.layers[0].attention
-    apart = hs.wasserstein(mu.push_forward(f), nu.push_forward(f))
+    apart = hs.transport.wasserstein(mu.push_forward(f), nu.push_forward(f))
     assert pair.shifted_by == pytest.approx(float(apart), rel=1e-5)
-    assert pair.shifted == pytest.approx(float(apart / hs.wasserstein(mu, nu)), rel=1e-5)
+    assert pair.shifted == pytest.approx(float(apart / hs.transport.wasserstein(mu, nu)), rel=1e-5)
 
 
 def test_what_cannot_be_doubled_is_refused():

@@ -31,7 +31,7 @@ def made(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_is_that_of_layers_measured_one_by_one_among_real_tokens(name):
     model, batch = made(name)
-    with hs.attention_penalty(model, steps=20) as smooth:
+    with hs.training.attention_penalty(model, steps=20) as smooth:
         model(**batch)
         found = smooth()
     assert all(module.training for module in model.modules())
@@ -47,7 +47,7 @@ def test_the_sum_is_that_of_layers_measured_one_by_one_among_real_tokens(name):
 
 def test_gradients_are_those_of_finite_differences_through_all_layers_below():
     model, batch = made("bert")
-    smooth = hs.attention_penalty(model, layers=[1], steps=20)
+    smooth = hs.training.attention_penalty(model, layers=[1], steps=20)
     model(**batch)
     smooth().sum().backward()
     weight = model.bert.encoder.layer[0].intermediate.dense.weight  # below the layer that is penalised
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_finite_differences_through_all_layers_below():
 
 def test_a_checkpointed_model_has_the_same_penalty_and_the_next_pass_is_heard_anew():
     model, batch = made("llama")
-    smooth = hs.attention_penalty(model)
+    smooth = hs.training.attention_penalty(model)
     expected = []
     for use in (False, True):
         if use:
@@ -72,7 +72,7 @@ def test_a_checkpointed_model_has_the_same_penalty_and_the_next_pass_is_heard_an
             name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
             getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": False})
             model.config.use_cache = False
-        smooth.states = {layer: hs.WarmStart() for layer in smooth.layers}
+        smooth.states = {layer: hs.training.WarmStart() for layer in smooth.layers}
         loss = model(**batch, labels=batch["input_ids"]).loss + smooth().sum()
         model.zero_grad()
         loss.backward()
@@ -82,7 +82,7 @@ def test_a_checkpointed_model_has_the_same_penalty_and_the_next_pass_is_heard_an
 
 def test_one_pass_is_penalised_once_and_a_batch_can_be_given_in_its_place():
     model, batch = made("bert")
-    smooth = hs.attention_penalty(model, layers=[0], steps=20)
+    smooth = hs.training.attention_penalty(model, layers=[0], steps=20)
     with pytest.raises(AssumptionError, match="no forward pass was heard"):
         smooth()
     model(**batch)
@@ -100,11 +100,11 @@ def test_one_pass_is_penalised_once_and_a_batch_can_be_given_in_its_place():
 def test_what_cannot_be_penalised_is_refused():
     model, batch = made("bert")
     with pytest.raises(AssumptionError, match="layers 0 to 1, got 7"):
-        hs.attention_penalty(model, layers=[7])
+        hs.training.attention_penalty(model, layers=[7])
     with pytest.raises(DtypeError, match="must be a module"):
-        hs.attention_penalty("bert")
+        hs.training.attention_penalty("bert")
     model.to(torch.bfloat16)
-    smooth = hs.attention_penalty(model)
+    smooth = hs.training.attention_penalty(model)
     model(**batch)
     with pytest.raises(AssumptionError, match=r"half precision|no forward pass"):
         smooth()

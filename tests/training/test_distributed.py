@@ -35,7 +35,7 @@ def work(rank, port, folder):
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=30))
     torch.set_num_threads(1)
     model = DistributedDataParallel(layer())
-    for state in (None, hs.WarmStart()):  # the wrapper itself can be penalised, too
+    for state in (None, hs.training.WarmStart()):  # the wrapper itself can be penalised, too
         model.zero_grad()
         f = model if state is None else model.module
         loss_of(model, f, tokens(rank)).backward()

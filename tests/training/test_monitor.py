@@ -173,7 +173,7 @@ def test_loggers_get_one_dictionary_for_each_look():
 
 def test_a_run_keeps_readings_and_alarms_and_its_report_draws_them(tmp_path):
     model, data = classifier(), batch()
-    with hs.RunLog(tmp_path / "run") as log, warnings.catch_warnings():
+    with hs.training.RunLog(tmp_path / "run") as log, warnings.catch_warnings():
         warnings.simplefilter("ignore", SmoothnessWarning)
         monitor = generous(model, sinks=[log])
         for _step in range(2):
@@ -192,7 +192,7 @@ def test_tensorboard_reads_the_curves_back(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = hs.TensorBoard(tmp_path)
+    board = hs.training.TensorBoard(tmp_path)
     monitor = generous(classifier(), sinks=[board])
     looks = [monitor.step(batch()) for _step in range(2)]
     board.close()
@@ -209,12 +209,14 @@ def test_the_trainer_of_transformers_calls_a_monitor(tmp_path):
     pytest.importorskip("accelerate")
     model = classifier()
     rows = [{name: x[i] for name, x in batch(8).items()} for i in range(8)]
-    monitor = generous(model, sinks=[hs.RunLog(tmp_path / "run")])
+    monitor = generous(model, sinks=[hs.training.RunLog(tmp_path / "run")])
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
         save_strategy="no",
     )  # fmt: skip
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hs.callbacks.HuggingFace(monitor)])
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=rows, callbacks=[hs.training.callbacks.HuggingFace(monitor)]
+    )
     trainer.train()
     assert [look.step for look in monitor.looks] == [1, 2, 3]
     assert any("howsmooth/layer_0/attention/constant" in row for row in trainer.state.log_history)
@@ -239,11 +241,11 @@ def test_the_trainer_of_lightning_calls_a_monitor(tmp_path):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     module = Module()
-    monitor = generous(module.model, sinks=[hs.RunLog(tmp_path / "run")])
+    monitor = generous(module.model, sinks=[hs.training.RunLog(tmp_path / "run")])
     rows = [{name: x[i] for name, x in batch(8).items()} for i in range(8)]
     trainer = pl.Trainer(
         max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[hs.callbacks.Lightning(monitor)], default_root_dir=tmp_path,
+        enable_model_summary=False, callbacks=[hs.training.callbacks.Lightning(monitor)], default_root_dir=tmp_path,
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
     assert [look.step for look in monitor.looks] == [1, 2, 3, 4]

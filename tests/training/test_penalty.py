@@ -134,7 +134,7 @@ def test_powers_logarithms_and_hinges_are_those_of_the_constant(how, expected):
 
 
 def test_warm_starts_reach_the_cold_value_while_weights_drift():
-    f, X, state = block(8).double(), tokens(4, 6, 8), hs.WarmStart()
+    f, X, state = block(8).double(), tokens(4, 6, 8), hs.training.WarmStart()
     ways = [0.2 * torch.randn_like(parameter) for parameter in f.parameters()]
     worst = []
     for step in range(15):
@@ -150,7 +150,7 @@ def test_warm_starts_reach_the_cold_value_while_weights_drift():
 
 
 def test_a_value_that_is_no_longer_the_largest_is_left():
-    state, X, scales = hs.WarmStart(), tokens(1, 1, 40), torch.linspace(0.1, 1, 40, dtype=torch.float64)
+    state, X, scales = hs.training.WarmStart(), tokens(1, 1, 40), torch.linspace(0.1, 1, 40, dtype=torch.float64)
     scales[0] = 3.0
     assert_close(hs.penalty(lambda Y: scales * Y, X, state=state).item(), 3.0, rtol=1e-4, atol=0)
     scales[1] = 9.0  # orthogonal to where it is
@@ -160,7 +160,7 @@ def test_a_value_that_is_no_longer_the_largest_is_left():
 
 
 def test_sequences_of_another_length_start_from_a_common_direction():
-    f, state = net("attention"), hs.WarmStart()
+    f, state = net("attention"), hs.training.WarmStart()
     hs.penalty(f, tokens(3, 7, 4), state=state)
     X = tokens(2, 5, 4)
     assert state.guess(X).shape == X.shape
@@ -171,7 +171,7 @@ def test_sequences_of_another_length_start_from_a_common_direction():
 
 def test_it_says_so_once_when_it_stays_inexact():
     scales = torch.linspace(0.9, 1, 400, dtype=torch.float64)  # hardly any gap
-    X, state = tokens(1, 20, 20), hs.WarmStart()
+    X, state = tokens(1, 20, 20), hs.training.WarmStart()
     state._direction = tokens(1, 20, 20)
 
     def inexact():

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.transport.wasserstein import _linear_program
+from howsmooth.transport.distances import _linear_program
 
 SCALES = [1e-200, 1e-100, 1e-30, 1e-7, 1e-5, 1.0, 1e7, 1e100, 1e200]
 POWERS = [1, 1.5, 2, 3, 10, 40, 300, 1e5, math.inf]
@@ -22,12 +22,12 @@ def gaussian(rng, *shape):
     return torch.randn(*shape, dtype=torch.float64, generator=rng)
 
 
-def in_sixths(rng, d) -> hs.DiscreteMeasure:
+def in_sixths(rng, d) -> hs.transport.DiscreteMeasure:
     """Draw up to six atoms whose masses are whole sixths, in two groups some way apart."""
     owners = torch.randint(0, 4, (6,), generator=rng).unique(return_counts=True)[1]
     n = len(owners)
     apart = 3 * torch.randint(0, 2, (n, 1), generator=rng).double()
-    return hs.DiscreteMeasure(gaussian(rng, n, d) + apart, owners.double() / 6)
+    return hs.transport.DiscreteMeasure(gaussian(rng, n, d) + apart, owners.double() / 6)
 
 
 def by_permutations(mu, nu, p) -> float:
@@ -43,8 +43,8 @@ def by_permutations(mu, nu, p) -> float:
     return np.where(longest > 0, longest * means, 0).min()
 
 
-def at_scale(measure, s) -> hs.DiscreteMeasure:
-    return hs.DiscreteMeasure(s * measure.points, measure.weights, measure.positions)
+def at_scale(measure, s) -> hs.transport.DiscreteMeasure:
+    return hs.transport.DiscreteMeasure(s * measure.points, measure.weights, measure.positions)
 
 
 @pytest.mark.untyped
@@ -54,7 +54,7 @@ def test_at_every_scale_the_distance_is_that_of_the_best_permutation(rng, p):
         mu, nu = (in_sixths(rng, d=1 + number % 4) for _ in range(2))
         exact = by_permutations(mu, nu, p)
         for s in SCALES:
-            found = float(hs.wasserstein(at_scale(mu, s), at_scale(nu, s), p))
+            found = float(hs.transport.wasserstein(at_scale(mu, s), at_scale(nu, s), p))
             assert found == pytest.approx(s * exact, rel=1e-9), (number, s)
 
 
@@ -64,13 +64,13 @@ def test_at_every_scale_the_distance_is_that_of_the_linear_program_at_scale_one(
     for _number in range(5):
         n, k = (int(x) for x in torch.randint(5, 12, (2,), generator=rng))
         a, b = (torch.rand(m, dtype=torch.float64, generator=rng) + 0.05 for m in (n, k))
-        mu = hs.DiscreteMeasure(gaussian(rng, n, 3), a / a.sum())
-        nu = hs.DiscreteMeasure(gaussian(rng, k, 3), b / b.sum())
+        mu = hs.transport.DiscreteMeasure(gaussian(rng, n, 3), a / a.sum())
+        nu = hs.transport.DiscreteMeasure(gaussian(rng, k, 3), b / b.sum())
         costs = torch.cdist(mu.points, nu.points).numpy() ** p
         margins = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
         solved = linprog(costs.ravel(), A_eq=margins, b_eq=torch.cat((mu.weights, nu.weights)).numpy())
         for s in SCALES:
-            found = float(hs.wasserstein(at_scale(mu, s), at_scale(nu, s), p))
+            found = float(hs.transport.wasserstein(at_scale(mu, s), at_scale(nu, s), p))
             assert found == pytest.approx(s * solved.fun ** (1 / p), rel=1e-9)
 
 
@@ -84,12 +84,12 @@ def test_at_every_scale_the_conditional_distance_couples_each_position_alone(rng
             points = torch.cat([part[side].points for part in parts])
             weights = torch.cat([mass * part[side].weights for *part, mass, _s in parts])
             places = torch.cat([torch.full((len(part[side]),), s).double() for *part, _mass, s in parts])
-            return hs.DiscreteMeasure(points, weights, places)
+            return hs.transport.DiscreteMeasure(points, weights, places)
 
         alone = [by_permutations(x, y, p) for x, y, _mass, _s in parts]
         exact = max(alone) if p == math.inf else (0.25 * alone[0] ** p + 0.75 * alone[1] ** p) ** (1 / p)
         for s in SCALES:
-            found = float(hs.conditional_wasserstein(at_scale(joined(0), s), at_scale(joined(1), s), p))
+            found = float(hs.transport.conditional_wasserstein(at_scale(joined(0), s), at_scale(joined(1), s), p))
             assert found == pytest.approx(s * exact, rel=1e-9)
 
 
@@ -101,26 +101,26 @@ def test_steps_inside_clusters_that_are_far_apart_keep_their_digits(rng, p):
     for far in (1e5, 1e9, 1e200):
         offsets = torch.zeros(3, dtype=torch.float64), torch.tensor([far, 0.0, 0.0], dtype=torch.float64)
         if far > 1e9:  # so far out a step of length one is no number: the second cluster is one point
-            near[1] = (hs.DiscreteMeasure(torch.zeros(1, 3).double()),) * 2
+            near[1] = (hs.transport.DiscreteMeasure(torch.zeros(1, 3).double()),) * 2
             exact = by_permutations(*near[0], p) / 2 ** (1 / p)
         mu, nu = (
-            hs.DiscreteMeasure(
+            hs.transport.DiscreteMeasure(
                 torch.cat([pair[side].points + offset for pair, offset in zip(near, offsets, strict=True)]),
                 torch.cat([pair[side].weights / 2 for pair in near]),
             )
             for side in (0, 1)
         )
-        assert float(hs.wasserstein(mu, nu, p)) == pytest.approx(exact, rel=1e-6)
+        assert float(hs.transport.wasserstein(mu, nu, p)) == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("s", SCALES)
 @pytest.mark.parametrize("p", [1, 2, 1000, math.inf])
 def test_equal_measures_are_at_distance_zero_and_single_atoms_at_theirs(rng, s, p):
     mu = at_scale(in_sixths(rng, 3), s)
-    assert float(hs.wasserstein(mu, mu, p)) == 0
+    assert float(hs.transport.wasserstein(mu, mu, p)) == 0
     x = torch.tensor([[3.0, 0.0]], dtype=torch.float64)
-    one, other = hs.DiscreteMeasure(s * x), hs.DiscreteMeasure(s * x.flip(1) / 3 * 4)
-    assert_close(float(hs.wasserstein(one, other, p)), 5 * s, rtol=1e-14, atol=0)
+    one, other = hs.transport.DiscreteMeasure(s * x), hs.transport.DiscreteMeasure(s * x.flip(1) / 3 * 4)
+    assert_close(float(hs.transport.wasserstein(one, other, p)), 5 * s, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("s", [1e-40, 1e-30, 1e30, 1e37])
@@ -128,7 +128,7 @@ def test_single_precision_has_no_scale_either(rng, s):
     mu, nu = in_sixths(rng, 3), in_sixths(rng, 3)
     exact = by_permutations(mu, nu, 2)
     single = [at_scale(m, s).to(torch.float32) for m in (mu, nu)]
-    assert float(hs.wasserstein(*single)) == pytest.approx(s * exact, rel=1e-3 if s < 1e-38 else 1e-5)
+    assert float(hs.transport.wasserstein(*single)) == pytest.approx(s * exact, rel=1e-3 if s < 1e-38 else 1e-5)
 
 
 @pytest.mark.parametrize("s", [1e-200, 1e200])
@@ -137,7 +137,9 @@ def test_its_gradient_has_no_scale(rng, s):
     slopes = []
     for size in (1.0, s):
         X = (size * mu.points).requires_grad_()
-        slopes += torch.autograd.grad(hs.wasserstein(hs.DiscreteMeasure(X, mu.weights), at_scale(nu, size), 3), X)
+        slopes += torch.autograd.grad(
+            hs.transport.wasserstein(hs.transport.DiscreteMeasure(X, mu.weights), at_scale(nu, size), 3), X
+        )
     assert_close(slopes[1], slopes[0])
 
 
@@ -153,21 +155,21 @@ def test_the_value_of_the_dual_problem_is_the_least_cost_and_not_above_it(rng, p
 
 
 def test_a_distance_that_is_no_number_is_refused():
-    far = [hs.DiscreteMeasure(torch.full((1, 2), x, dtype=torch.float64)) for x in (1.5e308, -1.5e308)]
+    far = [hs.transport.DiscreteMeasure(torch.full((1, 2), x, dtype=torch.float64)) for x in (1.5e308, -1.5e308)]
     with pytest.raises(AssumptionError, match="divide the points"):
-        hs.wasserstein(*far)
+        hs.transport.wasserstein(*far)
 
 
 def test_masses_at_a_position_are_compared_by_their_share(rng):
     points, places = gaussian(rng, 2, 2), torch.tensor([0.5, 1.0], dtype=torch.float64)
     light, lighter = (torch.tensor([m, 1 - m], dtype=torch.float64) for m in (2e-10, 1e-10))
-    mu, nu = (hs.DiscreteMeasure(points, weights, places) for weights in (light, lighter))
-    assert math.isinf(hs.conditional_wasserstein(mu, nu))
+    mu, nu = (hs.transport.DiscreteMeasure(points, weights, places) for weights in (light, lighter))
+    assert math.isinf(hs.transport.conditional_wasserstein(mu, nu))
 
 
 @pytest.mark.parametrize("s", [1e-200, 1e200])
 def test_atoms_are_merged_by_their_distance_at_every_scale(s):
-    apart = hs.DiscreteMeasure(s * torch.tensor([[0.0, 0.0], [0.0, 1.0], [3.0, 0.0]], dtype=torch.float64))
+    apart = hs.transport.DiscreteMeasure(s * torch.tensor([[0.0, 0.0], [0.0, 1.0], [3.0, 0.0]], dtype=torch.float64))
     assert len(apart.merge()) == 3
     assert len(apart.merge(2 * s)) == 2
     assert len(apart.merge(4 * s)) == 1

@@ -1,1 +1,5 @@
 """Certificates for classifiers: exact first order at the centre, bounded remainders."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -171,7 +171,7 @@ def certify(
     Example:
         >>> import torch, howsmooth as hs
         >>> X = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-        >>> f = hs.Chain(hs.Pooling.first(n=2, like=X), hs.Dense(torch.eye(2, dtype=torch.float64)))
+        >>> f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(2, dtype=torch.float64)))
         >>> print(hs.certify(f, X, word=0).radii[0].certified <= 2**0.5)
         True
     """

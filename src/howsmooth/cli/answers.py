@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from howsmooth.cli.printing import say, visible_console
+from howsmooth.cli.printing import in_options, say, visible_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,6 +138,6 @@ def _cell(value: object, rounded: str = "") -> str:
 def say_failures(failures: "Sequence[Failure]") -> None:
     """Say what failed and why, the first few in full."""
     for failure in failures[:MANY]:
-        say(f"Failed: {failure.ask.label}: {failure.error}", err=True)
+        say(f"Failed: {failure.ask.label}: {in_options(failure.error)}", err=True)
     if len(failures) > MANY:
         say(f"… and {len(failures) - MANY} more; --retry-failed tries them again.", err=True)

@@ -20,7 +20,7 @@ from howsmooth.files import read_bytes
 from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
-    from howsmooth.search.audit import Audit
+    from howsmooth.search.claims import Audit
 
 
 def check_code(source: str) -> tuple[Path, str]:
@@ -158,7 +158,7 @@ def audit(
 
     import howsmooth as hs
 
-    domain = None if radius is None else hs.Ball(radius)
+    domain = None if radius is None else hs.domains.Ball(radius)
     width = _width(layer) if d is None else d
     with ascent_bar(True, steps) as progress, _told(code):
         found = hs.audit(

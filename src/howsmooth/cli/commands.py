@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from howsmooth import __version__
 from howsmooth.cli.memory_errors import too_large
-from howsmooth.cli.printing import one_line, say
+from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
 from howsmooth.errors import AssumptionError, HowsmoothError
 
 # What ``howsmooth --help`` lists, without importing any of them.
@@ -54,8 +54,13 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
         name = args[0]
+        options_by_keyword.clear()
         if name in COMMANDS:
-            self.add_command(load(name), name)
+            command = load(name)
+            self.add_command(command, name)
+            options_by_keyword.update(
+                {parameter.name: _longest(parameter) for parameter in command.params if parameter.name}
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -66,6 +71,13 @@ class Commands(TyperGroup):
             command = getattr(error.ctx, "command_path", "howsmooth")
             said = error.format_message().rstrip(".")
             raise AssumptionError(f"{said}; see {command} --help.") from error
+
+
+def _longest(parameter: Any) -> str:
+    """Return how the command line calls a parameter: its longest option, or the capitals of an argument."""
+    if parameter.param_type_name == "option":
+        return str(max(parameter.opts, key=len))
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def load(name: str) -> Any:
@@ -118,7 +130,7 @@ def options(
 
 def _show_warning(message: Warning | str, *_where: object, **_place: object) -> None:
     """Say what a warning says, not where in the code it was raised."""
-    say(f"howsmooth: {message}", err=True)
+    say(f"howsmooth: {in_options(str(message))}", err=True)
 
 
 def run() -> None:
@@ -143,5 +155,5 @@ def run() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    say(f"howsmooth: {one_line(sentence)}", err=True)
+    say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
     sys.exit(MISUSE)

@@ -257,7 +257,7 @@ def many_heads(
         value_bias=_split_bias(matrices, "value", groups, "groups"),
         output_bias=matrices.get("output_bias"),
         scale=scale,
-        positions=hs.Positions(causal=causal),
+        positions=hs.maps.Positions(causal=causal),
     )
 
 

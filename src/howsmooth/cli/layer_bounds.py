@@ -26,7 +26,7 @@ from howsmooth.wording import at_least, number, percent
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from howsmooth.search.regimes import Regimes
+    from howsmooth.search.length_regimes import Regimes
     from howsmooth.theory.results import Bound, BoundsTable, Bracket, Witness
 
 
@@ -156,8 +156,8 @@ def regimes(
     require_count(source.kind, count)
     attention = source.read()
 
+    from howsmooth.search.length_regimes import regimes as find
     from howsmooth.search.mean_field_context import counting
-    from howsmooth.search.regimes import regimes as find
 
     found = find(attention if count is None else counting(attention, count), radius, numbers)
     if figure is not None:

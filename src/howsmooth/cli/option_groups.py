@@ -11,6 +11,7 @@ import typer
 from msgspec import NODEFAULT
 
 from howsmooth.cli.options import LARGEST, ArgumentModel, numbers, whole_numbers
+from howsmooth.cli.printing import in_options
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 
 Command = Callable[..., None]
@@ -29,7 +30,7 @@ def option_groups(command: Command) -> Command:
         is_settings = isinstance(kind, type) and issubclass(kind, JsonValue)
         if is_settings or dataclasses.is_dataclass(kind):
             groups[parameter.name] = kind
-            flat += map(_setting, settings_of(kind).values()) if is_settings else _fields(kind)
+            flat += _settings(kind) if is_settings else _fields(kind)
         else:
             flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -61,8 +62,18 @@ def _fields(kind: Any) -> list[inspect.Parameter]:
     ]
 
 
-def _setting(setting: Setting) -> inspect.Parameter:
-    annotation = ArgumentModel if setting.name == "model" else Annotated[_plain(setting), _option(setting)]
+def _settings(kind: type[JsonValue]) -> list[inspect.Parameter]:
+    settings = settings_of(kind)
+    flags = {name: _flag(name) for name in settings}
+    return [_setting(setting, flags) for setting in settings.values()]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _setting(setting: Setting, flags: dict[str, str]) -> inspect.Parameter:
+    annotation = ArgumentModel if setting.name == "model" else Annotated[_plain(setting), _option(setting, flags)]
     default = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else setting.default
     if default == "":
         default = None  # so that nothing at all and an empty word can be told apart
@@ -81,11 +92,11 @@ def _plain(setting: Setting) -> Any:
     return str | None if setting.default is None else str
 
 
-def _option(setting: Setting) -> Any:
-    flag = f"--{setting.name.replace('_', '-')}"
+def _option(setting: Setting, flags: dict[str, str]) -> Any:
+    flag = flags[setting.name]
     return typer.Option(
-        f"{flag}/--no-{setting.name.replace('_', '-')}" if setting.default is True else flag,
-        help=setting.declared.get("description"),
+        f"{flag}/--no{flag[1:]}" if setting.default is True else flag,
+        help=in_options(setting.declared.get("description", ""), flags),
         metavar=setting.declared.get("metavar"),
         show_default=setting.default not in ("", None, False),
     )
@@ -95,7 +106,7 @@ def _read(setting: Setting, value: Any) -> Any:
     if setting.item is None or not isinstance(value, str):
         return value
     # which numbers make sense, the declaration of the setting says
-    option = f"--{setting.name.replace('_', '-')}"
+    option = _flag(setting.name)
     if setting.item is str:
         return [word.strip() for word in value.split(",")]
     return numbers(value, option) if setting.item is float else whole_numbers(value, option, least=-LARGEST)

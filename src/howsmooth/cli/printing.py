@@ -1,8 +1,9 @@
 """What goes to standard output and standard error: JSON, lines, rich tables, and how far an ascent is."""
 
 import functools
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,38 @@ def one_line(text: str) -> str:
     line = visible(" ".join(text.splitlines()))
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}"
+
+
+# The options of the command that runs, by the keywords under which the library knows them.
+options_by_keyword: dict[str, str] = {}
+
+
+def in_options(text: str, options: Mapping[str, str] = options_by_keyword) -> str:
+    """Write the keywords in a message of the library as options of the command line.
+
+    A keyword is recognised by its ``=``, by an underscore, or where it begins the message; words inside quotation marks
+    are the user's own and stay.
+
+    Example:
+        >>> options = {"tokenizer": "--tokenizer", "per_head": "--per-head", "family": "--family", "seed": "--seed"}
+        >>> in_options("give another with tokenizer=, as in family='bert'; leave per_head out.", options)
+        'give another with --tokenizer, as in --family bert; leave --per-head out.'
+        >>> in_options("seed must be at least 0, got -1.", options)
+        '--seed must be at least 0, got -1.'
+    """
+    if not options:
+        return text
+    known = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
+    keyword = re.compile(rf"(?<![\w'\"/.-])({known})=(True\b|'[^']*'|\"[^\"]*\"|[\w.,:-]*\w)?")
+
+    def written(found: re.Match[str]) -> str:
+        value = (found[2] or "").removesuffix("True")
+        quotes = "'\"" if " " not in value else ""
+        return " ".join(filter(None, (options[found[1]], value.strip(quotes))))
+
+    text = keyword.sub(written, text)
+    text = re.sub(rf"(?<![\w'\"/.-])({known})(?![\w'\"=])", lambda m: options[m[1]] if "_" in m[1] else m[1], text)
+    return re.sub(rf"^({known})(?= (must|is|are|has|takes|needs)\b)", lambda m: options[m[1]], text)
 
 
 AscentProgress = Callable[[int, float], None]

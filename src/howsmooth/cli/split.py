@@ -110,7 +110,7 @@ def _check_grid(A: float, V: float, span: float, step: float) -> None:
 
 
 def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool, figure: str | None) -> None:
-    from howsmooth.search.splitting_map import splitting_map
+    from howsmooth.search.mass_splitting import splitting_map
 
     found = splitting_map(A=A, V=V, span=span, step=step, kind=kind)
     if figure is not None:

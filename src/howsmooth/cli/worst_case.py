@@ -202,7 +202,7 @@ def _climb(attention: "MultiHead", known: "Witness", radius: float, ascent: dict
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs
 
-    n, domain = known.tokens.shape[-2], hs.Ball(radius)
+    n, domain = known.tokens.shape[-2], hs.domains.Ball(radius)
     with ascent_bar(True, ascent["steps"]) as progress:
         found = hs.maximise(attention, n=n, domain=domain, progress=progress, **ascent)
     taken = len(found.trace) - 1

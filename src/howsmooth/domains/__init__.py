@@ -1,1 +1,5 @@
 """Where tokens may lie: sets of inputs, one in each file."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

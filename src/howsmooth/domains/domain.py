@@ -9,7 +9,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Domain(Protocol):
-    """A set of inputs ``(n, d)``. :class:`~howsmooth.Ball` is one; so is anything with these methods."""
+    """A set of inputs ``(n, d)``. :class:`~howsmooth.domains.Ball` is one; so is anything with these methods."""
 
     @property
     def shape(self) -> tuple[int | None, int | None]:

@@ -43,7 +43,8 @@ class LayerNormImage:
         """Check that there is an image to search."""
         if not isinstance(self.norm, HasImage):
             raise DtypeError(
-                f"norm must be an hs.LayerNorm or an hs.RMSNorm, got {type(self.norm).__name__}.", field="norm"
+                f"norm must be an hs.maps.LayerNorm or an hs.maps.RMSNorm, got {type(self.norm).__name__}.",
+                field="norm",
             )
         image = self.norm.image
         if not bool(image.gain.any()) or (image.centred and image.gain.numel() == 1):

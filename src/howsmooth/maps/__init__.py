@@ -1,1 +1,5 @@
 """WHAT we study: maps on sequences of tokens, with their Jacobians."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

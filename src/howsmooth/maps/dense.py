@@ -19,7 +19,7 @@ class Dense(TensorDataclass):
     r"""Multiply by one matrix and add a bias: :math:`f(x) = Wx + b`.
 
     A map on tokens, which composes with the others; and, since it is its own derivative, a linear operator on vectors:
-    ``hs.spectral_norm(hs.Dense(W))``. An operator may be a batch of matrices. Half precision becomes float32.
+    ``hs.spectral_norm(hs.maps.Dense(W))``. An operator may be a batch of matrices. Half precision becomes float32.
 
     Attributes:
         weight: :math:`W`, ``(out, d)``, or for operators ``(*batch, out, d)``.

@@ -13,7 +13,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
 from howsmooth.maps.joint_norm import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
-from howsmooth.maps.mean_field import Atoms, WeightedJacobian, visible
+from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Projections, sizes_of
 from howsmooth.maps.query_key_transforms import Transforms
@@ -146,7 +146,8 @@ class MultiHead(TensorDataclass, ABC):
         Under a causal mask an atom sees those at its own position or before.
 
         Args:
-            measure: Anything with ``points``, ``weights`` and ``positions``: a :class:`howsmooth.DiscreteMeasure`.
+            measure: Anything with ``points``, ``weights`` and ``positions``, such as a
+                :class:`howsmooth.transport.DiscreteMeasure`.
         """
         order, positions = self.positions, Positions()
         if self.weights is not None:

@@ -146,7 +146,9 @@ def normalise(x: Tensor, norm: HeadNorm, X: Tensor) -> tuple[Tensor, NormJacobia
 def check_head_norm(norm: Norm | JointNorm, query: Float[Tensor, "*w heads k d"], count: int, name: str) -> None:
     """Refuse a norm that fits neither one head of queries or keys nor all ``count`` of them."""
     if not isinstance(norm, Norm | JointNorm):
-        raise DtypeError(f"{name} must be an hs.LayerNorm or an hs.RMSNorm, got {type(norm).__name__}.", field=name)
+        raise DtypeError(
+            f"{name} must be an hs.maps.LayerNorm or an hs.maps.RMSNorm, got {type(norm).__name__}.", field=name
+        )
     require_agreement(norm.gain, query, name, "query")
     if isinstance(norm, JointNorm):  # made for this map, or for the one that it is a head of
         return
@@ -158,7 +160,7 @@ def check_head_norm(norm: Norm | JointNorm, query: Float[Tensor, "*w heads k d"]
         )
     if shape != (k,) and not isinstance(norm, RMSNorm):
         raise AssumptionError(
-            f"{name} over all heads must be an hs.RMSNorm, got {type(norm).__name__}; "
+            f"{name} over all heads must be an hs.maps.RMSNorm, got {type(norm).__name__}; "
             "a LayerNorm is that of projections whose mean over rows is taken off.",
             field=name,
         )

@@ -148,7 +148,7 @@ class Transformer:
         """Return the sum of the embeddings of tokens at their positions, before any norm.
 
         The model adds up embeddings of the token, its position and its type, scaled if the model scales. The sum is the
-        input of the map ``network``; :func:`hs.invert` finds the tokens again.
+        input of the map ``network``; :func:`hs.tokens.invert` finds the tokens again.
 
         Args:
             tokens: The token ids.

@@ -1,1 +1,5 @@
 """How bad it gets: ascent on the local constant."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -171,7 +171,8 @@ def _check(f: object, n: object, domain: object, steps: object, generator: objec
     if isinstance(domain, type) or not isinstance(domain, Domain):
         got = domain.__name__ if isinstance(domain, type) else type(domain).__name__
         raise DtypeError(
-            f"domain must be a set of inputs such as hs.Ball(5.0) or hs.Sphere(5.0), got {got}.", field="domain"
+            f"domain must be a set of inputs such as hs.domains.Ball(5.0) or hs.domains.Sphere(5.0), got {got}.",
+            field="domain",
         )
     if domain.shape[0] not in (None, n):
         raise ShapeError(

@@ -10,7 +10,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.search.ascent import maximise
 from howsmooth.theory.bounds import smallest_upper
-from howsmooth.theory.extremal import candidates
+from howsmooth.theory.inputs import candidates
 from howsmooth.theory.results import Bracket
 
 

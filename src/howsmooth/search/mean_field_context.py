@@ -11,7 +11,7 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError
 from howsmooth.maps.composition import ComposedMap, leaves
-from howsmooth.maps.mean_field import MeasureMovingMap
+from howsmooth.maps.mean_field_maps import MeasureMovingMap
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import JacobianOperator
 from howsmooth.transport.measures import DiscreteMeasure

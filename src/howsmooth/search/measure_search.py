@@ -14,7 +14,7 @@ from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
-from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.search.few_atom_measures import few_atom_measures
 from howsmooth.search.mean_field_context import counting
 from howsmooth.tensor_dataclass import TensorDataclass

@@ -41,15 +41,13 @@ def require_count(kind: str, count: float | None) -> None:
     """Refuse a kind that counts tokens without their number, and a number for one that does not; without torch."""
     if kind in COUNTING and count is None:
         raise AssumptionError(
-            f"attention of the kind {kind!r} counts tokens; give --count, the number that all mass stands for.",
+            f"attention of the kind {kind!r} counts tokens; give count=, how many unit mass represents.",
             field="count",
         )
     if kind not in COUNTING and count is not None:
-        raise AssumptionError(
-            f"attention of the kind {kind!r} does not count tokens; leave --count out.", field="count"
-        )
+        raise AssumptionError(f"attention of the kind {kind!r} does not count tokens; leave count= out.", field="count")
     if count is not None and not 0 < count < math.inf:
-        raise AssumptionError(f"--count must be positive and finite, got {count}.", field="count")
+        raise AssumptionError(f"count must be positive and finite, got {count}.", field="count")
 
 
 def of_kind(attention: "Attention", kind: str) -> "MultiHead":

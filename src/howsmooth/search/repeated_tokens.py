@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.ball import Ball
 from howsmooth.maps.heads import MultiHead
-from howsmooth.maps.mean_field import WeightedJacobian
+from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.population_ascent import PopulationAscent
 from howsmooth.search.start_patterns import start_patterns

@@ -20,7 +20,7 @@ from howsmooth.maps.norms import Norm
 from howsmooth.search.measure_search import MeasureMap
 from howsmooth.search.start_patterns import start_patterns
 from howsmooth.spectral.protocols import HALF
-from howsmooth.theory.extremal import candidates, tied_pair_on_image, tied_pair_on_sphere
+from howsmooth.theory.inputs import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.validation import require_finite, require_floating

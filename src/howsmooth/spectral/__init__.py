@@ -1,1 +1,5 @@
 """HOW we measure: operator norms without matrices, with error bars."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

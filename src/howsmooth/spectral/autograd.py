@@ -201,7 +201,7 @@ class JacobianOperator:
         if self._mixes():
             raise AssumptionError(
                 "the callable mixes the batch axes of X, so it is one operator and not a batch of them; "
-                "use hs.JacobianOperator(f, X, batch_axes=0).",
+                "use hs.spectral.JacobianOperator(f, X, batch_axes=0).",
                 field="f",
             )
         raise AssumptionError(
@@ -270,7 +270,7 @@ def check_value(value: Any, X: Tensor, axes: int) -> None:
     if value.shape[:axes] != X.shape[:axes]:
         raise ShapeError(
             f"the output must keep the batch axes {tuple(X.shape[:axes])} of the input, got {tuple(value.shape)}; "
-            "if X is one input, use hs.JacobianOperator(f, X, batch_axes=0).",
+            "if X is one input, use hs.spectral.JacobianOperator(f, X, batch_axes=0).",
             field="f",
         )
     require_finite(value.detach(), "the output of the callable")

@@ -16,7 +16,7 @@ def check_operator(op: object) -> None:
     """Refuse what is no linear operator, or an empty one."""
     if not isinstance(op, LinearOperator):
         raise DtypeError(
-            f"this takes a linear operator, got {type(op).__name__}; wrap a matrix in hs.Dense, and use "
+            f"this takes a linear operator, got {type(op).__name__}; wrap a matrix in hs.maps.Dense, and use "
             "hs.local_lipschitz for a map and its input.",
             field="op",
         )

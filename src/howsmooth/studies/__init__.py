@@ -1,1 +1,5 @@
 """What we run: questions as data, many of them at once, and what came of them."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

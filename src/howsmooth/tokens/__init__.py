@@ -1,1 +1,5 @@
 """WHICH words do it: tokens found again, swapped and doubled; attacks that a reader could type."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -67,7 +67,7 @@ def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "emb
         UnsupportedModelError: If it is not known how the model embeds tokens.
 
     Example:
-        ``hs.invert(model, model.embed(tokens)).tokens`` are ``tokens``.
+        ``hs.tokens.invert(model, model.embed(tokens)).tokens`` are ``tokens``.
     """
     require_floating(X, "X")
     require_finite(X, "X")

@@ -18,8 +18,8 @@ from howsmooth.models.parts.embedding import Lexicon, entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.outputs import Outputs
 from howsmooth.tokens.replacements import Words, replacements
+from howsmooth.transport.distances import conditional_wasserstein, wasserstein
 from howsmooth.transport.measures import DiscreteMeasure
-from howsmooth.transport.wasserstein import conditional_wasserstein, wasserstein
 
 # Every changed text is one token edit away from the given one: a replacement, or an insertion.
 TOKEN_EDITS = 1

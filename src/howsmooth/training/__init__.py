@@ -1,1 +1,5 @@
 """WHILE it learns: the constant as a penalty, and as something to watch."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -78,8 +78,8 @@ class Monitor:
             confidence: The probability with which the upper end of each holds.
             limit: A constant above it is an alarm.
             window: A constant that doubles within so many steps is an alarm; ten times ``every`` by default.
-            sinks: Where looks go: :class:`howsmooth.RunLog`, :class:`howsmooth.TensorBoard`, anything with a
-                ``log(dict)``.
+            sinks: Where looks go: :class:`howsmooth.training.RunLog`, :class:`howsmooth.training.TensorBoard`, anything
+                with a ``log(dict)``.
             generator: The source of random starts; one of its own by default.
 
         Raises:

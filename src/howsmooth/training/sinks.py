@@ -91,6 +91,6 @@ def sink_of(given: object) -> Sink:
         return LoggerSink(given)
     raise AssumptionError(
         f"a sink has a method log(dict), as loggers have, or write(look), got {type(given).__name__}; "
-        "hs.RunLog(folder) and hs.TensorBoard(folder) are two.",
+        "hs.training.RunLog(folder) and hs.training.TensorBoard(folder) are two.",
         field="sinks",
     )

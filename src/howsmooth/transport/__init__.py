@@ -1,1 +1,5 @@
 """Where inputs live: discrete probability measures and the distances between them."""
+
+from howsmooth.lazy_names import names_of_stub
+
+__all__, __getattr__, __dir__ = names_of_stub(__name__, __file__)

@@ -339,7 +339,7 @@ def test_the_whole_of_an_unknown_family_is_run_and_differentiated(family, rng):
     assert_close(f(X), found.blocks[1])
     f, Y = found.at(1, "from:1")
     assert_close(f(-Y), rest(transformer, tokens, blocks[1])(-Y))
-    J, E = hs.JacobianOperator(f, Y), torch.randn(Y.shape, dtype=torch.float64, generator=rng)
+    J, E = hs.spectral.JacobianOperator(f, Y), torch.randn(Y.shape, dtype=torch.float64, generator=rng)
     _value, tangent, _pulled = products(rest(transformer, tokens, blocks[1]), Y, E, torch.zeros_like(f(Y)))
     assert_close(J.jvp(E), tangent)
     for name in ("network", "logits", "sentence"):

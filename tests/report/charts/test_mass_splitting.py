@@ -11,7 +11,7 @@ from howsmooth.report.saving import save_chart
 
 @pytest.mark.slow
 def test_a_map_without_splitting_pairs_is_drawn_too(tmp_path):
-    save_chart(splitting_chart(hs.splitting_map(A=1.0, step=1.0)), tmp_path / "none.svg")
+    save_chart(splitting_chart(hs.search.splitting_map(A=1.0, step=1.0)), tmp_path / "none.svg")
     assert (tmp_path / "none.svg").stat().st_size > 0
 
 

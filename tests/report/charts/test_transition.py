@@ -8,7 +8,7 @@ from measured import changed
 import howsmooth as hs
 from howsmooth.report.charts.transition import regimes_chart
 from howsmooth.report.figures import chart_names, draw
-from howsmooth.search.regimes import Regime, Regimes
+from howsmooth.search.length_regimes import Regime, Regimes
 from howsmooth.wording import number
 
 ONE = torch.ones(1, 1, dtype=torch.float64)

@@ -113,7 +113,7 @@ def test_a_model_without_a_tokenizer_reads_token_ids_or_with_the_tokenizer_of_an
     bare, small, save_model, tmp_path
 ):
     weights, few = str(bare / "weights"), small | {"layers": [0], "lengths": [4]}
-    with pytest.raises(hs.errors.UnsupportedModelError, match=r"--tokenizer, or .* --token-ids") as refusal:
+    with pytest.raises(hs.errors.UnsupportedModelError, match=r"tokenizer=, or .* token_ids=") as refusal:
         hs.measure(weights, **few)
     assert refusal.value.field == "tokenizer"
     whole = hs.measure(save_model(tmp_path / "model"), **few)
@@ -133,7 +133,7 @@ def test_a_model_without_a_tokenizer_reads_token_ids_or_with_the_tokenizer_of_an
 def test_a_text_that_is_mostly_unknown_to_the_tokenizer_is_refused(tiny, tmp_path):
     odd = Text(name="odd.txt", content="\u0d9a\u0dd1\u0db8 " * 30 + "the cat")
     with pytest.raises(
-        hs.errors.UnsupportedModelError, match=r"tokens of 'odd.txt' are unknown.*--token-ids"
+        hs.errors.UnsupportedModelError, match=r"tokens of 'odd.txt' are unknown.*token_ids="
     ) as refusal:
         tiny.windows(odd, length=4, count=1)
     assert refusal.value.field == "tokenizer"
@@ -168,7 +168,7 @@ def test_numbers_that_the_model_does_not_know_are_refused_before_it_runs(rows, w
 @pytest.mark.slow
 def test_a_family_can_be_said_where_the_configuration_does_not(bare, files, small):
     untyped, few = str(bare / "untyped"), {"token_ids": files / "rows.jsonl", "layers": [0]}
-    with pytest.raises(hs.errors.UnsupportedModelError, match=r"no model_type.*--family bert") as refusal:
+    with pytest.raises(hs.errors.UnsupportedModelError, match=r"no model_type.*family='bert'") as refusal:
         hs.measure(untyped, **few)
     assert refusal.value.field == "family"
     said = hs.measure(untyped, family="bert", **few)
@@ -225,7 +225,7 @@ def test_without_a_processor_pictures_are_brought_to_between_minus_one_and_one(s
 
 @pytest.mark.slow
 def test_of_a_model_of_both_the_tower_of_pictures_is_named(seeing, files):
-    with pytest.raises(hs.errors.UnsupportedModelError, match="--family clip_vision_model"):
+    with pytest.raises(hs.errors.UnsupportedModelError, match="family='clip_vision_model'"):
         hs.measure(str(seeing / "clip"), images=files / "pictures")
     found = hs.measure(str(seeing / "clip"), family="clip_vision_model", images=files / "pictures", layers=[0])
     assert len(found.records) == 3
@@ -234,7 +234,7 @@ def test_of_a_model_of_both_the_tower_of_pictures_is_named(seeing, files):
 def test_words_and_pictures_are_not_mistaken(seeing, tiny, files):
     with pytest.raises(hs.errors.UnsupportedModelError, match="reads words, not pictures"):
         hs.measure(tiny, images=files / "pictures")
-    with pytest.raises(hs.errors.UnsupportedModelError, match=r"model of pictures.*--images"):
+    with pytest.raises(hs.errors.UnsupportedModelError, match=r"model of pictures.*images="):
         hs.measure(str(seeing / "vit"))
 
 

@@ -79,7 +79,7 @@ def judge(folder, unharmed):
             said = str(found)
             assert len(said.splitlines()) == 1
             assert str(folder / FILE) in said
-            assert "give another folder" in said or "again, with the same --out" in said or "cannot be read" in said
+            assert "give another folder" in said or "again, into the same folder" in said or "cannot be read" in said
         else:
             assert found.items() <= unharmed[name].items()
     return refused
@@ -133,7 +133,7 @@ def test_a_refusal_names_the_key_and_how_to_measure_again(whole, tmp_path):
     with Store(placed(flipped(whole, bit), tmp_path)) as store, pytest.raises(FileError) as refusal:
         store.records()
     assert f"what is kept under {record.ask.key!r}" in str(refusal.value)
-    assert "Run the command that made the run again, with the same --out" in str(refusal.value)
+    assert "Run the command that made the run again, into the same folder" in str(refusal.value)
 
 
 def harm(folder, table, column, key="(SELECT min(key) FROM {table})", value="replace({column}, '1', '7')"):

@@ -45,13 +45,13 @@ def test_a_displacement_is_not_shown_as_a_lipschitz_constant(rng):
 
 
 def test_rotary_positions_have_no_bound_on_the_movement(rng):
-    f = small_layer(rng, positions=hs.Positions(rotary=hs.Rotary()))
+    f = small_layer(rng, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     with pytest.raises(AssumptionError, match="rotary"):
         hs.bounds.displacement_upper(f, gaussian(rng, 4, 3), eps=0.1)
 
 
 def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
-    f, X = small_layer(rng, positions=hs.Positions(causal=True)), gaussian(rng, 4, 3)
+    f, X = small_layer(rng, positions=hs.maps.Positions(causal=True)), gaussian(rng, 4, 3)
     unit = Rescaled.of(f, X)
     errors = [
         dataclasses.replace(view.errors, value=0.3 + h, scores=0.1 * gaussian(rng, 4).abs())

@@ -41,7 +41,7 @@ def moved(X, t, per_token, rng):
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
-    f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
+    f = layer(gauss_from(rng), heads=1, positions=hs.maps.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
     (view,) = (alone.mixed() for alone in heads_at_input(f, X))
     for t in (0.01, 0.1, 0.5, 2.0):
@@ -67,7 +67,7 @@ def test_every_quantity_on_the_ball_is_bounded(rng, causal, per_token):
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_second_derivative_is_below_its_bound(rng, causal):
-    f = layer(gauss_from(rng), heads=1, positions=hs.Positions(causal=causal))
+    f = layer(gauss_from(rng), heads=1, positions=hs.maps.Positions(causal=causal))
     X = 0.7 * gauss_from(rng)(7, 6)
     (view,) = (alone.mixed() for alone in heads_at_input(f, X))
     ball = HeadAtCentre.of(view).on_ball(1e-12, False)
@@ -145,25 +145,30 @@ AROUND = {
     "causal": lambda g: form(2 * gaussian(g, 3, 3), gaussian(g, 2, 3), causal=True),
     "mixed heads": lambda g: small_layer(g),
     "concatenated heads": lambda g: small_layer(g, mixed=False, size=2.0),
-    "grouped queries, causal": lambda g: small_layer(g, heads=4, groups=2, positions=hs.Positions(causal=True)),
+    "grouped queries, causal": lambda g: small_layer(g, heads=4, groups=2, positions=hs.maps.Positions(causal=True)),
     "query bias": lambda g: small_layer(g, query_bias=3 * gaussian(g, 2, 2)),
     "all biases": lambda g: small_layer(
         g, query_bias=gaussian(g, 2, 2), key_bias=5 * gaussian(g, 2, 2), value_bias=gaussian(g, 2, 2)
     ),
-    "padding": lambda g: small_layer(g, positions=hs.Positions(padding=torch.tensor([True, False, True, False]))),
-    "window": lambda g: small_layer(g, positions=hs.Positions(window=2)),
+    "padding": lambda g: small_layer(g, positions=hs.maps.Positions(padding=torch.tensor([True, False, True, False]))),
+    "window": lambda g: small_layer(g, positions=hs.maps.Positions(window=2)),
     "mask": lambda g: small_layer(
-        g, positions=hs.Positions(mask=torch.eye(4, dtype=torch.bool) | (gaussian(g, 4, 4) > 0))
+        g, positions=hs.maps.Positions(mask=torch.eye(4, dtype=torch.bool) | (gaussian(g, 4, 4) > 0))
     ),
-    "relative bias": lambda g: small_layer(g, positions=hs.Positions(relative_bias=gaussian(g, 2, 7))),
-    "rotary": lambda g: small_layer(g, positions=hs.Positions(rotary=hs.Rotary())),
+    "relative bias": lambda g: small_layer(g, positions=hs.maps.Positions(relative_bias=gaussian(g, 2, 7))),
+    "rotary": lambda g: small_layer(g, positions=hs.maps.Positions(rotary=hs.maps.Rotary())),
     "rotary, biases": lambda g: small_layer(
-        g, query_bias=gaussian(g, 2, 2), key_bias=4 * gaussian(g, 2, 2), positions=hs.Positions(rotary=hs.Rotary())
+        g,
+        query_bias=gaussian(g, 2, 2),
+        key_bias=4 * gaussian(g, 2, 2),
+        positions=hs.maps.Positions(rotary=hs.maps.Rotary()),
     ),
     "soft cap": lambda g: small_layer(g, size=3.0, softcap=1.0),
     "token weights": lambda g: small_layer(g, weights=gaussian(g, 4).exp()),
     "norms of queries and keys": lambda g: small_layer(
-        g, query_norm=hs.RMSNorm(gain=2 * torch.ones(2).double()), key_norm=hs.RMSNorm(gain=torch.ones(2).double())
+        g,
+        query_norm=hs.maps.RMSNorm(gain=2 * torch.ones(2).double()),
+        key_norm=hs.maps.RMSNorm(gain=torch.ones(2).double()),
     ),
 }
 
@@ -212,7 +217,7 @@ def test_the_bound_covers_the_switch_of_a_nearly_tied_row(rng, causal):
 def test_search_inside_a_neighbourhood_stays_below_its_bound(rng, kind):
     f, X = AROUND[kind](rng), gaussian(rng, 4, 3)
     for per_token in (False, True):
-        domain = hs.Neighbourhood(X, eps=0.3, per_token=per_token)
+        domain = hs.domains.Neighbourhood(X, eps=0.3, per_token=per_token)
         found = hs.maximise(f, n=4, domain=domain, starts=2, steps=20, generator=rng).value
         assert found <= hs.bounds.neighbourhood_upper(f, X, eps=0.3, per_token=per_token).value * ROUNDING
 

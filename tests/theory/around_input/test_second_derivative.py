@@ -21,7 +21,7 @@ from howsmooth.theory.linalg.matrix_norms import norm_upper
 
 KINDS = {
     "mixed heads": lambda g: small_layer(g, heads=3, query_bias=gaussian(g, 3, 2)),
-    "concatenated heads, causal": lambda g: small_layer(g, mixed=False, positions=hs.Positions(causal=True)),
+    "concatenated heads, causal": lambda g: small_layer(g, mixed=False, positions=hs.maps.Positions(causal=True)),
     "saturated": lambda g: small_layer(g, size=6.0),
     "one head": lambda g: small_layer(g, heads=1),
 }

@@ -72,7 +72,9 @@ def test_the_softmax_slope_bounds_its_derivative(rng):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_from_the_attention_map_holds(rng, causal):
     for _draw in range(4):
-        f = layer(lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), positions=hs.Positions(causal=causal))
+        f = layer(
+            lambda *s: torch.randn(*s, dtype=torch.float64, generator=rng), positions=hs.maps.Positions(causal=causal)
+        )
         X = torch.randn(7, 6, dtype=torch.float64, generator=rng)
         for scale in (0.1, 1.0, 3.0):
             assert float(constant(f, scale * X)) <= hs.bounds.attention_map_upper(f, scale * X).value * (1 + 1e-10)

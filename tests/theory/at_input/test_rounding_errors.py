@@ -32,10 +32,10 @@ def test_rounding_errors_of_a_head_are_bounded_as_stated(rng, kind):
         "plain": {},
         "soft cap": {"softcap": 0.5},
         "norms": {
-            "query_norm": hs.RMSNorm(gain=1 + uniform(rng, k), eps=1e-6),
-            "key_norm": hs.RMSNorm(gain=1 + uniform(rng, k), eps=1e-6),
+            "query_norm": hs.maps.RMSNorm(gain=1 + uniform(rng, k), eps=1e-6),
+            "key_norm": hs.maps.RMSNorm(gain=1 + uniform(rng, k), eps=1e-6),
         },
-        "masked": {"positions": hs.Positions(causal=True)},
+        "masked": {"positions": hs.maps.Positions(causal=True)},
     }[kind]
     biases = {"query_bias": 3 * gaussian(rng, 1, k), "key_bias": 5 * gaussian(rng, 1, k)}
     f = random_layer(rng, heads=1, d=d, k=k, **biases, **options)
@@ -241,7 +241,7 @@ def test_the_moment_of_values_has_its_rounding_beside_it(rng, monkeypatch):
 
 
 def test_weights_that_nobody_sees_do_not_loosen_the_norm(rng):
-    hidden = hs.Positions(padding=torch.arange(8) < 5)
+    hidden = hs.maps.Positions(padding=torch.arange(8) < 5)
     (view,) = heads_at_input(random_layer(rng, heads=1, d=4, positions=hidden), 2 * gaussian(rng, 8, 4))
     assert norm(view.P) <= view.norm_P() <= 1.001 * norm(view.P)
 

@@ -300,7 +300,7 @@ def test_heads_on_axes_of_their_own_have_the_bound_in_closed_form(n, R):
 @pytest.mark.parametrize(("n", "R"), [(3, 0.1), (16, 1.0), (64, 5.0)])
 def test_rotary_heads_that_hardly_turn_have_the_bound_in_closed_form(n, R):
     f = blocks_on_axes_of_their_own(
-        positions=hs.Positions(rotary=hs.Rotary(frequencies=torch.tensor([1e-12])), causal=True)
+        positions=hs.maps.Positions(rotary=hs.maps.Rotary(frequencies=torch.tensor([1e-12])), causal=True)
     )
     exact = math.sqrt(3 * n) + R**2 * (1 + math.sqrt(n / 2))
     found = layer_bound(f, heads_of(f), RotaryDistances.of(f, n), n, R)

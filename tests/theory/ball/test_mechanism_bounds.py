@@ -22,7 +22,7 @@ def head(rng, kind, d=2, **more):
 
 def same_keys(rng, **more):
     Q, V = gauss(rng, 2, 2), gauss(rng, 2, 2)
-    return hs.L2Attention.single_head(Q=Q, K=Q, V=V, **more)
+    return hs.maps.L2Attention.single_head(Q=Q, K=Q, V=V, **more)
 
 
 def layer(rng, kind, **more):
@@ -36,28 +36,28 @@ def layer(rng, kind, **more):
 
 
 CASES = {
-    "l2 tied": lambda rng: head(rng, hs.L2Attention, tied=True),
-    "l2 tied causal": lambda rng: head(rng, hs.L2Attention, tied=True, causal=True),
+    "l2 tied": lambda rng: head(rng, hs.maps.L2Attention, tied=True),
+    "l2 tied causal": lambda rng: head(rng, hs.maps.L2Attention, tied=True, causal=True),
     "l2 same keys": same_keys,
-    "l2 untied": lambda rng: head(rng, hs.L2Attention),
-    "l2 layer": lambda rng: layer(rng, hs.L2Attention),
-    "sigmoid": lambda rng: head(rng, hs.SigmoidAttention),
-    "sigmoid bias causal": lambda rng: head(rng, hs.SigmoidAttention, bias=0.5, causal=True),
-    "sigmoid layer": lambda rng: layer(rng, hs.SigmoidAttention),
-    "linear": lambda rng: head(rng, hs.LinearAttention),
-    "linear causal": lambda rng: head(rng, hs.LinearAttention, causal=True),
-    "linear plain": lambda rng: head(rng, hs.LinearAttention, normalised=False),
-    "sinkhorn": lambda rng: head(rng, hs.SinkhornAttention),
-    "sinkhorn layer": lambda rng: layer(rng, hs.SinkhornAttention),
-    "cosine": lambda rng: head(rng, hs.CosineAttention, eps=0.1, scale=3.0, gain=0.5),
-    "cosine values": lambda rng: head(rng, hs.CosineAttention, eps=0.1, scale=3.0, normalise_values=True),
-    "cosine layer": lambda rng: layer(rng, hs.CosineAttention, eps=0.1, normalise_values=True),
-    "entmax": lambda rng: head(rng, hs.EntmaxAttention),
-    "sparsemax": lambda rng: head(rng, hs.EntmaxAttention, alpha=2.0),
-    "sparsemax causal": lambda rng: head(rng, hs.EntmaxAttention, alpha=2.0, causal=True),
-    "differential": lambda rng: head(rng, hs.DifferentialAttention, subtracted=-0.8),
+    "l2 untied": lambda rng: head(rng, hs.maps.L2Attention),
+    "l2 layer": lambda rng: layer(rng, hs.maps.L2Attention),
+    "sigmoid": lambda rng: head(rng, hs.maps.SigmoidAttention),
+    "sigmoid bias causal": lambda rng: head(rng, hs.maps.SigmoidAttention, bias=0.5, causal=True),
+    "sigmoid layer": lambda rng: layer(rng, hs.maps.SigmoidAttention),
+    "linear": lambda rng: head(rng, hs.maps.LinearAttention),
+    "linear causal": lambda rng: head(rng, hs.maps.LinearAttention, causal=True),
+    "linear plain": lambda rng: head(rng, hs.maps.LinearAttention, normalised=False),
+    "sinkhorn": lambda rng: head(rng, hs.maps.SinkhornAttention),
+    "sinkhorn layer": lambda rng: layer(rng, hs.maps.SinkhornAttention),
+    "cosine": lambda rng: head(rng, hs.maps.CosineAttention, eps=0.1, scale=3.0, gain=0.5),
+    "cosine values": lambda rng: head(rng, hs.maps.CosineAttention, eps=0.1, scale=3.0, normalise_values=True),
+    "cosine layer": lambda rng: layer(rng, hs.maps.CosineAttention, eps=0.1, normalise_values=True),
+    "entmax": lambda rng: head(rng, hs.maps.EntmaxAttention),
+    "sparsemax": lambda rng: head(rng, hs.maps.EntmaxAttention, alpha=2.0),
+    "sparsemax causal": lambda rng: head(rng, hs.maps.EntmaxAttention, alpha=2.0, causal=True),
+    "differential": lambda rng: head(rng, hs.maps.DifferentialAttention, subtracted=-0.8),
     "differential layer": lambda rng: layer(
-        rng, hs.DifferentialAttention, subtracted=torch.tensor([0.8, 0.3]).double()
+        rng, hs.maps.DifferentialAttention, subtracted=torch.tensor([0.8, 0.3]).double()
     ),
     "sink": lambda rng: hs.Attention.single_head(A=gauss(rng, 2, 2), V=gauss(rng, 2, 2), sink=0.0),
 }
@@ -71,7 +71,7 @@ def constants(f, X):
 
 
 def inputs(f, rng, n, radius, count=120):
-    ball, like = hs.Ball(radius), torch.empty(f.d, dtype=F64)
+    ball, like = hs.domains.Ball(radius), torch.empty(f.d, dtype=F64)
     return torch.cat((ball.draw(count, n, like, rng), start_patterns(ball, n, like, 10, rng)))
 
 
@@ -85,10 +85,10 @@ def test_no_input_exceeds_the_bound(case, rng):
 
 
 COUNTING = {
-    "sigmoid": (hs.SigmoidAttention, {}),
-    "linear plain": (hs.LinearAttention, {"normalised": False}),
-    "entmax": (hs.EntmaxAttention, {"alpha": 1.5}),
-    "sparsemax": (hs.EntmaxAttention, {"alpha": 2.0}),
+    "sigmoid": (hs.maps.SigmoidAttention, {}),
+    "linear plain": (hs.maps.LinearAttention, {"normalised": False}),
+    "entmax": (hs.maps.EntmaxAttention, {"alpha": 1.5}),
+    "sparsemax": (hs.maps.EntmaxAttention, {"alpha": 2.0}),
 }
 
 
@@ -99,7 +99,7 @@ def test_bounds_hold_where_tokens_count_for_more_or_less_than_one(kind, count, r
     f = head(rng, made, count=count, **more)
     upper = hs.bounds.sharp_upper(f, n=5, radius=1.5).value
     assert float(constants(f, inputs(f, rng, 5, 1.5)).max()) <= upper
-    found = hs.maximise(f, n=5, domain=hs.Ball(1.5), starts=2, steps=8, generator=rng).value
+    found = hs.maximise(f, n=5, domain=hs.domains.Ball(1.5), starts=2, steps=8, generator=rng).value
     assert upper / 12 <= found <= upper
 
 
@@ -146,7 +146,7 @@ def test_the_published_bound_on_sigmoid_attention_holds_at_an_input_and_ours_is_
 
 def test_equal_tokens_attain_the_bound_on_sigmoid_attention():
     eye = torch.eye(2, dtype=F64)
-    f = hs.SigmoidAttention.single_head(Q=eye, K=eye, V=eye)
+    f = hs.maps.SigmoidAttention.single_head(Q=eye, K=eye, V=eye)
     n, radius = 20, 1.5  # b + c = 2.25 − log 20 < 0
     X = radius * torch.tensor([[1.0, 0.0]], dtype=F64).expand(n, 2)
     attained = float(hs.local_lipschitz(f, X.contiguous()).lower)
@@ -201,16 +201,16 @@ def test_published_theorems_refuse_what_they_are_not_about(theorem, rng):
 
 def test_features_that_no_theorem_covers_are_refused_by_name(rng):
     Q = gauss(rng, 2, 2)
-    masked = hs.SigmoidAttention.single_head(Q=Q, K=Q, V=Q, positions=hs.Positions(window=2))
+    masked = hs.maps.SigmoidAttention.single_head(Q=Q, K=Q, V=Q, positions=hs.maps.Positions(window=2))
     with pytest.raises(hs.errors.AssumptionError, match="window, padding or another mask"):
         hs.bounds.sharp_upper(masked, n=4, radius=1.0)
     with pytest.raises(hs.errors.DtypeError, match=r"theorems are about hs\.Attention"):
-        mechanism_upper(hs.LayerNorm(gain=torch.ones(2)), n=4, radius=1.0)
+        mechanism_upper(hs.maps.LayerNorm(gain=torch.ones(2)), n=4, radius=1.0)
 
 
 def test_kims_bound_as_it_is_printed_fails_for_long_queries():
     eye = torch.eye(2, dtype=F64)
-    f = hs.L2Attention.single_head(Q=5 * eye, K=5 * eye, V=eye, tied=True)
-    found = hs.audit(f, claimed=kim(f, 4, as_printed=True), n=4, domain=hs.Ball(1.0), steps=0, starts=1)
+    f = hs.maps.L2Attention.single_head(Q=5 * eye, K=5 * eye, V=eye, tied=True)
+    found = hs.audit(f, claimed=kim(f, 4, as_printed=True), n=4, domain=hs.domains.Ball(1.0), steps=0, starts=1)
     assert found.refuted
     assert found.largest <= hs.bounds.kim_l2_upper(f, n=4).value

@@ -32,7 +32,7 @@ def layer(rng, kind, *, mixed=True, biased=True, k=2, scale=0.7, **more):
         key=gaussian(rng, 2, k, 4),
         value=gaussian(rng, 2, 3, 4),
         output=gaussian(rng, 2, 2, 3) if mixed else None,
-        **({} if kind is hs.LinearAttention else {"scale": scale}),
+        **({} if kind is hs.maps.LinearAttention else {"scale": scale}),
         **(biases if biased else {}),
         **more,
     )
@@ -128,35 +128,38 @@ def differential(f, part, n, R):
 
 
 def tied_layer(rng, *, mixed, tied=False, **more):
-    f = layer(rng, hs.L2Attention, mixed=mixed, biased=False, **more)
+    f = layer(rng, hs.maps.L2Attention, mixed=mixed, biased=False, **more)
     return dataclasses.replace(f, key=f.query, tied=tied)
 
 
 STATEMENTS = {
-    "l2": (l2, lambda g, **m: layer(g, hs.L2Attention, **m)),
+    "l2": (l2, lambda g, **m: layer(g, hs.maps.L2Attention, **m)),
     "l2 tied": (l2, lambda g, **m: tied_layer(g, tied=True, **m)),
-    "l2 tied causal": (l2, lambda g, **m: tied_layer(g, tied=True, positions=hs.Positions(causal=True), **m)),
+    "l2 tied causal": (l2, lambda g, **m: tied_layer(g, tied=True, positions=hs.maps.Positions(causal=True), **m)),
     "l2 same keys": (l2, lambda g, **m: tied_layer(g, **m)),
-    "sigmoid": (sigmoid_statement, lambda g, **m: layer(g, hs.SigmoidAttention, **m)),
+    "sigmoid": (sigmoid_statement, lambda g, **m: layer(g, hs.maps.SigmoidAttention, **m)),
     "sigmoid, a count and a bias": (
         sigmoid_statement,
-        lambda g, **m: layer(g, hs.SigmoidAttention, count=3.0, bias=-0.5, **m),
+        lambda g, **m: layer(g, hs.maps.SigmoidAttention, count=3.0, bias=-0.5, **m),
     ),
-    "sigmoid, a negative scale": (sigmoid_statement, lambda g, **m: layer(g, hs.SigmoidAttention, scale=-0.7, **m)),
-    "linear": (linear, lambda g, **m: layer(g, hs.LinearAttention, **m)),
-    "linear plain": (linear, lambda g, **m: layer(g, hs.LinearAttention, normalised=False, **m)),
-    "linear counted": (linear, lambda g, **m: layer(g, hs.LinearAttention, normalised=False, count=3.0, **m)),
-    "sinkhorn": (sinkhorn, lambda g, **m: layer(g, hs.SinkhornAttention, **m)),
-    "cosine": (cosine, lambda g, **m: layer(g, hs.CosineAttention, eps=0.1, gain=-0.5, **m)),
-    "cosine, a negative scale": (cosine, lambda g, **m: layer(g, hs.CosineAttention, eps=0.1, scale=-0.7, **m)),
-    "entmax": (entmax, lambda g, **m: layer(g, hs.EntmaxAttention, **m)),
-    "entmax, a negative scale": (entmax, lambda g, **m: layer(g, hs.EntmaxAttention, scale=-0.7, **m)),
-    "entmax counted": (entmax, lambda g, **m: layer(g, hs.EntmaxAttention, count=3.0, **m)),
-    "sparsemax": (entmax, lambda g, **m: layer(g, hs.EntmaxAttention, alpha=2.0, **m)),
-    "sparsemax counted": (entmax, lambda g, **m: layer(g, hs.EntmaxAttention, alpha=2.0, count=3.0, **m)),
+    "sigmoid, a negative scale": (
+        sigmoid_statement,
+        lambda g, **m: layer(g, hs.maps.SigmoidAttention, scale=-0.7, **m),
+    ),
+    "linear": (linear, lambda g, **m: layer(g, hs.maps.LinearAttention, **m)),
+    "linear plain": (linear, lambda g, **m: layer(g, hs.maps.LinearAttention, normalised=False, **m)),
+    "linear counted": (linear, lambda g, **m: layer(g, hs.maps.LinearAttention, normalised=False, count=3.0, **m)),
+    "sinkhorn": (sinkhorn, lambda g, **m: layer(g, hs.maps.SinkhornAttention, **m)),
+    "cosine": (cosine, lambda g, **m: layer(g, hs.maps.CosineAttention, eps=0.1, gain=-0.5, **m)),
+    "cosine, a negative scale": (cosine, lambda g, **m: layer(g, hs.maps.CosineAttention, eps=0.1, scale=-0.7, **m)),
+    "entmax": (entmax, lambda g, **m: layer(g, hs.maps.EntmaxAttention, **m)),
+    "entmax, a negative scale": (entmax, lambda g, **m: layer(g, hs.maps.EntmaxAttention, scale=-0.7, **m)),
+    "entmax counted": (entmax, lambda g, **m: layer(g, hs.maps.EntmaxAttention, count=3.0, **m)),
+    "sparsemax": (entmax, lambda g, **m: layer(g, hs.maps.EntmaxAttention, alpha=2.0, **m)),
+    "sparsemax counted": (entmax, lambda g, **m: layer(g, hs.maps.EntmaxAttention, alpha=2.0, count=3.0, **m)),
     "differential": (
         differential,
-        lambda g, **m: layer(g, hs.DifferentialAttention, k=4, subtracted=torch.tensor([-0.8, 0.3]).double(), **m),
+        lambda g, **m: layer(g, hs.maps.DifferentialAttention, k=4, subtracted=torch.tensor([-0.8, 0.3]).double(), **m),
     ),
 }
 
@@ -177,7 +180,7 @@ def test_the_bound_in_a_ball_is_its_statement(rng, kind, mixed):
 
 
 def test_heads_combine_in_the_smaller_one_of_two_ways(rng):
-    f = layer(rng, hs.SinkhornAttention)
+    f = layer(rng, hs.maps.SinkhornAttention)
     # opposite outputs of equal values: their sum is twice one, the concatenation √2; far apart ones add up to less
     for output in (torch.ones(2, 2, 3).double(), gaussian(rng, 2, 2, 3) * torch.tensor([1.0, 1e-6])[:, None, None]):
         g = dataclasses.replace(f, output=output)
@@ -187,7 +190,7 @@ def test_heads_combine_in_the_smaller_one_of_two_ways(rng):
 
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "concatenated"])
 def test_normalised_values_stand_between_the_heads_and_the_output_projection(rng, mixed):
-    f = layer(rng, hs.CosineAttention, mixed=mixed, eps=0.1, normalise_values=True)
+    f = layer(rng, hs.maps.CosineAttention, mixed=mixed, eps=0.1, normalise_values=True)
     n, R = 7, 2.0
     heads = math.hypot(*(cosine(f, mechanism_head(f, h)[0], n, R) for h in range(2)))
     exact = heads * (norm(torch.cat(list(f.output), -1)) if mixed else 1.0)
@@ -205,14 +208,16 @@ def test_published_bounds_are_their_formulas(rng):
     assert kim(f, 7, as_printed=True) == pytest.approx(exact * alone / norms)
     bare = dataclasses.replace(f, output=None)
     assert hs.bounds.kim_l2_upper(bare, n=7).value == pytest.approx(exact / output)
-    one = layer(rng, hs.CosineAttention, eps=0.04, gain=-1.5, normalise_values=True, biased=False, scale=-0.7).head(0)
+    one = layer(
+        rng, hs.maps.CosineAttention, eps=0.04, gain=-1.5, normalise_values=True, biased=False, scale=-0.7
+    ).head(0)
     Q, K, V, W = one.query[0], one.key[0], one.value[0], one.output[0]
     exact = 2 * 1.5 / 0.2 * (7 * 6 * 0.7 * norm(K) + 6 * 0.7 * norm(Q) + 7 * norm(V))
     found = hs.bounds.lipsformer_upper(one, n=7).value
     assert exact * norm(W) * (1 + 20 * EPS) <= found <= exact * norm(W) * (1 + CLOSE)
     assert lipsformer(dataclasses.replace(one, output=None), 7) == pytest.approx(exact)
     assert lipsformer(dataclasses.replace(one, eps=0.0), 7) == math.inf
-    f = layer(rng, hs.SigmoidAttention, biased=False)
+    f = layer(rng, hs.maps.SigmoidAttention, biased=False)
     X = gaussian(rng, 5, 4)
 
     def ramapuram(part):
@@ -280,7 +285,7 @@ def test_norms_and_lengths_are_widened_by_their_rounding(rng):
 
 def test_the_parts_that_statements_are_made_of_are_the_tensors_of_the_layer(rng):
     names = {"Q": "query", "K": "key", "B": "value", "query_bias": None, "key_bias": None, "value_bias": None}
-    for f in (layer(rng, hs.SigmoidAttention), layer(rng, hs.SigmoidAttention, biased=False)):
+    for f in (layer(rng, hs.maps.SigmoidAttention), layer(rng, hs.maps.SigmoidAttention, biased=False)):
         for h in range(2):
             part, W = mechanism_head(f, h)
             for name, tensor in names.items():
@@ -289,7 +294,7 @@ def test_the_parts_that_statements_are_made_of_are_the_tensors_of_the_layer(rng)
                 assert torch.equal(getattr(part, name), exact)
             assert torch.equal(W, f.output[h])
             assert part.scale == 0.7
-    assert mechanism_head(layer(rng, hs.SigmoidAttention, mixed=False), 0)[1] is None
+    assert mechanism_head(layer(rng, hs.maps.SigmoidAttention, mixed=False), 0)[1] is None
 
 
 # At one input.
@@ -363,18 +368,18 @@ def three_terms(part, X, scores, weights, hidden, values=None, gain=1.0):
 
 
 HERE = {
-    "l2": (hs.L2Attention, squares, softmax, {}),
-    "linear": (hs.LinearAttention, logarithms, softmax, {}),
-    "cosine": (hs.CosineAttention, cosines(0.1), softmax, {"eps": 0.1, "gain": -0.5}),
-    "sigmoid": (hs.SigmoidAttention, dots, lambda S: (S - math.log(5)).sigmoid(), {}),
+    "l2": (hs.maps.L2Attention, squares, softmax, {}),
+    "linear": (hs.maps.LinearAttention, logarithms, softmax, {}),
+    "cosine": (hs.maps.CosineAttention, cosines(0.1), softmax, {"eps": 0.1, "gain": -0.5}),
+    "sigmoid": (hs.maps.SigmoidAttention, dots, lambda S: (S - math.log(5)).sigmoid(), {}),
     "sigmoid counted": (
-        hs.SigmoidAttention,
+        hs.maps.SigmoidAttention,
         dots,
         lambda S: 3 / 5 * (S - 0.2).sigmoid(),
         {"count": 3.0, "bias": -0.2},
     ),
-    "sparsemax": (hs.EntmaxAttention, dots, sparse, {"alpha": 2.0}),
-    "entmax": (hs.EntmaxAttention, dots, half_sparse, {}),
+    "sparsemax": (hs.maps.EntmaxAttention, dots, sparse, {"alpha": 2.0}),
+    "entmax": (hs.maps.EntmaxAttention, dots, half_sparse, {}),
 }
 
 
@@ -382,7 +387,7 @@ HERE = {
 @pytest.mark.parametrize("kind", HERE)
 def test_the_bound_at_an_input_is_its_statement(rng, kind, causal):
     made, scores, weights, more = HERE[kind]
-    f = layer(rng, made, mixed=False, positions=hs.Positions(causal=causal), **more).head(0)
+    f = layer(rng, made, mixed=False, positions=hs.maps.Positions(causal=causal), **more).head(0)
     hidden = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
     for scale in (0.3, 1.5):
         X = scale * gaussian(rng, 5, 4)
@@ -406,7 +411,7 @@ def test_tied_values_at_an_input_are_those_of_the_form(rng):
 
 
 def test_two_softmaxes_at_an_input_add_up(rng):
-    f = layer(rng, hs.DifferentialAttention, k=4, mixed=False, subtracted=torch.tensor([-0.8, 0.3]).double())
+    f = layer(rng, hs.maps.DifferentialAttention, k=4, mixed=False, subtracted=torch.tensor([-0.8, 0.3]).double())
     f, X = dataclasses.replace(f, subtracted=f.subtracted.flip(0)), gaussian(rng, 5, 4)
     each = []
     for h in range(2):
@@ -417,7 +422,7 @@ def test_two_softmaxes_at_an_input_add_up(rng):
 
 
 def test_sinkhorn_attention_at_an_input_has_covariances_of_rows_and_columns(rng):
-    f = layer(rng, hs.SinkhornAttention, mixed=False).head(0)
+    f = layer(rng, hs.maps.SinkhornAttention, mixed=False).head(0)
     part, X = mechanism_head(f, 0)[0], 0.4 * gaussian(rng, 5, 4)
     S = dots(part, X, X)
     for _step in range(500):
@@ -490,31 +495,31 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
 
 
 def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
-    kinds = (hs.L2Attention, hs.SigmoidAttention, hs.LinearAttention, hs.CosineAttention)
+    kinds = (hs.maps.L2Attention, hs.maps.SigmoidAttention, hs.maps.LinearAttention, hs.maps.CosineAttention)
     made = (local._l2, local._sigmoid, local._linear, local._cosine)
     for kind, make in 4 * list(zip(kinds, made, strict=True)):
         X = gaussian(rng, 5, 4)
-        more = {"eps": 0.1, "gain": -0.5, "scale": -0.7} if kind is hs.CosineAttention else {}
+        more = {"eps": 0.1, "gain": -0.5, "scale": -0.7} if kind is hs.maps.CosineAttention else {}
         f = layer(rng, kind, mixed=False, **more).head(0)
         part = mechanism_head(f, 0)[0]
         q, k, y = X @ part.Q.mT + part.query_bias, X @ part.K.mT + part.key_bias, X @ part.B.mT + part.value_bias
         largest = {
-            hs.L2Attention: part.scale * (q.norm(dim=-1).max() + k.norm(dim=-1).max()) ** 2,
-            hs.SigmoidAttention: (part.scale * q @ k.mT - math.log(5)).abs().max(),
-            hs.LinearAttention: torch.cat((q, k)).abs().max(),
-            hs.CosineAttention: 0.7 * (1 + X.norm(dim=-1).max() / math.sqrt(0.1) * (norm(part.Q) + norm(part.K))),
+            hs.maps.L2Attention: part.scale * (q.norm(dim=-1).max() + k.norm(dim=-1).max()) ** 2,
+            hs.maps.SigmoidAttention: (part.scale * q @ k.mT - math.log(5)).abs().max(),
+            hs.maps.LinearAttention: torch.cat((q, k)).abs().max(),
+            hs.maps.CosineAttention: 0.7 * (1 + X.norm(dim=-1).max() / math.sqrt(0.1) * (norm(part.Q) + norm(part.K))),
         }[kind]
         rows = make(f, part, X, None)
         assert rows.exponent == pytest.approx(16 * float(largest), rel=1e-9)
         assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
-        gain = -0.5 if kind is hs.CosineAttention else 1.0
-        far = y.norm(dim=-1) if kind is hs.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
+        gain = -0.5 if kind is hs.maps.CosineAttention else 1.0
+        far = y.norm(dim=-1) if kind is hs.maps.SigmoidAttention else 2 * (y - y.mean(0)).norm(dim=-1)
         assert rows.value_diameter == pytest.approx(abs(gain) * far.max().item(), rel=1e-9)
 
 
 def test_an_input_at_the_edge_of_a_sparse_support_has_no_bound(rng):
     eye = torch.eye(2).double()[None]
-    f = hs.EntmaxAttention(query=eye, key=eye, value=eye, alpha=2.0, scale=1.0)
+    f = hs.maps.EntmaxAttention(query=eye, key=eye, value=eye, alpha=2.0, scale=1.0)
     # scores of the first row are 1 and 0: the second weight is zero at the very edge
     edge = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
     assert hs.bounds.local_upper(f, edge).value == math.inf
@@ -530,7 +535,7 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
     given = []
     monkeypatch.setattr(local, "_three_terms", lambda rows: given.append(rows) or 1.0)
     for _draw in range(6):
-        f, X = layer(rng, hs.EntmaxAttention, mixed=False, alpha=alpha).head(0), gaussian(rng, 5, 4)
+        f, X = layer(rng, hs.maps.EntmaxAttention, mixed=False, alpha=alpha).head(0), gaussian(rng, 5, 4)
         part = mechanism_head(f, 0)[0]
         y = X @ part.B.mT
         far = 2 * (y - y.mean(0)).norm(dim=-1).max().item()
@@ -579,12 +584,12 @@ def test_steep_sigmoids_are_widened_by_the_rounding_of_their_scores():
 
 def test_scores_that_are_all_zero_leave_averages_of_values():
     eye = torch.eye(3).double()[None]
-    f = hs.L2Attention(query=eye, key=eye, value=eye, scale=0.0)
+    f = hs.maps.L2Attention(query=eye, key=eye, value=eye, scale=0.0)
     assert hs.bounds.sharp_upper(f, n=16, radius=2.0).value == pytest.approx(2.0)
 
 
 def test_published_bounds_are_widened_by_the_rounding_of_every_norm(rng):
-    one = layer(rng, hs.CosineAttention, eps=0.04, normalise_values=True, biased=False).head(0)
+    one = layer(rng, hs.maps.CosineAttention, eps=0.04, normalise_values=True, biased=False).head(0)
     part, W = mechanism_head(one, 0)
     stated = (
         2 / 0.2 * (7 * coarse_norm(part.B) + 6 * 0.7 * (7 * coarse_norm(part.K) + coarse_norm(part.Q))) * coarse_norm(W)
@@ -594,7 +599,7 @@ def test_published_bounds_are_widened_by_the_rounding_of_every_norm(rng):
     norms = math.hypot(*(coarse_norm(Q) ** 2 * coarse_norm(V) for Q, V in zip(f.query, f.value, strict=True)))
     stated = 0.7 * math.sqrt(7) * (4 * phi_inverse(6) + 1) * norms * coarse_norm(torch.cat(list(f.output), -1))
     assert kim(f, 7) == pytest.approx(stated, rel=2e-15)
-    g, X = layer(rng, hs.SigmoidAttention, biased=False, mixed=False).head(0), gaussian(rng, 5, 4)
+    g, X = layer(rng, hs.maps.SigmoidAttention, biased=False, mixed=False).head(0), gaussian(rng, 5, 4)
     rows = local._sigmoid(g, mechanism_head(g, 0)[0], X, None)
     steepest = (rows.P * (1 - rows.P)).max().item()
     inner = rows.P.max().item() + 2 * steepest * mechanism_head(g, 0)[0].norm_A * X.square().sum(-1).mean().item()

@@ -16,9 +16,9 @@ from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs.rotary_tied_pair import RotaryTiedProblem, rotary_tied_pairs
 
 ROTARIES = {
-    "halves": hs.Rotary(base=3.0),
-    "interleaved": hs.Rotary(base=7.0, interleaved=True),
-    "partial": hs.Rotary(base=5.0, dim=2),
+    "halves": hs.maps.Rotary(base=3.0),
+    "interleaved": hs.maps.Rotary(base=7.0, interleaved=True),
+    "partial": hs.maps.Rotary(base=5.0, dim=2),
 }
 
 
@@ -44,7 +44,7 @@ def forms(head, rotary, reach):
 
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
 def test_forms_of_all_distances_are_those_of_the_scores(rng, rotary):
-    f = random_layer(rng, heads=1, d=5, k=4, positions=hs.Positions(rotary=rotary))
+    f = random_layer(rng, heads=1, d=5, k=4, positions=hs.maps.Positions(rotary=rotary))
     (head,) = heads_of(f)
     X = gaussian(rng, 6, 5)
     for i, j in ((0, 5), (5, 0), (2, 2)):
@@ -58,7 +58,7 @@ def test_forms_of_all_distances_are_those_of_the_scores(rng, rotary):
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
 def test_what_is_gathered_over_distances_is_the_dense_sum(rng, rotary, reach):
     f = random_layer(
-        rng, heads=1, d=5, k=4, key_bias=gaussian(rng, 1, 4), positions=hs.Positions(causal=True, rotary=rotary)
+        rng, heads=1, d=5, k=4, key_bias=gaussian(rng, 1, 4), positions=hs.maps.Positions(causal=True, rotary=rotary)
     )
     (head,) = heads_of(f)
     dense = forms(head, rotary, reach)
@@ -78,7 +78,7 @@ def test_what_is_gathered_over_distances_is_the_dense_sum(rng, rotary, reach):
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 @pytest.mark.parametrize("n", [1, 2, 5, 23])
 def test_every_token_meets_the_distances_of_one_range(rng, n, window, causal):
-    f = random_layer(rng, positions=hs.Positions(causal=causal, window=window, rotary=hs.Rotary()))
+    f = random_layer(rng, positions=hs.maps.Positions(causal=causal, window=window, rotary=hs.maps.Rotary()))
     ranges = distances(f, n)
     for j in range(n):
         seen = {i - j for i in range(n) if (i >= j or not causal) and (window is None or abs(i - j) < window)}
@@ -88,10 +88,10 @@ def test_every_token_meets_the_distances_of_one_range(rng, n, window, causal):
 
 LAYERS = {
     "one head": {"heads": 1},
-    "causal": {"positions": hs.Positions(causal=True, rotary=hs.Rotary(base=3.0))},
-    "window": {"positions": hs.Positions(window=2, rotary=hs.Rotary(base=2.0))},
-    "partial": {"positions": hs.Positions(rotary=hs.Rotary(base=2.0, dim=2))},
-    "interleaved": {"positions": hs.Positions(causal=True, rotary=hs.Rotary(interleaved=True))},
+    "causal": {"positions": hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(base=3.0))},
+    "window": {"positions": hs.maps.Positions(window=2, rotary=hs.maps.Rotary(base=2.0))},
+    "partial": {"positions": hs.maps.Positions(rotary=hs.maps.Rotary(base=2.0, dim=2))},
+    "interleaved": {"positions": hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(interleaved=True))},
     "grouped": {"heads": 4, "groups": 2},
     "concatenated": {"mixed": False},
     "soft cap": {"softcap": 3.0},
@@ -100,7 +100,7 @@ LAYERS = {
 
 
 def layer(rng, name, **more):
-    options = {"d": 5, "k": 4, "positions": hs.Positions(rotary=hs.Rotary(base=3.0))} | LAYERS[name] | more
+    options = {"d": 5, "k": 4, "positions": hs.maps.Positions(rotary=hs.maps.Rotary(base=3.0))} | LAYERS[name] | more
     return random_layer(rng, **options)
 
 
@@ -130,15 +130,17 @@ def test_bounds_of_any_size_are_numbers_or_infinite(rng, scale):
 
 def test_slow_rotations_do_not_bring_back_what_cancels(rng):
     f = layer(rng, "one head", k=4, d=5)
-    slow = hs.Positions(causal=True, rotary=hs.Rotary(frequencies=torch.full((2,), 1e-9)))
-    still = dataclasses.replace(f, positions=hs.Positions(causal=True))
+    slow = hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(frequencies=torch.full((2,), 1e-9)))
+    still = dataclasses.replace(f, positions=hs.maps.Positions(causal=True))
     turned = hs.bounds.sharp_upper(dataclasses.replace(f, positions=slow), n=32, radius=3.0).value
     assert turned == pytest.approx(hs.bounds.sharp_upper(still, n=32, radius=3.0).value, rel=1e-6)
 
 
 def test_positions_given_one_by_one_and_long_sequences_have_norms_instead(rng):
     f = layer(rng, "causal")
-    given = hs.Positions(causal=True, rotary=hs.Rotary(base=3.0, positions=torch.tensor([0, 3, 4, 9, 11, 12])))
+    given = hs.maps.Positions(
+        causal=True, rotary=hs.maps.Rotary(base=3.0, positions=torch.tensor([0, 3, 4, 9, 11, 12]))
+    )
     assert distances(dataclasses.replace(f, positions=given), 6) == []
     assert distances(f, LONGEST + 1) == []
     assert (
@@ -152,10 +154,10 @@ def wide_layer(rng, *, heads=2, **more):
 
 
 POSITIONS = {
-    "causal": hs.Positions(causal=True, rotary=hs.Rotary()),
-    "unmasked": hs.Positions(rotary=hs.Rotary(base=100.0)),
-    "interleaved": hs.Positions(causal=True, rotary=hs.Rotary(interleaved=True)),
-    "given": hs.Positions(causal=True, rotary=hs.Rotary(positions=torch.arange(12) * 2 + 3)),
+    "causal": hs.maps.Positions(causal=True, rotary=hs.maps.Rotary()),
+    "unmasked": hs.maps.Positions(rotary=hs.maps.Rotary(base=100.0)),
+    "interleaved": hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(interleaved=True)),
+    "given": hs.maps.Positions(causal=True, rotary=hs.maps.Rotary(positions=torch.arange(12) * 2 + 3)),
 }
 
 
@@ -246,12 +248,12 @@ def test_rotary_layers_have_brackets_and_all_lower_bounds_agree(rng):
     assert found.lower.name == "tied_pair"
     assert 1 <= found.ratio <= 4
     proven = hs.bounds.sharp_lower(f, n=n, radius=radius).value
-    assert proven <= hs.extremal.tied_pair(f, n, radius).value * (1 + 1e-3)
-    on_sphere = hs.extremal.tied_pair_on_sphere(f, n, radius)
+    assert proven <= hs.inputs.tied_pair(f, n, radius).value * (1 + 1e-3)
+    on_sphere = hs.inputs.tied_pair_on_sphere(f, n, radius)
     torch.testing.assert_close(on_sphere.tokens.norm(dim=-1), torch.full((n,), radius).double(), rtol=1e-9, atol=0)
-    assert len(hs.extremal.tied_pairs(f, n, radius)) >= 2
+    assert len(hs.inputs.tied_pairs(f, n, radius)) >= 2
     with pytest.raises(AssumptionError, match="rotary"):
-        hs.extremal.tied_pair_on_image(f, n, hs.LayerNorm(gain=torch.ones(24).double(), bias=None))
+        hs.inputs.tied_pair_on_image(f, n, hs.maps.LayerNorm(gain=torch.ones(24).double(), bias=None))
 
 
 @pytest.mark.parametrize("change", ["query", "value"])
@@ -266,14 +268,14 @@ def test_layers_without_scores_or_values_have_no_pair(rng, change):
 def test_one_dimension_has_no_pair(rng):
     f = random_layer(rng, heads=1, d=1, k=2, positions=POSITIONS["causal"])
     with pytest.raises(AssumptionError, match="two dimensions"):
-        hs.extremal.tied_pair(f, 5, 2.0)
+        hs.inputs.tied_pair(f, 5, 2.0)
 
 
 @pytest.mark.parametrize("reach", [[range(7)], [range(-4, 3), range(-1, 9)], [range(-1, 9), range(-4, 3)]], ids=str)
 def test_slopes_of_scores_over_distances_are_those_of_the_statement(rng, reach):
     rotary = ROTARIES["halves"]
     biases = {"query_bias": 2 * gaussian(rng, 1, 4), "key_bias": 3 * gaussian(rng, 1, 4)}
-    f = random_layer(rng, heads=1, d=5, k=4, **biases, positions=hs.Positions(rotary=rotary))
+    f = random_layer(rng, heads=1, d=5, k=4, **biases, positions=hs.maps.Positions(rotary=rotary))
     (head,) = heads_of(f)
     turns, R = RotaryDistances(rotary=rotary, groups=reach), 1.7
     key, form, shift = [], [], []
@@ -306,11 +308,11 @@ def test_forms_that_vanish_keep_what_rounding_may_have_hidden():
 
 
 def test_distances_of_unmasked_layers_are_those_of_four_groups_of_columns(rng):
-    f = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary()))
+    f = random_layer(rng, k=4, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     assert distances(f, 8) == [range(-1, 8), range(-3, 6), range(-5, 4), range(-7, 2)]
-    window = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary(), window=3))
+    window = random_layer(rng, k=4, positions=hs.maps.Positions(rotary=hs.maps.Rotary(), window=3))
     assert distances(window, 8) == [range(-1, 3), range(-2, 3), range(-2, 3), range(-2, 2)]
-    causal = random_layer(rng, k=4, positions=hs.Positions(rotary=hs.Rotary(), window=3, causal=True))
+    causal = random_layer(rng, k=4, positions=hs.maps.Positions(rotary=hs.maps.Rotary(), window=3, causal=True))
     assert distances(causal, 8) == [range(3)]
     assert distances(causal, 2) == [range(2)]
     assert distances(f, LONGEST) != []
@@ -320,7 +322,7 @@ def test_distances_in_chunks_count_by_the_largest_of_all():
     line = torch.tensor([[1.0], [0.0]]).double()[None]
     f = hs.Attention(query=line, key=line, value=line, key_bias=line[:, :, 0], scale=1.0)
     (head,) = heads_of(f)
-    slow = hs.Rotary(frequencies=torch.tensor([4e-3], dtype=torch.float64))
+    slow = hs.maps.Rotary(frequencies=torch.tensor([4e-3], dtype=torch.float64))
     for reach in (range(300), range(-299, 1), range(100, 400)):
         form, shift = largest_forms(head, slow, reach)
         exact = max(abs(math.cos(4e-3 * delta)) for delta in reach)
@@ -335,6 +337,6 @@ def test_slopes_of_keys_that_queries_never_meet_keep_their_rounding():
     query, key = torch.zeros(2, 1, 4, 4).double()
     query[0, 2, 0], key[0, 3, 1] = 3.0, 5.0
     f = hs.Attention(query=query, key=key, value=key, scale=1.0)
-    turns = RotaryDistances(rotary=hs.Rotary(base=5.0, dim=2), groups=[range(9)])
+    turns = RotaryDistances(rotary=hs.maps.Rotary(base=5.0, dim=2), groups=[range(9)])
     lost = 4 * (9 + 8) * torch.finfo(torch.float64).eps * 3.0
     assert turns.key_gradient(heads_of(f)[0], 2.0) == pytest.approx(2.0 * 15.0 * lost, rel=1e-9, abs=0)

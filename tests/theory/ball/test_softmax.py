@@ -58,10 +58,10 @@ def test_rotary_scores_are_bounded_by_both_factors_and_not_by_their_product(rng)
         key=key,
         value=torch.eye(2, dtype=torch.float64)[None],
         scale=1.0,
-        positions=hs.Positions(rotary=hs.Rotary(frequencies=torch.tensor([math.pi / 2]))),
+        positions=hs.maps.Positions(rotary=hs.maps.Rotary(frequencies=torch.tensor([math.pi / 2]))),
     )
     n, radius = 5, 4.0
-    free = dataclasses.replace(f, positions=hs.Positions())
+    free = dataclasses.replace(f, positions=hs.maps.Positions())
     found = max(
         hs.local_lipschitz(f, X, generator=rng).lower.max().item()
         for X in (inputs(rng, free, 20, n, radius), radius * torch.sign(gaussian(rng, 400, n, 2)) / math.sqrt(2))
@@ -287,7 +287,7 @@ def sunk(*, sink: float, rotary: bool = False, heads: int = 1, **biases: float) 
     """Attention with a sink on tokens of two numbers, all projections the identity."""
     eye = torch.eye(2, dtype=torch.float64).repeat(heads, 1, 1)
     shifts = {name: torch.full((heads, 2), value, dtype=torch.float64) for name, value in biases.items()}
-    positions = hs.Positions(rotary=hs.Rotary() if rotary else None)
+    positions = hs.maps.Positions(rotary=hs.maps.Rotary() if rotary else None)
     full = torch.full((heads,), sink, dtype=torch.float64)
     output = torch.ones(heads, 1, 1) * eye / heads
     return hs.Attention(
@@ -304,7 +304,7 @@ SINKS = {
     "rotary heads together": sunk(value_bias=30.0, sink=0.0, rotary=True, heads=3),
     "soft cap": dataclasses.replace(sunk(value_bias=20.0, key_bias=5.0, sink=0.0), softcap=5.0),
     "causal, query bias": dataclasses.replace(
-        sunk(value_bias=20.0, key_bias=2.0, query_bias=3.0, sink=12.0), positions=hs.Positions(causal=True)
+        sunk(value_bias=20.0, key_bias=2.0, query_bias=3.0, sink=12.0), positions=hs.maps.Positions(causal=True)
     ),
 }
 
@@ -315,7 +315,7 @@ SINKS = {
 def test_biases_of_keys_and_values_count_beside_a_sink(rng, name, n):
     """A sink has a constant score and the value zero: it is no token at the origin, which would have both biases."""
     f = SINKS[name]
-    found = hs.maximise(f, n=n, domain=hs.Ball(1.0), steps=50, generator=rng).value
+    found = hs.maximise(f, n=n, domain=hs.domains.Ball(1.0), steps=50, generator=rng).value
     without = dataclasses.replace(f, sink=None)
     assert found > hs.bounds.sharp_upper(without, n=n, radius=1.0).value  # what no sink would allow
     for upper in (hs.bounds.sharp_upper, hs.bounds.smallest_upper):
@@ -361,7 +361,7 @@ def norms_of(f):
 
 def test_slopes_of_rotary_and_of_capped_scores_count_biases_of_keys(rng):
     biases = {"query_bias": 3 * gaussian(rng, 1, 4), "key_bias": 5 * gaussian(rng, 1, 4)}
-    given = hs.Positions(rotary=hs.Rotary(positions=torch.tensor([0, 3, 4, 9, 11])))
+    given = hs.maps.Positions(rotary=hs.maps.Rotary(positions=torch.tensor([0, 3, 4, 9, 11])))
     f = random_layer(rng, heads=1, d=5, k=4, mixed=False, positions=given, **biases)
     Q, K, V = norms_of(f)
     n, R, s = 5, 1.3, f.score_scale
@@ -380,7 +380,7 @@ def test_slopes_of_rotary_and_of_capped_scores_count_biases_of_keys(rng):
 
 
 def test_rotary_bounds_take_the_smaller_one_of_distances_and_norms(rng):
-    f = random_layer(rng, heads=1, d=5, k=4, mixed=False, positions=hs.Positions(rotary=hs.Rotary(base=3.0)))
+    f = random_layer(rng, heads=1, d=5, k=4, mixed=False, positions=hs.maps.Positions(rotary=hs.maps.Rotary(base=3.0)))
     (head,) = heads_of(f)
     n, R = 6, 1.3
     Q, K, V = norms_of(f)
@@ -390,7 +390,9 @@ def test_rotary_bounds_take_the_smaller_one_of_distances_and_norms(rng):
     assert exact == pytest.approx(hs.bounds.sharp_upper(f, n=n, radius=R).value, rel=1e-9)
     # equal angles everywhere: distances say all that norms say, and groups of columns meet more than n distances
     eye = torch.eye(2).double()[None]
-    still = hs.Attention(query=eye, key=eye, value=eye, scale=1.0, positions=hs.Positions(rotary=hs.Rotary(base=2.0)))
+    still = hs.Attention(
+        query=eye, key=eye, value=eye, scale=1.0, positions=hs.maps.Positions(rotary=hs.maps.Rotary(base=2.0))
+    )
     exact = math.sqrt(n) + R**2 * (1 + math.sqrt(n / 2))
     assert exact == pytest.approx(hs.bounds.sharp_upper(still, n=n, radius=R).value, rel=1e-9)
     assert RotaryDistances.of(still, n).key_gradient(heads_of(still)[0], R) > math.sqrt(n) * R * 1.01

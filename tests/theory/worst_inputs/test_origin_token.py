@@ -69,7 +69,7 @@ def test_the_formula_at_two_points_is_the_response_of_all_others_to_one_of_two_d
     A = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.4, -0.3, sign * (3.0 if sign > 0 else 0.4)]]).double()
     f = form(A, gaussian(rng, 4, 3), causal=causal)
     for n, radius in ((2, 0.8), (5, 1.3)):
-        witness = hs.extremal.two_point(f, n, radius)
+        witness = hs.inputs.two_point(f, n, radius)
         X = witness.tokens
         J = dense_jacobian(f, X).reshape(n, 4, n, 3)
         u = X[0] / X[0].norm()

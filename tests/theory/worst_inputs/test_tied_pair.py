@@ -90,12 +90,12 @@ def test_no_pair_is_tied_in_all_heads_of_narrow_layers_of_one_head_and_off_balls
     assert tied(heads=1) == []
     assert tied(heads=3, d=4) == []
     assert len(tied(heads=3, d=5)) == 1
-    norm = hs.LayerNorm(gain=1 + torch.rand(8, dtype=torch.float64, generator=rng), bias=None, eps=1e-5)
+    norm = hs.maps.LayerNorm(gain=1 + torch.rand(8, dtype=torch.float64, generator=rng), bias=None, eps=1e-5)
     assert tied(StretchedSphere.image(norm.image)) == []
 
 
 def test_tokens_of_turned_pairs_lie_on_the_sphere(rng):
-    f = random_layer(rng, heads=2, d=8, k=4, positions=hs.Positions(rotary=hs.Rotary()))
+    f = random_layer(rng, heads=2, d=8, k=4, positions=hs.maps.Positions(rotary=hs.maps.Rotary()))
     f = dataclasses.replace(f, query_bias=0.1 * gaussian(rng, 2, 4))
     problem = RotaryTiedProblem(f, 7, 3.0)
     for point in problem.starts(problem.heads[0])[:3]:
@@ -112,7 +112,7 @@ def places(rng):
     return {
         "ball": StretchedSphere.ball(6, 2.0, solid=True),
         "sphere": StretchedSphere.ball(6, 2.0, solid=False),
-        "image": StretchedSphere.image(hs.LayerNorm(gain=gain, bias=bias, eps=1e-5).image),
+        "image": StretchedSphere.image(hs.maps.LayerNorm(gain=gain, bias=bias, eps=1e-5).image),
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.mean_field import Atoms
+from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.query_key_transforms import TokenScaling, Transforms
 from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, in_place
 from howsmooth.torch_internals import sigmoid_backward

@@ -53,7 +53,7 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     if _reads_pictures(transformer):
         raise UnsupportedModelError(
             f"{transformer.name!r} is a model of pictures, and cannot read {source.name!r}; give a folder of pictures "
-            "with --images.",
+            "with images=.",
             field="images",
         )
     rows = _tokens(source, transformer)
@@ -125,7 +125,7 @@ class _Pixels:
         if not _reads_pictures(transformer):
             raise UnsupportedModelError(
                 f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as "
-                "with --family clip_vision_model.",
+                "with family='clip_vision_model'.",
                 field="images",
             )
         side: Any = transformer.module.config.image_size  # type: ignore[union-attr]

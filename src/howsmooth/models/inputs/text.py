@@ -12,7 +12,7 @@ from howsmooth.files import read_bytes
 
 ALICE = "alice"
 # Advice for a tokenizer that is missing or wrong.
-OTHER_WAYS = "Give another with --tokenizer, or the numbers of tokens themselves with --token-ids FILE.npy or .jsonl."
+OTHER_WAYS = "Give another with tokenizer=, or the numbers of tokens themselves with token_ids=, a .npy or .jsonl file."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

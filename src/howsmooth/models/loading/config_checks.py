@@ -60,7 +60,7 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
     model_type = config.get("model_type")
     if not family and model_type is None:
         # the loader would guess it from the name of the folder
-        raise _refusal(name, "has no model_type; say of which family it is, as with --family bert.", field="family")
+        raise _refusal(name, "has no model_type; say of which family it is, as with family='bert'.", field="family")
     if family and model_type is not None and model_type != family and model_type in known:
         parts = {part.get("model_type") for part in config.values() if isinstance(part, dict)}
         if family not in parts | {f"{model_type}_text_model", f"{model_type}_vision_model"}:

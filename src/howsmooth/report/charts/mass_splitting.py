@@ -11,7 +11,7 @@ from howsmooth.report.drawing.panels import PANEL, Style, Styles, panels, points
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
-from howsmooth.search.splitting_map import SplittingMap, splitting_map
+from howsmooth.search.mass_splitting import SplittingMap, splitting_map
 from howsmooth.studies.records import Record
 from howsmooth.wording import at_least, number, percent
 

@@ -11,7 +11,7 @@ from howsmooth.report.drawing.places import cases
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
-from howsmooth.search.regimes import Regimes
+from howsmooth.search.length_regimes import Regimes
 from howsmooth.studies.kinds.regimes import Answer
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.summary import growth_of

@@ -103,7 +103,7 @@ def straightened(chart: Chart) -> Chart:
     spec = chart.to_dict()
     straight = linear(spec)
     if straight == spec:
-        raise AssumptionError("this figure has no axes that can be linear; leave --linear out.", field="linear")
+        raise AssumptionError("this figure has no axes that can be linear; leave linear= out.", field="linear")
     return type(chart).from_dict(straight)
 
 

@@ -15,7 +15,7 @@ from howsmooth.studies.settings import Solver
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.attacks.attack import PreparedAttack
+    from howsmooth.attacks.perturbations import PreparedAttack
     from howsmooth.studies.resources import Resources
 
 # A pass of an attack and a step of the solver take about as long; a measurement has about so many steps.
@@ -107,7 +107,7 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
 def _prepared(
     batch: Sequence[Ask], here: Sequence[Ask], resources: "Resources"
 ) -> "tuple[PreparedAttack, Tensor | None]":
-    from howsmooth.attacks.attack import prepare
+    from howsmooth.attacks.perturbations import prepare
     from howsmooth.studies.resources import seeded
 
     f, X = resources.entering(batch, here)

@@ -38,7 +38,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 
 def _bounds(ask: Ask, resources: "Resources") -> Answer:
     from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, sharp_lower, sharp_upper
-    from howsmooth.theory.extremal import tied_pair, two_point
+    from howsmooth.theory.inputs import tied_pair, two_point
 
     f, n, radius = resources.attention(ask), ask.length, ask.radius
     theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)

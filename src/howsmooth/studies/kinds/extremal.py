@@ -39,7 +39,7 @@ def _measure(ask: Ask, resources: "Resources") -> Answer:
 
 
 def _tokens(ask: Ask, resources: "Resources") -> "Tensor":
-    from howsmooth.theory.extremal import tied_pair, two_point
+    from howsmooth.theory.inputs import tied_pair, two_point
 
     build = {"two_point": two_point, "tied_pair": tied_pair}[ask.points]
     return build(resources.attention(ask), ask.length, ask.radius).tokens

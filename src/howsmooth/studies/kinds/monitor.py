@@ -73,6 +73,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 def run(_batch: Sequence[Ask], _cell: Sequence[Ask], _resources: "Resources") -> list[AnyAnswer]:
     """Refuse: what a training was like cannot be asked afterwards."""
     raise AssumptionError(
-        "what a monitor reads is written while a model is trained: hs.Monitor(model, sinks=[hs.RunLog(folder)]).",
+        "what a monitor reads is written while a model is trained: "
+        "hs.Monitor(model, sinks=[hs.training.RunLog(folder)]).",
         field="kind",
     )

@@ -38,7 +38,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 
 
 def _look(ask: Ask, resources: "Resources") -> Answer:
-    from howsmooth.search.regimes import regimes
+    from howsmooth.search.length_regimes import regimes
 
     found = regimes(resources.attention(ask), ask.radius, [ask.length])
     (row,) = found.rows

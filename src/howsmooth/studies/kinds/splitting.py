@@ -78,7 +78,7 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
 
 
 def _look(ask: Ask, f: "Attention", x: "Tensor") -> Answer:
-    from howsmooth.search.splitting import split_attack
+    from howsmooth.search.mass_splitting import split_attack
     from howsmooth.studies.resources import seeded
     from howsmooth.transport.measures import DiscreteMeasure
 

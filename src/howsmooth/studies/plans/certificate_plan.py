@@ -45,7 +45,7 @@ class Certifying(JsonValue, frozen=True, kw_only=True):
         str,
         described("Where words move: embeddings, before any norm; or attention, what enters a layer.", metavar="PLACE"),
     ] = PLACES[0]
-    layer: Annotated[int, described("With --at attention: which layer.")] = 0
+    layer: Annotated[int, described("With at='attention': which layer.")] = 0
     label: Annotated[str, described("Expected class; misclassified sentences are reported and skipped.")] = ""
     seed: Annotated[int, described("The seed of everything random.")] = 0
     threads: Annotated[int | None, described("How many threads a product uses."), NOT_IN_KEY] = None
@@ -58,14 +58,16 @@ class Certifying(JsonValue, frozen=True, kw_only=True):
             HowsmoothError: If there is no such model, place, norm or file, or nothing to certify.
         """
         if bool(self.text.strip()) == bool(self.file):
-            raise AssumptionError('give either --text "a gripping film" or --file, a file of sentences.', field="text")
+            raise AssumptionError(
+                'give either text=, as in text="a gripping film", or file=, a file of sentences.', field="text"
+            )
         norm_named(self.p)
         check_place(self.at, self.layer)
         Solver(seed=self.seed)
         self.where.check()
         if any(label is not None for _sentence, label in self._read) and self.label:  # and refuses a missing file
             raise AssumptionError(
-                f"{self.file!r} has labels of its own, and --label {self.label} is given besides; leave out one.",
+                f"{self.file!r} has labels of its own, and label={self.label} is given besides; leave out one.",
                 field="label",
             )
         check_model(self.model)

@@ -142,7 +142,7 @@ def figure(name: str, title: str, protocol: str) -> Callable[[Asks], Asks]:
     "Real data: the constant against the length and the radius",
     "The paper: bert-base-uncased, gpt2 and random GPT-2 on Alice and AG_NEWS, ten windows for each length, "
     "the quantity ‖Jᵀf(X)‖^½. Here: MiniLM and SmolLM2 (4-bit weights) on Alice, random BERT and GPT-2, the "
-    "constant itself, and the released quantity beside it; others with --model.",
+    "constant itself, and the released quantity beside it; other models can be named.",
 )
 def _real(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     windows = Windows(lengths=sizes.lengths, sequences=sizes.windows)

@@ -40,10 +40,10 @@ def check_writable(folder: Path) -> None:
         nearest = nearest.parent
     if not nearest.is_dir():
         raise FileError(
-            f"{str(folder)!r} cannot be a folder: {str(nearest)!r} is a file; give another with --out.", field="out"
+            f"{str(folder)!r} cannot be a folder: {str(nearest)!r} is a file; give another with out=.", field="out"
         )
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise FileError(f"the folder {str(nearest)!r} cannot be written to; give another one with --out.", field="out")
+        raise FileError(f"the folder {str(nearest)!r} cannot be written to; give another one with out=.", field="out")
 
 
 def checksum(*parts: str) -> str:
@@ -122,7 +122,7 @@ class Database:
         except FieldError as error:
             raise FileError(
                 f"what is kept under {row[0]!r} in {self._where!r} is damaged: {str(error).rstrip('.')}. Run the "
-                "command that made the run again, with the same --out: it measures anew what is damaged and nothing "
+                "command that made the run again, into the same folder: it measures anew what is damaged and nothing "
                 "else."
             ) from error
 
@@ -251,14 +251,14 @@ class Database:
                 except (OSError, ValueError) as error:
                     raise FileError(
                         f"the run in {self._where!r} was not closed, and the files of its last records, {FILE}-*, are "
-                        "not beside it; copy the whole folder, or run its command again, with the same --out."
+                        "not beside it; copy the whole folder, or run its command again, into the same folder."
                     ) from error
             (there,) = self.execute("SELECT count(*) FROM records").fetchone()
             if there < expected:
                 raise FileError(
                     f"{expected - there} of {expected} records in {self._where!r} are missing: the file or its log, "
                     f"{FILE}-wal, is damaged, or the log was not copied with it. Copy the whole folder again, or run "
-                    "the command that made the run again, with the same --out: it measures anew what is missing and "
+                    "the command that made the run again, into the same folder: it measures anew what is missing and "
                     "nothing else."
                 )
 

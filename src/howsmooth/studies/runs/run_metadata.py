@@ -30,7 +30,7 @@ def keep_model(store: Store, transformer: Transformer, notes: tuple[str, ...] = 
     if not store.agree(f"weights of {transformer.name}", transformer.digest):
         raise FileError(
             f"the run in {str(store.folder)!r} was begun with other weights of {transformer.name!r}; give another "
-            "folder with --out.",
+            "folder with out=.",
             field="out",
         )
     store.keep(f"notes on {transformer.name}", to_json(transformer.notes + notes))
@@ -94,7 +94,7 @@ def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:
     if any(store.window(key) not in ((), tuple(words)) for key, words in noted.items()):
         raise FileError(
             f"the run in {str(store.folder)!r} was begun with another tokenizer of the same name; give another folder "
-            "with --out.",
+            "with out=.",
             field="out",
         )
     store.note_windows(noted | kept)

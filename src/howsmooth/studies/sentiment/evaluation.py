@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from howsmooth.attacks.attack import attack
+from howsmooth.attacks.perturbations import attack
 from howsmooth.models.activations import Activations
 from howsmooth.models.load import load
 from howsmooth.spectral.solvers import local_lipschitz

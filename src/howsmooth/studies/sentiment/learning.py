@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from howsmooth.studies.sentiment.reviews import LONGEST, Reviews, encode, vocabulary
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.penalty import penalty
+from howsmooth.training.penalties import penalty
 from howsmooth.training.warm_starts import WarmStart
 
 LAYERS, WIDTH, HEADS, WORDS = 2, 64, 4, 4000

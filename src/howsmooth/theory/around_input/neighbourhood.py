@@ -115,7 +115,7 @@ def _require(attention: Attention, eps: float) -> None:
     if attention.positions.rotary is not None or attention.softcap is not None or has_key_norm(attention):
         raise AssumptionError(
             "neighbourhood_upper covers neither rotary positions nor soft caps nor query/key norms; "
-            "use local_upper at an input, or hs.maximise over hs.Neighbourhood.",
+            "use local_upper at an input, or hs.maximise over hs.domains.Neighbourhood.",
             field="attention",
         )
 

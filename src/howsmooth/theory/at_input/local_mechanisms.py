@@ -320,7 +320,9 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
         AssumptionError: If there are biases of queries, keys or values.
     """
     if type(f) is not SigmoidAttention:
-        raise DtypeError(f"ramapuram_upper is about hs.SigmoidAttention, got {type(f).__name__}.", field="attention")
+        raise DtypeError(
+            f"ramapuram_upper is about hs.maps.SigmoidAttention, got {type(f).__name__}.", field="attention"
+        )
     require_plain(f, "ramapuram_upper")
     x = on_cpu(X)
 

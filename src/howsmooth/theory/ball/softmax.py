@@ -119,7 +119,7 @@ def discrete_lower(attention: Attention, *, n: int, radius: float) -> Bound:
               \gamma = \max(-\gamma_\delta,\;\gamma_1/8)
 
     with :math:`\gamma_1\ge\dots\ge\gamma_\delta` the real eigenvalues of A. The paper takes V = I; any V is fine, since
-    :math:`\|V(I+\kappa uu^\top)\| \ge \|V\|`. Masked or not. Attained at :func:`~howsmooth.theory.extremal.two_point`.
+    :math:`\|V(I+\kappa uu^\top)\| \ge \|V\|`. Masked or not. Attained at :func:`~howsmooth.theory.inputs.two_point`.
 
     Raises:
         AssumptionError: If A has no real eigenvalue (:func:`sharp_lower` needs none), or for several heads, or if

@@ -1,4 +1,4 @@
-"""Monitors for those who leave the training loop to a library: ``hs.callbacks.HuggingFace`` and ``.Lightning``."""
+"""Monitors for training loops of libraries: ``hs.training.callbacks.HuggingFace`` and ``.Lightning``."""
 
 from howsmooth.training.callbacks.hugging_face import HuggingFace
 from howsmooth.training.callbacks.lightning import Lightning

@@ -54,5 +54,5 @@ def _callback() -> Any:
         except ImportError:
             continue
     raise AssumptionError(
-        "hs.callbacks.Lightning needs lightning: pip install 'howsmooth[training]'.", field="callbacks"
+        "hs.training.callbacks.Lightning needs lightning: pip install 'howsmooth[training]'.", field="callbacks"
     )

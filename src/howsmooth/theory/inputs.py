@@ -1,4 +1,4 @@
-"""The index of extremal inputs: every one under one name, ``hs.extremal.tied_pair``, and nothing else."""
+"""The index of extremal inputs: every one under one name, ``hs.inputs.tied_pair``, and nothing else."""
 
 from howsmooth.theory.worst_inputs.explicit import (
     candidates,

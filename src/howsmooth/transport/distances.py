@@ -302,7 +302,7 @@ def _check(mu: object, nu: object, p: float) -> None:
     for measure in (mu, nu):
         if not isinstance(measure, DiscreteMeasure):
             raise DtypeError(
-                f"distances are between hs.DiscreteMeasure, got {type(measure).__name__}; wrap points in one."
+                f"distances are between hs.transport.DiscreteMeasure, got {type(measure).__name__}; wrap points in one."
             )
     assert isinstance(mu, DiscreteMeasure)
     assert isinstance(nu, DiscreteMeasure)
