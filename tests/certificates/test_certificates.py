@@ -29,13 +29,13 @@ BALLS = [*((name, 2.0) for name in NETWORKS), ("as in BERT", 1.0), ("norms befor
 
 @pytest.mark.parametrize(("name", "p"), BALLS)
 def test_no_sampled_margin_is_below_what_is_proven_at_any_radius(name, p, rng):
-    f, X, word = classifier(rng, **{"d": 6, "n": 4, **NETWORKS[name]}), gaussian(rng, 4, 6), 1
+    f, X, word = classifier(rng, **{"d": 4, "n": 4, **NETWORKS[name]}), gaussian(rng, 4, 4), 1
     rivals = Rivals.of(f(X)[0])
     proof = Proof(RemainderTable(f, X), rivals, torch.tensor([word]), UnitBall(p))
     radius = proof.radius()
     assert 0 < radius <= proof.linear
     for eps in (0.1 * radius, radius, 3 * radius, 10 * radius):
-        E = gaussian(rng, 200, 6)
+        E = gaussian(rng, 200, 4)
         Z = X.repeat(200, 1, 1)
         Z[:, word] += eps * E / torch.linalg.vector_norm(E, p, dim=1, keepdim=True)
         margins = f(Z)[:, 0] @ rivals.functionals.mT

@@ -16,7 +16,7 @@ from howsmooth.certificates.radius_search import LARGEST_RADIUS, Proof, Rivals, 
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
 from howsmooth.certificates.stages import FirstOrder, SmoothStage
-from howsmooth.certificates.word_perturbation import ROUNDING, SAFETY, WordPerturbation, _outward
+from howsmooth.certificates.word_perturbation import ROUNDING, SAFETY, WordPerturbation, _outward, times_square
 from howsmooth.errors import AssumptionError
 
 
@@ -212,3 +212,21 @@ def test_slack_is_named_where_something_is_proven(rng):
     beyond_floats = hs.maps.MLP(up=1e200 * gaussian(rng, 3, 3), down=1e200 * gaussian(rng, 3, 3))
     nothing = SentenceCertifier(hs.maps.Chain(*f.maps[:-1], beyond_floats), X).radius([0], p=2.0, generator=generator)
     assert (nothing.certified, nothing.slack) == (0, None)
+
+
+def test_radii_whose_squares_are_no_floats_are_proven_where_nothing_is_of_second_order():
+    # the margin is used up at 1e160/√2, where a square would overflow
+    X = torch.tensor([[1e160, 0.0]], dtype=torch.float64)
+    f = hs.maps.Dense(torch.eye(2, dtype=torch.float64))
+    proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([0]), EUCLIDEAN)
+    assert proof.radius() == pytest.approx(1e160 / math.sqrt(2), rel=2e-3)
+
+
+def test_squares_of_radii_multiply_norms_and_are_infinite_where_they_overflow(rng):
+    norms = torch.tensor([0.0, 3.0, 1e-300], dtype=torch.float64)
+    assert times_square(2.0, norms).tolist() == [0.0, 12.0, 4e-300]
+    assert times_square(1e153, norms).tolist() == pytest.approx([0.0, 3e306, 1e6], rel=1e-12)
+    assert times_square(1e155, norms).tolist() == [0.0, math.inf, math.inf]
+    f, X = network(rng)
+    proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([1]), EUCLIDEAN)
+    assert proof.margins(1e200).tolist() == [-math.inf, -math.inf]

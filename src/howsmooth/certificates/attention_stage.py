@@ -171,60 +171,55 @@ class AttentionStage(SmoothStage):
         # c₁ is a quadratic form of the word, whose norm is less than a product of two lengths; c − c₁ is not known so
         # well, and a mean that is subtracted may have either sign.
         c = (self._centred(c1) if forms is None else forms) + self._centred(c_later)
-        rho = torch.where(self._visible, rest.ell + c, 0.0)
-        weights = self._weights(whole, c, one.ell + rho)
-        old = self._old_values(one, rest, whole, c, c_later, rho, weights)
-        found = old + self._new_values(one, rest, whole, rho, weights)
+        change = self._score_change(one, rest, whole, c, c_later)
+        found = self._old_values(one, rest, whole, change) + self._new_values(one, rest, whole, change)
         # Far out the third-order bound exceeds the sum of the bounds on the whole remainder and on the second order.
         second = (self._P * self._f * c1).sum(-1) + 0.5 * one.lam.square()
         second = second + ((self._P * one.ell) @ one.w[..., None])[..., 0]
         both = self._whole_remainder(whole) + second
-        small = weights.alpha.amax(-1) < LARGEST_CHANGE
+        small = change.alpha.amax(-1) < LARGEST_CHANGE
         return _all_heads(torch.where(small, torch.minimum(found, both), both))
 
-    def _old_values(
-        self,
-        one: AttentionNorms,
-        rest: AttentionNorms,
-        whole: AttentionNorms,
-        c: Tensor,
-        c_later: Tensor,
-        rho: Tensor,
-        weights: "_Weights",
-    ) -> Float[Tensor, "heads n"]:
-        r"""Bound :math:`|\sum P(v-o)(c-c_1)|`, :math:`\tfrac12|\sum P(v-o)(a^2-\ell_1^2)|`, and the third order."""
-        _s, lam = self._root_mean_squares(rest, c, rho)
-        # ½|a² − ℓ₁²| ≤ ρ(α₁ + ½ρ) for each token, or by Cauchy–Schwarz for all of them.
-        squares = torch.minimum(self._moment(rho * (one.ell + 0.5 * rho)), one.lam * lam + 0.5 * lam.square())
-        alpha, r, share, top = weights.alpha, weights.r, weights.share, weights.top
-        # |o' − o|: the mean of a and that of r
-        mean = self._mean_change(whole, weights.s, c, alpha)
-        mean = mean + torch.minimum(0.5 * weights.kappa * weights.lam.square(), self._moment(r))
-        q = (3 + weights.growth) / 24 * alpha**3
-        cubes = torch.minimum(self._moment(q), (3 + top.exp()) / 24 * top * weights.lam.square())
-        thirds = cubes + share * mean
-        # e^a beyond its second order and what Z takes off have the sign of a: the longer of the two bounds both.
-        thirds = torch.minimum(thirds, self._moment(torch.maximum(q, share[..., None] * (alpha + r))))
-        return self._moment(c_later) + squares + thirds
-
-    def _new_values(
-        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, rho: Tensor, weights: "_Weights"
-    ) -> Float[Tensor, "heads n"]:
-        r"""Bound :math:`|\sum(P'-P)V\delta-\sum P\ell_1V\delta_1|`."""
-        # e^a/Z − 1 − a = r − (1 − 1/Z)e^a is a difference of two positive numbers.
-        h = torch.maximum(weights.r, weights.share[..., None] * weights.growth)
-        values = (self._P * (rho + h)) @ whole.w[..., None] + (self._P * one.ell) @ rest.w[..., None]
-        return values[..., 0]
-
-    def _weights(self, whole: AttentionNorms, c: Tensor, alpha: Tensor) -> "_Weights":
-        """Bound how weights change while scores change by at most α."""
+    def _score_change(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, c: Tensor, c_later: Tensor
+    ) -> "ScoreChange":
+        """Bound how scores and weights change, from bounds on c and on c − c₁."""
+        rho = torch.where(self._visible, rest.ell + c, 0.0)
+        alpha = one.ell + rho
         s, lam = self._root_mean_squares(whole, c, alpha)
         # Beyond LARGEST_CHANGE exponentials are not used: clamping keeps them finite.
         top, growth = alpha.amax(-1).clamp_max(LARGEST_CHANGE), alpha.clamp_max(LARGEST_CHANGE).exp()
         kappa, r = (2 + top.exp()) / 3, (2 + growth) / 6 * alpha.square()
         excess = torch.minimum(0.5 * kappa * s.square(), (self._P * r).sum(-1))  # Z − 1
         share = excess / (1 + excess)  # 1 − 1/Z
-        return _Weights(alpha, s, lam, top, growth, kappa, r, share)
+        return ScoreChange(c, c_later, rho, alpha, s, lam, top, growth, kappa, r, share)
+
+    def _old_values(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
+    ) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)(c-c_1)|`, :math:`\tfrac12|\sum P(v-o)(a^2-\ell_1^2)|`, and the third order."""
+        rho, alpha, r, share, top = change.rho, change.alpha, change.r, change.share, change.top
+        _s, lam = self._root_mean_squares(rest, change.c, rho)
+        # ½|a² − ℓ₁²| ≤ ρ(α₁ + ½ρ) for each token, or by Cauchy–Schwarz for all of them.
+        squares = torch.minimum(self._moment(rho * (one.ell + 0.5 * rho)), one.lam * lam + 0.5 * lam.square())
+        # |o' − o|: the mean of a and that of r
+        mean = self._mean_change(whole, change.s, change.c, alpha)
+        mean = mean + torch.minimum(0.5 * change.kappa * change.lam.square(), self._moment(r))
+        q = (3 + change.growth) / 24 * alpha**3
+        cubes = torch.minimum(self._moment(q), (3 + top.exp()) / 24 * top * change.lam.square())
+        thirds = cubes + share * mean
+        # e^a beyond its second order and what Z takes off have the sign of a: the longer of the two bounds both.
+        thirds = torch.minimum(thirds, self._moment(torch.maximum(q, share[..., None] * (alpha + r))))
+        return self._moment(change.c_later) + squares + thirds
+
+    def _new_values(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
+    ) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum(P'-P)V\delta-\sum P\ell_1V\delta_1|`."""
+        # e^a/Z − 1 − a = r − (1 − 1/Z)e^a is a difference of two positive numbers.
+        h = torch.maximum(change.r, change.share[..., None] * change.growth)
+        values = (self._P * (change.rho + h)) @ whole.w[..., None] + (self._P * one.ell) @ rest.w[..., None]
+        return values[..., 0]
 
     def _whole_remainder(self, norms: AttentionNorms) -> Float[Tensor, "heads n"]:
         """Bound the whole remainder of every row of every head, as the class says."""
@@ -309,16 +304,34 @@ class AttentionStage(SmoothStage):
     def _split(self, norms: Float[Tensor, " norms"]) -> AttentionNorms:
         heads, n = self._P.shape[:2]
         *rows, ell = norms.split([heads * n] * 6 + [heads * n * n])
-        return AttentionNorms(*(part.view(heads, n) for part in rows), ell.view_as(self._P))
+        query, key, w, s, lam, linear = (part.view(heads, n) for part in rows)
+        return AttentionNorms(query, key, w, s, lam, linear, ell.view_as(self._P))
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
         """Repeat the keys or values of a group for each of its heads."""
         return x if self._shared == 1 else x.repeat_interleave(self._shared, -3)
 
 
-class _Weights(NamedTuple):
-    r"""Bounds on new weights :math:`Pe^a/Z` of every row: α, s, λ, max α, :math:`e^\alpha`, κ, r and 1 − 1/Z."""
+class ScoreChange(NamedTuple):
+    r"""Bounds on the change of the scores of every row, and on its new weights :math:`Pe^a/Z`.
 
+    Attributes:
+        c: :math:`|c-\sum Pc|`.
+        c_later: :math:`|c-c_1|`.
+        rho: :math:`\rho\ge|a-\ell_1|`.
+        alpha: :math:`\alpha\ge|a|`.
+        s: :math:`(\sum Pa^2)^{1/2}`.
+        lam: :math:`(\sum Pfa^2)^{1/2}`.
+        top: The largest α of a row.
+        growth: :math:`e^\alpha`.
+        kappa: κ.
+        r: :math:`e^a-1-a`.
+        share: :math:`1-1/Z`.
+    """
+
+    c: Float[Tensor, "heads n n"]
+    c_later: Float[Tensor, "heads n n"]
+    rho: Float[Tensor, "heads n n"]
     alpha: Float[Tensor, "heads n n"]
     s: Float[Tensor, "heads n"]
     lam: Float[Tensor, "heads n"]

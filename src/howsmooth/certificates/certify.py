@@ -84,6 +84,7 @@ class Certificate:
         """
         generator, rounding_error = torch.Generator().manual_seed(seed), self._rounding_error()
         smallest = float(self.rivals.margins.min())
+        # A radius of zero claims nothing.
         for radius in (found for found in self.radii if found.certified > 0):
             _flip, margin = smallest_flip(
                 self._attacked,
@@ -175,8 +176,8 @@ def certify(
         >>> print(hs.certify(f, X, word=0).radii[0].certified <= 2**0.5)
         True
     """
-    began = time.perf_counter()
-    labels, module = (), None
+    began, labels = time.perf_counter(), tuple[str, ...]()
+    module: ModuleClassifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
         if isinstance(tokens, str) or isinstance(label, str) or at != PLACES[0] or layer:
             raise AssumptionError(
@@ -189,6 +190,7 @@ def certify(
         ids = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
         f, X = classifier_at(model, ids, at=at, layer=layer)
         module = module_at(model, ids, at=at, layer=layer)
+    # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
     every = [(i,) for i in range(len(certifier.embeddings))]
     groups = every if word is None else [(word,) if isinstance(word, int) else tuple(word)]

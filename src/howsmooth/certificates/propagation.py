@@ -91,6 +91,7 @@ def propagate(
     links: list[Link], place: int, columns: Float[Tensor, "groups r n d"], ball: UnitBall, visit: Visitor
 ) -> Float[Tensor, "groups r m out"]:
     """Propagate columns from behind a link to the output; those that enter the network are behind place −1."""
+    # Signals that wait on the stack at this place do not depend on what is behind it: their columns are zero.
     stack = [torch.zeros_like(columns) for _ in range(_depth(links[: place + 1]) - 1)] + [columns]
     for later in range(place + 1, len(links)):
         link = links[later]

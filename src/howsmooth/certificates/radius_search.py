@@ -62,6 +62,7 @@ class Rivals:
 
 
 def _lowered(functionals: Float[Tensor, "rivals classes"], logits: Float[Tensor, " classes"]) -> Tensor:
+    # A margin is a difference of logits: its rounding error is that of the largest of them.
     return functionals @ logits - ROUNDING * logits.abs().max()
 
 

@@ -162,6 +162,7 @@ class RemainderTable:
     def _single_precision_links(self) -> list[Link] | None:
         """Return the links in single precision, if the output agrees."""
         output, links = linearise(self._map.to(torch.float32, "cpu"), self.X.float(), self._unit_ranges)
+        # Where the output itself is lost in rounding, columns are too.
         error = (output.double() - self.output).abs().max() / self.output.abs().max()
         return links if bool(error < SINGLE_SHARE) else None
 

@@ -94,6 +94,7 @@ class SentenceCertifier:
         Raises:
             AssumptionError: If the classifier holds a map without a known remainder.
         """
+        # Made for the first radius, not before: words and norms are checked before the long work.
         began = time.perf_counter()
         found = RemainderTable(self.classifier, self.embeddings)
         self.seconds = time.perf_counter() - began
@@ -109,6 +110,7 @@ class SentenceCertifier:
         ball, moving = UnitBall(checked_norm(p)), self._checked(tokens)
         table, began = self.table, time.perf_counter()
         proof, certified, linear = best_proof(table, self.rivals, moving, ball)
+        # The attack begins where the proof ends: a flip below would refute it.
         far = LARGEST_FLIP * float(torch.linalg.vector_norm(self.embeddings[moving], ball.p).clamp_min(1e-6))
         attacked, _margin = smallest_flip(
             self.classifier,

@@ -201,6 +201,7 @@ class CombinationSearch:
     def run(self) -> None:
         """Prove all at once; or run all; or prove a part, and run some."""
         every = {i: list(range(len(each))) for i, each in self._differences.items()}
+        # Running is exact: where all combinations can be run, no part of them needs a proof.
         self.share = self._proven_share(every)
         if self.share == 1.0:
             self.proven = self.combinations
@@ -279,6 +280,7 @@ class CombinationSearch:
             near = near[: self._budget - len(seen)]
             if not near:
                 return
+            # Combinations that are proven are run too, for their margins, but count once.
             seen |= set(near)
             margins = self._run(near, {c for c in near if all(s in some for s, some in zip(c, known, strict=True))})
             here = near[int(margins.argmin())]
