@@ -60,11 +60,9 @@ def test_facts_say_which_windows_of_which_layers_were_measured():
 
 def test_a_worst_input_is_offered_where_the_theory_has_one():
     found = measurement(grid())
-    assert worst_inputs(found) == []
+    assert worst_inputs(found) == {}
     ladder = BoundsTable(bounds=(lower_bound(5.0, "sharp_lower", "tokens in a ball", "a theorem"),))
     layer = dataclasses.replace(found.layers[1], ladder=ladder)
-    (offered,) = worst_inputs(dataclasses.replace(found, layers=(found.layers[0], layer)))
-    assert offered.layer == 1
-    assert offered.command == (
-        "howsmooth worst-case --model m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
-    )
+    assert worst_inputs(dataclasses.replace(found, layers=(found.layers[0], layer))) == {
+        1: "howsmooth worst-case --model m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
+    }

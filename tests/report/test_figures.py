@@ -8,8 +8,7 @@ from measured import grid, heads, measurement, record
 
 import howsmooth as hs
 from howsmooth.report import charts, figures
-from howsmooth.report.drawing.scales import straightened
-from howsmooth.report.figures import chart_names, draw, drawings, section_of, thinned
+from howsmooth.report.figures import chart_names, draw, drawings, section_of, straightened, thinned
 from howsmooth.studies.runs.run import Run
 
 ALWAYS = ["constant_against_length", "constant_against_radius", "layers_by_length"]

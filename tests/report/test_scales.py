@@ -5,8 +5,8 @@ from drawn import WHOLE
 from measured import grid, measurement
 
 from howsmooth.report.drawing.panels import titled
-from howsmooth.report.drawing.scales import labelled, length_axis, linear, round_numbers
-from howsmooth.report.figures import chart_names, draw
+from howsmooth.report.drawing.scales import labelled, length_axis, round_numbers
+from howsmooth.report.figures import chart_names, draw, linear
 
 
 @pytest.mark.parametrize("span", [(1, 1000), (3.1, 6.9), (0.5, 0.52), (1e-3, 1e12), (0.3, 20), (7, 7.0001), (1, 2)])

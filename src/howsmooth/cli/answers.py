@@ -19,7 +19,7 @@ MANY, ROWS = 5, 40
 
 def print_answer(found: "Measurement") -> None:
     """Print what the report says first, the answer for each layer, every length, and every head if they were asked."""
-    from howsmooth.report.answer import sentence
+    from howsmooth.report.sentences import sentence
 
     console = visible_console()
     console.print(sentence(found))

@@ -185,8 +185,7 @@ def figure(
 
     target = checked_target(output)
 
-    from howsmooth.report.drawing.scales import straightened
-    from howsmooth.report.figures import draw
+    from howsmooth.report.figures import draw, straightened
     from howsmooth.report.saving import save_chart
     from howsmooth.studies.runs.run import read_run
 

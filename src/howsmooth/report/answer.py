@@ -1,136 +1,29 @@
-"""The answer on top of a report and in the terminal: one sentence for each measurement, one row for each layer."""
+"""The table on top of a report, one row for each layer, and the words that explain it."""
 
 import functools
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from howsmooth.models.map_names import MapName
 from howsmooth.report.embedding import asset
-from howsmooth.studies.runs.growth import Growth
+from howsmooth.report.sentences import growth_words
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
-from howsmooth.wording import at_most, count, exponent, number
-
-# So many layers are named one by one.
-NAMED = 4
-
-
-def sentence(measurement: Measurement) -> str:
-    """Say in one sentence how smooth the layers are: the least smooth one, its scale, and the smoothest."""
-    if not measurement.layers:
-        return "Nothing is measured yet."
-    if not measurement.comparable:
-        return "The layers have no length in common yet, so none of them is called the least smooth."
-    worst = least_smooth(measurement.layers)
-    typical = "" if worst.typical is None else worst.typical.said
-    bound = worst.any_input
-    tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
-    proven = "" if bound is None or math.isinf(bound.log_value) else f"; for {tokens} at most {bound.rounded(3)}-fold"
-    one = worst.shortest == worst.length
-    place = (
-        count(worst.length, "token") if one else f"{count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
-    )
-    enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
-    through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
-    said = (
-        f"{'at' if one else 'over'} {place} the worst small perturbation of {enters} grows{through} "
-        f"{number(worst.constant)}-fold{typical}{proven}{_smoothest(measurement.layers)}."
-    )
-    return f"{said[0].upper()}{said[1:]}" if measurement.complete else f"So far, {said}"
-
-
-def growth_sentence(measurement: Measurement) -> str:
-    """Say in one sentence how that factor grows with the number of tokens, and of which layers no law can say it."""
-    laws = [(layer, layer.growth) for layer in measurement.layers if layer.growth is not None]
-    if not laws:
-        return "Nothing is known about growth, which takes several lengths."
-    sure = [(layer, law) for layer, law in laws if not law.doubted]
-    doubted = [layer for layer, law in laws if law.doubted]
-    said = [part for part in (_laws(sure), _lawless(measurement, doubted, alone=not sure)) if part]
-    return f"{'; '.join(said)}."
-
-
-def growth_words(measurement: Measurement, layer: LayerSummary) -> str:
-    """Say how one layer grows in a few words; nothing if it was measured at one length."""
-    if layer.growth is None:
-        return ""
-    if layer.growth.doubted:
-        return f"follows no power law {_span(measurement, [layer])}"
-    low, high = exponent(layer.growth.low), exponent(layer.growth.high)
-    return f"{_law(layer.growth)} [{low}, {high}]"
-
-
-def _smoothest(layers: Sequence[LayerSummary]) -> str:
-    best = min(layers, key=lambda layer: layer.constant)
-    return f"; the smoothest is layer {best.layer}, with {number(best.constant)}" if len(layers) > 1 else ""
-
-
-def _laws(found: Sequence[tuple[LayerSummary, Growth]]) -> str:
-    if not found:
-        return ""
-    slow, fast = (choose(found, key=lambda pair: pair[1].exponent) for choose in (min, max))
-    (slowest, least), (fastest, most) = slow, fast
-    begin = "With the number of tokens n this factor"
-    if exponent(least.exponent) == exponent(most.exponent):
-        return f"{begin} {_law(most)}"
-    return f"{begin} {_law(least)} (layer {slowest.layer}) up to n^{exponent(most.exponent)} (layer {fastest.layer})"
-
-
-def _law(law: Growth) -> str:
-    return f"{'grows' if law.exponent > 0 else 'changes'} like n^{exponent(law.exponent)}"
-
-
-def _lawless(measurement: Measurement, doubted: Sequence[LayerSummary], *, alone: bool) -> str:
-    if not doubted:
-        return ""
-    said = f"{_listed(doubted, len(measurement.layers))} no power law {_span(measurement, doubted)}"
-    return said[0].upper() + said[1:] if alone else said
-
-
-def _listed(layers: Sequence[LayerSummary], whole: int) -> str:
-    names = [str(layer.layer) for layer in layers]
-    if len(names) == 1:
-        return f"layer {names[0]} follows"
-    if len(names) > NAMED:
-        return f"{len(names)} of {whole} layers follow"
-    return f"layers {', '.join(names[:-1])} and {names[-1]} follow"
-
-
-def _span(measurement: Measurement, layers: Sequence[LayerSummary]) -> str:
-    lengths = [record.ask.length for layer in layers for record in measurement.at(layer=layer.layer)]
-    return f"between {number(min(lengths))} and {number(max(lengths))} tokens"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A number that each row of the answer has.
-
-    Attributes:
-        key: What the glossary and the drawing call it.
-        cell: What a summary calls it.
-        name: What stands at the head.
-        hint: What it is about, in a few words.
-        meaning: What it is, in a sentence.
-    """
-
-    key: str
-    cell: str
-    name: str
-    hint: str
-    meaning: str
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_most, count, number
 
 
 @functools.cache
-def every_column() -> tuple[Column, ...]:
-    """Return all columns, in their order."""
-    return tuple(Column(**column) for column in tomllib.loads(asset("glossary.toml"))["columns"])
+def glossary() -> dict[str, list[dict[str, Any]]]:
+    """Return the words of a report: the columns of its table, and the terms that it explains."""
+    return tomllib.loads(asset("glossary.toml"))
 
 
-def columns_of(rows: "Sequence[AnswerRow]") -> list[Column]:
+def columns_of(rows: "Sequence[AnswerRow]") -> list[dict[str, Any]]:
     """Return the columns in which some row has a number."""
-    return [column for column in every_column() if any(row.cells[column.cell] != "—" for row in rows)]
+    return [column for column in glossary()["columns"] if any(row.cells[column["cell"]] != "—" for row in rows)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,3 +137,22 @@ def _strip(layer: LayerSummary, ends: tuple[float, float]) -> Strip | None:
         high=place(layer.most),
         one=place(1.0) if low < 0 < high else None,
     )
+
+
+def terms(measurements: Collection[Measurement], kinds: Collection[str]) -> list[dict[str, Any]]:
+    """Return the words that a report on these measurements and kinds of questions uses."""
+    used = {key for m in measurements for key in _used_by(m)}
+    return [term for term in glossary()["terms"] if term["key"] in used or {*term["kinds"]} & {*kinds}]
+
+
+def _used_by(m: Measurement) -> set[str]:
+    layers = m.layers
+    told = {
+        "typical": any(layer.typical is not None for layer in layers),
+        "growth": any(layer.growth is not None for layer in layers),
+        "certificate": any(layer.local_upper is not None for layer in layers),
+        "any": any(layer.any_input is not None for layer in layers),
+        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.bounds),
+        "tokens": bool(m.tokens),
+    }
+    return {key for key, used in told.items() if used}

@@ -1,11 +1,7 @@
-"""What a report says about its making: what was run, what to know before trusting it, and what its words mean."""
+"""What a report says about its making: what was run, and what to know before trusting it."""
 
-import functools
-import tomllib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from howsmooth.report.embedding import asset
 from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
@@ -66,22 +62,14 @@ def facts(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorstInput:
-    """The command that builds a worst input for one layer."""
-
-    layer: int
-    command: str
-
-
-def worst_inputs(m: Measurement) -> list[WorstInput]:
-    """Return, for each layer that has an input of its own on the ladder, the command that builds one and keeps it."""
-    found = []
+def worst_inputs(m: Measurement) -> dict[int, str]:
+    """Return, for each layer that the theory has an input for, the command that builds it and keeps it."""
+    found = {}
     for layer in m.layers:
         if any(bound.side is Side.LOWER for bound in layer.ladder.bounds):
             words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
             words += ["--n", str(layer.length), "--radius", f"{layer.ball:g}", "--save", "worst.safetensors"]
-            found.append(WorstInput(layer=layer.layer, command=command("worst-case", *words)))
+            found[layer.layer] = command("worst-case", *words)
     return found
 
 
@@ -128,53 +116,3 @@ def _listed(values: Iterable[int]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A word of the report.
-
-    Attributes:
-        key: How the page refers to it.
-        name: The word.
-        meaning: What it means.
-        worth: What its numbers are worth, where that is not said already.
-    """
-
-    key: str
-    name: str
-    meaning: str
-    worth: str = ""
-
-
-@functools.cache
-def every_term() -> tuple[Term, ...]:
-    """Return all words, in the order in which a report explains them."""
-    return tuple(Term(**term) for term in tomllib.loads(asset("glossary.toml"))["terms"])
-
-
-def terms(measurements: Collection[Measurement], kinds: Collection[str]) -> list[Term]:
-    """Return the words that a report on these measurements and kinds of questions uses."""
-    used = {kind for kind in kinds if kind in ("regimes", "splitting", "measures", "whole")}
-    if measurements or set(kinds) & {"text", "extremal"}:
-        used |= {"worst", "radius"}
-    if "certificate" in kinds:
-        used |= {"certified"}
-    if set(kinds) & {"extremal", "bounds"}:
-        used |= {"inputs", "any"}
-    for m in measurements:
-        used |= _used_by(m)
-    return [term for term in every_term() if term.key in used]
-
-
-def _used_by(m: Measurement) -> set[str]:
-    layers = m.layers
-    told = {
-        "typical": any(layer.typical is not None for layer in layers),
-        "growth": any(layer.growth is not None for layer in layers),
-        "certificate": any(layer.local_upper is not None for layer in layers),
-        "any": any(layer.any_input is not None for layer in layers),
-        "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.bounds),
-        "tokens": bool(m.tokens),
-    }
-    return {key for key, used in told.items() if used}

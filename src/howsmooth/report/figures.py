@@ -131,3 +131,34 @@ def _chosen(parts: Sequence[Section], name: str) -> tuple[Section, ChartKind]:
 
 def _listed(found: Sequence[tuple[Section, ChartKind]]) -> str:
     return ", ".join(section.prefix + kind.name for section, kind in found)
+
+
+def straightened(chart: Chart) -> Chart:
+    """Return a chart with linear axes in place of logarithmic ones.
+
+    Raises:
+        AssumptionError: If it has no logarithmic axis that can be made linear.
+    """
+    spec = chart.to_dict()
+    straight = linear(spec)
+    if straight == spec:
+        raise AssumptionError("this figure has no axes that can be linear; leave linear= out.", field="linear")
+    return type(chart).from_dict(straight)
+
+
+def linear(spec: Any) -> Any:
+    """Return a specification with linear axes in place of logarithmic ones."""
+    if isinstance(spec, list):
+        return [linear(part) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    return {name: _straight(part) if name in ("x", "y") else linear(part) for name, part in spec.items()}
+
+
+def _straight(channel: Any) -> Any:
+    scale = channel.get("scale") if isinstance(channel, dict) else None
+    if not isinstance(scale, dict) or scale.get("type") != "log":
+        return channel
+    # ticks and labels were chosen for decades
+    domain = {"domain": [0, scale["domain"][1]]} if "domain" in scale else {"zero": True}
+    return channel | {"scale": {"type": "linear", "nice": False} | domain, "axis": {"tickCount": 5}}

@@ -10,15 +10,15 @@ from typing import Any
 
 from howsmooth.errors import FileError
 from howsmooth.files import whole
-from howsmooth.report.answer import AnswerRow, answer_rows, columns_of, growth_sentence, sentence
+from howsmooth.report.answer import AnswerRow, answer_rows, columns_of, terms
+from howsmooth.report.charts.sensitive_tokens import window_records
 from howsmooth.report.drawing.palette import CONFIG, themed
-from howsmooth.report.drawing.scales import linear
 from howsmooth.report.drawing.token_text import words
 from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
-from howsmooth.report.facts import WorstInput, facts, gaps, terms, warnings, worst_inputs
-from howsmooth.report.figures import Drawing, drawings, sections, thinned
-from howsmooth.report.findings import finding
+from howsmooth.report.facts import facts, gaps, warnings, worst_inputs
+from howsmooth.report.figures import Drawing, drawings, linear, sections, thinned
 from howsmooth.report.sections import MEASUREMENT, Section
+from howsmooth.report.sentences import finding, growth_sentence, sentence
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run, read_run
 from howsmooth.wording import percent
@@ -27,84 +27,6 @@ from howsmooth.wording import percent
 NAMED_TOKENS = 8
 # How many tokens of a long window are shown.
 SHOWN_TOKENS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShadedWord:
-    """A token as it stands in running text.
-
-    Attributes:
-        text: What a reader sees.
-        space: Whether a space comes before it.
-        shade: How dark it is, from 0 to 1.
-    """
-
-    text: str
-    space: bool
-    shade: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """The shares of all tokens of the first of the longest windows in one layer.
-
-    Attributes:
-        layer: Which one.
-        sensitivity: Of the worst perturbation.
-        response: Of the response to it.
-        tokens: The tokens in words.
-    """
-
-    layer: int
-    sensitivity: tuple[float, ...]
-    response: tuple[float, ...]
-    tokens: tuple[str, ...]
-
-    @property
-    def sensitive(self) -> str:
-        """The tokens that hold most of the worst perturbation."""
-        return self._largest(self.sensitivity)
-
-    @property
-    def responding(self) -> str:
-        """The tokens that respond most."""
-        return self._largest(self.response)
-
-    def as_dict(self) -> dict[str, tuple[float, ...]]:
-        """Return the shares of the tokens that are shown, by name."""
-        return {"sensitivity": self.sensitivity[:SHOWN_TOKENS], "response": self.response[:SHOWN_TOKENS]}
-
-    def _largest(self, values: Sequence[float]) -> str:
-        order = sorted(range(len(values)), key=lambda i: -values[i])[:NAMED_TOKENS]
-        return ", ".join(f"“{self.tokens[i]}” ({i}, {percent(values[i])})" for i in order)
-
-
-def shares(m: Measurement) -> list[Shares]:
-    """Return the shares of every layer that was measured at the window whose tokens are kept."""
-    texts = tuple(text for _space, text in words(m.tokens))
-    here = [record for record in m.at(length=len(texts)) if len(record.answer.sensitivity) == len(texts)]
-    # of sentences, the longest need not be the first
-    first = min((record.ask.window.index for record in here), default=0)
-    shown = [record for record in here if record.ask.window.index == first]
-    return [
-        Shares(
-            layer=record.ask.layer,
-            sensitivity=record.answer.sensitivity,
-            response=record.answer.response,
-            tokens=texts,
-        )
-        for record in shown
-    ]
-
-
-def words_of(m: Measurement, shown: Shares | None) -> list[ShadedWord]:
-    """Return the window as running text, shaded as one layer has it; without shades if that layer has none."""
-    some = shown.sensitivity if shown is not None else (0.0,) * len(m.tokens)
-    most = max(some, default=0.0) or 1.0
-    return [
-        ShadedWord(text=text, space=space, shade=math.sqrt(share / most))
-        for (space, text), share in islice(zip(words(m.tokens), some, strict=True), SHOWN_TOKENS)
-    ]
 
 
 FILE = "report.html"
@@ -119,18 +41,20 @@ class LayerDetail:
     Attributes:
         layers: Those that can be chosen, the least smooth first.
         drawings: Charts of one layer.
-        worst_inputs: How to build an input for each layer that is worse than any text.
+        worst_inputs: The command that builds an input that is worse than any text, for each layer that has one.
         tokens: How many tokens the window has whose words are shown.
-        words: These words, shaded as the first layer has them.
-        shares: How much each of them holds, layer by layer.
+        words: Whether a space comes before each of them, the word, and how dark the first layer has it, from 0 to 1.
+        shares: How much of the worst perturbation and of the response each token holds, by layer.
+        largest: The tokens that hold most of both, in words, by layer.
     """
 
     layers: list[int]
     drawings: list[Drawing]
-    worst_inputs: list[WorstInput]
+    worst_inputs: dict[int, str]
     tokens: int
-    words: list[ShadedWord]
-    shares: list[Shares]
+    words: list[tuple[bool, str, float]]
+    shares: dict[int, dict[str, Sequence[float]]]
+    largest: dict[int, tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +66,8 @@ class SectionView:
         map: The map that was measured; nothing for a study.
         title: What it shows.
         legend: How it was made, and what the numbers are worth.
+        said: What was found, in a sentence.
+        more: What is said about growth.
         drawings: Charts of all layers.
         closer: One layer, where the section is about one measurement.
     """
@@ -150,6 +76,8 @@ class SectionView:
     map: str
     title: str
     legend: str
+    said: str
+    more: str
     drawings: list[Drawing]
     closer: LayerDetail | None
 
@@ -157,23 +85,6 @@ class SectionView:
     def charts(self) -> list[Drawing]:
         """Every chart of the section."""
         return self.drawings + (self.closer.drawings if self.closer else [])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What was found, in a sentence or two.
-
-    Attributes:
-        place: The section that it is about.
-        name: What it is about; nothing if there is nothing else.
-        said: The sentence.
-        more: What is said about growth.
-    """
-
-    place: int
-    name: str
-    said: str
-    more: str = ""
 
 
 def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] | None = None) -> Path:
@@ -220,7 +131,6 @@ def _page(run: Run, drawn: Drawn) -> str:
     return fill(
         "report.html",
         title=_title(run),
-        leads=_leads(found),
         gaps=gaps(run),
         rows=rows,
         columns=columns_of(rows),
@@ -250,23 +160,43 @@ def _part(section: Section, drawn: Sequence[Drawing]) -> SectionView:
         title=section.title,
         legend=(own.accuracy if own else section.protocol) + left_out,
         drawings=[drawing for drawing in drawn if own is None or not drawing.per_layer],
+        said=sentence(own) if own else finding(section.name, section.records),
+        more=growth_sentence(own) if own else "",
         closer=_closer(own, [drawing for drawing in drawn if drawing.per_layer]) if own else None,
     )
 
 
 def _closer(m: Measurement, drawn: list[Drawing]) -> LayerDetail:
     # the order of roughness: where the reader chose nothing, or hid what was chosen, the first is shown
-    order = sorted(m.layers, key=lambda layer: (-layer.constant, layer.layer))
-    found = shares(m)
-    first = next((row for row in found if row.layer == order[0].layer), None)
+    order = [layer.layer for layer in sorted(m.layers, key=lambda layer: (-layer.constant, layer.layer))]
+    answers = {layer: record.answer for layer, record in window_records(m).items()}
+    shown = answers[order[0]].sensitivity if order[0] in answers else (0.0,) * len(m.tokens)
+    most = max(shown, default=0.0) or 1.0
+    spelled = list(words(m.tokens))
     return LayerDetail(
-        layers=[layer.layer for layer in order],
+        layers=order,
         drawings=drawn,
         worst_inputs=worst_inputs(m),
         tokens=len(m.tokens),
-        words=words_of(m, first) if found else [],
-        shares=found,
+        words=[
+            (space, text, math.sqrt(share / most))
+            for (space, text), share in islice(zip(spelled, shown, strict=True), SHOWN_TOKENS)
+        ]
+        if answers
+        else [],
+        shares={
+            layer: {"sensitivity": a.sensitivity[:SHOWN_TOKENS], "response": a.response[:SHOWN_TOKENS]}
+            for layer, a in answers.items()
+        },
+        largest={
+            layer: (_largest(a.sensitivity, spelled), _largest(a.response, spelled)) for layer, a in answers.items()
+        },
     )
+
+
+def _largest(shares: Sequence[float], spelled: Sequence[tuple[bool, str]]) -> str:
+    order = sorted(range(len(shares)), key=lambda i: -shares[i])[:NAMED_TOKENS]
+    return ", ".join(f"“{spelled[i][1]}” ({i}, {percent(shares[i])})" for i in order)
 
 
 def _answered(found: Sequence[Section], parts: Sequence[SectionView]) -> list[tuple[int | None, Measurement]]:
@@ -283,18 +213,6 @@ def _answered(found: Sequence[Section], parts: Sequence[SectionView]) -> list[tu
     return told
 
 
-def _leads(found: Sequence[Section]) -> list[Finding]:
-    leads = []
-    for place, section in enumerate(found):
-        if section.name == MEASUREMENT:
-            (m,) = section.measurements
-            name = section.title if len(found) > 1 else ""
-            leads.append(Finding(place=place, name=name, said=sentence(m), more=growth_sentence(m)))
-        else:
-            leads.append(Finding(place=place, name=section.title, said=finding(section.name, section.records)))
-    return leads
-
-
 def _common_length(rows: Sequence[AnswerRow]) -> int | None:
     lengths = {row.layer.length for row in rows}
     return lengths.pop() if len(lengths) == 1 else None
@@ -308,7 +226,7 @@ def _left_out(m: Measurement) -> str:
 def _data(parts: Sequence[SectionView]) -> dict[str, Any]:
     return {
         "charts": {drawing.name: _chart(drawing) for part in parts for drawing in part.charts},
-        "tokens": [{row.layer: row.as_dict() for row in part.closer.shares} if part.closer else {} for part in parts],
+        "tokens": [part.closer.shares if part.closer else {} for part in parts],
         "config": CONFIG,
     }
 

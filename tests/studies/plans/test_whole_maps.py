@@ -4,7 +4,7 @@ import pytest
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
-from howsmooth.report.answer import sentence
+from howsmooth.report.sentences import sentence
 
 QUICK = {"lengths": [8], "sequences": 2, "rtol": 0.1}
 

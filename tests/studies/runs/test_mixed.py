@@ -9,8 +9,8 @@ from rich.console import Console
 
 import howsmooth as hs
 from howsmooth.cli.answers import print_answer
-from howsmooth.report.answer import sentence
 from howsmooth.report.page import render
+from howsmooth.report.sentences import sentence
 from howsmooth.studies.runs.run import read_run
 
 

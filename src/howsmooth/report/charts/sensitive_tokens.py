@@ -1,13 +1,13 @@
 """The tokens of a window as running text, coloured by their share of the worst perturbation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import altair as alt
 
 from howsmooth.errors import AssumptionError
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import ON_DARK, ON_LIGHT, SHADES
-from howsmooth.report.drawing.tables import Chart, Numbers, Rows
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.drawing.token_text import columns_of, words
 from howsmooth.report.sections import Section
 from howsmooth.studies.kinds.text import TextRecord
@@ -21,7 +21,7 @@ DARK, MOST = 0.5, 5
 
 def layers(section: Section) -> list[LayerSummary]:
     """Return the layers at which that window was measured."""
-    return [layer for m in section.measurements for layer in m.layers if window_record(m, layer.layer)]
+    return [layer for m in section.measurements for layer in m.layers if layer.layer in window_records(m)]
 
 
 def draw(section: Section, layer: int | None) -> Chart:
@@ -32,8 +32,7 @@ def draw(section: Section, layer: int | None) -> Chart:
     """
     chosen = least_smooth(layers(section)).layer if layer is None else layer
     for m in section.measurements:
-        record = window_record(m, chosen)
-        if record is not None:
+        if (record := window_records(m).get(chosen)) is not None:
             return _drawn(m, record)
     raise AssumptionError(
         f"the first of the longest windows was not measured at layer {chosen}, or its tokens are not kept; measure it "
@@ -44,28 +43,22 @@ def draw(section: Section, layer: int | None) -> Chart:
 
 def table(section: Section) -> Numbers:
     """Return, for each layer, a row for each token."""
-    rows = []
+    rows: list[NumberRow] = []
     for m in section.measurements:
-        for layer in m.layers:
-            if (record := window_record(m, layer.layer)) is not None:
-                rows += [(layer.layer, (str(layer.layer), *cells)) for cells in _shares(m, record)]
+        texts = [text for _space, text in words(m.tokens)]
+        for layer, record in window_records(m).items():
+            shares = zip(texts, record.answer.sensitivity, record.answer.response, strict=True)
+            for i, (text, moved, answered) in enumerate(shares):
+                rows.append((layer, (str(layer), str(i), text, percent(moved), percent(answered))))
     return Numbers(head=("layer", "place", "token", "share of the perturbation", "share of the response"), rows=rows)
 
 
-def window_record(measurement: Measurement, layer: int) -> TextRecord | None:
-    """Return the record of a layer that the kept tokens belong to, if there is one."""
-    tokens = len(measurement.tokens)
-    records = measurement.at(layer=layer, length=tokens)
-    here = (record for record in records if len(record.answer.sensitivity) == tokens)
+def window_records(m: Measurement) -> dict[int, TextRecord]:
+    """Return the record of each layer at the window whose tokens are kept, where its shares are kept too."""
+    here = [r for r in m.at(length=len(m.tokens)) if len(r.answer.sensitivity) == len(m.tokens)]
     # of sentences, the longest need not be the first
-    return min(here, key=lambda record: record.ask.window.index, default=None)
-
-
-def _shares(m: Measurement, record: TextRecord) -> Iterator[tuple[str, ...]]:
-    """Yield the place of each token, the token, and its shares."""
-    answer = record.answer
-    for i, (_space, text) in enumerate(words(m.tokens)):
-        yield str(i), text, percent(answer.sensitivity[i]), percent(answer.response[i])
+    first = min((r.ask.window.index for r in here), default=0)
+    return {r.ask.layer: r for r in here if r.ask.window.index == first}
 
 
 def _drawn(m: Measurement, record: TextRecord) -> Chart:

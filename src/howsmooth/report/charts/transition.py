@@ -1,22 +1,25 @@
-"""The worst constant from few tokens to measures: each head by itself, and all in units of the crossing."""
+"""From few tokens to measures: the worst constant of each head, all in units of the crossing, the worst measures."""
 
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
+
+import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, ORANGE
-from howsmooth.report.drawing.panels import PANEL, Style, Styles, points, series_panels
-from howsmooth.report.drawing.places import cases
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, INK, ORANGE
+from howsmooth.report.drawing.panels import PANEL, Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
 from howsmooth.search.length_regimes import Regimes
+from howsmooth.studies.asks import AboutHead, Matrix
 from howsmooth.studies.kinds.regimes import Answer
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
-from howsmooth.wording import at_least, at_most, exponent, number, percent
+from howsmooth.wording import at_least, at_most, count, exponent, number, percent
 
 UPPER, FOUND, PLATEAU, CROSSING = "worst-case bound", "worst found", "measures attain", "crossing n*"
 STYLES: Styles = {
@@ -30,6 +33,30 @@ ALONE = {"width": 480, "height": 300}
 GUIDE = "√(n/n*), then 1"
 # How far from the crossing the transition is drawn, and how far its two laws are read off.
 FAR, CLEAR = 1e4, 10.0
+# Atoms lighter than this are drawn alike; atoms nearer than this share of the radius are one.
+LIGHT, NEAR = 1e-4, 1e-3
+
+
+def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each head and radius by what to call them, shorter ones first."""
+    groups: dict[tuple[str, int, str, int, Matrix, float], list[Record]] = {}
+    for r in sorted(records, key=lambda r: r.ask.length):
+        ask: AboutHead = r.ask
+        groups.setdefault((ask.model, ask.layer, ask.map, len(ask.A), ask.A, ask.radius), []).append(r)
+    return {_case_name(found[0].ask): found for _key, found in sorted(groups.items())}
+
+
+def _case_name(ask: AboutHead) -> str:
+    head = f"{ask.model}, layer {ask.layer}, {ask.map}" if ask.model else f"A = {_matrix(ask.A)}"
+    return f"{head}, R = {number(ask.radius)}"
+
+
+def _matrix(A: Matrix) -> str:
+    """Write a multiple of the identity as such, and of any other matrix its size."""
+    d = len(A)
+    a = A[0][0] if A else 0.0
+    multiple = all(value == (a if i == j else 0.0) for i, row in enumerate(A) for j, value in enumerate(row))
+    return number(a) if d == 1 else f"{number(a)}·I ({d}×{d})" if multiple else f"{d}×{d}"
 
 
 def draw_regimes(section: Section) -> Chart:
@@ -136,6 +163,61 @@ def _transition_title(records: Sequence[Record]) -> str:
     return words[0].upper() + words[1:]
 
 
+def draw_measures(section: Section) -> Chart:
+    """Draw a panel for each head and radius."""
+    rows: Rows = []
+    for case, found in cases(section.of_kind("measures")).items():
+        for r in found:
+            name = f"{count(r.ask.length, 'atom')}: {at_least(r.answer.lower, 4)}"
+            at = {"panel": case, "row": name, "atoms": r.ask.length}
+            rows += [at | atom | {"label": _mass_label(atom["mass"])} for atom in merged(r)]
+    heaviest = min(max(atom["mass"] for atom in merged(r)) for r in section.of_kind("measures") if merged(r))
+    title = f"The worst measures are unbalanced: one place holds {percent(heaviest)} of the mass or more"
+    chart = alt.LayerChart(layer=_measure_layers()).properties(width=170, height=alt.Step(46))
+    return panels(chart, rows, title=title).resolve_scale(x="independent", y="independent")
+
+
+def table_measures(section: Section) -> Numbers:
+    """Return a row for each atom of each measure."""
+    rows: list[NumberRow] = []
+    for case, found in cases(section.of_kind("measures")).items():
+        for r in found:
+            for atom in merged(r):
+                cells = (number(r.ask.length), at_least(r.answer.lower, 4), number(atom["place"]), number(atom["mass"]))
+                rows.append((None, (case, *cells)))
+    return Numbers(head=("head and radius", "atoms", "constant", "place", "mass"), rows=rows)
+
+
+def merged(record: Record) -> list[dict[str, float]]:
+    """Return the places of a measure with their masses; atoms at one place are one."""
+    places: list[dict[str, float]] = []
+    for atom in record.answer.atoms:
+        same = [known for known in places if abs(known["place"] - atom.coordinate) <= NEAR * record.ask.radius]
+        if same:
+            same[0]["mass"] += atom.mass
+        elif atom.mass > 0:
+            places.append({"place": atom.coordinate, "mass": atom.mass})
+    return places
+
+
+def _mass_label(mass: float) -> str:
+    """Write a mass that is worth a word; the numbers of light atoms would cover each other."""
+    return number(mass, 1) if mass >= LIGHT else ""
+
+
+def _measure_layers() -> list[Any]:
+    sizes = alt.Scale(type="log", domain=[LIGHT, 1], range=[12, 420], clamp=True)
+    across = alt.Scale(padding=18, nice=False)
+    base = alt.Chart().encode(
+        x=alt.X("place:Q", title="place on the line", scale=across, axis=alt.Axis(tickCount=5)),
+        y=alt.Y("row:N", title=None, sort=alt.SortField("atoms"), axis=alt.Axis(grid=True, labelLimit=200)),
+    )
+    legend = alt.Legend(values=[1, 0.1, 0.01, 0.001, 1e-4], format="~g", symbolFillColor=BLUE, symbolStrokeWidth=0)
+    size = alt.Size("mass:Q", scale=sizes, legend=legend)
+    dots = base.mark_point(filled=True, color=BLUE, opacity=0.75).encode(size=size)
+    return [dots, base.mark_text(dy=-15, fontSize=10, color=INK).encode(text="label:N")]
+
+
 CHARTS = (
     ChartKind(
         name="regimes",
@@ -156,5 +238,16 @@ CHARTS = (
         wanted=lambda section: bool(_scaled(_crossing(section))),
         draw=draw_transition,
         table=table_transition,
+    ),
+    ChartKind(
+        name="worst_measures",
+        sections=("measures",),
+        rank=10,
+        about="The atoms of the worst measures that were found on the line, one panel for each head and radius and one "
+        "row for each measure: a disc at each place, the larger the heavier; those without a number hold less than "
+        "10⁻⁴.",
+        wanted=lambda section: any(merged(r) for r in section.of_kind("measures")),
+        draw=draw_measures,
+        table=table_measures,
     ),
 )

@@ -1,15 +1,21 @@
-"""Bounds on the worst case, explicit inputs and ascent, against the number of tokens or the radius."""
+"""The worst case: bounds, searches, and inputs that are built from one head to attain it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from statistics import geometric_mean
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK, YELLOW
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
+from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
+from howsmooth.report.sentences import law_in_words, laws_in_words
 from howsmooth.studies.records import Record
+from howsmooth.studies.runs.growth import Growth
+from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
-from howsmooth.wording import at_least, at_most, number
+from howsmooth.wording import at_least, at_most, interval, number
 
 # What an answer holds, what readers call it, and how it is drawn.
 BOUNDS: dict[str, tuple[str, Style]] = {
@@ -23,10 +29,15 @@ ASCENT = "search"
 STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK, side=Side.LOWER)}
 SIZE = {"width": 430, "height": 280}
 AXES = {"length": "number of tokens n", "radius": "radius R"}
-ABOUT = (
+BOUNDS_ABOUT = (
     "What is proven about the worst case, what explicit inputs attain and what a search finds, against {}: the paper's "
     "bounds dashed, ours as lines, inputs as dots."
 )
+BUILT_ABOUT = (
+    "The constant of {}, against the number of tokens: the paper's two points and tied pairs, each with the multiple "
+    "of √n that fits best, one panel for each head."
+)
+BUILT = {"two_point": ("two points", ORANGE), "tied_pair": ("tied pairs", BLUE)}
 
 
 def at_commonest(section: Section, field: str) -> list[Record]:
@@ -59,18 +70,12 @@ def worst_table(section: Section, other: str) -> Numbers:
     for r in at_commonest(section, other):
         here = found.setdefault((r.ask.length, r.ask.radius), {})
         here |= {ASCENT: r.answer.lower} if r.ask.kind == "ascent" else {n: getattr(r.answer, n) for n in BOUNDS}
+    written = {name: at_most if name.endswith("_upper") else at_least for name in (*BOUNDS, ASCENT)}
     rows: list[NumberRow] = [
-        (
-            None,
-            (number(n), number(radius), *(cell(here.get(name), written=_written(name)) for name in (*BOUNDS, ASCENT))),
-        )
+        (None, (number(n), number(radius), *(cell(here.get(name), written=write) for name, write in written.items())))
         for (n, radius), here in sorted(found.items())
     ]
     return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=rows)
-
-
-def _written(name: str) -> Callable[[float, int], str]:
-    return at_most if name.endswith("_upper") else at_least
 
 
 def _gap(record: Record) -> str:
@@ -83,19 +88,93 @@ def _gap(record: Record) -> str:
     return said if gaps else "The worst case: what is attained"
 
 
-def _chart(x: str, other: str, at: str, *, rank: int, fewest: int) -> ChartKind:
+def _bounds_chart(x: str, other: str, at: str, *, rank: int, fewest: int) -> ChartKind:
     return ChartKind(
         name=f"bounds_against_{x}",
         sections=("worst",),
         rank=rank,
-        about=ABOUT.format(at),
+        about=BOUNDS_ABOUT.format(at),
         wanted=lambda section: len({getattr(r.ask, x) for r in at_commonest(section, other)}) >= fewest,
         draw=lambda section: worst_chart(section, x, other),
         table=lambda section: worst_table(section, other),
     )
 
 
+def built_panels(records: Sequence[Record]) -> Chart:
+    """Draw a panel for each head that inputs are built from."""
+    rows = [row for place, found in heads(records).items() for row in _built_rows(place, found)]
+    styles: Styles = {f"c√n, {series}": Style(mark="line", colour=c, dash=(5, 3)) for series, c in BUILT.values()}
+    styles |= {series: Style(mark="points", colour=colour) for series, colour in BUILT.values()}
+    axis = length_axis(r.ask.length for r in records)
+    across, up = "number of tokens n", "local Lipschitz constant"
+    return series_panels(rows, styles, across=across, up=up, axis=axis, title=_built_title(records))
+
+
+def built_table(records: Sequence[Record]) -> Numbers:
+    """Return a row for each input."""
+    rows: list[NumberRow] = []
+    for place, found in heads(records).items():
+        for r in found:
+            bracket = interval(r.answer.lower, r.answer.upper)
+            cells = (BUILT[r.ask.points][0], number(r.ask.length), number(r.ask.radius), bracket)
+            rows.append((None, (place, *cells)))
+    return Numbers(head=("where", "input", "tokens", "radius", "constant"), rows=rows)
+
+
+def heads(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of inputs that are built from each head, shorter ones first."""
+    groups: dict[tuple[str, int, int], list[Record]] = {}
+    for r in sorted(records, key=lambda r: r.ask.length):
+        groups.setdefault((r.ask.model, r.ask.layer, r.ask.head), []).append(r)
+    return {f"{model}, layer {layer}, head {head}": found for (model, layer, head), found in sorted(groups.items())}
+
+
+def _built_rows(place: str, found: Sequence[Record]) -> Rows:
+    heading, rows = [place], list[dict]()
+    for name, (series, _colour) in BUILT.items():
+        chosen = [r for r in found if r.ask.points == name and drawable(r.answer.lower)]
+        if chosen:
+            c = geometric_mean(r.answer.lower / math.sqrt(r.ask.length) for r in chosen)
+            law = _law(chosen)
+            heading.append(f"{series}: {number(c)}√n" + (f", fit {law_in_words(law)}" if law else ""))
+            rows += points(((r.ask.length, r.answer.lower) for r in chosen), series=series)
+            lengths = sorted({r.ask.length for r in chosen})
+            rows += points(((n, c * math.sqrt(n)) for n in lengths), series=f"c√n, {series}")
+    return [row | {"panel": "\n".join(heading)} for row in rows]
+
+
+def _law(records: Sequence[Record]) -> Growth | None:
+    return growth_of((r.ask.length, r.answer.lower) for r in records)
+
+
+def _built_title(records: Sequence[Record]) -> str:
+    said = []
+    for name, (series, _colour) in BUILT.items():
+        each = heads([r for r in records if r.ask.points == name])
+        law = laws_in_words((place, _law(found)) for place, found in each.items())
+        said += [f"At {series} the constant {law}"] if law else []
+    return ". ".join(said) or "Inputs built from one head"
+
+
+def _built(section: Section, *, on_head: bool) -> list[Record]:
+    return [r for r in section.of_kind("extremal") if r.ask.map.startswith("head:") == on_head]
+
+
+def _built_chart(name: str, about: str, *, on_head: bool, rank: int) -> ChartKind:
+    return ChartKind(
+        name=name,
+        sections=("adversarial",),
+        rank=rank,
+        about=BUILT_ABOUT.format(about),
+        wanted=lambda section: any(drawable(r.answer.lower) for r in _built(section, on_head=on_head)),
+        draw=lambda section: built_panels(_built(section, on_head=on_head)),
+        table=lambda section: built_table(_built(section, on_head=on_head)),
+    )
+
+
 CHARTS = (
-    _chart("length", "radius", "the number of tokens, at one radius", rank=10, fewest=1),
-    _chart("radius", "length", "the radius, at one number of tokens", rank=20, fewest=2),
+    _bounds_chart("length", "radius", "the number of tokens, at one radius", rank=10, fewest=1),
+    _bounds_chart("radius", "length", "the radius, at one number of tokens", rank=20, fewest=2),
+    _built_chart("single_head", "a single head at inputs that are built from it", on_head=True, rank=10),
+    _built_chart("whole_layer", "a whole layer at inputs that are built from one of its heads", on_head=False, rank=20),
 )

@@ -3,12 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import altair as alt
 
-from howsmooth.errors import AssumptionError
-from howsmooth.report.drawing.tables import Chart
 from howsmooth.wording import number
 
 # Which digits of each decade get a tick, the most crowded first.
@@ -92,34 +89,3 @@ def span_of(values: Iterable[float], *, room: float = 1.15) -> list[float]:
 def drawable(value: float | None) -> bool:
     """Tell whether a logarithmic scale has a place for a value."""
     return value is not None and 0 < value < math.inf
-
-
-def straightened(chart: Chart) -> Chart:
-    """Return a chart with linear axes in place of logarithmic ones.
-
-    Raises:
-        AssumptionError: If it has no logarithmic axis that can be made linear.
-    """
-    spec = chart.to_dict()
-    straight = linear(spec)
-    if straight == spec:
-        raise AssumptionError("this figure has no axes that can be linear; leave linear= out.", field="linear")
-    return type(chart).from_dict(straight)
-
-
-def linear(spec: Any) -> Any:
-    """Return a specification with linear axes in place of logarithmic ones."""
-    if isinstance(spec, list):
-        return [linear(part) for part in spec]
-    if not isinstance(spec, dict):
-        return spec
-    return {name: _straight(part) if name in ("x", "y") else linear(part) for name, part in spec.items()}
-
-
-def _straight(channel: Any) -> Any:
-    scale = channel.get("scale") if isinstance(channel, dict) else None
-    if not isinstance(scale, dict) or scale.get("type") != "log":
-        return channel
-    # ticks and labels were chosen for decades
-    domain = {"domain": [0, scale["domain"][1]]} if "domain" in scale else {"zero": True}
-    return channel | {"scale": {"type": "linear", "nice": False} | domain, "axis": {"tickCount": 5}}

@@ -1,32 +1,76 @@
-"""The words of a sentence with bars: how far each may move, proven; how far is too far, found."""
+"""Attacks and certificates: what attacks attain below what the theory allows, and how far words may move."""
 
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREY, ORANGE
-from howsmooth.report.drawing.panels import panels
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
+from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
-from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
+from howsmooth.studies.runs.attack_results import AttackSummary, summarise_attacks
 from howsmooth.studies.runs.certificate_results import CertifiedSentence, WordRadius, summarise_certificates
-from howsmooth.wording import at_least, at_most
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_least, at_most, count, number
 
+PREDICTED, CEILING = "predicted", "what the theory allows"
+METHODS: Styles = {
+    CEILING: Style(mark="line", colour=GREY, dash=(2, 3)),
+    PREDICTED: Style(mark="line", colour=INK, dash=(6, 4)),
+    "random": Style(mark="dotted line", colour=GREEN, side=Side.LOWER),
+    "fgsm": Style(mark="dotted line", colour=SKY, side=Side.LOWER),
+    "pgd": Style(mark="dotted line", colour=PINK, side=Side.LOWER),
+    "singular": Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
+    "ascent": Style(mark="dotted line", colour=BLUE, side=Side.LOWER),
+}
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
 WIDTH, ROW = 520, 19
 
 
-def wanted(section: Section) -> bool:
-    """Tell whether anything is proven or found of any word."""
-    return any(drawable(r.answer.certified) or drawable(r.answer.attacked) for r in section.of_kind("certificate"))
+def draw_attacks(section: Section) -> Chart:
+    """Draw a panel for each map, length and norm."""
+    every = summarise_attacks(section.of_kind("attack"))
+    rows: Rows = []
+    for each in every:
+        at = {"panel": _attack_panel(each)}
+        # the first row keeps the panel of a map that nothing moves
+        rows.append(dict(at))
+        for line in each.lines:
+            rows += points([(line.eps, line.attained)], series=line.method, **at)
+        for line in each.best:
+            rows += points([(line.eps, line.predicted)], series=PREDICTED, **at)
+            rows += points([(line.eps, line.ceiling)], series=CEILING, **at)
+    return series_panels(rows, METHODS, title=_attack_title(every), across="ε", up="attained / ε")
 
 
-def draw(section: Section) -> Chart:
+def table_attacks(section: Section) -> Numbers:
+    """Return a row for each map, radius and method."""
+    every = summarise_attacks(section.of_kind("attack"))
+    rows: list[NumberRow] = [(each.layer, (each.name, *line.cells.values())) for each in every for line in each.lines]
+    return Numbers(head=("where", *every[0].lines[0].cells), rows=rows)
+
+
+def _attack_panel(each: AttackSummary) -> str:
+    ends = each.linear_until
+    until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
+    return f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, {each.norm} norm: {until}"
+
+
+def _attack_title(every: list[AttackSummary]) -> str:
+    ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
+    if not ratios:
+        return "What attacks attain"
+    ends = extent(ratios, lambda value: number(value, 3))
+    return f"The best attacks attain {ends} times what the derivative predicts"
+
+
+def draw_words(section: Section) -> Chart:
     """Draw a panel for each sentence, norm and place."""
     every = summarise_certificates(section.of_kind("certificate"))
-    sizes = [size for each in every for word in each.words for size in _sizes(word)]
+    sizes = [size for each in every for word in each.words for size in _word_sizes(word)]
     low, high = min(sizes) / 2, 2 * max(sizes)
-    rows = [row for each in every for row in _rows(each, low, high)]
+    rows = [row for each in every for row in _word_rows(each, low, high)]
     span = span_of([low, high])
     x = alt.X("x:Q", title="size of the perturbation", scale=log_scale(span), axis=log_axis(span))
     y = alt.Y("word:N", title=None, sort=alt.EncodingSortField("place", op="min"), axis=alt.Axis(labelLimit=150))
@@ -41,25 +85,25 @@ def draw(section: Section) -> Chart:
     ticks = base.mark_point(shape="diamond", size=80, opacity=1, strokeWidth=0)
     ticks = ticks.transform_filter(alt.datum.series == FOUND).encode(x=x)
     chart = alt.LayerChart(layer=[between, bars, ticks]).properties(width=WIDTH, height=alt.Step(ROW))
-    return panels(chart, rows, title=_title(every), columns=1).resolve_scale(y="independent")
+    return panels(chart, rows, title=_word_title(every), columns=1).resolve_scale(y="independent")
 
 
-def table(section: Section) -> Numbers:
+def table_words(section: Section) -> Numbers:
     """Return a row for each word."""
     every = summarise_certificates(section.of_kind("certificate"))
     rows: list[NumberRow] = [(None, (each.text, *word.cells.values())) for each in every for word in each.words]
     return Numbers(head=("sentence", *every[0].words[0].cells), rows=rows)
 
 
-def _sizes(word: WordRadius) -> list[float]:
+def _word_sizes(word: WordRadius) -> list[float]:
     return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
 
 
-def _rows(each: CertifiedSentence, low: float, high: float) -> Rows:
+def _word_rows(each: CertifiedSentence, low: float, high: float) -> Rows:
     rows: Rows = []
     for word in each.words:
         known = {
-            "panel": _panel(each),
+            "panel": _word_panel(each),
             "word": spelled(word),
             "place": (len(word.places) > 1) * 10**6 + word.places[0],
             "certified": at_least(word.certified, 3),
@@ -84,11 +128,11 @@ def spelled(word: WordRadius) -> str:
     return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
 
 
-def _panel(each: CertifiedSentence) -> str:
+def _word_panel(each: CertifiedSentence) -> str:
     return f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}"
 
 
-def _title(every: list[CertifiedSentence]) -> str:
+def _word_title(every: list[CertifiedSentence]) -> str:
     alone = [word for each in every for word in each.words if len(word.places) == 1]
     found = [(word.attacked, word) for word in alone if word.attacked is not None]
     if not found:
@@ -101,6 +145,18 @@ def _title(every: list[CertifiedSentence]) -> str:
 
 CHARTS = (
     ChartKind(
+        name="attained_against_eps",
+        short="attained",
+        sections=("attack",),
+        rank=10,
+        about="How far attacks move the output for each unit of eps, against eps on logarithmic axes: a line for each "
+        "method, a dashed line for what the derivative predicts, and one above for what the theory allows; one panel "
+        "for each map.",
+        wanted=lambda section: any(drawable(r.answer.attained) for r in section.of_kind("attack")),
+        draw=draw_attacks,
+        table=table_attacks,
+    ),
+    ChartKind(
         name="certified_words",
         short="words",
         sections=("certificate",),
@@ -108,8 +164,10 @@ CHARTS = (
         about="The words of each sentence from top to bottom, against the size of a perturbation on a logarithmic "
         "axis: a dark bar as far as it is proven that no perturbation of the word changes the prediction, a light one "
         "from there to the smallest perturbation that was found to change it, and a mark there.",
-        wanted=wanted,
-        draw=draw,
-        table=table,
+        wanted=lambda section: any(
+            drawable(r.answer.certified) or drawable(r.answer.attacked) for r in section.of_kind("certificate")
+        ),
+        draw=draw_words,
+        table=table_words,
     ),
 )

@@ -1,9 +1,10 @@
 """One sentence for each study, from its records."""
 
 import pytest
-from measured import grid, record
+from measured import changed, grid, record
+from msgspec.structs import replace
 
-from howsmooth.report.findings import finding
+from howsmooth.report.sentences import finding
 from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting
 from howsmooth.studies.plans.paper import ALSO, FIGURES
 from howsmooth.studies.records import Record, this_machine
@@ -62,7 +63,7 @@ def at_measures():
 @pytest.mark.parametrize(
     ("name", "records", "said"),
     [
-        ("real", grid(model="m"), "the constant changes with the number of tokens n like n^0.30"),
+        ("real", grid(model="m"), "With the number of tokens n the constant on real text grows like n^0.30"),
         ("robustness", grid(stride=16), "from 4 to 16 tokens at the same places have constants 1.52 times as large"),
         ("bounds", grid(layers=1, lengths=(8,), lower=3.0, local_upper=60.0), "prove bounds 20 times what is measured"),
         ("adversarial", at_inputs(), "like n^0.50, tied pairs like n^0.50; at the same head, length and radius"),
@@ -92,14 +93,22 @@ def test_layers_that_follow_no_law_are_counted_and_not_ranked():
     bent = {4: 1.0, 8: 3.0, 16: 3.0}
     doubted = [record(0, n, w, lower=bent[n] * (1 + 0.001 * w)) for n in bent for w in range(3)]
     said = finding("real", [*doubted, *grid(layers=3)[9:]])
-    assert "1 of 3 layers follows no power law" in said
-    assert "layer 0" not in said
-    assert finding("real", doubted) == "None of the layers follows a power law."
+    assert said.endswith("grows like n^0.30; m, layer 0 follows no power law.")
+    two = [*doubted, *(replace(r, ask=replace(r.ask, layer=1)) for r in doubted), *grid(layers=3)[18:]]
+    assert finding("real", two).endswith("grows like n^0.30; 2 of 3 layers follow no power law.")
+    assert finding("real", doubted) == "With the number of tokens n the constant on real text follows no power law."
 
 
 @pytest.mark.parametrize("name", [*FIGURES, *ALSO])
 def test_a_study_without_records_says_so(name):
     assert finding(name, ()) == "Nothing is measured yet."
+
+
+def test_crossings_beyond_floats_are_left_out():
+    lost = changed(at_regimes()[0], crossing=None, plateau=None)
+    assert "at 300 tokens" in finding("regimes", [lost, *at_regimes()])
+    assert finding("regimes", [lost]) == "1 record of the kind regimes."
+    assert finding("transition", [lost]) == "1 record of the kind regimes."
 
 
 def test_a_study_with_nothing_to_say_tells_what_it_holds():

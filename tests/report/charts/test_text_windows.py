@@ -1,8 +1,10 @@
+"""Windows of a text: constants against length and radius, relative growth, concentration and certificates."""
+
 import math
 from statistics import fmean, geometric_mean
 
 import pytest
-from drawn import WHOLE, pairs, panels_of, rows_of, title_of
+from drawn import WHOLE, pairs, panels_of, rows_of, section, title_of
 from measured import LENGTHS, TYPICAL, changed, grid, measurement, record
 
 from howsmooth.report.figures import draw
@@ -78,13 +80,13 @@ def test_the_title_says_no_exponent_of_a_law_that_is_doubted():
     steep = [changed(r, lower=r.answer.lower * r.ask.length**2) for r in bent(layers=2) if r.ask.layer == 1]
     chart = draw(measurement([*scattered(), *steep]))
     law = measurement(scattered()).layers[0].growth
-    assert title_of(chart) == f"The constant changes like n^{law.exponent:.2f}; layer 1 follows no power law"
+    assert title_of(chart) == f"The constant grows like n^{law.exponent:.2f}; layer 1 follows no power law"
 
 
 def test_the_title_names_the_slowest_and_the_fastest_layer():
     fast = [changed(r, lower=r.answer.lower * r.ask.length) for r in grid(layers=2) if r.ask.layer == 1]
     title = title_of(draw(measurement([*grid(layers=1), *fast])))
-    assert title == "The constant changes like n^0.30 (layer 0) to n^1.30 (layer 1)"
+    assert title == "The constant grows like n^0.30 (layer 0) up to n^1.30 (layer 1)"
 
 
 def test_without_a_second_length_there_is_no_law():
@@ -125,3 +127,80 @@ def test_lines_and_points_have_legends_of_their_own_kind():
     assert stroke["legend"]["symbolType"] == "stroke"
     assert fill["scale"]["domain"] == ["a window"]
     assert fill["legend"]["symbolType"] == "circle"
+
+
+def test_against_the_radius_every_window_is_a_point_coloured_by_its_length():
+    found = measurement(grid())
+    points = [row for row in rows_of(draw(found, "radius")) if "y" in row]
+    assert pairs(points) == [(r.answer.mean_radius, r.answer.lower) for r in found.records]
+    assert [row["n"] for row in points] == [r.ask.length for r in found.records]
+
+
+def test_a_constant_of_zero_keeps_its_place_at_the_foot():
+    found = measurement([*grid(layers=1), *(record(1, n, 0, lower=0.0) for n in LENGTHS)])
+    rows = [row for row in rows_of(draw(found, "radius"), panel="layer 1") if "room" not in row]
+    assert len(rows) == len(LENGTHS)
+    assert not any("y" in row for row in rows)
+
+
+def test_radii_that_hardly_differ_are_not_blown_up():
+    found = measurement([changed(r, mean_radius=5.0 + 1e-6 * r.ask.window.index) for r in grid(layers=1)])
+    ends = [row["x"] for row in rows_of(draw(found, "radius"), room=True)]
+    assert ends == pytest.approx([5.0 / 1.02, 5.000002 * 1.02])
+    wide = measurement([changed(r, mean_radius=5.0 + r.ask.window.index) for r in grid(layers=1)])
+    assert rows_of(draw(wide, "radius"), room=True) == []
+
+
+def test_the_title_says_how_much_radius_and_constant_vary():
+    found = measurement([changed(r, mean_radius=5.0 * (1 + r.ask.window.index)) for r in grid(layers=1)])
+    title = "Within a layer the radius varies up to 3.00-fold, the constant up to 1.67-fold"
+    assert title_of(draw(found, "radius")) == title
+
+
+def drawn(name, chart, *records):
+    return draw(section(name, measured=(measurement(records),)), chart)
+
+
+def test_every_window_has_its_radius_and_every_length_the_mean():
+    records = grid(layers=1, lengths=(4, 8))
+    chart = drawn("real", "radius_against_length", *records)
+    assert pairs(rows_of(chart, series="a window")) == [(r.ask.length, r.answer.mean_radius) for r in records]
+    mean = pytest.approx(geometric_mean([5.0, 5.1, 5.2]))
+    assert pairs(rows_of(chart, series="geometric mean")) == [(4, mean), (8, mean)]
+
+
+def test_layers_stand_in_the_order_of_their_numbers():
+    records = [record(layer, 4, 0) for layer in (10, 2)]
+    assert panels_of(drawn("real", "radius_against_length", *records)) == ["layer 2", "layer 10"]
+
+
+def test_growth_is_relative_to_the_same_window_at_the_shortest_length():
+    records = [record(0, 4, 0, lower=2.0, stride=9), *(record(0, 8, w, lower=6.0, stride=9) for w in (0, 1))]
+    chart = drawn("robustness", "relative_growth", *records)
+    # the second window was not measured at four tokens
+    assert pairs(rows_of(chart, series="a window")) == [(4, 1.0), (8, 3.0)]
+    assert pairs(rows_of(chart, series="geometric mean")) == [(4, 1.0), (8, pytest.approx(3.0))]
+    assert title_of(chart).endswith("changes by a factor 3")
+
+
+def test_windows_of_two_models_are_not_compared_with_each_other():
+    measured = (measurement([record(0, 4, 0, lower=2.0), record(0, 8, 0, lower=6.0)]),)
+    measured += (measurement([record(0, n, 0, lower=5.0, model="n") for n in (4, 8)]),)
+    chart = draw(section("robustness", measured=measured), "relative_growth")
+    assert pairs(rows_of(chart, series="a window")) == [(4, 1.0), (8, 3.0), (4, 1.0), (8, 1.0)]
+
+
+def test_concentration_counts_the_tokens_that_share_the_perturbation():
+    records = [record(0, 4, 0, sensitivity=(0.25,) * 4), record(0, 8, 0, sensitivity=(1.0, 0.0, 0.0))]
+    chart = drawn("robustness", "concentration", *records)
+    assert pairs(rows_of(chart, series="a window")) == [(4, pytest.approx(4.0)), (8, 1.0)]
+    assert title_of(chart) == "At n = 8 the worst perturbation rests on 1 tokens"
+
+
+def test_certificates_are_compared_with_geometric_means():
+    records = [record(0, 4, 0, lower=1.0, local_upper=10.0), record(0, 4, 1, lower=4.0, local_upper=10.0)]
+    chart = drawn("bounds", "certificates", *records)
+    assert pairs(rows_of(chart, series="measured")) == [(4, pytest.approx(2.0))]
+    assert pairs(rows_of(chart, series="certificate")) == [(4, pytest.approx(10.0))]
+    assert panels_of(chart) == ["layer 0\nlooser by a factor 5"]
+    assert title_of(chart) == "The certificate is 6.25 times the constant (median)"

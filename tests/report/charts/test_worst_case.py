@@ -23,7 +23,7 @@ def test_the_multiple_of_the_root_of_n_is_the_geometric_mean():
 
 def test_the_title_says_how_each_kind_of_input_grows():
     title = title_of(draw(section("adversarial", inputs()), "single_head"))
-    assert title == "At two points the constant changes like n^0.50. At tied pairs the constant changes like n^0.50"
+    assert title == "At two points the constant grows like n^0.50. At tied pairs the constant grows like n^0.50"
 
 
 def test_single_heads_and_whole_layers_are_apart():

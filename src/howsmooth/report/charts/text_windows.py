@@ -1,0 +1,414 @@
+"""Windows of a text: the constant against the length and the radius, certificates, and growth in place."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, geometric_mean, median
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from howsmooth.report.charts import ChartKind
+from howsmooth.report.drawing.measured_layers import TOLD, MeasuredLayer, WindowValue, described, measured_layers
+from howsmooth.report.drawing.palette import BLUE, FEW_TO_MANY, GREEN, GREY, ORANGE
+from howsmooth.report.drawing.panels import PANEL, Mark, Style, Styles, panels, points, series_panels
+from howsmooth.report.drawing.scales import drawable, length_axis, log_axis, log_scale, span_of
+from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, ends, extent
+from howsmooth.report.sections import Section
+from howsmooth.report.sentences import NO_LAW, law_in_words, laws_in_words
+from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
+from howsmooth.theory.results import Side
+from howsmooth.wording import at_most, number
+
+TOKENS, CONSTANT = "number of tokens n", "local Lipschitz constant"
+WINDOW, LAW, TYPICAL, RELEASED = "a window", "power law", "random perturbations", "released quantity"
+MEAN_OF_NO_LAW, MEAN = f"mean ({NO_LAW})", "geometric mean"
+MEASURED, CERTIFIED = "measured", "certificate"
+LENGTH_STYLES: Styles = {
+    TYPICAL: Style(mark="line", colour=GREEN, width=1.0),
+    RELEASED: Style(mark="line", colour=GREY, dash=(5, 3), width=1.5),
+    LAW: Style(mark="line", colour=ORANGE),
+    MEAN_OF_NO_LAW: Style(mark="line", colour=ORANGE, dash=(2, 2)),
+    # on top, so that a pointer finds them
+    WINDOW: Style(mark="points", colour=BLUE, side=Side.LOWER),
+}
+CERTIFICATE_STYLES: Styles = {
+    CERTIFIED: Style(mark="dotted line", colour=GREEN, dash=(5, 3), side=Side.UPPER),
+    MEASURED: Style(mark="dotted line", colour=BLUE),
+}
+# Enough for a law to look smooth on linear axes too.
+STEPS = 25
+# Radii that differ by less than this factor are drawn as equal.
+FLAT = 1.02
+
+
+def _windows(section: Section) -> list[TextRecord]:
+    return [record for m in section.measurements for record in m.records]
+
+
+def _constant(record: TextRecord) -> float:
+    return record.answer.lower
+
+
+def _certificate(record: TextRecord) -> float | None:
+    return record.answer.local_upper
+
+
+def _over_lengths(rows: Rows, styles: Styles, found: Sequence[MeasuredLayer], title: str, **options: Any) -> Chart:
+    axis = length_axis(n for place in found for n in place.lengths)
+    return series_panels(rows, styles, across=TOKENS, axis=axis, title=title, **{"up": CONSTANT} | options)
+
+
+def _factors(found: Sequence[float]) -> str:
+    return f"a factor {extent(found)}" if found else "an unknown factor"
+
+
+def draw_lengths(section: Section) -> Chart:
+    """Draw a panel for each layer."""
+    found = measured_layers(section)
+    rows = [row for place in found for row in _length_rows(place)]
+    return _over_lengths(rows, LENGTH_STYLES, found, _length_title(found), told=TOLD, band=LAW)
+
+
+def table_lengths(section: Section) -> Numbers:
+    """Return a row for each layer and length."""
+    rows: list[NumberRow] = []
+    for place in measured_layers(section):
+        gains = dict(_typical(place))
+        for n in place.lengths:
+            here = place.at(n)
+            low, high = ends(here)
+            numbers = (number(n), str(len(here)), str(gains.get(n, "—")), low, number(mean_constant(here), 4), high)
+            rows.append((place.summary.layer, (_row_name(section, place), *numbers)))
+    head = ("layer", "tokens", "windows", "typical", "smallest", "mean", "largest (upper end)")
+    return Numbers(head=head, rows=rows)
+
+
+def _row_name(section: Section, place: MeasuredLayer) -> str:
+    return place.name if len(section.measurements) > 1 else str(place.summary.layer)
+
+
+def _length_rows(place: MeasuredLayer) -> Rows:
+    at = {"panel": _heading(place), "layer": place.summary.layer}
+    law = place.summary.growth
+    # the first row keeps the panel of a layer that attains nothing
+    rows: Rows = [dict(at)]
+    for r in place.records:
+        rows += points([(r.ask.length, r.answer.lower)], series=WINDOW, **at | described(place.measurement, r))
+    if law is not None and law.doubted:
+        rows += points(place.means(_constant), series=MEAN_OF_NO_LAW, **at)
+    rows += [row | at for row in _law_rows(place)]
+    rows += points(((n, gain.value) for n, gain in _typical(place)), series=TYPICAL, **at)
+    return rows + points(place.means(lambda r: r.answer.released_quantity), series=RELEASED, **at)
+
+
+def _law_rows(place: MeasuredLayer) -> Rows:
+    law = place.summary.growth
+    if law is None or law.doubted:
+        return []
+    lengths = [r.ask.length for r in place.records]
+    # Least squares passes through the mean of log n, taken over windows: the slopes turn around that point.
+    centre = geometric_mean(lengths)
+    rows: Rows = []
+    for n in sorted({centre, *np.geomspace(min(lengths), max(lengths), STEPS).tolist()}):
+        turned = [law.at(centre) * (n / centre) ** slope for slope in (law.low, law.high)]
+        rows.append({"series": LAW, "x": n, "y": law.at(n), "low": min(turned), "high": max(turned)})
+    return rows
+
+
+def _typical(place: MeasuredLayer) -> list[tuple[int, Typical]]:
+    """Return the root mean square gain of random perturbations at each length that has one."""
+    return [(n, gain) for n in place.lengths if (gain := typical_of(place.at(n))) is not None]
+
+
+def _heading(place: MeasuredLayer) -> str:
+    summary = place.summary
+    first = f"{number(summary.constant)} at {number(summary.length)} tokens"
+    growth = first if summary.growth is None else law_in_words(summary.growth)
+    beside = f"released: {law_in_words(summary.released_growth)}" if summary.released_growth else ""
+    cells = summary.cells
+    bound = "" if summary.any_input is None else f", any tokens up to {cells['longest']}: ≤ {cells['any input']}"
+    return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {cells['R']}{bound}") if line)
+
+
+def _length_title(found: Sequence[MeasuredLayer]) -> str:
+    said = laws_in_words((place.name, place.summary.growth) for place in found)
+    beside = laws_in_words((place.name, place.summary.released_growth) for place in found)
+    if not said:
+        return "The constants that the windows attain"
+    return f"The constant {said}" + (f". The released quantity {beside}" if beside else "")
+
+
+def draw_radii(section: Section) -> Chart:
+    """Draw a panel for each layer."""
+    found = measured_layers(section)
+    rows = [_radius_row(place, record) for place in found for record in place.records]
+    heights = span_of([row["y"] for row in rows if "y" in row])
+    lengths = sorted({row["n"] for row in rows})
+    x = alt.X("x:Q", title="mean radius", scale=alt.Scale(zero=False, padding=8), axis=alt.Axis(tickCount=3))
+    plain = alt.Chart().encode(x=x, y=alt.Y("y:Q", title=CONSTANT, scale=log_scale(heights), axis=log_axis(heights)))
+    tokens = alt.Tooltip("n:Q", title="tokens")
+    dots = plain.mark_point(filled=True, size=28, opacity=0.9).encode(
+        color=_length_colour(lengths), tooltip=[tokens, alt.Tooltip("y:Q", title="constant", format=",.5~r"), *TOLD]
+    )
+    # zero has no place on a logarithmic axis: it is written at the foot
+    foot = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(
+        y=alt.value(PANEL["height"]), tooltip=[tokens, *TOLD]
+    )
+    unseen = alt.Chart().mark_point(opacity=0, aria=False).encode(x=x, y=alt.value(0))
+    layers = [
+        dots.transform_filter("isValid(datum.y)"),
+        foot.transform_filter("!isValid(datum.y) && !datum.room"),
+        unseen.transform_filter("datum.room"),
+    ]
+    chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows + _room(rows), title=_radius_title(found))
+    return chart.resolve_scale(x="independent")
+
+
+def table_radii(section: Section) -> Numbers:
+    """Return a row for each layer and length."""
+    rows: list[NumberRow] = []
+    for place in measured_layers(section):
+        for n in place.lengths:
+            here = place.at(n)
+            radii = [r.answer.mean_radius for r in here]
+            numbers = (number(value, 4) for value in (min(radii), fmean(radii), max(radii), mean_constant(here)))
+            rows.append((place.summary.layer, (_row_name(section, place), number(n), *numbers)))
+    head = ("layer", "tokens", "smallest radius", "mean radius", "largest radius", "mean constant")
+    return Numbers(head=head, rows=rows)
+
+
+def _radius_row(place: MeasuredLayer, record: TextRecord) -> dict[str, Any]:
+    answer = record.answer
+    row = described(place.measurement, record) | {"panel": place.name, "n": record.ask.length, "x": answer.mean_radius}
+    return row | ({"y": answer.lower} if drawable(answer.lower) else {})
+
+
+def _room(rows: Rows) -> Rows:
+    """Return two unseen points for each panel whose radii hardly differ: rounding is not blown up."""
+    radii: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        radii.setdefault((row["panel"], row["layer"]), []).append(row["x"])
+    return [
+        {"panel": panel, "layer": layer, "x": end, "room": True}
+        for (panel, layer), found in radii.items()
+        if max(found) < FLAT * min(found)
+        for end in (min(found) / FLAT, max(found) * FLAT)
+    ]
+
+
+def _length_colour(lengths: Sequence[int]) -> alt.Color:
+    scale = alt.Scale(type="log", range=list(FEW_TO_MANY), interpolate="rgb", domain=span_of(lengths, room=1.0))
+    legend = alt.Legend(values=list(lengths), format="d") if len(lengths) > 1 else None
+    return alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
+
+
+def _radius_title(found: Sequence[MeasuredLayer]) -> str:
+    attained = [[r.answer for r in place.records if drawable(r.answer.lower)] for place in found]
+    radius = _widest([a.mean_radius for a in answers if drawable(a.mean_radius)] for answers in attained)
+    constant = _widest([a.lower for a in answers] for answers in attained)
+    if constant == 1:
+        return "The constants of the windows against the radius of their tokens"
+    return f"Within a layer the radius varies up to {radius:.2f}-fold, the constant up to {constant:.2f}-fold"
+
+
+def _widest(values: Iterable[Sequence[float]]) -> float:
+    return max((max(v) / min(v) for v in values if v), default=1.0)
+
+
+def draw_certificates(section: Section) -> Chart:
+    """Draw a panel for each layer."""
+    found = measured_layers(section)
+    rows: Rows = []
+    for place in found:
+        ratios = [ratio for _n, _measured, _certified, ratio in _certified(place) if ratio is not None]
+        said = f"looser by {_factors(ratios)}" if ratios else "no certificate"
+        at = {"panel": f"{place.name}\n{said}", "layer": place.summary.layer}
+        rows += points(place.means(_constant), series=MEASURED, **at)
+        rows += points(place.means(_certificate), series=CERTIFIED, **at)
+    pairs = ((_certificate(r), _constant(r)) for r in _windows(section))
+    middle = median(bound / value for bound, value in pairs if bound and drawable(value))
+    title = f"The certificate is {number(middle)} times the constant (median)"
+    return _over_lengths(rows, CERTIFICATE_STYLES, found, title)
+
+
+def table_certificates(section: Section) -> Numbers:
+    """Return a row for each layer and length."""
+    rows: list[NumberRow] = []
+    for place in measured_layers(section):
+        for n, measured, certified, ratio in _certified(place):
+            numbers = (cell(measured), cell(certified, written=at_most), cell(ratio))
+            rows.append((place.summary.layer, (place.name, number(n), *numbers)))
+    return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=rows)
+
+
+def _certified(place: MeasuredLayer) -> list[tuple[int, float | None, float | None, float | None]]:
+    """Return the mean constant, the mean certificate and their ratio at each length."""
+    measured, certified = dict(place.means(_constant)), dict(place.means(_certificate))
+    return [
+        (n, measured.get(n), certified.get(n), certified[n] / measured[n] if n in measured and n in certified else None)
+        for n in place.lengths
+    ]
+
+
+def relative_to_the_shortest(found: list[MeasuredLayer]) -> WindowValue:
+    """Return what divides the constant of a window by that of the same window at the shortest length of its layer."""
+
+    def window(r: TextRecord) -> tuple[str, str, int, int]:
+        return r.ask.model, r.ask.map, r.ask.layer, r.ask.window.index
+
+    first = {window(r): r.answer.lower for place in found for r in place.at(place.lengths[0])}
+
+    def relative(record: TextRecord) -> float | None:
+        start = first.get(window(record))
+        return record.answer.lower / start if start is not None and drawable(start) else None
+
+    return relative
+
+
+def effective_tokens(record: TextRecord) -> float | None:
+    """Return how many equal shares would be as spread out, if shares are kept."""
+    squares = sum(share**2 for share in record.answer.sensitivity)
+    return 1 / squares if squares else None
+
+
+def _changes(said: str) -> Callable[[list[MeasuredLayer], WindowValue], str]:
+    def title(found: list[MeasuredLayer], value: WindowValue) -> str:
+        means = [[mean for _n, mean in place.means(value)] for place in found]
+        return said + _factors([some[-1] / some[0] for some in means if len(some) > 1])
+
+    return title
+
+
+def _rests(found: list[MeasuredLayer], value: WindowValue) -> str:
+    records = [r for place in found for r in place.records if value(r)]
+    longest = max(r.ask.length for r in records)
+    numbers = [v for r in records if r.ask.length == longest and (v := value(r))]
+    return f"At n = {number(longest)} the worst perturbation rests on {extent(numbers)} tokens"
+
+
+def _value_rows(found: Sequence[MeasuredLayer], value: WindowValue) -> Rows:
+    rows: Rows = []
+    for place in found:
+        at = {"panel": place.name, "layer": place.summary.layer}
+        for r in place.records:
+            rows += points([(r.ask.length, value(r))], series=WINDOW, **at | described(place.measurement, r))
+        rows += points(place.means(value), series=MEAN, **at)
+    return rows
+
+
+def _value_table(found: Sequence[MeasuredLayer], value: WindowValue, what: str) -> Numbers:
+    rows: list[NumberRow] = []
+    for place in found:
+        for n, mean in place.means(value):
+            here = [v for r in place.at(n) if (v := value(r))]
+            numbers = (number(end, 4) for end in (min(here), mean, max(here)))
+            rows.append((place.summary.layer, (place.name, number(n), str(len(here)), *numbers)))
+    head = ("where", "tokens", "windows", f"smallest {what}", f"mean {what}", f"largest {what}")
+    return Numbers(head=head, rows=rows)
+
+
+def _window_chart(
+    name: str,
+    section: str,
+    about: str,
+    value: Callable[[list[MeasuredLayer]], WindowValue],
+    *,
+    rank: int,
+    mark: Mark,
+    up: str,
+    title: Callable[[list[MeasuredLayer], WindowValue], str],
+    column: str,
+) -> ChartKind:
+    def wanted(section: Section) -> bool:
+        each = value(measured_layers(section))
+        return any(drawable(each(r)) for r in _windows(section))
+
+    def draw(section: Section) -> Chart:
+        found = measured_layers(section)
+        each = value(found)
+        styles = {WINDOW: Style(mark=mark, colour=BLUE, width=1.0), MEAN: Style(mark="line", colour=ORANGE)}
+        return _over_lengths(_value_rows(found, each), styles, found, title(found, each), up=up, told=TOLD)
+
+    return ChartKind(
+        name=name,
+        sections=(section,),
+        rank=rank,
+        about=about,
+        wanted=wanted,
+        draw=draw,
+        table=lambda section: _value_table(found := measured_layers(section), value(found), column),
+    )
+
+
+CHARTS = (
+    ChartKind(
+        name="constant_against_length",
+        short="length",
+        sections=("measurement", "real"),
+        rank=10,
+        about="The local Lipschitz constant against the number of tokens, one panel for each layer: a dot for each "
+        "window, the fitted power law with its 95 % band (or the mean, where no power law describes the windows), and "
+        "as a thin line what random perturbations are multiplied by.",
+        wanted=lambda section: any(drawable(_constant(r)) for r in _windows(section)),
+        draw=draw_lengths,
+        table=table_lengths,
+    ),
+    ChartKind(
+        name="constant_against_radius",
+        short="radius",
+        sections=("measurement", "real"),
+        rank=20,
+        about="The local Lipschitz constant against the mean radius of the tokens, one panel for each layer: a dot for "
+        "each window, coloured by its number of tokens.",
+        wanted=lambda section: any(drawable(_constant(r)) and r.answer.mean_radius for r in _windows(section)),
+        draw=draw_radii,
+        table=table_radii,
+    ),
+    ChartKind(
+        name="certificates",
+        sections=("measurement", "bounds"),
+        rank=45,
+        about="The mean constant that was measured and the mean certificate, a bound that is proven at each window, "
+        "against the number of tokens, one panel for each layer.",
+        wanted=lambda section: any(_certificate(r) and drawable(_constant(r)) for r in _windows(section)),
+        draw=draw_certificates,
+        table=table_certificates,
+    ),
+    _window_chart(
+        "radius_against_length",
+        "real",
+        "The mean radius of the tokens against their number, one panel for each layer: a dot for each window, and the "
+        "geometric mean of all windows of a length.",
+        lambda _found: lambda record: record.answer.mean_radius,
+        rank=30,
+        mark="points",
+        up="mean radius",
+        title=_changes("From the shortest to the longest windows the radius changes by "),
+        column="radius",
+    ),
+    _window_chart(
+        "relative_growth",
+        "robustness",
+        "How the constant changes as windows grow at the same places of a text, relative to the shortest: a thread for "
+        "each window, and their geometric mean, one panel for each layer.",
+        relative_to_the_shortest,
+        rank=10,
+        mark="threads",
+        up="relative to the shortest",
+        title=_changes("As windows grow in place, the constant changes by "),
+        column="ratio",
+    ),
+    _window_chart(
+        "concentration",
+        "robustness",
+        "On how many tokens the worst perturbation rests, 1/Σs² for shares s, against the number of tokens: a thread "
+        "for each window, and their geometric mean, one panel for each layer.",
+        lambda _found: effective_tokens,
+        rank=20,
+        mark="threads",
+        up="effective number of tokens",
+        title=_rests,
+        column="number of tokens",
+    ),
+)

@@ -1,0 +1,293 @@
+"""What a report says in sentences: how smooth layers are, how that grows with the length, what each study found."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from howsmooth.models.map_names import MapName
+from howsmooth.report.drawing.tables import extent
+from howsmooth.studies.records import Record
+from howsmooth.studies.runs.attack_results import summarise_attacks
+from howsmooth.studies.runs.certificate_results import summarise_certificates
+from howsmooth.studies.runs.composition import Composition, compositions
+from howsmooth.studies.runs.growth import Growth
+from howsmooth.studies.runs.measurement import Measurement, least_smooth
+from howsmooth.studies.runs.summary import LayerSummary, growth_of
+from howsmooth.wording import at_least, count, exponent, number, percent
+
+NO_LAW = "no power law"
+# Accuracies that differ by less are alike.
+NEARLY = 0.01
+
+Records = Sequence[Record[Any, Any]]
+Tell = Callable[[Records], str]
+
+
+def sentence(measurement: Measurement) -> str:
+    """Say in one sentence how smooth the layers are: the least smooth one, its scale, and the smoothest."""
+    if not measurement.layers:
+        return "Nothing is measured yet."
+    if not measurement.comparable:
+        return "The layers have no length in common yet, so none of them is called the least smooth."
+    worst = least_smooth(measurement.layers)
+    smoothest = min(measurement.layers, key=lambda layer: layer.constant)
+    enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
+    through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
+    typical = "" if worst.typical is None else worst.typical.said
+    clauses = [f"the worst small perturbation of {enters} grows{through} {number(worst.constant)}-fold{typical}"]
+    if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
+        tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
+        clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
+    if smoothest is not worst:
+        clauses.append(f"the smoothest is layer {smoothest.layer}, with {number(smoothest.constant)}")
+    said = f"{_where(worst, measurement.thing)} {'; '.join(clauses)}."
+    return said if measurement.complete else f"So far, {said[0].lower()}{said[1:]}"
+
+
+def _where(layer: LayerSummary, thing: str) -> str:
+    if layer.shortest == layer.length:
+        return f"At {count(layer.length, 'token')}"
+    return f"Over {count(layer.windows, thing)} of {layer.lengths} tokens"
+
+
+def growth_sentence(measurement: Measurement) -> str:
+    """Say in one sentence how that factor grows with the number of tokens, and where it follows no law."""
+    said = laws_in_words((f"layer {layer.layer}", layer.growth) for layer in measurement.layers)
+    if not said:
+        return "Nothing is known about growth, which takes several lengths."
+    return f"With the number of tokens n this factor {said}."
+
+
+def growth_words(measurement: Measurement, layer: LayerSummary) -> str:
+    """Say how one layer grows in a few words; nothing if it was measured at one length."""
+    if layer.growth is None:
+        return ""
+    if layer.growth.doubted:
+        lengths = [record.ask.length for record in measurement.at(layer=layer.layer)]
+        return f"follows {NO_LAW} between {number(min(lengths))} and {number(max(lengths))} tokens"
+    return f"{_verb(layer.growth)} like {law_in_words(layer.growth)}"
+
+
+def law_in_words(law: Growth | None) -> str:
+    """Write an exponent with its interval, where that shows any scatter; or that no power law describes the data."""
+    if law is None:
+        return "one length"
+    if law.doubted:
+        return f"{NO_LAW} (n^{exponent(law.exponent)} at best)"
+    sharp = math.isclose(law.low, law.high, abs_tol=1e-9)
+    return f"n^{exponent(law.exponent)}" + ("" if sharp else f" [{exponent(law.low)}, {exponent(law.high)}]")
+
+
+def laws_in_words(laws: Iterable[tuple[str, Growth | None]]) -> str:
+    """Say in a clause how something grows at several places: the slowest and the fastest, and who follows no law."""
+    found = [(name, law) for name, law in laws if law is not None]
+    doubted = [name for name, law in found if law.doubted]
+    sure = sorted(((name, law) for name, law in found if not law.doubted), key=lambda pair: pair[1].exponent)
+    if not sure:
+        return f"follows {NO_LAW}" + (" anywhere" if len(found) > 1 else "") if found else ""
+    ends = {exponent(law.exponent): name for name, law in (sure[-1], sure[0])}
+    each = [f"n^{slope}" + (f" ({name})" if len(ends) > 1 else "") for slope, name in ends.items()]
+    said = f"{_verb(sure[0][1])} like {' up to '.join(reversed(each))}"
+    if not doubted:
+        return said
+    who = f"{doubted[0]} follows" if len(doubted) == 1 else f"{len(doubted)} of {len(found)} layers follow"
+    return f"{said}; {who} {NO_LAW}"
+
+
+def _verb(law: Growth) -> str:
+    return "grows" if round(law.exponent, 2) > 0 else "changes"
+
+
+def finding(name: str, records: Records) -> str:
+    """Say what a study found: by its own name, or by the first kind of its records that has something to say."""
+    kinds = list(dict.fromkeys(record.ask.kind for record in records))
+    tellers = [STUDIES.get(name), *(KINDS.get(kind) for kind in kinds)]
+    said = (tell(records) for tell in tellers if tell is not None)
+    held = f"{count(len(records), 'record')} of the kind {', '.join(sorted(kinds))}."
+    return next(filter(None, said), held if records else "Nothing is measured yet.")
+
+
+def _growth(records: Records) -> str:
+    laws = (
+        (place, growth_of((r.ask.length, r.answer.lower) for r in some)) for place, some in _by_layer(records).items()
+    )
+    said = laws_in_words(laws)
+    return f"With the number of tokens n the constant on real text {said}." if said else ""
+
+
+def _nested(records: Records) -> str:
+    ratios: dict[str, float] = {}
+    for place, found in _by_layer(records).items():
+        lengths = sorted({r.ask.length for r in found})
+        first, last = ([r.answer.lower for r in found if r.ask.length == n] for n in (lengths[0], lengths[-1]))
+        if len(lengths) > 1 and min(*first, *last) > 0:
+            ratios[place] = geometric_mean(last) / geometric_mean(first)
+    if not ratios:
+        return ""
+    lengths = sorted({r.ask.length for r in records if r.ask.kind == "text"})
+    return (
+        f"Windows that grow from {number(lengths[0])} to {number(lengths[-1])} tokens at the same places have "
+        f"constants {extent(ratios.values())} times as large; the most in {max(ratios, key=ratios.__getitem__)}."
+    )
+
+
+def _by_layer(records: Records) -> dict[str, list[Record[Any, Any]]]:
+    groups: dict[str, list[Record[Any, Any]]] = {}
+    for r in records:
+        if r.ask.kind == "text":
+            groups.setdefault(f"{r.ask.model}, layer {r.ask.layer}", []).append(r)
+    return groups
+
+
+def _certificates(records: Records) -> str:
+    pairs = [(r.answer.local_upper, r.answer.lower) for r in records if r.ask.kind == "text"]
+    ratios = [proven / lower for proven, lower in pairs if proven is not None and lower > 0]
+    return f"Certificates prove bounds {extent(ratios)} times what is measured at the same windows." if ratios else ""
+
+
+def _extremal(records: Records) -> str:
+    groups: dict[str, dict[tuple[Any, ...], list[tuple[int, float]]]] = {"two_point": {}, "tied_pair": {}}
+    for r in records:
+        if r.ask.kind == "extremal":
+            place = (r.ask.model, r.ask.layer, r.ask.map, r.ask.head, r.ask.radius)
+            groups[r.ask.points].setdefault(place, []).append((r.ask.length, r.answer.lower))
+    slopes = {
+        points: [law.exponent for some in found.values() if (law := growth_of(some))]
+        for points, found in groups.items()
+    }
+    two_points = {(place, n): value for place, some in groups["two_point"].items() for n, value in some if value > 0}
+    ratios = [
+        value / two_points[place, n]
+        for place, some in groups["tied_pair"].items()
+        for n, value in some
+        if (place, n) in two_points
+    ]
+    if not all(slopes.values()) or not ratios:
+        return ""
+    two_point, tied_pair = (extent(each, exponent) for each in slopes.values())
+    return (
+        f"The paper's two points grow like n^{two_point}, tied pairs like n^{tied_pair}; at the same "
+        f"head, length and radius tied pairs attain {extent(ratios)} times as much."
+    )
+
+
+def _worst(records: Records) -> str:
+    ratios = []
+    for r in (r for r in records if r.ask.kind == "bounds"):
+        attained = [value for value in (r.answer.sharp_lower, r.answer.two_point, r.answer.tied_pair) if value]
+        if attained and r.answer.sharp_upper:
+            ratios.append(r.answer.sharp_upper / max(attained))
+    if not ratios:
+        return ""
+    return f"The worst-case bound is {extent(ratios)} times what explicit inputs attain, over all lengths and radii."
+
+
+def _regimes(records: Records) -> str:
+    # none where it does not fit a float
+    crossings = [r.answer.crossing for r in records if r.ask.kind == "regimes" and r.answer.crossing is not None]
+    if not crossings:
+        return ""
+    return (
+        f"The worst constant stops growing with the number of tokens at {extent(crossings)} tokens, where sequences "
+        "become measures: it depends on the head and the radius."
+    )
+
+
+def _transition(records: Records) -> str:
+    found = [r for r in records if r.ask.kind == "regimes" and r.answer.plateau]
+    if not found:
+        return ""
+    longest = max(r.ask.length for r in found)
+    shares = [r.answer.lower / r.answer.plateau for r in found if r.ask.length == longest]
+    return f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures attain."
+
+
+def _splitting(records: Records) -> str:
+    found = [r.answer for r in records if r.ask.kind == "splitting"]
+    splits, open_ends = sum(a.splits for a in found), sum(not a.decided for a in found)
+    undecided = f"; {open_ends} {'is' if open_ends == 1 else 'are'} not decided" if open_ends else ""
+    return (
+        f"At {splits} of {count(len(found), 'window')} cutting one token in two moves the output further than any "
+        f"small move of whole tokens does{undecided}."
+    )
+
+
+def _measures(records: Records) -> str:
+    found = [r for r in records if r.ask.kind == "measures"]
+    if not found:
+        return ""
+    worst = max(found, key=lambda r: r.answer.lower)
+    rest = 1 - max(atom.mass for atom in worst.answer.atoms)
+    return (
+        f"The worst measure found attains {at_least(worst.answer.lower, 3)} within radius {number(worst.ask.radius)}, "
+        f"and is unbalanced: of its {count(len(worst.answer.atoms), 'atom')} one holds all but {number(rest)} of the "
+        "mass."
+    )
+
+
+def _sentences(kind: str, summed_up: Callable[[Iterable[Record[Any, Any]]], Sequence[Any]]) -> Tell:
+    return lambda records: " ".join(each.sentence for each in summed_up(r for r in records if r.ask.kind == kind))
+
+
+def _whole(records: Records) -> str:
+    longest: dict[str, Composition] = {}
+    for found in compositions(records):  # the shortest windows first
+        longest[found.model] = found
+    return " ".join(found.sentence for found in longest.values())
+
+
+def _training(records: Records) -> str:
+    every = [r for r in records if r.ask.kind == "training"]
+    judged = [r for r in every if r.answer.accuracy is not None]
+    plain = [r.answer for r in judged if r.ask.method == "plain"]
+    others = [r for r in judged if r.ask.method != "plain"]
+    said = []
+    if plain and others:
+        right, rough = fmean(a.accuracy for a in plain), geometric_mean(a.network for a in plain)
+        smoother = [r for r in others if r.answer.accuracy >= right - NEARLY and r.answer.network < rough]
+        within = f"within {percent(NEARLY)} of the plain accuracy of {percent(right)}"
+        if smoother:
+            best = min(smoother, key=lambda r: r.answer.network)
+            constants = f"{number(best.answer.network)} against {number(rough)}"
+            said.append(f"Smoothest {within} is {best.ask.label}: a constant of {constants}.")
+        else:
+            said.append(f"No training {within} has a smoother network than the plain one: {number(rough)}.")
+    return " ".join([*said, *(_broke(r) for r in every if r.answer.trace)])
+
+
+def _broke(r: Record[Any, Any]) -> str:
+    alarm = "gives no alarm" if r.answer.alarm_step is None else f"gives its first alarm at step {r.answer.alarm_step}"
+    loss = "never" if r.answer.loss_step is None else f"at step {r.answer.loss_step}"
+    return f"With a learning rate that grows to {number(r.ask.strength)} the monitor {alarm}; the loss shows it {loss}."
+
+
+def _monitor(records: Records) -> str:
+    every = [r for r in records if r.ask.kind == "monitor"]
+    found = [r for r in every if r.answer.lower is not None]
+    if not found:
+        return ""
+    worst, last = max(found, key=lambda r: r.answer.lower), max(found, key=lambda r: r.ask.step)
+    alarms = sum(bool(r.answer.alarm) for r in every)
+    return (
+        f"Until step {number(last.ask.step)} the largest constant is {at_least(worst.answer.lower, 3)}, of layer "
+        f"{worst.ask.layer} at step {number(worst.ask.step)}; {count(alarms, 'alarm')}; watching took "
+        f"{percent(last.answer.overhead)} of the training time."
+    )
+
+
+# Studies whose question is more than the kind of their records.
+STUDIES: dict[str, Tell] = {"robustness": _nested, "bounds": _certificates, "transition": _transition}
+KINDS: dict[str, Tell] = {
+    "text": _growth,
+    "extremal": _extremal,
+    "bounds": _worst,
+    "regimes": _regimes,
+    "splitting": _splitting,
+    "measures": _measures,
+    "whole": _whole,
+    "attack": _sentences("attack", summarise_attacks),
+    "certificate": _sentences("certificate", summarise_certificates),
+    "training": _training,
+    "monitor": _monitor,
+}
