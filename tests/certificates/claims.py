@@ -103,7 +103,7 @@ def claims(
             continue  # turned: nothing is claimed of what enters
         (x0, y0), (x, y), (x1, y1) = (each[place] for each in (centre, truth, noise))
         delta, first = x - x0, torch.einsum("sr,rnd->snd", xi, way._columns[place][0])
-        one, rest = way._sizes(place, eps, before)
+        one, rest = way._entering_norms(place, eps, before)
         lost = TIMES * stage.image_norms((x1 - x0)[:, None], EUCLIDEAN).amax(0)
         found.add(f"{stage.name} enters", stage.image_norms(delta[:, None], EUCLIDEAN), one + rest, lost)
         found.add(f"{stage.name} first", stage.image_norms(first[:, None], EUCLIDEAN), one, lost)

@@ -83,7 +83,7 @@ def test_the_remainder_lies_along_its_directions_whatever_lines_and_axes_are(rng
     assert float(stage.shift.abs().max()) > 0
     if wild:
         stage._axes = uniform(rng, 3, 12) + 0.01
-    bounds = stage.remainder(sizes, FirstOrder(sizes, delta[:1], 1.0, UnitBall()))
+    bounds = stage.remainder(sizes, FirstOrder(sizes, delta[:1, None], 1.0, EUCLIDEAN))
     (columns,) = stage.directions()
     R = f(X + delta) - f(X) - stage.shift - stage.propagate(delta[:, None], EUCLIDEAN)[1][:, 0]
     for i in range(3):
