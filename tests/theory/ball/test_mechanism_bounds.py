@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.search.start_patterns import start_patterns
+from howsmooth.search.starts import start_patterns
 from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
 from howsmooth.theory.ball.mechanisms import entmax_deviation, mechanism_upper
 
