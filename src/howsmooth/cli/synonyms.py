@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
-from howsmooth.models.loading.groups import RANDOM
+from howsmooth.models.loading.names import RANDOM
 from howsmooth.studies.json_values import default_of
 from howsmooth.studies.plans.certificate_plan import Certifying
 from howsmooth.tokens.candidates_file import read_candidates

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from howsmooth.models.loading.groups import built_in_path
 
 import howsmooth as hs
 from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.models.loading.names import built_in_path
 
 
 @pytest.mark.parametrize(
