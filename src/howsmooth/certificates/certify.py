@@ -16,7 +16,7 @@ from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import table
-from howsmooth.models.autograd.partial_forward import ModuleClassifier
+from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer

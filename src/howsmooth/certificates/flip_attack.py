@@ -8,7 +8,7 @@ from torch import Tensor
 
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.protocols import Map
-from howsmooth.models.autograd.partial_forward import ModuleClassifier
+from howsmooth.models.autograd.module_calls import ModuleClassifier
 
 Classifier = Map | ModuleClassifier
 STARTS, STEPS = 8, 60

@@ -9,10 +9,10 @@ from torch import Tensor
 from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
 from howsmooth.maps.composition import Chain
-from howsmooth.models.autograd.partial_forward import ModuleClassifier, module_classifier
+from howsmooth.models.autograd.module_calls import ModuleClassifier, module_classifier
 from howsmooth.models.inputs.text import OTHER_WAYS, HubTokenizer, Tokenizer, tokens_of
 from howsmooth.models.module_comparison import reason, rounding
-from howsmooth.models.parts.output_heads import ClassHead
+from howsmooth.models.parts.ends import ClassHead
 from howsmooth.models.transformer import Transformer
 from howsmooth.wording import number
 

@@ -7,7 +7,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.studies.json_values import default_of
 from howsmooth.studies.kinds.certified_radii import Certifying
-from howsmooth.tokens.candidates_file import read_candidates
+from howsmooth.tokens.swap_settings import read_candidates
 from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_sentences
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
 from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, to_json
 from howsmooth.studies.kinds import Kind, RunCommand

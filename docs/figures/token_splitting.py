@@ -16,7 +16,7 @@ from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.positions import Positions
 from howsmooth.models.parts.embedding import Lexicon, entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.methods import Outputs
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.transport.distances import conditional_wasserstein, wasserstein
 from howsmooth.transport.measures import DiscreteMeasure
