@@ -46,6 +46,7 @@ LABELS = {
     "displacement_upper": "how far the output can move",
     "kim_l2_upper": "Kim's bound",
     "lipsformer_upper": "LipsFormer's bound",
+    "token_upper": "bound for the largest token",
     "ramapuram_upper": "Ramapuram's bound at this input",
     "two_point": "the paper's two points",
     "origin_token": "token at the origin",
