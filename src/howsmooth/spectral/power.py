@@ -5,8 +5,8 @@ import math
 import torch
 
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
+from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.operators import (
     broadcast,
     check_operator,
