@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.joint_norm import JointNormJacobian
-from howsmooth.maps.norms import NormJacobian
-from howsmooth.maps.query_key_transforms import TransformJacobian
+from howsmooth.maps.norms import JointNormJacobian, NormJacobian
+from howsmooth.maps.projections import TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, unstack
 
 # More entries than these are not kept; without them only comparisons with the Euclidean norm are known.

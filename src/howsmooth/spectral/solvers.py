@@ -16,14 +16,26 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.metrics import Metric, Metrics, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
+from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.metric_norms import bracket_in
-from howsmooth.spectral.operators import check_operator, compressed, require_finite_products, root_share
-from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
+from howsmooth.spectral.operators import (
+    Guessing,
+    Recastable,
+    Rounded,
+    Separable,
+    check_operator,
+    compressed,
+    flat,
+    informed_start,
+    norms,
+    random_start,
+    require_finite_products,
+    root_share,
+    unit,
+)
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, slack
-from howsmooth.spectral.vectors import flat, informed_start, norms, random_start, unit
 
 # Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
 FORWARD_FACTOR = 4.0
@@ -214,7 +226,7 @@ def _bracketed(
     """Bracket the norm without warnings.
 
     An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
-    operator is explored again from a new start, see :mod:`howsmooth.spectral.certificate`.
+    operator is explored again from a new start, see :mod:`howsmooth.spectral.lanczos_upper_bound`.
     """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
