@@ -20,9 +20,8 @@ from torch import Tensor
 
 from howsmooth.linear_operators import positive_definite
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.joint_norm import JointNormJacobian
-from howsmooth.maps.norms import NormJacobian
-from howsmooth.maps.query_key_transforms import TransformJacobian
+from howsmooth.maps.norms import JointNormJacobian, NormJacobian
+from howsmooth.maps.projections import TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, unstack
 
 # More entries than these are not kept; without them only comparisons with the Euclidean norm are known.

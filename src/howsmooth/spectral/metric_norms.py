@@ -26,8 +26,7 @@ from torch import Tensor
 from howsmooth.linear_operators import FACTORISATION_UNITS, LinearOperator, Operator, fields_of, positive_definite
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import require_finite_products
-from howsmooth.spectral.protocols import Separable
+from howsmooth.spectral.operators import Separable, require_finite_products
 
 # The rows of a derivative are assembled from products if these are not more, and their entries neither.
 BASIS_PRODUCTS, DENSE_ENTRIES = 2048, 2**24
