@@ -16,7 +16,7 @@ from howsmooth.models.map_names import MapName
 from howsmooth.models.parts.block import chain, entering
 from howsmooth.models.parts.embedding import Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
-from howsmooth.spectral.deflation import singular_values
+from howsmooth.spectral.solvers import singular_values
 from howsmooth.tokens.replacements import Replacements
 
 # So many tokens go through the model together.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
 from howsmooth.maps.activations import Pointwise, soft_cap
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP
+from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
 from howsmooth.models.attention_layer import AttentionLayer

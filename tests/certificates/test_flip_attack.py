@@ -7,8 +7,8 @@ import torch
 from draws import gaussian
 
 import howsmooth as hs
-from howsmooth.certificates import flips
-from howsmooth.certificates.flips import SHARES, STARTS, STEPS, smallest_flip, sphere
+from howsmooth.certificates import flip_attack
+from howsmooth.certificates.flip_attack import SHARES, STARTS, STEPS, random_sphere, smallest_flip
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def scripted(rng, monkeypatch):
         asked.append((E.clone(), found))
         return found, gaussian(rng, *E.shape)
 
-    monkeypatch.setattr(flips, "_descent", margins)
+    monkeypatch.setattr(flip_attack, "descent_direction", margins)
     return asked
 
 
@@ -65,7 +65,7 @@ def test_where_nothing_flips_no_size_is_claimed(rng, monkeypatch):
         calls.append(len(E))
         return torch.full((len(E),), 1.0 + abs(len(calls) - 30), dtype=E.dtype), torch.zeros_like(E)
 
-    monkeypatch.setattr(flips, "_descent", margins)
+    monkeypatch.setattr(flip_attack, "descent_direction", margins)
     found = smallest_flip(
         hs.maps.Dense(gaussian(rng, 2, 3)), gaussian(rng, 1, 3), gaussian(rng, 1, 2), torch.tensor([0]), p=2.0,
         between=(0.1, 1.0), generator=torch.Generator().manual_seed(0),
@@ -78,7 +78,7 @@ def test_margins_and_gradients_are_those_of_the_perturbed_sentence(rng):
     f = hs.maps.Chain(hs.maps.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4), activation="tanh"),
                  hs.maps.Pooling.mean(n=3, like=gaussian(rng, 1)), hs.maps.Dense(gaussian(rng, 3, 3)))  # fmt: skip
     X, E, tokens, m = gaussian(rng, 3, 3), gaussian(rng, 6, 2, 3), torch.tensor([2, 0]), gaussian(rng, 2, 3)
-    margins, gradient = flips._descent(f, X, E, tokens, m)
+    margins, gradient = flip_attack.descent_direction(f, X, E, tokens, m)
     smallest = set()
     for k in range(6):
 
@@ -94,7 +94,7 @@ def test_margins_and_gradients_are_those_of_the_perturbed_sentence(rng):
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_random_perturbations_have_size_one_and_half_of_them_are_near_corners(p):
-    E = sphere((400, 2, 3), p, torch.Generator().manual_seed(0)).flatten(1)
+    E = random_sphere((400, 2, 3), p, torch.Generator().manual_seed(0)).flatten(1)
     torch.testing.assert_close(torch.linalg.vector_norm(E, p, dim=1), torch.ones(400, dtype=torch.float64))
     corners = (E.abs() > 0.999).sum(1) if p == math.inf else (E.abs() > 0.9).sum(1)
     near, others = (corners[start::2] == (6 if p == math.inf else 1) for start in (0, 1))
@@ -104,7 +104,7 @@ def test_random_perturbations_have_size_one_and_half_of_them_are_near_corners(p)
 
 def test_directions_of_gradients_have_length_one_and_none_has_none(rng):
     G = torch.stack((gaussian(rng, 2, 3), torch.zeros(2, 3, dtype=torch.float64), 1e-200 * gaussian(rng, 2, 3)))
-    found = flips._unit(G)
+    found = flip_attack.unit_directions(G)
     assert float(found[0].norm()) == pytest.approx(1, rel=1e-12)
     assert not bool(found[1].any())
 

@@ -1,4 +1,6 @@
-"""A model and a sentence as a chain of maps and what enters it."""
+"""A model and a sentence: its tokens and words, its classifier as a chain of maps, and the input of that."""
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -8,7 +10,7 @@ from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
 from howsmooth.maps.composition import Chain
 from howsmooth.models.autograd.module_calls import ModuleClassifier, module_classifier
-from howsmooth.models.inputs.text import OTHER_WAYS, Tokenizer, tokens_of
+from howsmooth.models.inputs.text import OTHER_WAYS, HubTokenizer, Tokenizer, tokens_of
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.models.parts.ends import ClassHead
 from howsmooth.models.transformer import Transformer
@@ -61,7 +63,7 @@ def read_sentence(model: Transformer, text: str) -> list[int]:
         raise AssumptionError("a sentence must hold words, got nothing.", field="text")
     before, behind = tokenizer.frame()
     tokens = [*before, *tokens_of(tokenizer, text, text[:60]), *behind]
-    check_length(model, len(tokens))
+    _check_length(model, len(tokens))
     return tokens
 
 
@@ -78,7 +80,7 @@ def tokenizer_of(model: Transformer) -> Tokenizer:
     return model.tokenizer
 
 
-def check_length(model: Transformer, n: int) -> None:
+def _check_length(model: Transformer, n: int) -> None:
     """Refuse a sentence that is longer than a model has positions.
 
     Raises:
@@ -91,21 +93,65 @@ def check_length(model: Transformer, n: int) -> None:
         )
 
 
-def classified(
+def ordinary_positions(model: Transformer, tokens: Sequence[int]) -> list[int]:
+    """Return the positions of all tokens that are not special."""
+    special = _special(tokenizer_of(model))
+    return [i for i, token in enumerate(tokens) if token not in special]
+
+
+def word_positions(model: Transformer, tokens: Sequence[int], word: str) -> list[tuple[int, ...]]:
+    """Return the positions of the tokens of a word, once for each occurrence.
+
+    Args:
+        model: The model.
+        tokens: The sentence.
+        word: The index of a token, from 0 on; or a word as it is written.
+
+    Raises:
+        AssumptionError: If it does not occur.
+    """
+    tokenizer = tokenizer_of(model)
+    if word.lstrip("-").isdecimal():
+        if not 0 <= int(word) < len(tokens):
+            raise AssumptionError(f"the sentence has the tokens 0 to {len(tokens) - 1}, got {word}.", field="word")
+        return [(int(word),)]
+    found: dict[tuple[int, ...], None] = {}
+    # Many tokenizers write a word in the middle of a sentence with the space before it.
+    for form in (tokenizer.encode(word), tokenizer.encode(f" {word}")):
+        if form and tokenizer.unknown not in form:
+            starts = (i for i in range(len(tokens) - len(form) + 1) if list(tokens[i : i + len(form)]) == form)
+            found |= {tuple(range(i, i + len(form))): None for i in starts}
+    if not found:
+        words = tokenizer.pieces(tokens)
+        there = ", ".join(f"{i} {words[i]}" for i in ordinary_positions(model, tokens))
+        raise AssumptionError(f"the sentence has no word {word!r}; its tokens are {there}.", field="word")
+    return sorted(found)
+
+
+def _special(tokenizer: Tokenizer) -> frozenset[int]:
+    # A word that the tokenizer does not know is a word too.
+    unknown = set() if tokenizer.unknown is None else {tokenizer.unknown}
+    if isinstance(tokenizer, HubTokenizer):
+        return tokenizer.special - unknown
+    before, behind = tokenizer.frame()
+    return frozenset(before + behind) - unknown
+
+
+def classifier_at(
     model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0
 ) -> tuple[Chain, Float[Tensor, "n d"]]:
-    """Return a classifier as a chain of maps, and what enters it at a sentence.
+    """Return a classifier as a chain of maps, and its input at a sentence.
 
     Args:
         model: A model with a classification head.
-        tokens: The numbers of the tokens of one sentence.
-        at: Where it begins: at the sum of the embeddings, or at what enters the attention of a layer.
+        tokens: The ids of the tokens of one sentence.
+        at: Where it begins: at the sum of the embeddings, or at the input of the attention of a layer.
         layer: Which layer, if at attention.
 
     Raises:
-        AssumptionError: If the model has no classifier or no such layer, or it cannot be had in closed form; or there
-            are more tokens than positions; or its module has other logits at the sentence.
-        DtypeError: If the tokens are no whole numbers.
+        AssumptionError: If the model has no classifier or no such layer, or is not read in closed form; or there are
+            more tokens than positions; or its module has other logits at the sentence.
+        DtypeError: If the ids are not whole numbers.
         ShapeError: If there is not one sentence.
     """
     head = class_head(model)
@@ -114,7 +160,7 @@ def classified(
         raise DtypeError(f"tokens must be whole numbers, got {tokens.dtype}; a chain of maps takes embeddings.")
     if tokens.numel() == 0 or tokens.numel() != tokens.shape[-1]:
         raise ShapeError(f"a certificate is about one sentence of tokens, got {tuple(tokens.shape)}.", field="tokens")
-    check_length(model, tokens.numel())
+    _check_length(model, tokens.numel())
     name = "classes" if at == PLACES[0] else f"from:{model.layer(layer).index}"
     f, X = model.activations(tokens.reshape(1, -1)).at(0 if at == PLACES[0] else layer, name)
     if not isinstance(f, Chain):
@@ -124,17 +170,17 @@ def classified(
             field="model",
         )
     f = f if at == PLACES[0] else Chain(*f.maps, *head.maps(X, tokens.reshape(1, -1), None))
-    _require_logits(model, f, X[0], running(model, tokens, at=at, layer=layer))
+    _require_logits(model, f, X[0], module_at(model, tokens, at=at, layer=layer))
     return f, X[0]
 
 
-def running(model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0) -> ModuleClassifier:
-    """Return the classifier that a chain of maps stands for, as its module runs; the arguments are the same."""
+def module_at(model: Transformer, tokens: Tensor, *, at: str = PLACES[0], layer: int = 0) -> ModuleClassifier:
+    """Return the classifier of :func:`classifier_at` as its module runs it."""
     return module_classifier(model, tokens.reshape(-1), None if at == PLACES[0] else layer)
 
 
 def _require_logits(model: Transformer, f: Chain, X: Tensor, module: ModuleClassifier) -> None:
-    """Refuse maps that have other logits at a sentence than the module, or another class that wins."""
+    """Refuse maps with other logits at a sentence than the module, or another predicted class."""
     with torch.no_grad():
         exact, theirs = f.to(torch.float64, "cpu"), module(X).cpu()
         ours = exact(X.to("cpu", torch.float64))

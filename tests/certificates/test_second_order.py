@@ -11,14 +11,12 @@ from networks import classifier
 
 import howsmooth as hs
 from howsmooth.certificates.attention_stage import AttentionStage
-from howsmooth.certificates.certificate import certify_map
-from howsmooth.certificates.curvature import require_known
-from howsmooth.certificates.entrance import Entrance
-from howsmooth.certificates.mlp_stage import GatedStage, SmoothStage
+from howsmooth.certificates.image_norms import EUCLIDEAN, SquaredBall, UnitBall, packed_pairs
+from howsmooth.certificates.mlp_stage import GatedStage, SmoothMLPStage, require_known
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.sizes import ROUND, Ball, Squares
-from howsmooth.certificates.stages import First
-from howsmooth.certificates.table import Table
+from howsmooth.certificates.remainder_table import RemainderTable
+from howsmooth.certificates.stages import FirstOrder
+from howsmooth.certificates.word_perturbation import WordPerturbation
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import entrywise
 
@@ -33,7 +31,10 @@ STAGES = {
     "masked": lambda rng: (attention(rng, positions=hs.maps.Positions(causal=True)), AttentionStage),
     "layer norm": lambda rng: (hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.1), NormStage),
     "rms norm": lambda rng: (hs.maps.RMSNorm(gain=gaussian(rng, 4), eps=1e-6), NormStage),
-    "mlp": lambda rng: (hs.maps.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"), SmoothStage),
+    "mlp": lambda rng: (
+        hs.maps.MLP(up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6), activation="gelu"),
+        SmoothMLPStage,
+    ),
 }
 
 
@@ -41,7 +42,7 @@ STAGES = {
 def test_second_orders_are_those_of_autograd(name, rng):
     f, kind = STAGES[name](rng)
     X, columns = gaussian(rng, 3, 4), gaussian(rng, 3, 3, 4)
-    found = kind(f, X).second(columns[None])[0]
+    found = kind(f, X).second_order(columns[None])[0]
 
     def along(xi):
         return f(X + torch.einsum("r,rnd->nd", xi, columns))
@@ -49,7 +50,7 @@ def test_second_orders_are_those_of_autograd(name, rng):
     zero = torch.zeros(3, dtype=torch.float64)
     hessian = torch.autograd.functional.hessian
     flat = [hessian(lambda xi, k=k: along(xi).flatten()[k], zero) for k in range(12)]
-    a, b, times = Squares().packed(3)
+    a, b, times = packed_pairs(3)
     expected = torch.stack([0.5 * h[a, b] * times for h in flat], dim=-1).view(-1, 3, 4)
     torch.testing.assert_close(found, expected)
 
@@ -59,7 +60,7 @@ def test_what_leaves_a_stage_is_what_its_derivative_says(name, rng):
     gated = hs.maps.GatedMLP(gate=gaussian(rng, 6, 4), up=gaussian(rng, 6, 4), down=gaussian(rng, 4, 6))
     f, kind = STAGES[name](rng) if name in STAGES else (gated, GatedStage)
     X, columns = gaussian(rng, 3, 4), gaussian(rng, 2, 3, 3, 4)
-    _sizes, pushed = kind(f, X).through(columns, ROUND)
+    _sizes, pushed = kind(f, X).propagate(columns, EUCLIDEAN)
     expected = torch.stack([f.jacobian(X).jvp(column) for column in columns.flatten(0, 1)])
     torch.testing.assert_close(pushed.flatten(0, 1), expected)
 
@@ -71,11 +72,17 @@ def test_what_is_left_beyond_the_second_order_stays_within_its_bound(name, rng):
         f, kind = STAGES[name](rng)
         X = gaussian(rng, 3, 4)
         stage, columns, others = kind(f, X), gaussian(rng, 2, 3, 4), 0.3 * gaussian(rng, 1, 3, 4)
-        one, rest = eps * stage.seen(columns[None], ROUND)[0], eps**2 * stage.seen(others[None], ROUND)[0]
-        inside = stage.inside(eps * columns[None], Squares())
-        every, directions = [stage.beyond(one, rest), stage.beyond(one, rest, inside)], stage.directions()
+        one, rest = (
+            eps * stage.image_norms(columns[None], EUCLIDEAN)[0],
+            eps**2 * stage.image_norms(others[None], EUCLIDEAN)[0],
+        )
+        inside = stage.score_forms(eps * columns[None], SquaredBall())
+        every, directions = (
+            [stage.third_order_remainder(one, rest), stage.third_order_remainder(one, rest, inside)],
+            stage.directions(),
+        )
         assert bool((every[1] <= every[0] * (1 + 1e-12)).all())
-        second, (a, b, times) = stage.second(columns[None])[0], Squares().packed(2)
+        second, (a, b, times) = stage.second_order(columns[None])[0], packed_pairs(2)
         for _ in range(8):
             xi = gaussian(rng, 2)
             xi = eps * xi / xi.norm()
@@ -91,7 +98,7 @@ def test_what_is_left_beyond_the_second_order_stays_within_its_bound(name, rng):
 def test_scores_that_meet_are_no_larger_than_their_forms(rng):
     f, X, columns = attention(rng), gaussian(rng, 3, 4), gaussian(rng, 2, 3, 4)
     stage = AttentionStage(f, X)
-    found = stage.inside(columns[None], Squares())
+    found = stage.score_forms(columns[None], SquaredBall())
     q, k = (columns @ f_.mT for f_ in (f.query.flatten(0, 1), f.key.flatten(0, 1)))
     xi = gaussian(rng, 2000, 2)
     xi = xi / xi.norm(dim=1, keepdim=True)
@@ -129,12 +136,12 @@ def test_terms_that_few_inputs_need_are_needed(case):
     scores, values, counts = CASES[case]
     f, X, columns = tilted(scores, values, counts.double())
     stage, zero = AttentionStage(f, X), torch.zeros(1, dtype=torch.float64)
-    sizes = stage.seen(columns[None], ROUND)[0]
+    sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     for eps in (0.3, 0.7):
         R = f(X + eps * columns[0]) - f(X) - f.jacobian(X).jvp(eps * columns[0])
-        all_of_it = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))
-        beyond = stage.beyond(eps * sizes, zero.expand_as(sizes))
-        known = eps**2 * stage.second(columns[None])[0, 0]
+        all_of_it = stage.remainder(eps * sizes, FirstOrder(sizes, columns[None], eps, EUCLIDEAN))
+        beyond = stage.third_order_remainder(eps * sizes, zero.expand_as(sizes))
+        known = eps**2 * stage.second_order(columns[None])[0, 0]
         assert 0.05 < float((R[0].abs() / all_of_it[0]).max()) <= 1
         assert 0.05 < float(((R - known)[0].abs() / beyond[0]).max()) <= 1
 
@@ -157,11 +164,11 @@ def pairs_of_moves():
 def test_what_a_word_does_meets_what_else_has_happened(case):
     f, X, own, other = pairs_of_moves()[case]
     stage, eps = AttentionStage(f, X), 0.01
-    one, rest = (eps * stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+    one, rest = (eps * stage.image_norms(columns[None], EUCLIDEAN)[0] for columns in (own, other))
     delta = eps * (own + other)[0]
-    known = eps**2 * stage.second(own[None])[0, 0]
+    known = eps**2 * stage.second_order(own[None])[0, 0]
     R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - known
-    assert 0.2 < float(R[0].norm() / (stage.beyond(one, rest)[0])) <= 1
+    assert 0.2 < float(R[0].norm() / (stage.third_order_remainder(one, rest)[0])) <= 1
 
 
 @pytest.mark.parametrize("moves", [("across", "across"), ("along", "across"), ("across", "along")])
@@ -170,11 +177,11 @@ def test_what_a_word_does_meets_what_else_has_happened_in_a_norm(moves):
     X = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     stage, step = NormStage(f, X), {"along": X, "across": X.flip(1)}
     own, other = (step[name][None] for name in moves)
-    one, rest = (eps * stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+    one, rest = (eps * stage.image_norms(columns[None], EUCLIDEAN)[0] for columns in (own, other))
     delta = eps * (own + other)[0]
-    R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - eps**2 * stage.second(own[None])[0, 0]
+    R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta) - eps**2 * stage.second_order(own[None])[0, 0]
     along, across = R[0].abs() / 2**0.5
-    bounds = (1 + 1e-9) * stage.beyond(one, rest)  # as in a proof
+    bounds = (1 + 1e-9) * stage.third_order_remainder(one, rest)  # as in a proof
     assert float(along) <= float(bounds[0])
     assert float(across) <= float(bounds[1])
     assert max(float(along / bounds[0]), float(across / bounds[1])) > 0.5
@@ -186,12 +193,12 @@ def test_remainders_of_a_norm_are_within_their_bounds_in_every_direction(u, w):
     f = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0)
     X, columns = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[[u, w]]], dtype=torch.float64)
     stage = NormStage(f, X)
-    sizes = stage.seen(columns[None], ROUND)[0]
+    sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     R = f(X + columns[0]) - f(X) - f.jacobian(X).jvp(columns[0])
-    beyond = R - stage.second(columns[None])[0, 0]
+    beyond = R - stage.second_order(columns[None])[0, 0]
     for truth, bounds in (
-        (R, stage.bounds(sizes, First(sizes, columns[None], 1.0, ROUND))),
-        (beyond, stage.beyond(sizes, torch.zeros_like(sizes))),
+        (R, stage.remainder(sizes, FirstOrder(sizes, columns[None], 1.0, EUCLIDEAN))),
+        (beyond, stage.third_order_remainder(sizes, torch.zeros_like(sizes))),
     ):
         assert bool((truth[0].abs() / 2**0.5 <= (1 + 1e-9) * bounds + 1e-15).all())  # as in a proof
 
@@ -199,17 +206,17 @@ def test_remainders_of_a_norm_are_within_their_bounds_in_every_direction(u, w):
 def test_a_token_that_turns_before_a_norm_leaves_what_its_second_order_leaves():
     f, X = hs.maps.RMSNorm(gain=torch.ones(2, dtype=torch.float64), eps=0.0), torch.tensor([[2.0, 0.0]]).double()
     for eps in (0.1, 1.0, 1.9):
-        found = NormStage(f, X).turned(eps, torch.tensor([0]), exact=True).tolist()
+        found = NormStage(f, X).turning_remainder(eps, torch.tensor([0]), second_order=True).tolist()
         assert found == pytest.approx([1 - 0.5 * (eps / 2) ** 2 - math.sqrt(1 - (eps / 2) ** 2), 0.0], rel=1e-9)
 
 
 def test_what_a_word_does_meets_what_else_has_happened_in_an_mlp():
     one = torch.ones(1, 1, dtype=torch.float64)
     f, X, eps = hs.maps.MLP(up=one, down=one, activation="tanh"), 0.7 * one, 0.01
-    stage, columns = SmoothStage(f, X), one[None]
-    sizes = eps * stage.seen(columns[None], ROUND)[0]
-    R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second(columns[None])[0, 0]
-    assert 0.9 < float(R.abs() / stage.beyond(sizes, sizes)) <= 1
+    stage, columns = SmoothMLPStage(f, X), one[None]
+    sizes = eps * stage.image_norms(columns[None], EUCLIDEAN)[0]
+    R = f(X + 2 * eps) - f(X) - f.jacobian(X).jvp(2 * eps * one) - eps**2 * stage.second_order(columns[None])[0, 0]
+    assert 0.9 < float(R.abs() / stage.third_order_remainder(sizes, sizes)) <= 1
 
 
 @pytest.mark.parametrize("step", [-10.0, -3.0, -0.3, 0.3, 3.0, 10.0])
@@ -217,29 +224,29 @@ def test_neurons_that_move_far_are_not_taken_for_their_second_order(step):
     # where tanh bends most
     one = torch.ones(1, 1, dtype=torch.float64)
     f, X, columns = hs.maps.MLP(up=one, down=one, activation="tanh"), 0.6585 * one, step * one[None]
-    stage = SmoothStage(f, X)
-    sizes = stage.seen(columns[None], ROUND)[0]
-    R = f(X + step) - f(X) - f.jacobian(X).jvp(step * one) - stage.second(columns[None])[0, 0]
-    assert float(R.abs()) <= float(stage.beyond(sizes, torch.zeros_like(sizes)))
+    stage = SmoothMLPStage(f, X)
+    sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
+    R = f(X + step) - f(X) - f.jacobian(X).jvp(step * one) - stage.second_order(columns[None])[0, 0]
+    assert float(R.abs()) <= float(stage.third_order_remainder(sizes, torch.zeros_like(sizes)))
 
 
 def test_a_gate_that_bends_counts_as_much_as_what_it_opens():
     one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     f = hs.maps.GatedMLP(gate=one, up=none, up_bias=9 * one[0], down=one, activation="silu")
     stage, columns, eps = GatedStage(f, none), one[None], 0.1
-    sizes = stage.seen(columns[None], ROUND)[0]
+    sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     R = f(none + eps) - f(none) - f.jacobian(none).jvp(eps * one)
-    assert 0.5 < float(R.abs() / stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND))) <= 1
+    assert 0.5 < float(R.abs() / stage.remainder(eps * sizes, FirstOrder(sizes, columns[None], eps, EUCLIDEAN))) <= 1
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_no_quadratic_image_is_larger_than_its_size(p, rng):
     H = gaussian(rng, 5, 3, 4, 4)
     H = H + H.mT
-    ball = Squares(p)
-    a, b, times = ball.packed(4)
+    ball = SquaredBall(p)
+    a, b, times = packed_pairs(4)
     columns = (H[..., a, b] * times).movedim(-1, 0)[None]
-    numbers, vectors = ball.numbers(columns)[0], ball.vectors(columns)[0]
+    numbers, vectors = ball.scalar_norms(columns)[0], ball.vector_norms(columns)[0]
     xi = gaussian(rng, 2000, 4)
     xi = torch.cat((xi, torch.eye(4, dtype=xi.dtype), xi.sign()))
     xi = xi / torch.linalg.vector_norm(xi, p, dim=1, keepdim=True)
@@ -251,7 +258,7 @@ def test_no_quadratic_image_is_larger_than_its_size(p, rng):
 
 def test_second_orders_of_whole_networks_are_those_of_autograd(rng):
     f, X = classifier(rng, layers=1, before=True), gaussian(rng, 5, 8)
-    entrance = Entrance(Table(f, X), torch.tensor([1]), Ball(2.0), curved=True)
+    entrance = WordPerturbation(RemainderTable(f, X), torch.tensor([1]), UnitBall(2.0), second_order=True)
     functional = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
 
     def margin(e):
@@ -270,7 +277,7 @@ def test_a_word_before_a_norm_may_as_well_turn(rng):
     bundle, _pairs = stage.turning(token)
     shares = []
     for eps in (0.1, 1.0, 1.9):
-        (along,) = stage.turned(eps, token, exact=False)[1:2]
+        (along,) = stage.turning_remainder(eps, token, second_order=False)[1:2]
         E = gaussian(rng, 300, 6)
         E = eps * E / E.norm(dim=1, keepdim=True)
         Y = f(torch.stack((X[0].expand(300, 6), X[1] + E), dim=1))[:, 1] - f(X)[1]
@@ -278,7 +285,7 @@ def test_a_word_before_a_norm_may_as_well_turn(rng):
         allowed = eps * (H @ bundle[0, :, 1].mT).norm(dim=1) + along * (H @ (stage._gain * stage._unit[1])).abs()
         shares.append(float(((H @ Y.mT).abs().amax(1) / allowed).max()))
     assert 0.9 < max(shares) <= 1
-    assert bool(torch.isinf(stage.turned(100.0, token, exact=True)).any())
+    assert bool(torch.isinf(stage.turning_remainder(100.0, token, second_order=True)).any())
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -287,9 +294,9 @@ def test_remainders_of_norms_are_not_lost_in_rounding(centred, rng):
     f = (hs.maps.LayerNorm if centred else hs.maps.RMSNorm)(gain=torch.ones(3, dtype=torch.float64), eps=0.0)
     X = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
     stage, columns = NormStage(f, X), gaussian(rng, 1, 1, 3)
-    sizes = stage.seen(columns[None], ROUND)[0]
+    sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
     for eps in (1e-12, 1e-9, 1e-6, 1e-3, 0.1):
-        along, across = stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)).tolist()
+        along, across = stage.remainder(eps * sizes, FirstOrder(sizes, columns[None], eps, EUCLIDEAN)).tolist()
         c = [mpmath.mpf(float(x)) for x in X[0]]
         e = [mpmath.mpf(eps) * mpmath.mpf(float(x)) for x in columns[0, 0]]
         if centred:
@@ -310,7 +317,7 @@ def test_sizes_of_first_orders_hold_in_exact_arithmetic(rng):
     for scale in (1e-6, 1.0, 1e6):
         X = scale * gaussian(rng, 1, 3)
         f = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(3, dtype=torch.float64), eps=0.0), hs.maps.Dense(W))
-        (radius,) = certify_map(f, X).radii
+        (radius,) = hs.certify(f, X).radii
         wins = int(f(X)[0].argmax())
         g = [mpmath.mpf(float(W[wins, i])) - mpmath.mpf(float(W[1 - wins, i])) for i in range(3)]
         g = [x - sum(g) / 3 for x in g]
@@ -327,7 +334,7 @@ def test_activations_without_a_known_curvature_are_refused(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     maps = [dataclasses.replace(part, activation=mish) if isinstance(part, hs.maps.MLP) else part for part in f.maps]
     with pytest.raises(AssumptionError, match="curvature is known"):
-        certify_map(hs.maps.Chain(*maps), X)
+        hs.certify(hs.maps.Chain(*maps), X)
     assert require_known("gelu").name == "gelu"
 
 
@@ -335,14 +342,14 @@ def test_exact_second_orders_leave_less_on_most_words(rng):
     better = 0
     for word in range(3):
         f, X = classifier(rng, layers=2), gaussian(rng, 5, 8)
-        table, tokens = Table(f, X), torch.tensor([word])
-        ways = [Entrance(table, tokens, ROUND, curved=curved) for curved in (False, True)]
+        table, tokens = RemainderTable(f, X), torch.tensor([word])
+        ways = [WordPerturbation(table, tokens, EUCLIDEAN, second_order=curved) for curved in (False, True)]
         eps = 0.02
         functional = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
         slack = []
         for way in ways:
             _first, second = way.at_output(functional)
-            slack.append(float(eps**2 * second[0] + (way.remainders(eps) @ table.arriving_at(functional))[0]))
+            slack.append(float(eps**2 * second[0] + (way.remainders(eps) @ table.transfer_to(functional))[0]))
         better += slack[1] < slack[0]
     assert better >= 2
 
@@ -350,10 +357,10 @@ def test_exact_second_orders_leave_less_on_most_words(rng):
 @pytest.mark.parametrize("before", [True, False])
 def test_tables_in_single_precision_are_wider_but_hardly(before, rng):
     f, X = classifier(rng, layers=2, before=before), gaussian(rng, 5, 8)
-    exact, wide = (Table(f, X, single=single) for single in (False, True))
+    exact, wide = (RemainderTable(f, X, single=single) for single in (False, True))
     functional = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
-    pairs = [(exact.arriving[place], wide.arriving[place]) for place in exact.arriving]
-    for sizes, wider in [*pairs, (exact.arriving_at(functional), wide.arriving_at(functional))]:
+    pairs = [(exact.transfer[place], wide.transfer[place]) for place in exact.transfer]
+    for sizes, wider in [*pairs, (exact.transfer_to(functional), wide.transfer_to(functional))]:
         assert bool((sizes <= wider).all())
         assert bool((wider <= 1.01 * sizes + 1e-4 * sizes.amax(1, keepdim=True) + 1e-16).all())
 
@@ -367,11 +374,11 @@ def test_tables_in_single_precision_are_widened_by_what_cancels_in_them(seed, rn
     X = torch.zeros(1, 8, dtype=torch.float64)
     norm = hs.maps.LayerNorm(gain=torch.ones(8, dtype=torch.float64))
     f = hs.maps.Chain(mlp, norm, hs.maps.Pooling.first(n=1, like=X), hs.maps.Dense(gaussian(rng, 2, 8)))
-    exact, wide = (Table(f, X, single=single) for single in (False, True))
+    exact, wide = (RemainderTable(f, X, single=single) for single in (False, True))
     functional = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
-    assert bool((exact.arriving[1] <= wide.arriving[1]).all())
-    assert bool((exact.arriving_at(functional) <= wide.arriving_at(functional)).all())
-    assert bool((wide.arriving[1] <= 2 * exact.arriving[1]).all())
+    assert bool((exact.transfer[1] <= wide.transfer[1]).all())
+    assert bool((exact.transfer_to(functional) <= wide.transfer_to(functional)).all())
+    assert bool((wide.transfer[1] <= 2 * exact.transfer[1]).all())
 
 
 def sparse(rng, *shape):
@@ -385,21 +392,21 @@ def test_no_few_moves_of_queries_keys_and_values_take_attention_beyond_its_bound
     # one number each for scores and values: every term is alone in some draw
     first, second = torch.eye(2, dtype=torch.float64)
     shares = []
-    for _ in range(200):
+    for _ in range(70):
         bias = hs.maps.Positions(position_bias=3 * gaussian(rng, 1, 4))
         f = hs.Attention(
             query=first[None, None], key=first[None, None], value=second[None, None], scale=1.0, positions=bias
         )
         X = torch.cat((centre * gaussian(rng, 4, 1), sparse(rng, 4, 1)), dim=1)
         stage, own, other = AttentionStage(f, X), sparse(rng, 1, 4, 2), sparse(rng, 1, 4, 2)
-        one, rest = (stage.seen(columns[None], ROUND)[0] for columns in (own, other))
+        one, rest = (stage.image_norms(columns[None], EUCLIDEAN)[0] for columns in (own, other))
         delta = (own + other)[0]
         R = f(X + delta) - f(X) - f.jacobian(X).jvp(delta)
-        beyond = R - stage.second(own[None])[0, 0]
+        beyond = R - stage.second_order(own[None])[0, 0]
         rounding = 1e-13 * (1 + X.abs().max() + delta.abs().max()) ** 2
         for truth, bounds in (
-            (R, stage.bounds(one + rest, First(one, own[None], 1.0, ROUND))),
-            (beyond, stage.beyond(one, rest)),
+            (R, stage.remainder(one + rest, FirstOrder(one, own[None], 1.0, EUCLIDEAN))),
+            (beyond, stage.third_order_remainder(one, rest)),
         ):
             shares.append(float(((truth[:, 0].abs() - rounding) / bounds.clamp_min(1e-300)).max()))
     assert 0.9 < max(shares) <= 1 + 1e-9

@@ -10,7 +10,7 @@ import torch
 from networks import classifier
 
 import howsmooth as hs
-from howsmooth.certificates.reading import classified, read_sentence
+from howsmooth.certificates.sentences import classifier_at, read_sentence
 from howsmooth.maps.activations import ACTIVATIONS
 
 TEXTS = ("a gripping film", "dull and much too long", "it is not without charm .", "one of the best films of the year")
@@ -70,7 +70,7 @@ def _reviews() -> hs.Transformer:
 def _trained(choose: Choose) -> tuple[hs.maps.Chain, torch.Tensor, str]:
     text = str(choose.choice(TEXTS))
     at, layer = [("embeddings", 0), ("attention", 0), ("attention", 2)][int(choose.integers(3))]
-    f, X = classified(_reviews(), torch.tensor(read_sentence(_reviews(), text)), at=at, layer=layer)
+    f, X = classifier_at(_reviews(), torch.tensor(read_sentence(_reviews(), text)), at=at, layer=layer)
     return f, X, f"reviews, {text!r}, at {at} {layer}"
 
 
