@@ -20,7 +20,7 @@ from howsmooth.spectral.protocols import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.spectral.vectors import norms
 from howsmooth.strict import strict_json
-from howsmooth.theory.around_input.displacement import displacement_upper
+from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
 from howsmooth.wording import at_least, at_most, number
 

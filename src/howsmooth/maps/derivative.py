@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +14,9 @@ from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Tile, Weights, Workspace, rows_of, unstack
+
+if TYPE_CHECKING:
+    from howsmooth.maps.token_rows import AttentionRows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,6 +184,12 @@ class AttentionJacobian(HeadsJacobian):
             dS = dS if slope is None else dS * slope
             moved.append(unstack(torch.bmm(dS, self.scaled_k[:, tile.columns]), tile))
         return stitch(moved)
+
+    def token_rows(self) -> "AttentionRows | None":
+        """Return the derivative row by row; none where blocks have no closed form, or take too much memory."""
+        from howsmooth.maps.token_rows import attention_rows
+
+        return attention_rows(self)
 
     def take(self, index: Tensor) -> "AttentionJacobian":
         """Pick some operators of the batch."""

@@ -26,6 +26,7 @@ class Status(enum.StrEnum):
     ZERO = "The operator is zero."
     INVARIANT = "The Krylov space fills the whole space: the value is exact."
     CONVERGED = "The tolerance was met."
+    OPEN = "No narrower bracket is known in this metric: the lower end is attained, the upper end is a comparison."
     MAX_STEPS = "`max_steps` was reached first. Raise it, or loosen `rtol`."
     INCONSISTENT = "Products with the operator contradict each other. Use float64, or remove randomness from the map."
 

@@ -1,6 +1,6 @@
 """Penalties and monitors for training."""
 
-from howsmooth.studies.runs.training_log import RunLog as RunLog
+from howsmooth.studies.kinds.monitor import RunLog as RunLog
 from howsmooth.training import callbacks as callbacks
 from howsmooth.training.monitor import Monitor as Monitor
 from howsmooth.training.penalties import AttentionPenalty as AttentionPenalty

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from reviews import LONGEST, Reviews, encode, vocabulary
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import spectral_norm
 from transformers import BertConfig, BertForSequenceClassification
 
-from howsmooth.studies.sentiment.reviews import LONGEST, Reviews, encode, vocabulary
 from howsmooth.training.monitor import Monitor
 from howsmooth.training.penalties import WarmStart, penalty
 
