@@ -29,7 +29,7 @@ def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_s
     ("found", "said", "unsaid"),
     [
         (measurement(grid(layers=1)), "layer 0 grows 2.41-fold", "smoothest"),
-        (measurement(grid(lower=0.0)), "grows 0-fold", "∞"),
+        (measurement(grid(lower=0.0)), "shrinks to 0 of its size", "∞"),
         (measurement(grid(typical=None)), "grows 4.82-fold; for any 16 tokens", "random"),
         (measurement(grid(), planned=99), "So far, at 16 tokens", "At "),
         (measurement([record(0, 4, 0), record(1, 8, 0)]), "no length in common", "grows"),
