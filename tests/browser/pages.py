@@ -50,9 +50,9 @@ class Watch:
     complaints: list[str] = field(default_factory=list)
 
     def follow(self, page: "Page") -> None:
-        """Note errors, dialogs, new windows, and every request but the one for the page itself."""
+        """Note errors, warnings, dialogs, new windows, and every request but the one for the page itself."""
         note = self.complaints.append
-        page.on("console", lambda said: note(f"console: {said.text}") if said.type == "error" else None)
+        page.on("console", lambda said: note(f"console: {said.text}") if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: note(f"error: {error}"))
         page.on("dialog", lambda dialog: (note(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("popup", lambda other: note(f"window: {other.url}"))

@@ -35,7 +35,10 @@ def sentence(measurement: Measurement) -> str:
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
     through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     typical = "" if worst.typical is None else worst.typical.said
-    clauses = [f"the worst small perturbation of {enters} grows{through} {number(worst.constant)}-fold{typical}"]
+    grows = f"grows{through} {number(worst.constant)}-fold"
+    if worst.constant < 1:
+        grows = f"shrinks{through} to {number(worst.constant)} of its size"
+    clauses = [f"the worst small perturbation of {enters} {grows}{typical}"]
     if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
         tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
@@ -226,8 +229,26 @@ def _measures(records: Records) -> str:
     )
 
 
-def _sentences(kind: str, summed_up: Callable[[Iterable[Record[Any, Any]]], Sequence[Any]]) -> Tell:
-    return lambda records: " ".join(each.sentence for each in summed_up(r for r in records if r.ask.kind == kind))
+def _attacks(records: Records) -> str:
+    said = []
+    for each in summarise_attacks(r for r in records if r.ask.kind == "attack"):
+        ends, noise = each.linear_until, [line.attained for line in each.lines if line.method == "random"]
+        if not any(line.attained for line in each.lines):
+            said.append(f"{each.name}: nothing that was tried moves the output.")
+            continue
+        attained = extent(line.attained for line in each.best)
+        random = f", random ones {extent(noise)} times" if noise else ""
+        predicted = "the derivative predicts this within 10 % "
+        predicted += "at every ε that was tried" if ends is None else f"up to ε ≈ {number(ends, 2)}"
+        if ends == 0:
+            predicted = "already at the smallest ε the derivative is off by more than 10 %"
+        moved = f"the best perturbations move the output {attained} times as far as the input{random}"
+        said.append(f"{each.name}: {moved}; {predicted}.")
+    return " ".join(said)
+
+
+def _certified(records: Records) -> str:
+    return " ".join(each.sentence for each in summarise_certificates(r for r in records if r.ask.kind == "certificate"))
 
 
 def _whole(records: Records) -> str:
@@ -286,8 +307,8 @@ KINDS: dict[str, Tell] = {
     "splitting": _splitting,
     "measures": _measures,
     "whole": _whole,
-    "attack": _sentences("attack", summarise_attacks),
-    "certificate": _sentences("certificate", summarise_certificates),
+    "attack": _attacks,
+    "certificate": _certified,
     "training": _training,
     "monitor": _monitor,
 }

@@ -33,9 +33,9 @@ COLUMNS = ("accuracy", "network", "attention", "attained", "flipped", "swapped",
 Point = tuple[str, float, float | None, dict[int, float | None], str]
 
 
-def wanted_steps(section: Section) -> bool:
-    """Tell whether anything was watched."""
-    return any(drawable(value) for *_rest, values, _alarm in _points(section) for value in values.values())
+def seen(section: Section) -> int:
+    """Count the numbers that were seen."""
+    return sum(drawable(value) for *_rest, values, _alarm in _points(section) for value in values.values())
 
 
 def draw_steps(section: Section) -> Chart:
@@ -139,7 +139,8 @@ CHARTS = (
         rank=10,
         about="The constant of each layer against the training step, on logarithmic axes: one line for each layer, "
         "dashed vertical lines at alarms, and the loss where it is known; one panel for each training.",
-        wanted=wanted_steps,
+        wanted=lambda section: seen(section) > 0,
+        on_page=lambda section: seen(section) > 1,
         draw=draw_steps,
         table=table_steps,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, SKY
+from howsmooth.report.drawing.palette import BOUND, MEASURED, TYPICAL, YELLOW
 from howsmooth.report.drawing.panels import COLUMNS, Style, Styles, marks_of, panels
 from howsmooth.report.drawing.scales import drawable, labelled
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows, cell, extent
@@ -17,12 +17,12 @@ from howsmooth.wording import count, number
 BLOCK, PRODUCT, TOGETHER, NOISE = "each block alone", "product of the blocks", "the blocks together", "random noise"
 WORST = "the worst error"
 PRODUCTS: Styles = {
-    BLOCK: Style(mark="bars", colour=SKY),
-    PRODUCT: Style(mark="dotted line", colour=ORANGE, dash=(5, 3)),
-    TOGETHER: Style(mark="dotted line", colour=BLUE),
-    NOISE: Style(mark="dotted line", colour=GREEN),
+    BLOCK: Style(mark="bars", colour=YELLOW),
+    PRODUCT: Style(mark="dotted line", colour=BOUND, dash=(5, 3)),
+    TOGETHER: Style(mark="dotted line", colour=MEASURED),
+    NOISE: Style(mark="dotted line", colour=TYPICAL),
 }
-ERRORS: Styles = {WORST: Style(mark="dotted line", colour=BLUE), NOISE: Style(mark="dotted line", colour=GREEN)}
+ERRORS: Styles = {WORST: Style(mark="dotted line", colour=MEASURED), NOISE: PRODUCTS[NOISE]}
 # What a logarithmic axis of floats can hold.
 HIGHEST = 300.0
 PANEL = {"width": 330, "height": 210}

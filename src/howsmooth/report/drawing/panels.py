@@ -1,8 +1,9 @@
 """Panels side by side with logarithmic axes: points and lines, one series over the other, under a wrapped title."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import altair as alt
@@ -82,7 +83,7 @@ def series_panels(
         told: What is told of a point besides.
         band: The series that has a band between ``low`` and ``high``.
     """
-    drawn = {name: style for name, style in styles.items() if any(row.get("series") == name for row in rows)}
+    drawn = {name: _shown(style, name, rows) for name, style in styles.items() if _most(name, rows)}
     span = span_of([row["x"] for row in rows if "x" in row])
     heights = span_of([row[name] for row in rows for name in ("y", "low", "high") if name in row])
     x = alt.X("x:Q", title=across, scale=log_scale(span), axis=axis or log_axis(span))
@@ -111,6 +112,17 @@ def series_panels(
     return panels(alt.LayerChart(layer=layers).properties(**size), rows, title=title)
 
 
+def _most(series: str, rows: Rows) -> int:
+    """Count the points that a series has in the panel where it has most."""
+    return max(Counter(row["panel"] for row in rows if row.get("series") == series).values(), default=0)
+
+
+def _shown(style: Style, series: str, rows: Rows) -> Style:
+    """Return how a series is drawn: a line through one point cannot be seen, so that it is a point."""
+    lines = style.mark in ("line", "dotted line") and _most(series, rows) == 1
+    return replace(style, mark="points") if lines else style
+
+
 def panels(chart: alt.LayerChart, rows: Rows, *, title: str, columns: int = COLUMNS) -> alt.FacetChart:
     """Repeat a chart for each ``panel`` of the rows, in their order, under a label that may have several lines."""
     header = alt.Header(
@@ -137,10 +149,9 @@ def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
 def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
     """Return the marks of every series.
 
-    Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot. The
-    dots of a dotted line take a third channel, which has no legend.
+    Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot.
     """
-    stroke, dash, fill, dots = _channels(drawn, columns)
+    stroke, dash, fill = _channels(drawn, columns)
     layers = []
     for name, style in drawn.items():
         if style.mark == "points":
@@ -156,12 +167,11 @@ def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
             detail = {"detail": "window:N"} if style.mark == "threads" else {}
             layers.append(line.encode(stroke=stroke, strokeDash=dash, **detail))
         if style.mark == "dotted line":
-            mark = alt.Chart().mark_point(filled=True, size=28, opacity=1)
-            layers.append(_only(mark, name).encode(color=dots))
+            layers.append(_only(alt.Chart().mark_point(filled=True, size=28, opacity=1, color=style.colour), name))
     return layers
 
 
-def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill, alt.Color]:
+def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill]:
     lines = {name: style for name, style in drawn.items() if style.mark not in ("points", "rule", "bars")}
     marks = {name: style for name, style in drawn.items() if style.mark in ("points", "bars")}
     colours = {name: style.colour for name, style in drawn.items()}
@@ -186,7 +196,6 @@ def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, 
             "series:N", title=None, scale=scale(lines, (list(s.dash) for s in lines.values())), legend=stroked
         ),
         alt.Fill("series:N", title=None, scale=scale(marks, (colours[n] for n in marks)), legend=dotted),
-        alt.Color("series:N", title=None, scale=scale(drawn, colours.values()), legend=None),
     )
 
 
