@@ -1,5 +1,7 @@
 """Attacks and certificates: what attacks attain below what the theory allows, and how far words may move."""
 
+from typing import Any
+
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
@@ -72,7 +74,7 @@ def draw_words(section: Section) -> Chart:
     low, high = min(sizes) / 2, 2 * max(sizes)
     rows = [row for each in every for row in _word_rows(each, low, high)]
     span = span_of([low, high])
-    along = {"title": "size of the perturbation", "scale": log_scale(span), "axis": log_axis(span)}
+    along: dict[str, Any] = {"title": "size of the perturbation", "scale": log_scale(span), "axis": log_axis(span)}
     y = alt.Y("word:N", title=None, sort=alt.EncodingSortField("place", op="min"), axis=alt.Axis(labelLimit=150))
     styles = {PROVEN: CERTIFICATE, OPEN: GREY, FOUND: WITNESS}
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
