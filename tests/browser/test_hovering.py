@@ -70,8 +70,8 @@ def test_the_tooltip_goes_away_with_the_mouse(shown):
 
 
 @pytest.mark.slow
-def test_charts_still_answer_after_a_filter(open_report):
-    report = open_report("small")
+def test_charts_still_answer_after_a_filter(borrowed):
+    report = borrowed("small")
     report.find('input[name=layer][value="0"]').uncheck()
     report.find("input[name=scale][value=linear]").check()
     report.settle()

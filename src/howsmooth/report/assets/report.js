@@ -42,15 +42,20 @@
       const { spec: panel, facet } = found;
       const fitting = Math.floor(width / (panel.width + MARGIN));
       const columns = Math.max(1, Math.min(found.columns, fitting, distinct(datasets, "panel")));
-      const larger = Math.max(0.5, Math.min(LARGER, (width / columns - MARGIN) / panel.width));
-      const size = { width: panel.width * larger, height: typeof panel.height === "number" ? panel.height * Math.min(1.5, Math.max(1, larger)) : panel.height };
+      const square = panel.width === panel.height;
+      const larger = Math.max(0.5, Math.min(square ? 1.4 : LARGER, (width / columns - MARGIN) / panel.width));
+      const taller = square ? larger : Math.min(1.5, Math.max(1, larger));
+      const size = { width: panel.width * larger, height: typeof panel.height === "number" ? panel.height * taller : panel.height };
       return { ...found, columns, spec: { ...panel, ...size }, facet: { ...facet, header: { ...facet.header, labelLimit: size.width + 25 } } };
     }
     if (found.width?.step) {
       const columns = distinct(datasets, "column");
       return { ...found, width: { step: Math.max(found.width.step, Math.min(CELL, Math.floor((width - MARGIN) / columns))) } };
     }
-    return typeof found.width === "number" ? { ...found, width: Math.max(140, Math.min(LARGER * found.width, width - 250)) } : found;
+    if (typeof found.width !== "number") return found;
+    // a plane stays square; names stand left of what has as many rows as it needs
+    if (typeof found.height === "number") return { ...found, width: Math.min(found.width, width - 100), height: Math.min(found.height, width - 100) };
+    return { ...found, width: Math.max(140, Math.min(LARGER * found.width, width - 250)) };
   };
   const narrowed = (part, width) => {
     if (Array.isArray(part)) return part.map((each) => narrowed(each, width));

@@ -68,7 +68,7 @@ def layer_panels(rows: Rows, styles: Styles, *, title: str, up: str) -> alt.Face
     tooltip = [*named, alt.Tooltip("y:Q", title=up, format=",.4~r")]
     layers = [
         mark.encode(x=x, y=y, tooltip=named[:1] if mark.mark.type == "line" else tooltip)
-        for mark in marks_of(drawn, COLUMNS - 1)
+        for _name, mark in marks_of(drawn, COLUMNS - 1)
     ]
     chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows, title=title, columns=COLUMNS - 1)
     return chart.resolve_scale(x="independent", y="independent").resolve_axis(x="independent", y="independent")

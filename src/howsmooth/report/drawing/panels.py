@@ -90,20 +90,18 @@ def series_panels(
     y = alt.Y("y:Q", title=up, scale=log_scale(heights), axis=log_axis(heights))
     # a line is one mark: it has a name, and no value of its own to tell
     named = [alt.Tooltip("series:N", title="what")]
-    tooltip = [
-        *named,
-        alt.Tooltip("x:Q", title=across, format=",.4~r"),
-        alt.Tooltip("told:N", title=up),
-        *told,
-    ]
+    valued = [*named, alt.Tooltip("x:Q", title=across, format=",.4~r"), alt.Tooltip("told:N", title=up)]
     pointed = {name: style for name, style in drawn.items() if style.mark in ("points", "dotted line", "bars")}
     rows = [
         row | {"told": pointed[row["series"]].written(row["y"])} if row.get("series") in pointed else row
         for row in rows
     ]
     columns = COLUMNS if len({row["panel"] for row in rows}) > 1 else COLUMNS - 1
-    marks = marks_of(drawn, columns)
-    layers = [mark.encode(x=x, y=y, tooltip=tooltip if mark.mark.type != "line" else named) for mark in marks]
+    layers = []
+    for name, mark in marks_of(drawn, columns):
+        # what is told besides is known of points, and not of means that are drawn as points
+        tooltip = [*valued, *told] if styles[name].mark == "points" else valued
+        layers.append(mark.encode(x=x, y=y, tooltip=named if mark.mark.type == "line" else tooltip))
     layers += [_only(mark_rule(style), name).encode(x=x) for name, style in drawn.items() if style.mark == "rule"]
     if band in drawn:
         area = alt.Chart().mark_area(color=drawn[band].colour, opacity=0.22)
@@ -146,8 +144,8 @@ def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
     return [{"x": x, "y": y, **fields} for x, y in pairs if drawable(x) and drawable(y)]
 
 
-def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
-    """Return the marks of every series.
+def marks_of(drawn: Styles, columns: int) -> list[tuple[str, alt.Chart]]:
+    """Return the marks of every series, with its name.
 
     Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot.
     """
@@ -156,18 +154,19 @@ def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
     for name, style in drawn.items():
         if style.mark == "points":
             mark = alt.Chart().mark_point(filled=True, size=28, opacity=0.85)
-            layers.append(_only(mark, name).encode(fill=fill))
+            layers.append((name, _only(mark, name).encode(fill=fill)))
         elif style.mark == "bars":
             # a logarithmic axis has no zero; from one, a bar says whether something grows or shrinks
             bars = alt.Chart().mark_bar(opacity=0.55)
-            layers.append(_only(bars, name).encode(fill=fill, y2=alt.Y2Datum(1)))
+            layers.append((name, _only(bars, name).encode(fill=fill, y2=alt.Y2Datum(1))))
         elif style.mark != "rule":
             opacity = 0.5 if style.mark == "threads" else 1.0
             line = _only(alt.Chart().mark_line(strokeWidth=style.width, opacity=opacity), name)
             detail = {"detail": "window:N"} if style.mark == "threads" else {}
-            layers.append(line.encode(stroke=stroke, strokeDash=dash, **detail))
+            layers.append((name, line.encode(stroke=stroke, strokeDash=dash, **detail)))
         if style.mark == "dotted line":
-            layers.append(_only(alt.Chart().mark_point(filled=True, size=28, opacity=1, color=style.colour), name))
+            dots = alt.Chart().mark_point(filled=True, size=28, opacity=1, color=style.colour)
+            layers.append((name, _only(dots, name)))
     return layers
 
 
