@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.asks import Ask
-from howsmooth.studies.kinds import bounds, text
+from howsmooth.studies.kinds.text import TextAsk
+from howsmooth.studies.kinds.tokens_in_ball import BoundsAsk
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Solver, Windows
 from howsmooth.studies.sweep.sweep import Executor, sweep
@@ -18,16 +19,16 @@ from howsmooth.studies.sweep.workers import executor
 def tiny(count: int) -> list[Ask]:
     """Theorems for a head on the line: about a millisecond each."""
     return [
-        bounds.Ask(A=((-1.0,),), V=((1.0,),), length=8, radius=1.0 + i / count, solver=Solver(seed=i))
+        BoundsAsk(A=((-1.0,),), V=((1.0,),), length=8, radius=1.0 + i / count, solver=Solver(seed=i))
         for i in range(count)
     ]
 
 
-def small(windows: int, lengths: Sequence[int], layers: int = 6) -> list[text.Ask]:
+def small(windows: int, lengths: Sequence[int], layers: int = 6) -> list[TextAsk]:
     """Windows of Alice through MiniLM, one layer and map after the other."""
     every = [*Windows(lengths=tuple(lengths), sequences=windows).each(read_text().digest)]
     return [
-        text.Ask(model="minilm", layer=layer, map=part, window=window)
+        TextAsk(model="minilm", layer=layer, map=part, window=window)
         for layer in range(layers)
         for part in ("attention", "residual")
         for window in every

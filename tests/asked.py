@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from howsmooth.studies.kinds import bounds, text
+from howsmooth.studies.kinds.text import TextAnswer, TextAsk
+from howsmooth.studies.kinds.tokens_in_ball import BoundsAnswer, BoundsAsk
 from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
 from howsmooth.studies.sweep.sweep import sweep
@@ -14,7 +15,7 @@ TWO = {"A": ((1.0, 0.5), (0.0, -1.0)), "V": ((1.0, 0.0), (2.0, 1.0))}
 
 def radii(count):
     """Return asks that need no model, each by itself: a millisecond of work."""
-    return [bounds.Ask(length=2, radius=1.0 + i / 8, **ONE) for i in range(count)]
+    return [BoundsAsk(length=2, radius=1.0 + i / 8, **ONE) for i in range(count)]
 
 
 def windows(
@@ -22,7 +23,7 @@ def windows(
 ):
     """Return asks at windows of a text."""
     return [
-        text.Ask(
+        TextAsk(
             model=model,
             layer=layer,
             map=part,
@@ -39,15 +40,15 @@ def windows(
 def filler(i, sizes=40):
     """Return a record with numbers that are no short decimals, of a size that depends on its number."""
     shares = tuple(j / 7 for j in range(37 * i % sizes))
-    ask = text.Ask(model="m", layer=i, window=Window(text="t", digest="d", length=8))
-    answer = text.Answer(lower=0.1 + i / 3, upper=0.2 + i / 3, steps=i, status="converged", sensitivity=shares)
+    ask = TextAsk(model="m", layer=i, window=Window(text="t", digest="d", length=8))
+    answer = TextAnswer(lower=0.1 + i / 3, upper=0.2 + i / 3, steps=i, status="converged", sensitivity=shares)
     return Record(ask=ask, answer=answer, machine=this_machine(), seconds=0.1)
 
 
 def bounded(i=0):
     """Return a record of another kind."""
-    ask = bounds.Ask(length=3 + i, radius=1.5, **TWO)
-    return Record(ask=ask, answer=bounds.Answer(sharp_upper=1 / 3, tied_pair=0.1 + 0.2), machine=this_machine())
+    ask = BoundsAsk(length=3 + i, radius=1.5, **TWO)
+    return Record(ask=ask, answer=BoundsAnswer(sharp_upper=1 / 3, tied_pair=0.1 + 0.2), machine=this_machine())
 
 
 def answered(asks, store, *, resources=None, progress=None, retry_failed=False, **how):

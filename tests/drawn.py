@@ -5,19 +5,22 @@ import math
 from measured import changed, grid, heads, measurement, record
 
 from howsmooth.report.sections import Section, section_of
-from howsmooth.studies.kinds import (
-    ascent,
-    attack,
-    bounds,
-    certificate,
-    extremal,
-    measures,
-    monitor,
-    regimes,
-    splitting,
-    text,
-    training,
-    whole,
+from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk
+from howsmooth.studies.kinds.certified_radii import CertificateAnswer, CertificateAsk
+from howsmooth.studies.kinds.monitor import MonitorAnswer, MonitorAsk
+from howsmooth.studies.kinds.splitting import SplittingAnswer, SplittingAsk
+from howsmooth.studies.kinds.text import TextAnswer, WholeAsk
+from howsmooth.studies.kinds.tokens_in_ball import (
+    AscentAnswer,
+    AscentAsk,
+    Atom,
+    BoundsAnswer,
+    BoundsAsk,
+    ExtremalAsk,
+    MeasuresAnswer,
+    MeasuresAsk,
+    RegimesAnswer,
+    RegimesAsk,
 )
 from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
@@ -32,8 +35,8 @@ def _record(ask, answer):
 
 def built(points, part, n, *, lower, head=0, model="minilm"):
     """Return the constant at an input that is built from a head."""
-    ask = extremal.Ask(model=model, layer=2, map=part, points=points, head=head, length=n, radius=3.0)
-    return _record(ask, text.Answer(lower=lower, upper=1.001 * lower))
+    ask = ExtremalAsk(model=model, layer=2, map=part, points=points, head=head, length=n, radius=3.0)
+    return _record(ask, TextAnswer(lower=lower, upper=1.001 * lower))
 
 
 def inputs(points=("two_point", "tied_pair"), parts=("head:0", "attention")):
@@ -46,19 +49,19 @@ def proven(n, radius, **others):
     """Return bounds of known sizes."""
     names = ("discrete_lower", "sharp_lower", "two_point", "tied_pair", "sharp_upper", "discrete_upper")
     numbers = {name: (i + 1) * math.sqrt(n) * radius for i, name in enumerate(names)} | others
-    return _record(bounds.Ask(model="minilm", layer=2, length=n, radius=radius), bounds.Answer(**numbers))
+    return _record(BoundsAsk(model="minilm", layer=2, length=n, radius=radius), BoundsAnswer(**numbers))
 
 
 def climbed(n, radius=12.0, lower=9.0):
     """Return what a search found."""
-    return _record(ascent.Ask(model="minilm", layer=2, length=n, radius=radius), ascent.Answer(lower=lower))
+    return _record(AscentAsk(model="minilm", layer=2, length=n, radius=radius), AscentAnswer(lower=lower))
 
 
 def regime(n, *, A=LINE, radius=2.0, crossing=100.0, plateau=10.0, **others):
     """Return a constant that rises like the root of the length until measures attain it."""
     value = plateau * min(1.0, math.sqrt(n / crossing))
     numbers = {"upper": 4 * value, "crossing": crossing, "plateau": plateau, "measures_upper": 3 * plateau} | others
-    return _record(regimes.Ask(A=A, V=A, length=n, radius=radius), regimes.Answer(lower=value, **numbers))
+    return _record(RegimesAsk(A=A, V=A, length=n, radius=radius), RegimesAnswer(lower=value, **numbers))
 
 
 def two_regimes():
@@ -71,8 +74,8 @@ def two_regimes():
 
 def cut(layer, part="attention", *, move=2.0, split=1.0, w=0):
     """Return what splitting gains at a window."""
-    ask = splitting.Ask(model="minilm", layer=layer, map=part, window=Window(digest="d", length=32, index=w))
-    answer = splitting.Answer(
+    ask = SplittingAsk(model="minilm", layer=layer, map=part, window=Window(digest="d", length=32, index=w))
+    answer = SplittingAnswer(
         move=move,
         split=split,
         splits=split > move,
@@ -88,16 +91,16 @@ def cut(layer, part="attention", *, move=2.0, split=1.0, w=0):
 
 def measure(*atoms, A=LINE, lower=165.8):
     """Return a measure by its masses and places."""
-    found = tuple(measures.Atom(mass=mass, coordinate=place, norm=abs(place)) for mass, place in atoms)
-    ask = measures.Ask(A=A, V=A, length=len(atoms), radius=2.0)
-    return _record(ask, measures.Answer(lower=lower, atoms=found))
+    found = tuple(Atom(mass=mass, coordinate=place, norm=abs(place)) for mass, place in atoms)
+    ask = MeasuresAsk(A=A, V=A, length=len(atoms), radius=2.0)
+    return _record(ask, MeasuresAnswer(lower=lower, atoms=found))
 
 
 def piece(layer, part, *, lower, typical=0.5, length=16, model="minilm", w=0):
     """Return the constant of some blocks at a window."""
     window = Window(digest="d", length=length, index=w)
-    ask = whole.Ask(model=model, layer=layer, map=part, window=window)
-    return _record(ask, whole.Answer(lower=lower, upper=1.001 * lower, typical=typical))
+    ask = WholeAsk(model=model, layer=layer, map=part, window=window)
+    return _record(ask, TextAnswer(lower=lower, upper=1.001 * lower, typical=typical))
 
 
 def pieces(blocks=(4.0, 10.0, 5.0), *, together=(4.0, 6.0, 7.0), onward=(7.0, 9.0, 5.0), **place):
@@ -115,8 +118,8 @@ def attacks(*, lower=4.0, ceiling=50.0, eps=(0.1, 1.0, 10.0), layers=2):
     methods = ("random", "fgsm", "pgd", "singular", "ascent")
     return [
         _record(
-            attack.Ask(model="m", layer=k, window=Window(digest="d", length=8, index=w), eps=e, method=method),
-            attack.Answer(attained=lower * share * (1 + e / 20), predicted=lower, ceiling=ceiling and ceiling * e),
+            AttackAsk(model="m", layer=k, window=Window(digest="d", length=8, index=w), eps=e, method=method),
+            AttackAnswer(attained=lower * share * (1 + e / 20), predicted=lower, ceiling=ceiling and ceiling * e),
         )
         for k in range(layers)
         for w in range(2)
@@ -130,8 +133,8 @@ def certificates(*, words=("a", "gripping", "film"), scale=1.0, attacked=True, t
     groups = [(i + 1,) for i in range(len(words))] + [tuple(range(1, len(words) + 1))] * together
     return [
         _record(
-            certificate.Ask(model="reviews", sentence=" ".join(words), word=places),
-            certificate.Answer(
+            CertificateAsk(model="reviews", sentence=" ".join(words), word=places),
+            CertificateAnswer(
                 spelled=" ".join(words[i - 1] for i in places),
                 places=places,
                 certified=0.01 * scale * sum(places),
@@ -151,8 +154,8 @@ def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
     """Return what a monitor read while constants grew."""
     return [
         _record(
-            monitor.Ask(training="mine", step=step, layer=k),
-            monitor.Answer(
+            MonitorAsk(training="mine", step=step, layer=k),
+            MonitorAnswer(
                 lower=lower and lower * (k + 1) * step,
                 upper=lower and 1.05 * lower * (k + 1) * step,
                 alarm=alarm if step == steps[-1] else "",
@@ -161,27 +164,6 @@ def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
         )
         for k in range(layers)
         for step in steps
-    ]
-
-
-def trained(method, strength=0.0, *, accuracy=0.8, network=3.0, seed=0):
-    """Return a classifier that was trained by some method."""
-    answer = training.Answer(
-        accuracy=accuracy, network=network, attention=2.0, attained=1.5, flipped=0.5, swapped=0.0, steps=100
-    )
-    return _record(training.Ask(digest="d", method=method, strength=strength, seed=seed), answer)
-
-
-def trainings():
-    """Return a few trainings, and one that broke."""
-    trace = ((5.0, 0.7, 1.0, 2.0), (10.0, 0.8, 3.0, 5.0), (15.0, None, None, None))
-    broken = training.Answer(steps=15, alarm_step=10, alarms=1, loss_step=15, trace=trace)
-    return [
-        trained("plain"),
-        trained("plain", seed=1, accuracy=0.78),
-        trained("penalty", 0.01, network=1.0),
-        trained("weight decay", 3.0, accuracy=0.6),
-        _record(training.Ask(digest="d", method="diverging", strength=0.3), broken),
     ]
 
 
@@ -212,7 +194,7 @@ WHOLE = {
     "attack": section("attack", attacks()),
     "certificate": section("certificate", [*certificates(), *certificates(words=("dull",), together=False)]),
     "robustness": section("robustness", measured=(real(stride=32),)),
-    "training": section("training", [*watched(alarm="layer 1 doubled."), *trainings()]),
+    "monitor": section("monitor", watched(alarm="layer 1 doubled.")),
     "bounds": section("bounds", measured=(real(local_upper=30.0),)),
 }
 # What is left of a section when much is missing.
@@ -253,9 +235,8 @@ PARTS = {
     "certificate, nothing found": section("certificate", certificates(attacked=False)),
     "certificate, all words alone": section("certificate", certificates()[-1:]),
     "attack, nothing moves": section("attack", attacks(lower=0.0, ceiling=None)),
-    "training, a monitor's only": section("training", watched(layers=1, steps=(10,))),
-    "training, nothing finite": section("training", watched(lower=None)),
-    "training, methods only": section("training", [trained("plain")]),
+    "monitor, one layer and step": section("monitor", watched(layers=1, steps=(10,))),
+    "monitor, nothing finite": section("monitor", watched(lower=None)),
     "transition, one record": section("transition", [regime(10)]),
 }
 EVERY = WHOLE | PARTS

@@ -4,7 +4,7 @@ import math
 
 from msgspec.structs import replace
 
-from howsmooth.studies.kinds import text
+from howsmooth.studies.kinds.text import TextAnswer, TextAsk
 from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
@@ -25,7 +25,7 @@ def record(
     value = (layer + 1) * length**0.3 * (1 + 0.05 * window) if lower is None else lower
     shares = tuple((i + 1) / (length * (length + 1) / 2) for i in range(length))
     cut = Window(text="t", digest="d", length=length, index=window, stride=stride, source=source, whole=whole)
-    ask = text.Ask(
+    ask = TextAsk(
         model=model,
         layer=layer,
         map=part,
@@ -48,7 +48,7 @@ def record(
         "sensitivity": shares,
         "response": shares,
     }
-    return Record(ask=ask, answer=text.Answer(lower=value, **fields | answered), machine=this_machine(), seconds=0.1)
+    return Record(ask=ask, answer=TextAnswer(lower=value, **fields | answered), machine=this_machine(), seconds=0.1)
 
 
 def changed(found, **answered):

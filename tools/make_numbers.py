@@ -117,7 +117,7 @@ def whole() -> Numbers:
     from howsmooth.studies.runs.composition import compositions
 
     with measured("measure", "minilm", "--whole", "--lengths", "16") as (_answer, folder):
-        records = [r for r in hs.read_run(folder).records if type(r.ask).__module__.endswith("kinds.whole")]
+        records = [r for r in hs.read_run(folder).records if r.ask.kind == "whole"]
     (composition,) = compositions(records)
     windows = sorted({r.ask.window.index for r in records})
     lower = {(r.ask.map, r.ask.layer, r.ask.window.index): r.answer.lower for r in records}

@@ -817,10 +817,13 @@ def _reason(identity: str, listed: dict[str, str]) -> str | None:
     return None
 
 
-def table(
+COLUMNS = ("mutants", "killed", "survivors", "accepted", "not judged")
+
+
+def count(
     mutants: list[Mutant], results: dict[str, dict[str, Any]], listed: dict[str, str]
-) -> tuple[str, list[Mutant]]:
-    """Return a table by file, and the survivors that are not accepted."""
+) -> tuple[dict[str, Counter[str]], list[Mutant]]:
+    """Count mutants by file, and return the survivors that are not accepted."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     survivors = []
     for mutant in mutants:
@@ -836,16 +839,18 @@ def table(
                 row["accepted"] += 1
             else:
                 survivors.append(mutant)
-    columns = ["mutants", "killed", "survivors", "accepted", "not judged"]
-    if not any(row["not judged"] for row in rows.values()):
-        columns = columns[:-1]
+    return rows, survivors
+
+
+def table(rows: dict[str, Counter[str]]) -> str:
+    """Return the counts as a table, with a row for all files together."""
     total: Counter[str] = Counter()
     for row in rows.values():
         total.update(row)
-    lines = [f"| file | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    lines = [f"| file | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * len(COLUMNS)}"]
     for file, row in [*sorted(rows.items()), ("all", total)]:
-        lines.append(f"| {file} | {' | '.join(str(row[c]) for c in columns)} |")
-    return "\n".join(lines), survivors
+        lines.append(f"| {file} | {' | '.join(str(row[c]) for c in COLUMNS)} |")
+    return "\n".join(lines)
 
 
 def _target_files() -> list[str]:
@@ -871,6 +876,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="*", help="files or folders, such as theory/ball/layer.py; all without")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at once")
     parser.add_argument("--seconds", type=float, default=5.0, help="processor time of tests that a survivor must meet")
+    parser.add_argument("--tests", nargs="+", default=[], help="the tests that judge, in place of those of the room")
+    parser.add_argument("--quick", action="store_true", help="leave out tests that are marked slow")
     parser.add_argument("--sample", type=int, help="judge so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="", help="judge mutants whose name contains this")
@@ -909,15 +916,15 @@ def main() -> None:
     if options.replay:
         replayed(mutants, results)
         return
-    text, survivors = table(mutants, results, listed)
+    rows, survivors = count(mutants, results, listed)
     for mutant in survivors:
         before, after = mutant.texts()
         result = results[mutant.identity]
         told = "" if result.get("met") else "  " + result.get("error", "(no test executes it)")
         print(f"{mutant.identity}{told}\n  - {before.strip()}\n  + {after.strip()}")
-    print(text)
+    print(table(rows))
     if options.write_docs:
-        write_docs(text)
+        write_docs(rows)
     raise SystemExit(1 if survivors else 0)
 
 
@@ -943,7 +950,8 @@ def run(
     torch.autograd.functional.jacobian(torch.sin, torch.ones(2))
     rooms = dict.fromkeys(path for file in finders for path in ROOMS[file.split("/")[0]])
     judge = Judge(options, finders, mutants)
-    code = pytest.main([*PYTEST, *(tests or rooms)], plugins=[judge])
+    marks = ["-m", "not slow"] if options.quick else []
+    code = pytest.main([*PYTEST, *marks, *(tests or options.tests or rooms)], plugins=[judge])
     if code not in (0, 5):
         raise SystemExit(f"the tests could not be collected: pytest ended with {code}.")
     return judge.results
@@ -973,11 +981,16 @@ def replayed(mutants: list[Mutant], results: dict[str, dict[str, Any]]) -> None:
         raise SystemExit("the sample is out of date: run `make mutants`, then tools/mutants.py --write-sample.")
 
 
-def write_docs(text: str) -> None:
-    """Write the table between the two marks of the page."""
+def write_docs(rows: dict[str, Counter[str]]) -> None:
+    """Write rows into the table of the page; rows of files that were not asked for stay as they are."""
     page = REPORT.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
-    _write(REPORT, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    old, after = rest.split(END)
+    for line in old.splitlines():
+        file, *numbers = (cell.strip() for cell in line.strip("| ").split("|"))
+        if file in _target_files() and file not in rows:
+            rows[file] = Counter(dict(zip(COLUMNS, map(int, numbers), strict=False)))
+    _write(REPORT, f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
 
 
 if __name__ == "__main__":

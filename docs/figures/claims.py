@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from x_transformers.x_transformers import Attention
 
 import howsmooth as hs
-from howsmooth.theory.ball.l2 import phi_inverse
+from howsmooth.theory.mechanisms.softmax_scores import phi_inverse
 
 D, SIZES = 4, [(n, radius) for n in (4, 16) for radius in (2.0, 8.0, 32.0)]
 THEIRS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from howsmooth.attacks.ball import PerturbationBall
+from howsmooth.attacks.objective import PerturbationBall
 
 
 @pytest.mark.parametrize("norm", ["total", "token"])

@@ -98,7 +98,7 @@ def shown(_shown: Open) -> Iterator[Open]:
 
 @pytest.fixture
 def borrowed(_shown: Open) -> Iterator[Open]:
-    """Work with the report of a run that all tests look at; it is put back afterwards, which is cheaper than opening."""
+    """Work with the report of a run that all tests look at; putting it back is cheaper than opening another."""
     reports: list[Report] = []
 
     def visit(run: str) -> Report:

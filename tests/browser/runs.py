@@ -9,7 +9,7 @@ from pathlib import Path
 from measured import measurement, record, run_of
 
 from howsmooth.report.page import render
-from howsmooth.studies.kinds import measures, regimes
+from howsmooth.studies.kinds.tokens_in_ball import Atom, MeasuresAnswer, MeasuresAsk, RegimesAnswer, RegimesAsk
 from howsmooth.studies.records import Failure, Record, plan_of, this_machine
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
@@ -128,27 +128,25 @@ def _paper() -> Run:
     """Two figures of the paper."""
     head = {"A": ((-1.0,),), "V": ((1.0,),)}
     first = [
-        (regimes.Ask(length=n, radius=radius, **head), min(n**0.5, 30.0 * radius), 40.0 * radius)
+        (RegimesAsk(length=n, radius=radius, **head), min(n**0.5, 30.0 * radius), 40.0 * radius)
         for radius in (1.5, 2.0)
         for n in (3, 10, 100, 1000, 10_000, 100_000)
     ]
     walked = [
         Record(
             ask=ask,
-            answer=regimes.Answer(
-                lower=low, upper=3 * low, crossing=900.0, plateau=plateau, measures_upper=2 * plateau
-            ),
+            answer=RegimesAnswer(lower=low, upper=3 * low, crossing=900.0, plateau=plateau, measures_upper=2 * plateau),
             machine=this_machine(),
         )
         for ask, low, plateau in first
     ]
     found = [
         Record(
-            ask=measures.Ask(length=atoms, radius=2.0, **head),
-            answer=measures.Answer(
+            ask=MeasuresAsk(length=atoms, radius=2.0, **head),
+            answer=MeasuresAnswer(
                 lower=10.0 + atoms,
                 atoms=tuple(
-                    measures.Atom(mass=mass, coordinate=place, norm=abs(place))
+                    Atom(mass=mass, coordinate=place, norm=abs(place))
                     for mass, place in ((0.9, 2.0), (0.1 / (atoms - 1), -2.0), (0.1 / (atoms - 1), 0.5))[:atoms]
                 ),
             ),

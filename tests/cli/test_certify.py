@@ -71,7 +71,7 @@ def test_sentences_of_another_class_are_said_and_the_others_certified(certify, t
     (tmp_path / "sentences.txt").write_text("dull film\n\ngripping film\n", encoding="utf-8")
     done = certify("--file", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
     assert done.code == 0
-    assert done.err == "'dull film' is told to be 'bad', not 'good': misclassified, so not certified.\n"
+    assert done.err == "'dull film' is classified as 'bad', not 'good': misclassified, so not certified.\n"
     (record,) = read_run(tmp_path / "run").records
     assert (record.ask.sentence, record.answer.spelled, record.answer.predicted) == ("gripping film", "film", "good")
 
@@ -124,10 +124,10 @@ def test_mistakes_are_one_line_before_any_work(certify, tmp_path, options, said)
 def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, predicted, tmp_path):
     winner, other = predicted
     done = certify("--text", TEXT, "--label", other)
-    check_refusal(done, f"is told to be {winner!r}, not {other!r}: misclassified", tmp_path)
+    check_refusal(done, f"is classified as {winner!r}, not {other!r}: misclassified", tmp_path)
     (tmp_path / "synonyms.json").write_text('["movie"]', encoding="utf-8")
     done = certify("--text", TEXT, "--label", other, "--synonyms", "synonyms.json")
-    check_refusal(done, f"is told to be {winner!r}, not {other!r}: misclassified", tmp_path)
+    check_refusal(done, f"is classified as {winner!r}, not {other!r}: misclassified", tmp_path)
 
 
 def labelled(folder, *rows):
@@ -140,7 +140,7 @@ def test_a_label_in_a_file_is_the_class_that_should_win(certify, tmp_path):
     rows = [{"text": "not bad at all", "label": "good"}, {"text": "gripping film", "label": 1}, "dull film"]
     done = certify(*labelled(tmp_path, *rows), "--word", "1", model="reviews")
     assert done.code == 0
-    assert done.err == "'not bad at all' is told to be 'bad', not 'good': misclassified, so not certified.\n"
+    assert done.err == "'not bad at all' is classified as 'bad', not 'good': misclassified, so not certified.\n"
     found = {(r.ask.sentence, r.answer.predicted) for r in read_run(tmp_path / "run").records}
     assert found == {("gripping film", "good"), ("dull film", "bad")}
 
@@ -150,7 +150,7 @@ def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
     (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
     file = labelled(tmp_path, {"text": TEXT, "label": winner}, {"text": TEXT, "label": other})
     done = certify(*file, "--synonyms", "synonyms.json", "--json")
-    assert done.err == f"{TEXT!r} is told to be {winner!r}, not {other!r}: misclassified, so not certified.\n"
+    assert done.err == f"{TEXT!r} is classified as {winner!r}, not {other!r}: misclassified, so not certified.\n"
     assert [found["text"] for found in json.loads(done.out)["sentences"]] == [TEXT]
 
 

@@ -43,10 +43,3 @@ def test_a_mistake_is_refused_before_any_work(howsmooth, tmp_path, arguments, sa
     assert said in done.err
     assert done.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_training_without_reviews_is_told_in_a_line_how_to_get_them(howsmooth, tmp_path):
-    found = howsmooth("paper", "training", "--quick", "--out", "o")
-    assert found.code == 2
-    assert "pip download --no-deps --no-binary :all: vaderSentiment==3.3.2" in " ".join(found.err.split())
-    assert not (tmp_path / "o").exists()

@@ -17,9 +17,10 @@ from small import beginning, module, tokenizer
 
 import howsmooth as hs
 from howsmooth.studies import kinds
-from howsmooth.studies.kinds import attack, bounds
+from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk
+from howsmooth.studies.kinds.certified_radii import summarise_certificates
+from howsmooth.studies.kinds.tokens_in_ball import BoundsAnswer
 from howsmooth.studies.records import Failure, Record, RunPlan, this_machine
-from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.database import FILE, VERSION
 from howsmooth.studies.runs.store import Store
 
@@ -88,14 +89,14 @@ def test_a_run_is_shown_with_the_numbers_of_its_records(filled, howsmooth):
 def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_command(howsmooth, tmp_path):
     (word,) = certificates(words=("film",), together=False)
     proven = {"certified": 0.26799999, "attacked": 0.34700001, "margin": 4.8699999}
-    attacked = attack.Ask(model="m", layer=0, window=record(0, 4, 0).ask.window, eps=0.5)
-    attained = attack.Answer(attained=7.7299999, predicted=7.5, ceiling=8.8100001)
+    attacked = AttackAsk(model="m", layer=0, window=record(0, 4, 0).ask.window, eps=0.5)
+    attained = AttackAnswer(attained=7.7299999, predicted=7.5, ceiling=8.8100001)
     with Store(tmp_path / "run") as store:
         store.add(
             [
                 Record(ask=word.ask, answer=replace(word.answer, **proven), machine=this_machine()),
                 Record(ask=attacked, answer=attained, machine=this_machine()),
-                replace(bounded(), answer=bounds.Answer(sharp_upper=1.4300001, tied_pair=1.2899999)),
+                replace(bounded(), answer=BoundsAnswer(sharp_upper=1.4300001, tied_pair=1.2899999)),
                 record(0, 4, 0, lower=2.1, upper=2.3700001, local_upper=5.5900001),
             ]
         )
@@ -190,17 +191,17 @@ def test_a_damaged_run_is_one_line_and_exit_code_two_for_every_command_and_does_
 
 TOY = '''"""How far a stone falls."""
 
-from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.asks import Ask as AnyAsk
+from howsmooth.studies.asks import Answer, Ask
+from howsmooth.studies.kinds import Kind
 
 
-class Ask(AnyAsk, frozen=True, kw_only=True, tag="toy"):
+class ToyAsk(Ask, frozen=True, kw_only=True, tag="toy"):
     """How far a stone falls."""
 
     time: float
 
 
-class Answer(AnyAnswer, frozen=True, kw_only=True):
+class ToyAnswer(Answer, frozen=True, kw_only=True):
     """How far."""
 
     metres: float
@@ -208,7 +209,10 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
 
 def run(batch, cell, resources):
     """Let it fall."""
-    return [Answer(metres=9.81 * ask.time**2 / 2) for ask in cell]
+    return [ToyAnswer(metres=9.81 * ask.time**2 / 2) for ask in cell]
+
+
+KINDS = (Kind(ask=ToyAsk, answer=ToyAnswer, run=run),)
 '''
 
 

@@ -142,7 +142,7 @@ def test_a_page_has_no_chart_of_a_single_dot_or_cell_though_it_can_be_asked_for(
     assert [drawing.name for drawing in drawings(EVERY["one record"])] == ["bounds_ladder"]
     assert "constant_against_length" in chart_names(EVERY["one record"])
     assert drawings(EVERY["real, one record"]) == []
-    assert drawings(EVERY["training, a monitor's only"]) == []
+    assert drawings(EVERY["monitor, one layer and step"]) == []
 
 
 def test_a_series_of_one_point_is_a_point_and_no_line():

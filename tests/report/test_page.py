@@ -19,7 +19,7 @@ from howsmooth.report import figures
 from howsmooth.report.embedding import apart, asset, columns, in_script
 from howsmooth.report.figures import drawings, section_of, sections
 from howsmooth.report.page import render, write_page, write_report
-from howsmooth.studies.kinds import extremal
+from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk, TextAnswer
 from howsmooth.studies.records import Failure, Record, plan_of, this_machine
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
@@ -81,8 +81,8 @@ def kept(tmp_path_factory):
 def extremal_records():
     return [
         Record(
-            ask=extremal.Ask(model="m", map="head:0", points=points, length=n, radius=3.0),
-            answer=extremal.Answer(lower=c * n**0.5, upper=c * n**0.5),
+            ask=ExtremalAsk(model="m", map="head:0", points=points, length=n, radius=3.0),
+            answer=TextAnswer(lower=c * n**0.5, upper=c * n**0.5),
             machine=this_machine(),
         )
         for points, c in (("two_point", 1.0), ("tied_pair", 30.0))

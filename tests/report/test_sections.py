@@ -7,7 +7,7 @@ from drawn import climbed, inputs, proven, regime
 from measured import grid, measurement, record
 
 from howsmooth.report.sections import MEASUREMENT, prefixes, sections
-from howsmooth.studies.kinds import text
+from howsmooth.studies.kinds.text import TextAsk
 from howsmooth.studies.plans.paper import FIGURES, keep_figures, title_and_protocol
 from howsmooth.studies.records import Record, RunPlan, plan_of
 from howsmooth.studies.runs.run import Run, measurements
@@ -87,7 +87,7 @@ def test_every_model_of_a_figure_is_measured_by_itself(tmp_path):
         store.add(records)
         found = measurements(store, store.records(), store.plans())
     assert [(m.model, len(m.layers), m.complete) for m in found] == [("a", 2, True), ("b", 3, True)]
-    assert all(isinstance(r, Record) and isinstance(r.ask, text.Ask) for m in found for r in m.records)
+    assert all(isinstance(r, Record) and isinstance(r.ask, TextAsk) for m in found for r in m.records)
 
 
 def test_a_figure_that_was_asked_for_twice_holds_every_record_once():

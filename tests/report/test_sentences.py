@@ -5,7 +5,20 @@ from measured import changed, grid, record
 from msgspec.structs import replace
 
 from howsmooth.report.sentences import finding
-from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting
+from howsmooth.studies.kinds.splitting import SplittingAnswer, SplittingAsk
+from howsmooth.studies.kinds.tokens_in_ball import (
+    AscentAnswer,
+    AscentAsk,
+    Atom,
+    BoundsAnswer,
+    BoundsAsk,
+    ExtremalAsk,
+    MeasuresAnswer,
+    MeasuresAsk,
+    RegimesAnswer,
+    RegimesAsk,
+    TextAnswer,
+)
 from howsmooth.studies.plans.paper import ALSO, FIGURES
 from howsmooth.studies.records import Record, this_machine
 from howsmooth.studies.settings import Window
@@ -20,7 +33,7 @@ def kept(ask, answer):
 def at_inputs():
     values = {"two_point": 1.0, "tied_pair": 30.0}
     return [
-        kept(extremal.Ask(model="m", points=p, length=n, radius=3.0), extremal.Answer(lower=c * n**0.5))
+        kept(ExtremalAsk(model="m", points=p, length=n, radius=3.0), TextAnswer(lower=c * n**0.5))
         for p, c in values.items()
         for n in (7, 12, 22)
     ]
@@ -28,17 +41,17 @@ def at_inputs():
 
 def at_bounds():
     return [
-        kept(bounds.Ask(length=n, **HEAD), bounds.Answer(sharp_upper=3.0 * n, tied_pair=2.0 * n, two_point=1.0 * n))
+        kept(BoundsAsk(length=n, **HEAD), BoundsAnswer(sharp_upper=3.0 * n, tied_pair=2.0 * n, two_point=1.0 * n))
         for n in (4, 8)
-    ] + [kept(ascent.Ask(length=4, **HEAD), ascent.Answer(lower=7.0))]
+    ] + [kept(AscentAsk(length=4, **HEAD), AscentAnswer(lower=7.0))]
 
 
 def at_regimes():
     answers = {10: 2.0, 1000: 49.0}
     return [
         kept(
-            regimes.Ask(length=n, **HEAD),
-            regimes.Answer(lower=v, upper=99.0, crossing=300.0, plateau=50.0, measures_upper=60.0),
+            RegimesAsk(length=n, **HEAD),
+            RegimesAnswer(lower=v, upper=99.0, crossing=300.0, plateau=50.0, measures_upper=60.0),
         )
         for n, v in answers.items()
     ]
@@ -48,16 +61,16 @@ def at_windows():
     fields = {"atom": 0, "move_ratio": 1.0, "split_ratio": 1.0, "mean_radius": 1.0, "reach": 1.0, "move": 1.0}
     return [
         kept(
-            splitting.Ask(model="m", layer=0, window=Window(digest="d", length=8, index=i)),
-            splitting.Answer(split=2.0, splits=i > 0, decided=i < 3, **fields),
+            SplittingAsk(model="m", layer=0, window=Window(digest="d", length=8, index=i)),
+            SplittingAnswer(split=2.0, splits=i > 0, decided=i < 3, **fields),
         )
         for i in range(4)
     ]
 
 
 def at_measures():
-    atoms = [measures.Atom(mass=mass, coordinate=1.0, norm=1.0) for mass in (0.98, 0.02)]
-    return [kept(measures.Ask(length=2, **HEAD), measures.Answer(lower=12.5, atoms=tuple(atoms)))]
+    atoms = [Atom(mass=mass, coordinate=1.0, norm=1.0) for mass in (0.98, 0.02)]
+    return [kept(MeasuresAsk(length=2, **HEAD), MeasuresAnswer(lower=12.5, atoms=tuple(atoms)))]
 
 
 @pytest.mark.parametrize(
@@ -112,5 +125,5 @@ def test_crossings_beyond_floats_are_left_out():
 
 
 def test_a_study_with_nothing_to_say_tells_what_it_holds():
-    searched = [kept(ascent.Ask(length=4, **HEAD), ascent.Answer(lower=7.0))]
+    searched = [kept(AscentAsk(length=4, **HEAD), AscentAnswer(lower=7.0))]
     assert finding("worst", searched) == "1 record of the kind ascent."

@@ -6,8 +6,8 @@ from torch import nn
 
 import howsmooth as hs
 from howsmooth.search.ascent import maximise_counting
-from howsmooth.search.batched_callable import on_batches
-from howsmooth.search.start_patterns import start_patterns
+from howsmooth.search.claims import on_batches
+from howsmooth.search.starts import start_patterns
 
 F64 = torch.float64
 QUICK = {"starts": 1, "steps": 5}

@@ -6,7 +6,7 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search.few_atom_measures import few_atom_measures
+from howsmooth.search.measure_search import few_atom_measures
 from howsmooth.theory.heads import heads_of
 
 ONE, EYE = torch.ones(1, 1, dtype=torch.float64), torch.eye(2, dtype=torch.float64)

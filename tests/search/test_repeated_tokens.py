@@ -9,9 +9,9 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.search import repeated_tokens as copies
+from howsmooth.search import length_regimes
+from howsmooth.search.length_regimes import shapes, spread, stretched, worst_repeated_tokens
 from howsmooth.search.mechanisms import COUNTING, MECHANISMS, of_kind
-from howsmooth.search.repeated_tokens import shapes, spread, stretched, worst_repeated_tokens
 
 ONE = torch.ones(1, 1, dtype=torch.float64)
 OTHERS = [kind for kind in MECHANISMS if kind != "softmax"]
@@ -19,9 +19,9 @@ OTHERS = [kind for kind in MECHANISMS if kind != "softmax"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(copies, "STEPS", 4)
-    monkeypatch.setattr(copies, "RUNS", 4)
-    monkeypatch.setattr(copies, "PATTERNS", 1)
+    monkeypatch.setattr(length_regimes, "STEPS", 4)
+    monkeypatch.setattr(length_regimes, "RUNS", 4)
+    monkeypatch.setattr(length_regimes, "PATTERNS", 1)
 
 
 def of(kind: str, count: float) -> hs.Attention:
@@ -87,7 +87,7 @@ def test_masks_and_lengths_are_refused_before_any_search():
 @pytest.mark.parametrize("n", [3, 4, 10, 10**15])
 def test_shapes_add_up(n):
     found = list(shapes(n))
-    m = min(n, copies.PLACES)
+    m = min(n, length_regimes.PLACES)
     assert (n - m + 1, *[1] * (m - 1)) in found
     assert all(sum(shape) == n and min(shape) >= 1 and len(shape) == m for shape in found)
 

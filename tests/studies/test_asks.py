@@ -13,12 +13,21 @@ from msgspec.structs import replace
 
 from howsmooth.errors import FieldError
 from howsmooth.studies.json_values import JsonValue, fingerprint, from_json, settings_of, to_json
-from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, kind_names, measures, read_ask, regimes, text
+from howsmooth.studies.kinds import kind_named, kind_names, read_ask
+from howsmooth.studies.kinds.text import TextAsk
+from howsmooth.studies.kinds.tokens_in_ball import (
+    AscentAsk,
+    BoundsAnswer,
+    BoundsAsk,
+    ExtremalAsk,
+    MeasuresAsk,
+    RegimesAsk,
+)
 from howsmooth.studies.settings import Compute, Solver, Window
 from howsmooth.studies.sweep.sweep import batches, cells
 
-LITERAL = regimes.Ask(length=5, radius=1.5, solver=Solver(seed=3), **ONE)
-AT_TEXT = text.Ask(model="m", layer=2, window=Window(digest="d", length=8, index=1), where=Compute(dtype="float64"))
+LITERAL = RegimesAsk(length=5, radius=1.5, solver=Solver(seed=3), **ONE)
+AT_TEXT = TextAsk(model="m", layer=2, window=Window(digest="d", length=8, index=1), where=Compute(dtype="float64"))
 # Worked out by hand from the definition: the first 16 digits of SHA-256 of the sorted JSON of what is not a default.
 KEYS = {
     '{"A":[[-1]],"V":[[1]],"kind":"regimes","length":5,"radius":1.5,"solver":{"seed":3}}': (
@@ -46,9 +55,9 @@ def test_a_key_is_the_hash_of_what_tells_an_ask_apart(written):
 
 def test_another_process_with_other_hashes_finds_the_same_key():
     program = (
-        "from howsmooth.studies.kinds import regimes\n"
+        "from howsmooth.studies.kinds.tokens_in_ball import RegimesAsk\n"
         "from howsmooth.studies.settings import Solver\n"
-        "print(regimes.Ask(solver=Solver(seed=3), radius=1.5, length=5, V=((1.0,),), A=((-1.0,),)).key)"
+        "print(RegimesAsk(solver=Solver(seed=3), radius=1.5, length=5, V=((1.0,),), A=((-1.0,),)).key)"
     )
     found = subprocess.run(
         [sys.executable, "-c", program],
@@ -111,7 +120,7 @@ def test_what_is_only_told_does_not_count(change):
     ids=str,
 )
 def test_equal_asks_have_equal_keys(one, other):
-    first, second = (bounds.Ask(**{"length": 3, "radius": 1.0} | given) for given in (one, other))
+    first, second = (BoundsAsk(**{"length": 3, "radius": 1.0} | given) for given in (one, other))
     assert first == second
     assert first.key == second.key
 
@@ -182,12 +191,12 @@ at_texts = {
     "solver": solvers,
 }
 any_ask = st.one_of(
-    st.builds(text.Ask, **at_texts, certificate=st.booleans(), released=st.booleans()),
-    st.builds(bounds.Ask, **about_heads),
-    st.builds(regimes.Ask, **about_heads),
-    st.builds(ascent.Ask, **about_heads, climb=counts),
-    st.builds(measures.Ask, **about_heads, climb=counts),
-    st.builds(extremal.Ask, **about_heads, points=st.sampled_from(["two_point", "tied_pair"]), head=counts),
+    st.builds(TextAsk, **at_texts, certificate=st.booleans(), released=st.booleans()),
+    st.builds(BoundsAsk, **about_heads),
+    st.builds(RegimesAsk, **about_heads),
+    st.builds(AscentAsk, **about_heads, climb=counts),
+    st.builds(MeasuresAsk, **about_heads, climb=counts),
+    st.builds(ExtremalAsk, **about_heads, points=st.sampled_from(["two_point", "tied_pair"]), head=counts),
 )
 
 
@@ -202,14 +211,14 @@ def test_an_ask_comes_back_from_json_whatever_its_kind(ask):
     assert back.to_json() == ask.to_json()
 
 
-def test_a_kind_is_the_name_of_its_file():
+def test_a_kind_is_called_by_the_tag_of_its_asks():
     assert kind_names() == [
         *("ascent", "attack", "bounds", "certificate", "extremal", "measures", "monitor", "regimes", "splitting"),
-        *("text", "training", "whole"),
+        *("text", "whole"),
     ]
     for name in kind_names():
         kind = kind_named(name)
-        assert kind.ask.__struct_config__.tag == name
+        assert kind.name == name == kind.ask.__struct_config__.tag
         assert kind.about.endswith(".")
 
 
@@ -246,9 +255,9 @@ def test_what_is_no_ask_is_refused_in_one_sentence(written, words):
 
 
 def test_a_number_without_end_is_null():
-    answer = bounds.Answer(sharp_upper=float("inf"), tied_pair=1.0)
+    answer = BoundsAnswer(sharp_upper=float("inf"), tied_pair=1.0)
     assert to_json(answer) == '{"sharp_upper":null,"tied_pair":1.0}'
-    assert from_json(to_json(answer), bounds.Answer) == bounds.Answer(tied_pair=1.0)
+    assert from_json(to_json(answer), BoundsAnswer) == BoundsAnswer(tied_pair=1.0)
 
 
 def test_fewer_windows_of_a_map_of_many_layers_go_together():

@@ -7,7 +7,7 @@ import pytest
 
 from howsmooth.errors import FieldError, HowsmoothError
 from howsmooth.studies.json_values import fingerprint, from_settings, settings_of
-from howsmooth.studies.kinds.text import Ask
+from howsmooth.studies.kinds.text import TextAsk
 from howsmooth.studies.plans.measurement_plan import Measuring
 from howsmooth.studies.settings import (
     LENGTHS,
@@ -154,7 +154,7 @@ def test_sequences_that_are_measured_whole_are_windows_of_their_own_length():
 
 
 def test_what_was_asked_before_there_were_other_inputs_has_the_key_that_it_had():
-    ask = Ask(model="m", layer=1, window=Window(digest="d", length=8), where=Compute(dtype="float64"))
+    ask = TextAsk(model="m", layer=1, window=Window(digest="d", length=8), where=Compute(dtype="float64"))
     assert ask.key == fingerprint(
         {
             "kind": "text",

@@ -36,7 +36,7 @@ def test_every_upper_bound_holds_at_every_input_of_the_ball(rng, kind, causal):
         g = scaled_to(f, c, radius)
         bounds = accepted(WITH_N + WITHOUT_N, g, n=n, radius=radius)
         assert needed <= bounds.keys()
-        largest = constants(g, inputs(rng, g, 12, n, radius)).max().item()
+        largest = constants(g, inputs(rng, g, 4, n, radius)).max().item()
         for name, upper in bounds.items():
             assert largest <= upper.value * ROUNDING, (name, n, c)
 
@@ -71,12 +71,12 @@ def test_every_upper_bound_holds_for_long_sequences_and_wide_heads(rng, kind, ca
 def test_upper_bounds_of_layers_hold_wherever_they_do_not_refuse(rng, place, kind):
     f, n = LAYERS[kind](rng), 5
     for radius in (0.05, 2.0) if place % 4 == 0 else (2.0,):
-        heads = [inputs(rng, f.head(h), 6, n, radius) for h in range(len(f.query))]
+        heads = [inputs(rng, f.head(h), 3, n, radius) for h in range(len(f.query))]
         X = torch.cat(heads)
         X = X if radius < 1 else torch.cat([X, ascended(f, X[::9], radius, steps=6)])
         largest = constants(f, X).max().item()
         bounds = accepted(WITH_N + WITHOUT_N, f, n=n, radius=radius)
-        assert "sharp_upper" in bounds
+        assert math.isfinite(bounds["sharp_upper"].value)
         for name, upper in bounds.items():
             assert largest <= upper.value * ROUNDING, (name, radius)
 
@@ -104,7 +104,7 @@ def test_every_lower_bound_is_attained_in_the_ball(rng, place, kind):
     n, radius, c, causal = 6, 1.0, *((0.5, True) if place % 2 else (30.0, False))
     g = with_mask(scaled_to(HEADS[kind](rng), c, radius), causal)
     pair = hs.inputs.tied_pair(g, n, radius).tokens[None]
-    found = constants(g, torch.cat([pair, inputs(rng, g, 20, n, radius)])).max().item()
+    found = constants(g, torch.cat([pair, inputs(rng, g, 4, n, radius)])).max().item()
     for name, lower in accepted(LOWERS_WITH_N, g, n=n, radius=radius).items():
         assert lower.value <= found * ROUNDING, name
 

@@ -13,11 +13,11 @@ import howsmooth as hs
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::howsmooth.errors.ConvergenceWarning")  # said where scores have no digits left
-@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.parametrize("first", range(0, 12, 4))
 def test_no_random_map_violates_a_bound(first, monkeypatch):
     # a coarser sum is larger by little; `fuzz.py` goes on with the finer one
     monkeypatch.setattr("howsmooth.theory.around_input.neighbourhood.INTERVALS", 4)
-    found = [violation for seed in range(first, first + 8) for violation in attack(seed)]
+    found = [violation for seed in range(first, first + 4) for violation in attack(seed)]
     assert not found, "\n".join(map(str, found))
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, FallbackWarning, NonFiniteError
-from howsmooth.training.warm_starts import PATIENCE
+from howsmooth.training.penalties import PATIENCE
 
 STEP = 1e-5
 

@@ -29,15 +29,15 @@ FIRST_STEP, LONGEST_STEP, SHORTEST_STEP = 1.0, 1.5, 1e-5
 def random_search(objective: Objective, generator: torch.Generator) -> None:
     """Try random perturbations of full size."""
     while objective.left >= 1:
-        objective.try_(objective.draw(generator))
+        objective.gain(objective.draw(generator))
 
 
 def fgsm(objective: Objective, generator: torch.Generator) -> None:
     """Take single steps along the gradient, from random places; with a target the first step begins at zero."""
     E = torch.zeros_like(objective.X) if objective.targeted else objective.draw(generator)
     while objective.left >= 3:
-        _value, G = objective.climb_from(E)
-        objective.try_(objective.ball.surface(G))
+        _value, G = objective.gain_and_gradient(E)
+        objective.gain(objective.ball.surface(G))
         # the displacement has no gradient at E = 0, so every step begins at another random perturbation
         E = objective.draw(generator)
 
@@ -49,7 +49,7 @@ def pgd(objective: Objective, generator: torch.Generator) -> None:
     while objective.left >= 2:
         E = objective.draw(generator)
         for _step in range(min(steps, objective.left // 2)):
-            _value, G = objective.climb_from(E)
+            _value, G = objective.gain_and_gradient(E)
             E = objective.ball.nearest(E + objective.ball.surface(G) * (PGD_REACH / steps))
 
 
@@ -59,7 +59,7 @@ def singular(objective: Objective, generator: torch.Generator) -> None:
     for v in singular_directions(objective.J, count=count, products=objective.left - 2 * count, generator=generator):
         E = objective.ball.surface(v)
         for signed in (E, -E)[: objective.left]:
-            objective.try_(signed)
+            objective.gain(signed)
 
 
 def ascent(objective: Objective, generator: torch.Generator) -> None:
@@ -69,15 +69,15 @@ def ascent(objective: Objective, generator: torch.Generator) -> None:
     for round_ in range(rounds):
         share = objective.left // ((rounds - round_) * 2 * max(1, len(runs)))
         last = round_ == rounds - 1
-        runs = [_ascended(run, objective, objective.left // 2 if last else share) for run in runs]
+        runs = [_advanced_by(run, objective, objective.left // 2 if last else share) for run in runs]
         runs = best_first(runs)[: (len(runs) + 1) // 2] if runs else runs
 
 
-def _ascended(run: "AscentRun", objective: Objective, steps: int) -> "AscentRun":
+def _advanced_by(run: "AscentRun", objective: Objective, steps: int) -> "AscentRun":
     for _step in range(steps):
         if run.converged or objective.left < 2:
             break
-        run = run.step_taken(objective)
+        run = run.advanced(objective)
     return run
 
 
@@ -97,7 +97,7 @@ def _starts(objective: Objective, generator: torch.Generator) -> list[Float[Tens
 
 def _better(objective: Objective, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
     """Return a perturbation or its negative, whichever gains more, for two forward passes."""
-    return torch.where((objective.try_(E) >= objective.try_(-E))[..., None, None], E, -E)
+    return torch.where((objective.gain(E) >= objective.gain(-E))[..., None, None], E, -E)
 
 
 def _worst_to_first_order(objective: Objective, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -147,7 +147,7 @@ class AscentRun:
     @classmethod
     def at(cls, objective: Objective, E: Float[Tensor, "*batch n d"]) -> "AscentRun":
         """Begin at a perturbation, for a forward and a backward pass."""
-        value, G = objective.climb_from(E)
+        value, G = objective.gain_and_gradient(E)
         slope = objective.ball.uphill(E, G)
         return cls(E=E, value=value, slope=slope, heading=slope, step=torch.full_like(value, FIRST_STEP))
 
@@ -156,7 +156,7 @@ class AscentRun:
         """Whether the steps of all sequences have become negligible."""
         return bool((self.step < SHORTEST_STEP).all())
 
-    def step_taken(self, objective: Objective) -> "AscentRun":
+    def advanced(self, objective: Objective) -> "AscentRun":
         r"""Take a step of conjugate gradients (Polak–Ribière, restarted), for a forward and a backward pass.
 
         .. math:: E' = \Pi(E + t\,\rho\,d/\|d\|), \qquad d' = s' + \beta d, \qquad
@@ -171,7 +171,7 @@ class AscentRun:
         ball, length = objective.ball, _norm(self.heading)
         unit = self.heading / torch.where(length > 0, length, 1.0)
         trial = ball.nearest(self.E + broadcast(self.step, unit) * ball.scale(self.E.shape[-2]) * unit)
-        value, G = objective.climb_from(trial)
+        value, G = objective.gain_and_gradient(trial)
         slope = ball.uphill(trial, G)
         before, after = _dot(unit, self.slope), _dot(ball.uphill(trial, unit), slope)
         longer = torch.where(after < before, before / (before - after), 2.0).nan_to_num(0.2).clamp(0.2, 2.0)
@@ -183,7 +183,7 @@ class AscentRun:
             step=(self.step * longer).clamp_max(LONGEST_STEP),
         )
         kept = replace(self, heading=self.slope, step=self.step * longer.clamp_max(0.5))
-        return either(value > self.value, taken, kept)
+        return choose_runs(value > self.value, taken, kept)
 
     def _heading(self, objective: Objective, trial: Tensor, slope: Tensor) -> Tensor:
         carried = objective.ball.uphill(trial, self.heading)
@@ -193,7 +193,7 @@ class AscentRun:
         return torch.where(broadcast(_dot(heading, slope), slope) > 0, heading, slope)
 
 
-def either(first: Bool[Tensor, "*batch"], this: AscentRun, that: AscentRun) -> AscentRun:
+def choose_runs(first: Bool[Tensor, "*batch"], this: AscentRun, that: AscentRun) -> AscentRun:
     """Return one run or the other, for each sequence."""
     pairs = ((name, getattr(this, name), getattr(that, name)) for name in this.__dataclass_fields__)
     return AscentRun(**{name: torch.where(broadcast(first.double(), a) > 0, a, b) for name, a, b in pairs})

@@ -1,19 +1,147 @@
-"""The objective of an attack, within a budget of passes; the best perturbation so far is kept."""
+"""The objective of an attack: a ball of perturbations, counted passes, and the best perturbation so far."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.counted_evaluation import CountedOperator, run, run_and_pull
 from howsmooth.errors import DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.maps.composition import linearised
+from howsmooth.maps.heads import GIBIBYTE
+from howsmooth.maps.protocols import Map
+from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.protocols import Constrained, Differentiable
 from howsmooth.spectral.vectors import divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
+Pullback = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationBall:
+    r"""Perturbations of a sequence: :math:`\|E\|_F \le \epsilon`, or :math:`|e_i| \le \epsilon` for every token.
+
+    Attributes:
+        eps: The radius.
+        norm: ``total`` or ``token``.
+    """
+
+    eps: float
+    norm: str
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token may move that far."""
+        return self.norm == "token"
+
+    def sizes(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m 1"]:
+        """Return the norms that the radius bounds, in float64: one for each token, or one for each sequence."""
+        axes = (-1,) if self.per_token else (-2, -1)
+        return torch.linalg.vector_norm(E, dim=axes, keepdim=True, dtype=torch.float64)
+
+    def surface(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        r"""Return the perturbation that maximises :math:`\langle G, E\rangle`; where G is zero, so is it.
+
+        :math:`\epsilon\,G/\|G\|_F`, or :math:`\epsilon\,g_i/|g_i|` for every token.
+        """
+        # Why not divide by the sizes at once: the square of a tiny gradient underflows, and its direction is lost.
+        axes = (-1,) if self.per_token else (-2, -1)
+        largest = G.abs().amax(axes, keepdim=True)
+        scaled = G / torch.where(largest > 0, largest, 1.0)
+        return self.inside(scaled * (self.eps / self.sizes(scaled).clamp_min(1e-300)).to(G.dtype))
+
+    def nearest(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Project onto the ball."""
+        return self.inside(E * (self.eps / self.sizes(E).clamp_min(self.eps)).to(E.dtype))
+
+    def uphill(self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return the part of a gradient that leads along or into the ball: on its surface nothing moves outwards."""
+        axes = (-1,) if self.per_token else (-2, -1)
+        sizes = self.sizes(E)
+        outwards = (E * G).sum(axes, keepdim=True, dtype=torch.float64) / sizes.square().clamp_min(1e-300)
+        at_surface = sizes >= self.eps * (1 - 64 * torch.finfo(E.dtype).eps)
+        return G - E * torch.where(at_surface & (outwards > 0), outwards, 0.0).to(E.dtype)
+
+    def scale(self, n: int) -> float:
+        """Return the largest Frobenius norm of a perturbation of ``n`` tokens."""
+        return self.eps * math.sqrt(n) if self.per_token else self.eps
+
+    def inside(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Shrink what rounding has put outside: the norm, added up in float64, is at most eps."""
+        shrink = 1 - 2 * torch.finfo(E.dtype).eps
+        while bool((outside := self.sizes(E) > self.eps).any()):
+            E = torch.where(outside, E * shrink, E)
+        return E
+
+
+def run(f: Callable[[Tensor], Any], Z: Tensor) -> Float[Tensor, "*shape"]:
+    """Return the value of a map or callable, as it is measured: modules in eval mode, half precision in float32."""
+    with torch.no_grad():
+        return f(Z) if isinstance(f, Differentiable) else evaluate(f, Z)[1].detach()
+
+
+def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pullback]:
+    """Return the value at ``Z``, and what pulls cotangents back from there."""
+    if isinstance(f, Differentiable):
+        with torch.no_grad():
+            value, J = linearised(f, Z, GIBIBYTE) if isinstance(f, Map) else (f(Z), f.jacobian(Z))
+        return value, J.vjp
+    inputs, recorded = evaluate(f, Z)
+
+    def vjp(G: Tensor) -> Tensor:
+        if not recorded.requires_grad:
+            return torch.zeros_like(inputs)  # a constant map
+        (pulled,) = torch.autograd.grad(recorded, inputs, G, materialize_grads=True)
+        return pulled
+
+    return recorded.detach(), vjp
+
+
+class CountedOperator:
+    """A linear operator that tells how often it was applied."""
+
+    def __init__(self, op: LinearOperator, spend: Callable[[int], None]) -> None:
+        """Call ``spend`` with one for every product with ``op`` or its transpose."""
+        self.op, self.spend = op, spend
+        self.batch, self.domain, self.codomain = op.batch, op.domain, op.codomain
+        self.dtype, self.device = op.dtype, op.device
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Apply the operator."""
+        self.spend(1)
+        return self.op.jvp(E)
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Apply the transpose."""
+        self.spend(1)
+        return self.op.vjp(G)
+
+    def constrain(self, E: Tensor) -> Tensor:
+        """Return the part of a perturbation that may move: all of it, unless some tokens are padding."""
+        return self.op.constrain(E) if isinstance(self.op, Constrained) else E
+
+
+def check_value(value: object, X: Tensor) -> None:
+    """Refuse what is no value of a map on the sequences of a batch.
+
+    Raises:
+        DtypeError: If it is no tensor.
+        ShapeError: If it does not keep the batch axes.
+    """
+    batch = X.shape[:-2]
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"f must return one tensor, got {type(value).__name__}; wrap it.", field="f")
+    if value.shape[: len(batch)] != batch or value.ndim - X.ndim > 0:
+        raise ShapeError(
+            f"f must keep the batch axes {tuple(batch)} of X and add none, got a value of the shape "
+            f"{tuple(value.shape)}; attack one map at a time.",
+            field="f",
+        )
 
 
 class Objective:
@@ -71,13 +199,15 @@ class Objective:
         """Draw from the surface of the ball, uniformly on every sphere of it; padding stays where it is."""
         return draw(self.J, self.ball, generator)
 
-    def try_(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
+    def gain(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
         """Return the gain of a perturbation, for one forward pass."""
         self._spend(1)
         E = self.ball.inside(E)
-        return self._keep(E, self._gain(run(self._f, self.X + E)))
+        return self._keep(E, self._gain_of(run(self._f, self.X + E)))
 
-    def climb_from(self, E: Float[Tensor, "*batch n d"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
+    def gain_and_gradient(
+        self, E: Float[Tensor, "*batch n d"]
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
         r"""Return the gain of a perturbation and its gradient, for a forward and a backward pass.
 
         .. math:: J(X+E)^\top\frac{f(X+E)-f(X)}{\|f(X+E)-f(X)\|}
@@ -86,9 +216,9 @@ class Objective:
         """
         self._spend(2)
         E = self.ball.inside(E)
-        Y, pull = run_and_pull(self._f, self.X + E)
-        G = pull(self._cotangent(Y)).detach()
-        return self._keep(E, self._gain(Y)), torch.where(G.isfinite().all(-1, keepdim=True), G, 0.0)
+        Y, pullback = value_and_pullback(self._f, self.X + E)
+        G = pullback(self._cotangent(Y)).detach()
+        return self._keep(E, self._gain_of(Y)), torch.where(G.isfinite().all(-1, keepdim=True), G, 0.0)
 
     def _cotangent(self, Y: Tensor) -> Tensor:
         if self._target is None:
@@ -103,7 +233,7 @@ class Objective:
             (cotangent,) = torch.autograd.grad(values.sum(), inputs, materialize_grads=True)
         return cotangent
 
-    def _gain(self, Y: Tensor) -> Float[Tensor, "*batch"]:
+    def _gain_of(self, Y: Tensor) -> Float[Tensor, "*batch"]:
         if self._target is None or self._before is None:
             return norms(Y.double() - self.there.double(), self.batch)
         return scalars(self._target, Y, self.batch).detach().double() - self._before.detach().double()

@@ -1,7 +1,7 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -9,20 +9,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
-from howsmooth.attacks.ball import PerturbationBall
-from howsmooth.attacks.counted_evaluation import check_value, run
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, Target, draw
-from howsmooth.attacks.result import Attack
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, check_value, draw, run
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
+from howsmooth.markup import paragraph
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.protocols import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.spectral.vectors import norms
-from howsmooth.theory.around_input.displacement import displacement_upper
+from howsmooth.strict import strict_json
+from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
+from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
 ROUNDINGS = 64
@@ -30,6 +30,95 @@ ROUNDINGS = 64
 POWER_RTOL, POWER_STEPS = 1e-4, 60
 # It starts from the top singular vector and from so many random perturbations.
 POWER_STARTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Attack:
+    r"""The best perturbation that was found, or a batch of them: one for each sequence.
+
+    Attributes:
+        perturbation: E, never outside of the ball: :math:`\|E\|_F\le\epsilon` or :math:`|e_i|\le\epsilon`.
+        displacement: :math:`\|f(X+E)-f(X)\|_F`.
+        rise: What was maximised: the displacement, or by how much the target rose.
+        predicted: What the derivative at X predicts of that: :math:`\max\|D_Xf\,E\|_F` over the ball, so
+            :math:`\sigma\epsilon` for the total norm. Under the norm of tokens, what block power iteration attains.
+        ceiling: A proven upper bound of the displacement over the ball; none where no theorem applies.
+        products: How many products with derivatives and forward passes the method spent.
+        trace: The largest rise after every forward pass, along the last axis.
+        eps: The radius of the ball.
+        norm: Its norm: ``total`` or ``token``.
+        method: How it was found.
+    """
+
+    perturbation: Float[Tensor, "*batch n d"]
+    displacement: Float[Tensor, "*batch"]
+    rise: Float[Tensor, "*batch"]
+    predicted: Float[Tensor, "*batch"]
+    ceiling: Float[Tensor, "*batch"] | None
+    products: int
+    trace: Float[Tensor, "*batch passes"]
+    eps: float
+    norm: str
+    method: str
+
+    @property
+    def gain(self) -> Float[Tensor, "*batch"]:
+        r"""How far the output moves for each unit of :math:`\epsilon`: what a Lipschitz constant bounds."""
+        return self.displacement / self.eps
+
+    def __len__(self) -> int:
+        """Return the length of the first batch axis."""
+        if not self.rise.ndim:
+            raise TypeError("an attack on a single sequence has no length.")
+        return self.rise.shape[0]
+
+    def __getitem__(self, index: int) -> "Attack":
+        """Return the attack on one entry along the first batch axis."""
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of range for a batch of {size}.")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[index] for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **chosen)
+
+    def __iter__(self) -> Iterator["Attack"]:
+        """Go through the first batch axis."""
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        """Show what was attained for each unit of eps, and what was predicted and allowed."""
+        return f"Attack: {self._summary()}"
+
+    def _summary(self) -> str:
+        where = f"ε = {self.eps:g} ({self.norm}), {self.method}, {self.products} passes"
+        if self.rise.ndim:
+            low, high = (at_least(float(x) / self.eps, 3) for x in (self.displacement.min(), self.displacement.max()))
+            return f"{self.rise.numel()} sequences, from {low} to {high} per unit of ε; {where}"
+        allowed = "" if self.ceiling is None else f", at most {at_most(float(self.ceiling) / self.eps, 3)}"
+        return f"{at_least(float(self.gain), 3)} per unit of ε, predicted {self._predicted()}{allowed}; {where}"
+
+    def _predicted(self) -> str:
+        return number(float(self.predicted) / self.eps)
+
+    def _repr_html_(self) -> str:
+        return paragraph(self._summary())
+
+    def to_json(self) -> str:
+        """Return everything but the perturbation as one JSON object."""
+        return strict_json(
+            {
+                "method": self.method,
+                "norm": self.norm,
+                "eps": self.eps,
+                "displacement": self.displacement.tolist(),
+                "gain": self.gain.tolist(),
+                "rise": self.rise.tolist(),
+                "predicted": self.predicted.tolist(),
+                "ceiling": None if self.ceiling is None else self.ceiling.tolist(),
+                "products": self.products,
+                "trace": self.trace.tolist(),
+            }
+        )
 
 
 def attack(
@@ -175,16 +264,16 @@ def prepare(
     there = run(f, X)
     check_value(there, X)
     if target is None:
-        slope = steepest(J, norm, generator)
+        slope = first_order_gain(J, norm, generator)
     else:
         ball = PerturbationBall(eps=1.0, norm=norm)
-        _value, G = Objective(f, J, X, there, ball, 2, target).climb_from(torch.zeros_like(X))
-        slope = dual(G, norm)
+        _value, G = Objective(f, J, X, there, ball, 2, target).gain_and_gradient(torch.zeros_like(X))
+        slope = dual_norm(G, norm)
     return PreparedAttack(f=f, X=X, there=there, J=J, norm=norm, target=target, steepest=slope)
 
 
 @torch.no_grad()
-def steepest(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
+def first_order_gain(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
     r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or a search for each token.
 
     Under the norm of tokens no method is known to find the maximum; the value is attained, and at most
@@ -213,7 +302,7 @@ def block_power(J: LinearOperator, E: Float[Tensor, "*batch n d"], ball: Perturb
     return value
 
 
-def dual(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
+def dual_norm(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
     r"""Return the largest :math:`\langle G,E\rangle` over the unit ball: :math:`\|G\|_F` or :math:`\sum|g_i|`."""
     return PerturbationBall(eps=1.0, norm=norm).sizes(G).sum((-2, -1))
 

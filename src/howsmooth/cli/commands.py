@@ -85,7 +85,8 @@ def load(name: str) -> Any:
     function = name.replace("-", "_")
     module = importlib.import_module(f"howsmooth.cli.{FILES.get(name, function)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(getattr(module, function))
+    # a command without a function of its own is declared by its kind of question
+    alone.command(name)(getattr(module, function, None) or module.declared_command(name))
     return typer.main.get_command(alone)
 
 

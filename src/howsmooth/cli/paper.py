@@ -1,7 +1,6 @@
 """``howsmooth paper``: the paper's figures from the definition, and the checks that its readers ask for."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +23,7 @@ def paper(
         typer.Argument(
             metavar="[FIGURE]…",
             help="real, adversarial, worst, regimes, splitting, measures, robustness, "
-            "bounds, transition; all by default. By its name only: training, which needs rated reviews.",
+            "bounds, transition; all by default.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
@@ -32,15 +31,6 @@ def paper(
         list[str] | None,
         typer.Option("--model", help="A model in place of the defaults, as often as needed; a folder or a hub id."),
     ] = None,
-    reviews: Annotated[
-        str,
-        typer.Option(
-            "--reviews",
-            metavar="FILE",
-            help="What training learns from: lines of a number, a rating and a sentence, tabs between; or "
-            "vaderSentiment-3.3.2.tar.gz as pip downloads it, which is looked for in this folder by default.",
-        ),
-    ] = "",
     *,
     options: RunOptions,
 ) -> None:
@@ -55,7 +45,7 @@ def paper(
     folder = options.folder(lambda: Path("runs") / ("paper-quick" if quick else "paper"))
     for name in model or ():
         check_model_name(name)
-    sizes = replace(QUICK if quick else FULL, reviews=reviews)
+    sizes = QUICK if quick else FULL
     asks = {name: [*figure.asks(sizes, model or tuple(MODELS))] for name, figure in chosen.items()}
 
     from howsmooth.studies.resources import Resources
@@ -63,7 +53,7 @@ def paper(
     resources = Resources()
     _check_models(asks, resources)
     words = ["paper", *(figures or ()), *["--quick"] * quick]
-    words += [word for name in model or () for word in ("--model", name)] + (["--reviews", reviews] if reviews else [])
+    words += [word for name in model or () for word in ("--model", name)]
     interrupted = _run(asks, folder, resources, words, options)
     exit_with_failures(_print_figures(folder, options.as_json), interrupted=interrupted)
 

@@ -1,11 +1,12 @@
 """Commands that fill a run: ``measure``, ``attack``, ``certify``; and what ``sweep`` and ``paper`` share with them."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,13 +15,12 @@ from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import OptionJson
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import FileError
-from howsmooth.studies.plans.attack_plan import Attacking
-from howsmooth.studies.plans.certificate_plan import Certifying
+from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
+from howsmooth.studies.kinds.certified_radii import Certifying
 from howsmooth.studies.plans.measurement_plan import Measuring
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.records import Failure, Record
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.composition import Composition
@@ -154,27 +154,21 @@ def _print_measurement(
         say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
 
-@option_groups
-def attack(attacking: Attacking, options: RunOptions) -> None:
-    """Attack a map of a model at real text: what is attained, predicted and allowed, for each unit of eps.
+def declared_command(name: str) -> Callable[..., None]:
+    """Return the command that a kind of question declares: its settings as options, and those of every run."""
+    kind = next(kind for kind in map(kind_named, kind_names()) if kind.command and name == kind.command.settings.NAME)
+    declared = cast(RunCommand, kind.command)
 
-    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+    def command(settings: Any, options: RunOptions) -> None:
+        settings.check()
+        fill_run(kind, settings, options)
 
-    Example: howsmooth attack minilm --layer 4 --eps 0.1,1,10 --norm token --lengths 16 --sequences 5
-    """
-    attacking.check()
-
-    def plan(resources: "Resources") -> "PlannedAsks":
-        from howsmooth.studies.plans.attack_plan import planned_attacks
-
-        return planned_attacks(attacking, resources)
-
-    def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.attack_results import summarise_attacks
-
-        return summarise_attacks(records)
-
-    fill_run(attacking, options, plan, results, name="attacks", done="attacked")
+    groups = {"settings": declared.settings, "options": RunOptions}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in groups.items()]
+    )
+    command.__doc__ = inspect.cleandoc(declared.help)
+    return option_groups(command)
 
 
 OptionSynonyms = Annotated[
@@ -201,43 +195,23 @@ def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options:
 
         sys.exit(certify_synonyms(certifying, synonyms, options.as_json))
 
-    def plan(resources: "Resources") -> "PlannedAsks":
-        from howsmooth.studies.plans.certificate_plan import planned_certificates
-
-        return planned_certificates(certifying, resources)
-
-    def results(records: "list[Record]") -> Sequence[Any]:
-        from howsmooth.studies.runs.certificate_results import summarise_certificates
-
-        return summarise_certificates(records)
-
-    fill_run(certifying, options, plan, results, name="certificates", done="certified")
+    fill_run(kind_named("certificate"), certifying, options)
 
 
-def fill_run(
-    settings: Attacking | Certifying,
-    options: RunOptions,
-    plan: "Callable[[Resources], PlannedAsks]",
-    results: "Callable[[list[Record]], Sequence[Any]]",
-    *,
-    name: str,
-    done: str,
-) -> None:
+def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells.
 
     Args:
+        kind: The kind of question, which declares how it is planned and summed up.
         settings: What was asked for.
         options: Who does the work, and where its records go.
-        plan: Checks everything and lists the asks.
-        results: Sums records up: results that show themselves.
-        name: What the results are called in JSON.
-        done: What was done with an ask, in a word.
     """
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
 
+    declared = cast(RunCommand, kind.command)
     folder, resources = options.folder(lambda: settings.folder), Resources()
-    made = plan(resources)
+    made = declared.plan(settings, resources)
     for remark in made.remarks:
         say(remark, err=True)
     with options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
@@ -246,17 +220,23 @@ def fill_run(
         interrupted = options.answer(made.asks, store, execute)
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
-        said = results(list(found.values()))
-        if options.as_json:
-            print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in said]})
-        else:
-            console = visible_console()
-            for each in said:
-                console.print(each)
+        _print_results(kind, list(found.values()), folder, as_json=options.as_json)
         report = report_page(folder, new=len(found) > before)
         if not options.as_json:
             say(f"The report is {report}. {len(found)} records are in {folder}.")
-    exit_with_failures(failures, interrupted=interrupted, kept=f"{len(found)} of {len(made.asks)} {done} and kept")
+    kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
+    exit_with_failures(failures, interrupted=interrupted, kept=kept)
+
+
+def _print_results(kind: Kind, records: "list[Record]", folder: Path, *, as_json: bool) -> None:
+    results = () if kind.summarise is None else kind.summarise(records)
+    if as_json:
+        name = cast(RunCommand, kind.command).results
+        print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in results]})
+        return
+    console = visible_console()
+    for each in results:
+        console.print(each)
 
 
 def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:

@@ -81,8 +81,8 @@ def show(
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
     from howsmooth.cli.answers import print_answer, print_records, say_failures
-    from howsmooth.studies.runs.export import flat
     from howsmooth.studies.runs.run import read_run
+    from howsmooth.studies.runs.store import flat
 
     found = read_run(run)
     told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
@@ -213,7 +213,7 @@ def export(
 
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
-    from howsmooth.studies.runs.export import write_table
+    from howsmooth.studies.runs.store import write_table
     from howsmooth.wording import count
 
     target = Path(run) / f"records.{to}" if out is None else Path(out)

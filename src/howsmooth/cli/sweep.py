@@ -8,10 +8,11 @@ import typer
 from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
+from howsmooth.studies.settings import command
 from howsmooth.wording import duration
 
 if TYPE_CHECKING:
-    from howsmooth.studies.plans.study import StudyPart
+    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.resources import Resources
 
 
@@ -30,27 +31,25 @@ def sweep(
 
     Example: howsmooth sweep study.toml --workers 2
     """
-    from howsmooth.studies.plans.study_file import read_study
+    from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 
     grid = read_study(study)
     folder = options.folder(lambda: Path("runs") / _file_name(grid.name))
 
-    from howsmooth.studies.plans.study import parts
     from howsmooth.studies.resources import Resources
 
     resources = Resources()
-    made = parts(grid, resources)
+    made = parts(grid, resources, command("sweep", study))
     if dry_run:
         _estimate(made, folder, options, resources)
         return
 
-    from howsmooth.studies.plans.study import keep_bounds
     from howsmooth.studies.runs.store import Store
 
     asks = [ask for part in made for ask in part.asks]
     with options.executor(resources, 1) as execute, Store(folder) as store:
         for part in made:
-            part.begin(store, ["sweep", study])
+            part.begin(store)
         interrupted = options.answer(asks, store, execute)
         if not interrupted:
             keep_bounds(store, made)
@@ -64,7 +63,7 @@ def sweep(
     exit_with_failures(failures, interrupted=interrupted)
 
 
-def _estimate(made: "list[StudyPart]", folder: Path, options: RunOptions, resources: "Resources") -> None:
+def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, resources: "Resources") -> None:
     """Time the smallest piece of work of each model, and extrapolate."""
     from howsmooth.studies.runs.database import FILE
     from howsmooth.studies.runs.store import Store

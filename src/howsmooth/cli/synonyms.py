@@ -6,7 +6,7 @@ from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.studies.json_values import default_of
-from howsmooth.studies.plans.certificate_plan import Certifying
+from howsmooth.studies.kinds.certified_radii import Certifying
 from howsmooth.tokens.candidates_file import read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -33,7 +33,7 @@ def certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
     candidates, labelled = read_candidates(file), certifying.labelled
 
     import howsmooth as hs
-    from howsmooth.studies.plans.certificate_plan import by_their_labels
+    from howsmooth.studies.kinds.certified_radii import by_their_labels
     from howsmooth.studies.resources import Resources
 
     model = Resources().transformer(certifying.model, reading=certifying.reading)
@@ -88,10 +88,10 @@ def _print(row: dict[str, Any]) -> None:
     text, predicted, every = row["text"], row["predicted"], count(row["combinations"], "combination")
     if row["certified"]:
         how = "proven at once" if row["proven"] == row["combinations"] else f"{row['tried']:,} of them run one by one"
-        say(f"{text!r} is told to be {predicted!r} with every one of {every}: {how}.")
+        say(f"{text!r} is classified as {predicted!r} with every one of {every}: {how}.")
     else:
         say(
-            f"{text!r} is told to be {predicted!r}; {row['covered']:,} of {every} cannot change that "
+            f"{text!r} is classified as {predicted!r}; {row['covered']:,} of {every} cannot change that "
             f"({row['proven']:,} proven, {row['tried']:,} others run)."
         )
     if row["changed"] is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from howsmooth.report.embedding import asset
 from howsmooth.report.sentences import growth_words
+from howsmooth.studies.kinds.text import BOUND_COLUMNS
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.theory.results import Side
@@ -117,7 +118,7 @@ def _numbers(layer: LayerSummary) -> Iterator[tuple[str, float]]:
     given = {
         "typical": None if layer.typical is None else layer.typical.value,
         "worst": layer.constant,
-        "certificate": layer.local_upper,
+        **{head: layer.proven.get(name) for name, head in BOUND_COLUMNS.items()},
         "any": None if layer.any_input is None else layer.any_input.value,
     }
     yield from ((name, value) for name, value in given.items() if value is not None and 0 < value < math.inf)
@@ -150,7 +151,7 @@ def _used_by(m: Measurement) -> set[str]:
     told = {
         "typical": any(layer.typical is not None for layer in layers),
         "growth": any(layer.growth is not None for layer in layers),
-        "certificate": any(layer.local_upper is not None for layer in layers),
+        **{head: any(name in layer.proven for layer in layers) for name, head in BOUND_COLUMNS.items()},
         "any": any(layer.any_input is not None for layer in layers),
         "inputs": any(bound.side is Side.LOWER for layer in layers for bound in layer.ladder.bounds),
         "tokens": bool(m.tokens),

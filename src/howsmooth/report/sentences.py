@@ -1,15 +1,16 @@
 """What a report says in sentences: how smooth layers are, how that grows with the length, what each study found."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import Any
 
 from howsmooth.models.map_names import MapName
 from howsmooth.report.drawing.tables import extent
+from howsmooth.studies.kinds import kind_named
+from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.records import Record
-from howsmooth.studies.runs.attack_results import summarise_attacks
-from howsmooth.studies.runs.certificate_results import summarise_certificates
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
@@ -17,8 +18,6 @@ from howsmooth.studies.runs.summary import LayerSummary, growth_of
 from howsmooth.wording import at_least, count, exponent, number, percent
 
 NO_LAW = "no power law"
-# Accuracies that differ by less are alike.
-NEARLY = 0.01
 
 Records = Sequence[Record[Any, Any]]
 Tell = Callable[[Records], str]
@@ -105,7 +104,7 @@ def _verb(law: Growth) -> str:
 def finding(name: str, records: Records) -> str:
     """Say what a study found: by its own name, or by the first kind of its records that has something to say."""
     kinds = list(dict.fromkeys(record.ask.kind for record in records))
-    tellers = [STUDIES.get(name), *(KINDS.get(kind) for kind in kinds)]
+    tellers = [STUDIES.get(name), *(KINDS.get(kind) or functools.partial(_summaries, kind) for kind in kinds)]
     said = (tell(records) for tell in tellers if tell is not None)
     held = f"{count(len(records), 'record')} of the kind {', '.join(sorted(kinds))}."
     return next(filter(None, said), held if records else "Nothing is measured yet.")
@@ -247,8 +246,11 @@ def _attacks(records: Records) -> str:
     return " ".join(said)
 
 
-def _certified(records: Records) -> str:
-    return " ".join(each.sentence for each in summarise_certificates(r for r in records if r.ask.kind == "certificate"))
+def _summaries(kind: str, records: Records) -> str:
+    """Let the results of a kind speak, if it declares how its records are summed up."""
+    summarise = kind_named(kind).summarise
+    found = [] if summarise is None else summarise([r for r in records if r.ask.kind == kind])
+    return " ".join(each.sentence for each in found)
 
 
 def _whole(records: Records) -> str:
@@ -256,31 +258,6 @@ def _whole(records: Records) -> str:
     for found in compositions(records):  # the shortest windows first
         longest[found.model] = found
     return " ".join(found.sentence for found in longest.values())
-
-
-def _training(records: Records) -> str:
-    every = [r for r in records if r.ask.kind == "training"]
-    judged = [r for r in every if r.answer.accuracy is not None]
-    plain = [r.answer for r in judged if r.ask.method == "plain"]
-    others = [r for r in judged if r.ask.method != "plain"]
-    said = []
-    if plain and others:
-        right, rough = fmean(a.accuracy for a in plain), geometric_mean(a.network for a in plain)
-        smoother = [r for r in others if r.answer.accuracy >= right - NEARLY and r.answer.network < rough]
-        within = f"within {percent(NEARLY)} of the plain accuracy of {percent(right)}"
-        if smoother:
-            best = min(smoother, key=lambda r: r.answer.network)
-            constants = f"{number(best.answer.network)} against {number(rough)}"
-            said.append(f"Smoothest {within} is {best.ask.label}: a constant of {constants}.")
-        else:
-            said.append(f"No training {within} has a smoother network than the plain one: {number(rough)}.")
-    return " ".join([*said, *(_broke(r) for r in every if r.answer.trace)])
-
-
-def _broke(r: Record[Any, Any]) -> str:
-    alarm = "gives no alarm" if r.answer.alarm_step is None else f"gives its first alarm at step {r.answer.alarm_step}"
-    loss = "never" if r.answer.loss_step is None else f"at step {r.answer.loss_step}"
-    return f"With a learning rate that grows to {number(r.ask.strength)} the monitor {alarm}; the loss shows it {loss}."
 
 
 def _monitor(records: Records) -> str:
@@ -299,6 +276,7 @@ def _monitor(records: Records) -> str:
 
 # Studies whose question is more than the kind of their records.
 STUDIES: dict[str, Tell] = {"robustness": _nested, "bounds": _certificates, "transition": _transition}
+# Kinds that do not declare how their records are summed up.
 KINDS: dict[str, Tell] = {
     "text": _growth,
     "extremal": _extremal,
@@ -308,7 +286,5 @@ KINDS: dict[str, Tell] = {
     "measures": _measures,
     "whole": _whole,
     "attack": _attacks,
-    "certificate": _certified,
-    "training": _training,
     "monitor": _monitor,
 }

@@ -4,24 +4,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
 from howsmooth.search.measure_search import MeasureMap, over_masses
-from howsmooth.search.norm_gradient import PRODUCTS, measurable_inputs, norm_gradient_or_skip
-from howsmooth.search.population_ascent import PopulationAscent, vary
-from howsmooth.search.starts import Starts, checked, empty_token, gather
+from howsmooth.search.norm_gradient import PRODUCTS, NormGradient, measurable_inputs, norm_gradient_or_skip
+from howsmooth.search.starts import Starts, check_starts, empty_token, gather_starts
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.protocols import Differentiable, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
+from howsmooth.spectral.vectors import broadcast
 from howsmooth.theory.results import Witness
 
 # Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
 MAX_RUNS, MAX_NUMBERS = 32, 4096
 # A search ends early when its best value has not grown for so many trials: by then a step has shrunk a millionfold.
 PATIENCE = 40
+# The first step of a token, as a share of the domain's scale, and the longest.
+FIRST_STEP, LONGEST_STEP = 0.05, 0.1
+GROW, SHRINK = 1.3, 0.7
+# The gradients of a run are averaged over about so many trials.
+MEMORY = 10
+# After so many trials the weaker half of the runs is replaced by variants of the best.
+GENERATION = 8
 
 
 def maximise(
@@ -40,7 +47,7 @@ def maximise(
 
     .. math:: \max_{X\in\mathrm{domain}} \|D_Xf\|_2
 
-    All starts climb in lockstep, see :class:`~howsmooth.search.population_ascent.PopulationAscent`. The value is
+    All starts climb in lockstep, see :class:`~howsmooth.search.ascent.PopulationAscent`. The value is
     attained by the returned input, and never below that of any start; larger values may exist. Inputs where the map
     cannot be measured (:class:`~howsmooth.errors.UnmeasurableError`) are left out. A trial costs each run about a dozen
     products with the Jacobian.
@@ -92,12 +99,12 @@ def maximise_counting(
     _check(f, n, domain, steps, generator, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
-    wanted = checked(starts, n)
+    wanted = check_starts(starts, n)
     like = empty_token(f, domain, wanted, d)
     f = measurable(f)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with torch.inference_mode(False):
-        X = gather(f, n, domain, wanted, like, generator)
+        X = gather_starts(f, n, domain, wanted, like, generator)
         _require_one_map(f, X)
         some, first = measurable_inputs(lambda _index: f, X, generator)
         X = X[some]
@@ -159,6 +166,99 @@ def _ascend(
         if step > PATIENCE and trace[-1] <= trace[-1 - PATIENCE] * (1 + 1e-6):
             break
     return climb.tokens[climb.value.argmax()], trace, len(trace) * len(runs) * PRODUCTS
+
+
+class PopulationAscent:
+    r"""Runs that climb the local constant in lockstep, each with a step of its own.
+
+    A run tries :math:`x_i + t\,\bar g_i/\mathrm{rms}(g_i)` for every token, :math:`\bar g` the mean of the gradients of
+    its last trials, and goes there only if the constant grows; otherwise its step t shrinks. Worst inputs lie on
+    narrow ridges, where several scores tie. There the gradients of failed trials are averaged with the others: those
+    from both sides of a ridge cancel across it and add up along it.
+
+    There are many local maxima, which differ in the numbers of tokens at each place. No small step leads from one to
+    another, so periodically the weaker half of the runs restarts from the best, with one token put on another.
+
+    Attributes:
+        tokens: The current inputs.
+        value: Their local constants.
+    """
+
+    def __init__(
+        self,
+        slope: Callable[[Tensor, Tensor], NormGradient],
+        domain: Domain,
+        tokens: Float[Tensor, "runs n d"],
+        directions: Float[Tensor, "runs n e"],
+        generator: torch.Generator,
+    ) -> None:
+        """Start at ``tokens``, whose most sensitive directions are nearly ``directions``."""
+        self._slope, self._domain, self._generator = slope, domain, generator
+        self._trials = 0
+        here = slope(tokens, directions)
+        self.tokens, self.value, self._direction = tokens, here.value, here.direction
+        self._age = torch.zeros_like(here.value)
+        self._step = torch.full_like(here.value, FIRST_STEP)
+        self._mean, self._square = torch.zeros_like(tokens), torch.zeros_like(tokens[..., :1])
+        self._learn(tokens, here)
+
+    def advance(self) -> None:
+        """Take one trial for every run."""
+        self._trials += 1
+        trial, guess = self._trial(), self._direction
+        fresh = torch.zeros_like(self.value, dtype=torch.bool)
+        if self._trials % GENERATION == 0:
+            fresh = self._weaker_half()
+            best = self.value.argmax()
+            variants = self._domain.nearest(vary(self.tokens[best].expand_as(trial), self._generator))
+            trial = _choose(fresh, variants, trial)
+            guess = _choose(fresh, guess[best].expand_as(guess), guess)
+        self._judge(trial, self._slope(trial, guess), fresh)
+
+    def _trial(self) -> Tensor:
+        # a token whose gradients vanish, or leave the range of numbers, stays where it is
+        heading = (self._mean / self._square.sqrt()).nan_to_num(0.0, 0.0, 0.0)
+        return self._domain.nearest(self.tokens + broadcast(self._domain.scale * self._step, heading) * heading)
+
+    def _weaker_half(self) -> Bool[Tensor, " runs"]:
+        rank = self.value.argsort(descending=True).argsort()
+        return 2 * rank >= len(rank) + 1
+
+    def _judge(self, trial: Tensor, there: NormGradient, fresh: Tensor) -> None:
+        """Accept trials whose constant grew, and the starts of new runs."""
+        kept = fresh | (there.value > self.value)
+        self.tokens = _choose(kept, trial, self.tokens)
+        self._direction = _choose(kept, there.direction, self._direction)
+        self.value = torch.where(kept, there.value, self.value)
+        step = torch.where(kept, (GROW * self._step).clamp_max(LONGEST_STEP), SHRINK * self._step)
+        self._step = torch.where(fresh, FIRST_STEP, step)
+        self._age = torch.where(fresh, 0.0, self._age)
+        self._learn(trial, there)
+
+    def _learn(self, trial: Tensor, there: NormGradient) -> None:
+        """Add a gradient to the averages: a running one of gradients, and one over the whole life of their squares."""
+        self._age = self._age + 1
+        along = self._domain.direction(trial, there.gradient)
+        rate = (1 / self._age).clamp_min(1 / MEMORY)
+        self._mean = self._mean + broadcast(rate, along) * (along - self._mean)
+        square = along.square().sum(-1, keepdim=True)
+        self._square = self._square + broadcast(1 / self._age, square) * (square - self._square)
+
+
+def vary(X: Float[Tensor, "runs n d"], generator: torch.Generator) -> Float[Tensor, "runs n d"]:
+    """Put one token of each input in the place of another."""
+    runs, n = X.shape[:2]
+    device = generator.device
+    place = torch.randint(n, (runs,), device=device, generator=generator)
+    shift = torch.randint(1, max(n, 2), (runs,), device=device, generator=generator)
+    each = torch.arange(runs, device=X.device)
+    varied = X.clone()
+    varied[each, place.to(X.device)] = X[each, ((place + shift) % n).to(X.device)]
+    return varied
+
+
+def _choose(which: Bool[Tensor, " runs"], a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(which[:, None, None], a, b)
 
 
 def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:

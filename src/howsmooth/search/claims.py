@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from howsmooth.domains.ball import Ball
 from howsmooth.domains.domain import Domain
-from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError, UnmeasurableError
+from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph
 from howsmooth.search.ascent import maximise_counting
-from howsmooth.search.batched_callable import on_batches
-from howsmooth.search.start_patterns import start_patterns
-from howsmooth.search.starts import empty_token
+from howsmooth.search.starts import empty_token, start_patterns
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Differentiable, Recastable
+from howsmooth.spectral.protocols import Differentiable, Recastable, require_map
 from howsmooth.strict import strict_json
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
@@ -202,7 +200,7 @@ def audit(
     places = [domain] if domain is not None else [Ball(radius) for radius in RADII]
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     like = empty_token(f, places[0], 1, d)
-    wide, like = _widened(f, like, n, places[0], generator)
+    wide, like = _in_float64(f, like, n, places[0], generator)
     best, products, unmeasured = None, 0, None
     for place in places:
         begin = start_patterns(place, n, like, starts, generator)
@@ -218,7 +216,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(lambda X: _value(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(lambda X: _evaluated(wide, X), found.tokens, found.measured.direction, place)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -254,7 +252,7 @@ def steepest_pair(
         for first, second in (ends, (ends[0], X), (X, ends[1])):
             try:
                 there, back = (here if end is X else f(end) for end in (first, second))
-                pair = _bounded(f, first, second, there, back)
+                pair = _secant_pair(f, first, second, there, back)
             except UnmeasurableError:
                 continue  # nearer ones may do
             if best is None or pair.ratio > best.ratio:
@@ -262,7 +260,9 @@ def steepest_pair(
     return SecantPair(first=X, second=X, ratio=0.0, upper=0.0) if best is None else best
 
 
-def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor) -> SecantPair:
+def _secant_pair(
+    f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor
+) -> SecantPair:
     way, moved = float((first - second).double().norm()), float((there - back).double().norm())
     if not way > 0:
         return SecantPair(first=first, second=second, ratio=0.0, upper=0.0)
@@ -276,14 +276,14 @@ def _bounded(f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there
     return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
 
 
-def _value(f: Any, X: Tensor) -> Tensor:
+def _evaluated(f: Any, X: Tensor) -> Tensor:
     """Apply the map as it is measured: modules in eval mode."""
     closed = isinstance(f, Differentiable)
     value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
     return value
 
 
-def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
+def _in_float64(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:
     """Return the map on batches, in float64 if it works there, and an empty token of its numbers."""
     double = like.double()
     if isinstance(f, Differentiable):
@@ -294,6 +294,70 @@ def _widened(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Gene
     except (HowsmoothError, RuntimeError, TypeError):  # what cannot be copied, or has float32 written into it
         single = like if isinstance(f, nn.Module) else like.float()
         return on_batches(f, domain.draw(1, n, single, generator)[0]), single
+
+
+class BatchedCallable(nn.Module):
+    """A callable that takes inputs ``(n, d)`` and batches of them alike, whatever the one inside takes.
+
+    A module, so that a module inside it is found: it is measured in eval mode, as every module is.
+    """
+
+    def __init__(self, f: Callable[[Tensor], Any], *, together: bool) -> None:
+        """Wrap ``f``; ``together`` if it takes ``(batch, n, d)``, and not if it takes one input at a time."""
+        super().__init__()
+        self.f, self.together = f, together
+
+    def forward(self, X: Float[Tensor, "*batch n d"]) -> Any:
+        """Apply it to every input."""
+        rows = X.reshape(-1, *X.shape[-2:])
+        moved = [self.f(rows)] if self.together else [self.f(row) for row in rows]
+        for value in moved:
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise DtypeError(
+                    f"the callable must return one tensor, got {kind}; wrap it, e.g. lambda X: f(X)[0].", field="f"
+                )
+        stacked = moved[0] if self.together else torch.stack(moved)
+        return stacked.reshape(*X.shape[:-2], *stacked.shape[1:])
+
+
+def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
+    """Return ``f`` as a map on batches; maps that know their derivative are so already.
+
+    Args:
+        f: A map, a module or any callable on tensors.
+        like: An input, to try it on.
+
+    Raises:
+        DtypeError: If it is nothing that can be called, or does not return a tensor.
+        AssumptionError: If it fails on inputs of this shape, with its error message.
+    """
+    if isinstance(f, Differentiable):
+        return f
+    require_map(f)
+    messages = []
+    for together in (True, False):
+        wrapped = BatchedCallable(f, together=together)
+        try:
+            if _treats_each_alone(wrapped, like):
+                return wrapped
+        except HowsmoothError:
+            raise
+        except Exception as error:  # whatever the code of others raises
+            messages.append(f"{type(error).__name__}: {error}")
+    reason = f"; it said {messages[-1]}" if messages else ", or not the same on the same input twice"
+    raise AssumptionError(f"the callable does not work on inputs of the shape {tuple(like.shape)}{reason}", field="f")
+
+
+def _treats_each_alone(f: BatchedCallable, X: Tensor) -> bool:
+    """Tell whether the output of an input does not depend on the others in its batch."""
+    twice, other = torch.stack((X, X)), torch.stack((X, X.flip(0) / 2))
+    outputs = []
+    for batch in (twice, other):
+        _inputs, value = evaluate(f, batch)
+        outputs.append(value.detach())
+    (first, second), (third, _other) = outputs
+    return torch.allclose(first, second, equal_nan=True) and torch.allclose(first, third, equal_nan=True)
 
 
 def _checked(claimed: float, n: int | None, shape: Sequence[int] | None, starts: int) -> tuple[int, int | None]:

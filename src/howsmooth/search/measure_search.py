@@ -1,6 +1,9 @@
-"""Search over measures: the logarithm of the mass of an atom is one more coordinate."""
+"""Search over measures: explicit measures on a few places, and log-masses as one more coordinate of the ascent."""
 
+import contextlib
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +13,91 @@ from torch import Tensor
 
 from howsmooth.domains.ball import Ball
 from howsmooth.domains.domain import Domain
+from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
-from howsmooth.search.few_atom_measures import few_atom_measures
 from howsmooth.search.mean_field_context import counting
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_plain, require_unmasked
+from howsmooth.theory.heads import Head
 from howsmooth.theory.mean_field import require_mean_field
 from howsmooth.theory.results import Witness
+from howsmooth.theory.worst_inputs.eigenvector import largest_eigenvalue, steepest_eigenvalue
+from howsmooth.theory.worst_inputs.tied_pair import best_pair
 from howsmooth.transport.measures import DiscreteMeasure
 
 # A step as long as the domain's scale changes the logarithm of a mass by so much.
 LOG_MASS = 8.0
+# Where the middle one of three Diracs is, as a share of the radius: near the best place in dimension one.
+MIDDLE = 0.54
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FewAtomMeasure:
+    """A measure on a few places; the last one has nearly all mass.
+
+    Attributes:
+        points: The places.
+        masses: Their masses.
+        exponent: The difference of the scores of the light places and the heavy one.
+    """
+
+    points: Float[Tensor, "m d"]
+    masses: Float[Tensor, " m"]
+    exponent: float
+
+    @classmethod
+    def of(cls, points: list[Tensor], log_masses: list[float], exponent: float) -> "FewAtomMeasure":
+        """Build from masses that need not add up to one, given by their logarithms."""
+        stacked = torch.stack(points)
+        return cls(points=stacked, masses=stacked.new_tensor(log_masses).softmax(0), exponent=exponent)
+
+    def counts(self, n: int) -> Iterator[tuple[int, ...]]:
+        """Yield whole numbers of tokens, n all together and one at least at each place, nearest to the masses."""
+        shares = (n * self.masses[:-1]).tolist()
+        for rounded in (math.floor, math.ceil):
+            light = tuple(max(1, rounded(share)) for share in shares)
+            if sum(light) < n:
+                yield (*light, n - sum(light))
+
+
+def few_atom_measures(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
+    """Yield measures with a large constant, those on an eigenvector first."""
+    with contextlib.suppress(AssumptionError):  # there may be no real eigenvalue
+        yield from _on_an_eigenvector(head, radius)
+    yield from tied_pair_measures(head, radius, None)
+
+
+def _on_an_eigenvector(head: Head, radius: float) -> Iterator[FewAtomMeasure]:
+    """Yield two Diracs on the steepest eigenvector, and three for a positive eigenvalue.
+
+    Of three, the middle one at rRu has a low score with the heavy one at −Ru, so that only its own mass competes with
+    the light one at Ru; its mass is as large as that allows.
+    """
+    best = steepest_eigenvalue(head, "a tied pair")
+    if best.gamma <= 0:
+        return
+    exponent, u = 2 * best.gamma * radius**2, radius * best.direction
+    yield FewAtomMeasure.of([best.first * u, best.others * u], [-exponent - math.log(3), 0.0], exponent)
+    top = largest_eigenvalue(head)
+    if top is None or top.value <= 0:
+        return
+    c, v, r = top.value * radius**2, radius * top.direction, MIDDLE
+    log_masses = [-2 * r * c - math.log(1.5), -(r + r * r) * c, 0.0]
+    yield FewAtomMeasure.of([v, r * v, -v], log_masses, 2 * r * c)
+
+
+def tied_pair_measures(head: Head, radius: float, n: int | None) -> Iterator[FewAtomMeasure]:
+    """Yield the tied pair for n tokens, or for measures."""
+    if head.d < 2 or head.norm_A == 0 or head.norm_WV == 0:
+        return
+    pair = best_pair(head, StretchedSphere.ball(head.d, radius, solid=True), n)
+    delta = float(head.form(pair.copies) @ (pair.first - pair.copies))
+    light = -delta - math.log(2)
+    yield FewAtomMeasure.of([pair.first, pair.second, pair.copies], [light, light, 0.0], delta)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +135,7 @@ class MeasureMap(TensorDataclass):
         masses = self.masses(X)
         return WeightedJacobian.of(self._weighted(masses).jacobian(X[..., :-1].contiguous()), masses)
 
-    def extremal(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
+    def explicit_measures(self, n: int, places: Domain) -> list[Float[Tensor, "n d1"]]:
         """Return the measures that theory builds from the weights, where it can."""
         if not (isinstance(places, Ball) and places.centre is None and isinstance(self.attention, Attention)):
             return []

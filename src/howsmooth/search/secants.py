@@ -47,19 +47,19 @@ def steepest_secant(
         raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     ball, best = Ball(radius), Secant(slope=0.0, atom=0, place=measure.points[0])
-    ways = Ways.of(f, measure)
+    costs = StepCosts.of(f, measure)
     for atom in range(len(measure)):
         drawn = ball.draw(PLACES, 1, measure.points[0], generator)[:, 0]
         places = ball.nearest(torch.cat((drawn, measure.points)))
-        found, slope = _climbed(ways, atom, places, ball)
+        found, slope = _ascend(costs, atom, places, ball)
         if slope > best.slope:
             best = Secant(slope=slope, atom=atom, place=found)
     return best
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ways:
-    """A measure, what a map makes of it, and the cheapest ways between atoms and between outputs.
+class StepCosts:
+    """A measure, what a map makes of it, and the least sums of squared steps between atoms and between outputs.
 
     Attributes:
         context: The map, as a function of points and masses.
@@ -76,15 +76,15 @@ class Ways:
     after: Float[Tensor, "n n"]
 
     @classmethod
-    def of(cls, f: Any, measure: DiscreteMeasure) -> "Ways":
-        """Find the ways."""
+    def of(cls, f: Any, measure: DiscreteMeasure) -> "StepCosts":
+        """Find the least sums of squared steps."""
         context = in_context(f, len(measure))
         with torch.no_grad():
             outputs = context(measure.points, measure.weights, measure.positions)
             apart = torch.zeros(len(measure), len(measure), dtype=torch.bool, device=outputs.device)
             if is_causal(f) and measure.positions is not None:
                 apart = measure.positions[:, None] != measure.positions
-            before, after = (_handed_on(points, apart) for points in (measure.points, outputs))
+            before, after = (_least_step_costs(points, apart) for points in (measure.points, outputs))
         return cls(context=context, measure=measure, outputs=outputs, before=before, after=after)
 
     def slopes(self, atom: int, Y: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class Ways:
         return torch.where(apart, slope, 0.0).detach(), torch.where(apart[:, None], gradient, 0.0).nan_to_num()
 
 
-def _handed_on(points: Float[Tensor, "n d"], apart: Tensor) -> Float[Tensor, "n n"]:
+def _least_step_costs(points: Float[Tensor, "n d"], apart: Tensor) -> Float[Tensor, "n n"]:
     """Return the least sums of squared steps between points, by Floyd and Warshall."""
     cost = (points[:, None] - points).square().sum(-1).masked_fill(apart, torch.inf)
     for k in range(len(points)):
@@ -115,12 +115,12 @@ def _shortest(cost: Float[Tensor, " n"], points: Float[Tensor, "n d"], Y: Float[
     return (cost + (Y[:, None] - points).square().sum(-1)).amin(-1)
 
 
-def _climbed(ways: Ways, atom: int, Y: Tensor, ball: Ball) -> tuple[Tensor, float]:
+def _ascend(costs: StepCosts, atom: int, Y: Tensor, ball: Ball) -> tuple[Tensor, float]:
     step = torch.full_like(Y[:, :1], FIRST_STEP * ball.radius)
-    value, gradient = ways.slopes(atom, Y)
+    value, gradient = costs.slopes(atom, Y)
     for _step in range(STEPS):
         trial = ball.nearest(Y + step * torch.nn.functional.normalize(gradient, dim=-1))
-        there, along = ways.slopes(atom, trial)
+        there, along = costs.slopes(atom, trial)
         better = (there > value)[:, None]
         Y, gradient = torch.where(better, trial, Y), torch.where(better, along, gradient)
         value, step = torch.maximum(there, value), torch.where(better, 1.3 * step, 0.6 * step)

@@ -95,9 +95,14 @@ class AtText(Ask, frozen=True, kw_only=True):
     reading: ModelReading = ModelReading()
 
     @property
+    def map_name(self) -> MapName:
+        """The map, with what its name says."""
+        return MapName.parse(self.map)
+
+    @property
     def label(self) -> str:
         """The model, the layer or the map of many, and the length."""
-        place = self.map if MapName.parse(self.map).spans_layers else f"layer {self.layer}"
+        place = self.map if self.map_name.spans_layers else f"layer {self.layer}"
         return f"{self.model} {place}, {self.window.length} tokens"
 
     @property
@@ -108,8 +113,7 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def share(self) -> float:
         """How many times the work of one attention layer the map takes."""
-        name = MapName.parse(self.map)
-        return 0.3 if name.head is not None else MANY if name.spans_layers else 1.0
+        return 0.3 if self.map_name.head is not None else MANY if self.map_name.spans_layers else 1.0
 
     @property
     def alone(self) -> bool:
@@ -122,7 +126,7 @@ class AtText(Ask, frozen=True, kw_only=True):
 
         Maps of many layers keep what every layer needs for its products, so that fewer windows go together.
         """
-        whole = MapName.parse(self.map).spans_layers
+        whole = self.map_name.spans_layers
         together = max(1, (TOKENS // 4 if whole else TOKENS) // self.window.length)
         window = replace(self.window, index=self.window.index // together)
         return replace(self, layer=0, map="whole" if whole else "", window=window)
@@ -130,7 +134,7 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def cell(self) -> Hashable:
         """All windows at one layer and map take one iteration; so do all heads of a layer."""
-        return self.layer, "head" if MapName.parse(self.map).head is not None else self.map
+        return self.layer, "head" if self.map_name.head is not None else self.map
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -15,11 +15,14 @@ from howsmooth.errors import FieldError, HowsmoothError, nearest
 
 T = TypeVar("T")
 # A field that is stored but not part of the key: where a text lies, how many threads summed.
-NOT_IN_KEY = msgspec.Meta(extra={"aside": True})
+NOT_IN_KEY = msgspec.Meta(extra={"not_in_key": True})
 
 
 def described(text: str | None = None, **extra: str) -> msgspec.Meta:
-    """Describe a field: what the command line says of it, its ``metavar``, and the ``plural`` of study files."""
+    """Describe a field: what the command line says of it, its ``metavar``, the ``plural`` of study files, a ``column``.
+
+    A bound at one input that declares a column is summed up for each layer, printed and drawn beside the constant.
+    """
     return msgspec.Meta(description=text, extra=dict(extra))
 
 
@@ -95,7 +98,7 @@ def _in_words(said: str) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Hash a value, or anything that JSON can hold; the order of keys does not matter, nor do fields told aside.
+    """Hash a value, or anything that JSON can hold; the order of keys and fields that are not in the key do not matter.
 
     Example:
         >>> fingerprint({"a": 2, "b": 0.0}) == fingerprint({"b": -0.0, "a": 2.0})
@@ -109,9 +112,9 @@ def _canonical(value: Any) -> Any:
     """Write equal things alike: 2 and 2.0 are one number, 0.0 and -0.0 too."""
     if isinstance(value, JsonValue):
         tag = value.__struct_config__
-        fields = {name: _canonical(getattr(value, name)) for name in _telling(type(value))}
-        told = {name: entry for name, entry in fields.items() if entry != _canonical(default_of(type(value), name))}
-        return told | ({} if tag.tag is None else {str(tag.tag_field): tag.tag})
+        fields = {name: _canonical(getattr(value, name)) for name in _key_fields(type(value))}
+        given = {name: entry for name, entry in fields.items() if entry != _canonical(default_of(type(value), name))}
+        return given | ({} if tag.tag is None else {str(tag.tag_field): tag.tag})
     if isinstance(value, dict):
         return {name: _canonical(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -120,11 +123,11 @@ def _canonical(value: Any) -> Any:
 
 
 @functools.cache
-def _telling(kind: type[JsonValue]) -> tuple[str, ...]:
-    """Return the fields that tell values of a kind apart."""
+def _key_fields(kind: type[JsonValue]) -> tuple[str, ...]:
+    """Return the fields that are part of the key."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
-        name for name in kind.__struct_fields__ if not any(extra.get("aside") for extra in extras(hints[name]))
+        name for name in kind.__struct_fields__ if not any(extra.get("not_in_key") for extra in extras(hints[name]))
     )
 
 

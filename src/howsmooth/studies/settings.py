@@ -4,7 +4,9 @@ import functools
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
+
+from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.models.loading.hub import check_tokenizer
@@ -262,6 +264,26 @@ def _option(name: str, value: Any) -> list[str]:
 def command(*words: str) -> str:
     """Return a line for the shell."""
     return shlex.join(["howsmooth", *words])
+
+
+class CommandSettings(JsonValue, frozen=True, kw_only=True):
+    """What a command that fills a run can be asked for: it has an option for each field.
+
+    Beside its fields a command says how they are checked before anything is loaded (``check``), where it computes
+    (``where``) and in which folder its records lie unless another is given (``folder``).
+
+    Attributes:
+        model: What :func:`~howsmooth.load` takes.
+    """
+
+    # What the command is called.
+    NAME: ClassVar[str]
+    model: str = "minilm"
+
+    @property
+    def command(self) -> str:
+        """What to type to ask for the same."""
+        return command(self.NAME, self.model, *options_of(replace(self, model=default_of(type(self), "model"))))
 
 
 def default_folder(model: str, what: str, question: Any) -> Path:

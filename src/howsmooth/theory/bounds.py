@@ -1,10 +1,7 @@
 """The index of theorems: every bound under one name, ``hs.bounds.sharp_upper``, and nothing else."""
 
-from howsmooth.theory.around_input.displacement import displacement_upper
-from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
+from howsmooth.theory.around_input.neighbourhood import displacement_upper, neighbourhood_upper
 from howsmooth.theory.at_input.local import attention_map_upper, local_upper
-from howsmooth.theory.at_input.local_mechanisms import ramapuram_upper
-from howsmooth.theory.ball.mechanisms import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.mean_field import (
@@ -14,6 +11,8 @@ from howsmooth.theory.mean_field import (
     sharp_mean_field_lower,
     sharp_mean_field_upper,
 )
+from howsmooth.theory.mechanisms.other_weights import ramapuram_upper
+from howsmooth.theory.mechanisms.softmax_scores import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.tables import smallest_upper, table
 
 __all__ = [

@@ -1,14 +1,12 @@
-r"""Heads as the theorems read them, in float64 on the CPU: :math:`A = sK^\top Q` and :math:`WV` by their factors.
+r"""Heads of softmax attention as the theorems read them, in float64 on the CPU (Theorem 1 to Theorem 8).
 
-:class:`Head` serves softmax attention (Theorems 1 to 8), :class:`MechanismHead` the other mechanisms (Theorem 12).
+:math:`A = sK^\top Q` and :math:`WV` by their factors. The heads of other mechanisms: :mod:`.mechanisms.mechanism_head`.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,9 +15,6 @@ from torch import Tensor
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_attention, require_one_map
 from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
-
-# Rounding units for each row or column in a norm, a product or a sum of a few terms.
-UNITS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,6 +178,7 @@ def combine_heads(heads: tuple[Head, ...], mixed: Iterable[float], alone: Iterab
 
 def output_norm(heads: tuple[Head, ...]) -> float:
     r"""Return :math:`\|[W_1\cdots W_H]\|_2`, the norm of the output projection (1 for concatenated heads)."""
+    # Heads side by side: [W₁ ⋯ W_H] acts on the concatenated values.
     outputs = [head.W for head in heads if head.W is not None]
     return matrix_norm(torch.cat(outputs, dim=-1)) if outputs else 1.0
 
@@ -212,100 +208,3 @@ def log_sum(logs: Iterable[float]) -> float:
         return math.nan
     most = max(terms, default=-math.inf)
     return most if math.isinf(most) else most + math.log(sum(math.exp(t - most) for t in terms))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MechanismHead:
-    r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`.
-
-    Attributes:
-        Q: Queries, ``(k, d)``, without any scale.
-        K: Keys, ``(k, d)``.
-        B: Values: V, or WV where heads add up.
-        query_bias: :math:`b_q`, zero if there is none.
-        key_bias: :math:`b_k`, zero if there is none.
-        value_bias: :math:`b`, zero if there is none.
-        scale: s.
-    """
-
-    Q: Float[Tensor, "k d"]
-    K: Float[Tensor, "k d"]
-    B: Float[Tensor, "v d"]
-    query_bias: Float[Tensor, " k"]
-    key_bias: Float[Tensor, " k"]
-    value_bias: Float[Tensor, " v"]
-    scale: float
-
-    @property
-    def A(self) -> Float[Tensor, "d d"]:
-        r""":math:`A = sK^\top Q`."""
-        return self.scale * self.K.mT @ self.Q
-
-    @property
-    def norm_A(self) -> float:
-        r""":math:`\|A\|`, with the rounding error of the product, where Q and K cancel."""
-        error = sum(self.Q.shape) * torch.finfo(self.Q.dtype).eps
-        return coarse_norm(self.A) + error * abs(self.scale) * coarse_norm(self.Q) * coarse_norm(self.K)
-
-    def score_gradient_bounds(self, radius: float) -> tuple[float, float]:
-        r"""Bound :math:`|\partial S_{ij}/\partial x_i|` and :math:`|\partial S_{ij}/\partial x_j|` in a ball."""
-        s, c = abs(self.scale), self.norm_A * radius
-        return c + s * length_upper(self.key_bias @ self.Q), c + s * length_upper(self.query_bias @ self.K)
-
-
-def coarse_norm(x: Float[Tensor, "a b"]) -> float:
-    """Bound the largest singular value, its rounding error included, more generously than ``norm_upper``."""
-    return matrix_norm(x) * (1 + UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
-
-
-def length_upper(x: Float[Tensor, " a"]) -> float:
-    """Bound the length of a vector, its rounding error included."""
-    return float(x.norm()) * (1 + UNITS * x.numel() * torch.finfo(x.dtype).eps)
-
-
-def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
-    r"""Combine a bound on heads into one on the layer.
-
-    .. math:: \min\Bigl(\sum_h g(W_hV_h),\;\|[W_1\cdots W_H]\|\,\bigl(\textstyle\sum_hg(V_h)^2\bigr)^{1/2}\Bigr)
-    """
-    require_one_map(f.query)
-    alone, mixed = [], []
-    for h in range(f.layout.heads):
-        part, W = mechanism_head(f, h)
-        alone.append(each(part))
-        if W is not None:
-            mixed.append(each(_with_output(part, W)))
-    stacked = math.hypot(*alone)
-    if not mixed:
-        return stacked
-    output = torch.cat([on_cpu(x) for x in f.output], dim=-1)
-    return _least(sum(mixed), stacked * coarse_norm(output))
-
-
-def mechanism_head(f: Any, h: int) -> tuple[MechanismHead, Float[Tensor, "out v"] | None]:
-    """Return one head with its values, and its slice of the output projection."""
-    head = f.head(h)
-    Q, K, V = (on_cpu(x)[0] for x in (head.query, head.key, head.value))
-
-    def bias(x: Tensor | None, width: int) -> Tensor:
-        return torch.zeros(width, dtype=torch.float64) if x is None else on_cpu(x)[0]
-
-    part = MechanismHead(
-        Q=Q,
-        K=K,
-        B=V,
-        query_bias=bias(head.query_bias, len(Q)),
-        key_bias=bias(head.key_bias, len(K)),
-        value_bias=bias(head.value_bias, len(V)),
-        scale=getattr(head, "score_scale", 1.0),
-    )
-    return part, None if head.output is None else on_cpu(head.output)[0]
-
-
-def _with_output(part: MechanismHead, W: Tensor) -> MechanismHead:
-    return dataclasses.replace(part, B=W @ part.B, value_bias=W @ part.value_bias)
-
-
-def _least(*values: float) -> float:
-    """Return the smallest; what is no number is infinite."""
-    return min((math.inf if math.isnan(x) else x for x in values), default=math.inf)

@@ -94,6 +94,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     (alone,) = heads_at_input(attention, X)
     view = alone.mixed()
     gap, chosen = _gap(view)
+    # In the limit P is a 0–1 matrix with one entry in each row; its norm is the root of its fullest column.
     followers = int(chosen.bincount().max())
     tokens = on_cpu(X)
     return LargeRadiusLimit(

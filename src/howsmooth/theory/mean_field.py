@@ -123,6 +123,7 @@ def mean_field_lower(attention: Attention, *, radius: float) -> Bound:
         raise AssumptionError(
             "A has no real eigenvalue other than zero; use sharp_mean_field_lower, which needs none.", field="attention"
         )
+    # Logarithms: e^(γR²) leaves the range of floats at γR² = 710.
     contrast = best.gamma * radius**2
     log_value = log(contrast / 2) + contrast + log(float((head.mixed @ best.direction).norm()))
     return lower_bound(
@@ -208,6 +209,7 @@ def _contrasts(heads: tuple[Head, ...], radius: float) -> list[float]:
 
 def _summed(heads: tuple[Head, ...], logs: list[float], p: float) -> float:
     """Combine heads; below p = 2 only Minkowski's inequality is at hand, which adds them."""
+    # The concatenated bound adds squares of heads, which needs p ≥ 2.
     if p >= 2:
         return combine_factors(heads, logs)
     return log_sum(log(head.norm_WV) + g for head, g in zip(heads, logs, strict=True))

@@ -25,7 +25,8 @@ from howsmooth.wording import at_least, at_most, power_of_ten
 
 # The logarithm of the largest float.
 LARGEST = math.log(sys.float_info.max)
-
+# The domain of a bound at one input, in words.
+GIVEN_INPUT = "the given input"
 
 # What readers call a theorem or an input; one that is not listed is called by its name.
 LABELS = {
@@ -151,6 +152,7 @@ class Bound(_InOneLine):
     def from_dict(cls, fields: dict[str, Any]) -> "Bound":
         """Read what :meth:`as_dict` returned."""
         value = math.inf if fields["value"] is None else fields["value"]
+        # JSON has no infinities: a missing logarithm is +∞ for an infinite value and −∞ for zero.
         log_value = math.copysign(math.inf, value - 1) if fields["log_value"] is None else fields["log_value"]
         return cls(**fields | {"side": Side[fields["side"].upper()], "value": value, "log_value": log_value})
 
@@ -294,6 +296,7 @@ class Bracket(_InOneLine):
         """How far apart the two are, as upper / lower."""
         if self.lower.value <= 0:
             return math.inf
+        # By logarithms: the upper end may exceed the largest float.
         log_ratio = self.upper.log_value - math.log(self.lower.value)
         return math.exp(log_ratio) if log_ratio < LARGEST else math.inf
 

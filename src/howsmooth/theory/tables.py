@@ -8,10 +8,10 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import has_bias_beside_sink, require_size
-from howsmooth.theory.ball.mechanisms import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.mean_field import masked_mean_field_upper, mean_field_upper, sharp_mean_field_upper
+from howsmooth.theory.mechanisms.softmax_scores import kim_l2_upper, lipsformer_upper
 from howsmooth.theory.results import Bound, BoundsTable, NotApplicable, Side
 
 Theorem = Callable[..., Bound]

@@ -1,15 +1,15 @@
 """Penalties and monitors for training."""
 
-from howsmooth.studies.runs.training_log import RunLog as RunLog
+from howsmooth.studies.kinds.monitor import RunLog as RunLog
 from howsmooth.training import callbacks as callbacks
 from howsmooth.training.monitor import Monitor as Monitor
 from howsmooth.training.penalties import AttentionPenalty as AttentionPenalty
+from howsmooth.training.penalties import WarmStart as WarmStart
 from howsmooth.training.penalties import attention_penalty as attention_penalty
 from howsmooth.training.penalties import penalty as penalty
 from howsmooth.training.readings import Alarm as Alarm
 from howsmooth.training.readings import LayerReading as LayerReading
 from howsmooth.training.readings import Look as Look
 from howsmooth.training.sinks import TensorBoard as TensorBoard
-from howsmooth.training.warm_starts import WarmStart as WarmStart
 
 __all__: list[str]

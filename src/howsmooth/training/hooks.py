@@ -142,7 +142,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def real_only(X: Tensor, fixed: Tensor, real: Tensor) -> Tensor:
+def with_fixed_padding(X: Tensor, fixed: Tensor, real: Tensor) -> Tensor:
     """Return tokens whose padding is held fixed."""
     return torch.where(real.unsqueeze(-1), X, fixed.detach())
 

@@ -1,4 +1,4 @@
-"""AlarmRule the constants of a model while it is trained, for a share of the time that is kept."""
+"""Monitor: the constants of a model while it is trained, measured within a share of the training time."""
 
 import logging
 import math
@@ -24,7 +24,7 @@ from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.hooks import mode_restored, read_batch, read_layers, unwrapped
 from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
-from howsmooth.training.sinks import sink_of
+from howsmooth.training.sinks import as_sink
 
 _LOG = logging.getLogger("howsmooth")
 # Random directions for the typical gain, and how many tokens an alarm names.
@@ -89,7 +89,7 @@ class Monitor:
         check_solver(rtol=rtol, confidence=confidence)
         for name in maps:
             MapName.parse(name)
-        self._sinks = [sink_of(sink) for sink in sinks]
+        self._sinks = [as_sink(sink) for sink in sinks]
         self._model = unwrapped(model)
         self._transformer = read_layers(model)
         count = len(self._transformer.layers)
@@ -214,7 +214,7 @@ class Monitor:
             entropy=_entropy(f, op),
             sequences=len(X),
             length=int(weights[worst].sum()),
-            tokens=_named(found[worst], tokens[worst]),
+            tokens=_most_sensitive_tokens(found[worst], tokens[worst]),
             seconds=time.perf_counter() - begin,
         )
 
@@ -225,7 +225,7 @@ def _entropy(f: object, op: Any) -> float | None:
     return float(attention_entropy(J, real).mean()) if isinstance(J, AttentionJacobian) else None
 
 
-def _named(estimate: NormEstimate, row: Tensor) -> tuple[int, ...]:
+def _most_sensitive_tokens(estimate: NormEstimate, row: Tensor) -> tuple[int, ...]:
     """Return the tokens that hold most of the worst perturbation; none where inputs are no tokens."""
     shares = estimate.token_sensitivity
     if row.ndim != 1 or row.is_floating_point() or len(shares) != len(row):

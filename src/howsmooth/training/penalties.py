@@ -1,5 +1,6 @@
 """Local constants as penalties: of one map, or of all attention layers of a model, differentiable in the parameters."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
@@ -11,21 +12,89 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
+from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.protocols import HALF, Differentiable, measurable, require_map
 from howsmooth.spectral.vectors import flat, informed_start, random_start
-from howsmooth.training.hooks import RecordedInputs, read_batch, real_only
+from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.training.warm_starts import WarmStart
 from howsmooth.validation import require_sequences
+from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
 STEPS, COLD_STEPS = 3, 30
 # A cold start goes on until the residual is this small.
 COLD_RTOL = 0.02
+# Singular vectors this well known give a value that is good to about its square.
+TOLERANCE = 0.1
+# So many steps in a row may be inexact before it is said: weights sometimes jump.
+PATIENCE = 10
+
+
+class WarmStart:
+    r"""The singular directions of the last step, from which the next one starts.
+
+    Of sequences of the same shape every one starts at its own direction; where the shape changes, at the direction in
+    the space of features that the last ones had in common. A random component is mixed in all the same, so that a
+    value which is no longer the largest is left within a few steps.
+
+    Attributes:
+        value: The constants of the last step.
+        residual: :math:`|J^\top u-\theta v|/\theta` there: some singular value lies that near, relatively, not
+            necessarily the largest.
+        steps: How many Krylov steps were taken.
+        products: How many products with the Jacobian or its transpose, all calls together.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing: the first step takes as many Krylov steps as it needs."""
+        self.value: Float[Tensor, "*batch"] | None = None
+        self.residual: Float[Tensor, "*batch"] | None = None
+        self.steps = 0
+        self.products = 0
+        self._direction: Tensor | None = None
+        self._inexact, self._warned = 0, False
+
+    def __repr__(self) -> str:
+        """Show the residual of the last value."""
+        if self.residual is None:
+            return "WarmStart: nothing yet"
+        return f"WarmStart: residual {number(float(self.residual.max()), 2)} after {self.steps} steps"
+
+    @property
+    def exact(self) -> bool:
+        """Whether every residual of the last step is at most 0.1, so that its singular vectors are known well."""
+        return self.residual is not None and bool((self.residual <= TOLERANCE).all())
+
+    def guess(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"] | None:
+        """Return where to start at the tokens ``X``; nothing if nothing is known."""
+        found = self._direction
+        if found is None or found.shape[-1] != X.shape[-1] or found.device != X.device:
+            return None
+        if found.shape == X.shape:
+            return found.to(X.dtype)
+        # the feature that moves most over all tokens of all sequences
+        rows = found.reshape(-1, found.shape[-1])
+        _values, vectors = torch.linalg.eigh(rows.mT @ rows)
+        return vectors[:, -1].to(X.dtype).expand(X.shape)
+
+    def remember(self, direction: Tensor, *, value: Tensor, residual: Tensor, steps: int, products: int) -> None:
+        """Keep the results of a step, and warn once if they stay inexact."""
+        self._direction = direction.detach()
+        self.value, self.residual, self.steps = value.detach(), residual.detach(), steps
+        self.products += products
+        self._inexact = 0 if self.exact else self._inexact + 1
+        if self._inexact >= PATIENCE and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the penalty was inexact {PATIENCE} steps in a row (relative residual "
+                f"{number(float(residual.max()), 2)}): what it penalises may be less than the constant. Raise `steps`, "
+                "or keep a state of its own for each batch.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,26 +186,26 @@ def penalty(
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
-    op, pull = _differentiable(f, X)
-    return function(constant(op, pull, state=state, steps=steps, generator=generator))
+    op, pullback = _differentiable(f, X)
+    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator))
 
 
-def constant(
+def largest_singular_value(
     op: LinearOperator,
-    pull: Callable[[Tensor], Tensor],
+    pullback: Callable[[Tensor], Tensor],
     *,
     state: WarmStart | None,
     steps: int,
     generator: torch.Generator | None,
 ) -> Float[Tensor, "*batch"]:
-    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pull``."""
+    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pullback``."""
     state = WarmStart() if state is None else state
     # autocast rounds products on the way back, too
     with torch.autocast(op.device.type, enabled=False):
         with torch.no_grad():
             u, residual, space = _left_vector(op, state, steps, generator)
-        pulled = pull(u)
-    sigma = _sizes(pulled, len(op.batch))
+        pulled = pullback(u)
+    sigma = _norms(pulled, len(op.batch))
     if not bool(sigma.isfinite().all()):
         raise NonFiniteError("the penalty is not finite: the map is not differentiable, or overflows, there.")
     value = sigma.detach()
@@ -180,7 +249,7 @@ def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callabl
     """Return the Jacobian for products without a graph, and the transposed product with one."""
     if not isinstance(f, Differentiable):
         recorded = RecordedJacobian(f, X)
-        return recorded, recorded.pull
+        return recorded, recorded.pullback
     f = measurable(f)
     X = X.to(f.dtype) if hasattr(f, "dtype") else X
     with torch.no_grad():
@@ -188,7 +257,7 @@ def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callabl
     return op, lambda u: f.jacobian(X).vjp(u)
 
 
-def _sizes(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
+def _norms(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
     """Return the norm of each sequence; at zero the gradient is zero, not NaN."""
     rows = x.flatten(axes) if x.ndim > axes else x.unsqueeze(-1)
     direction = rows.detach()
@@ -298,12 +367,12 @@ class AttentionPenalty:
             )
 
         def among_real(Y: Tensor) -> Tensor:
-            return part(Y) if real is None else zero_padded_outputs(part(real_only(Y, X, real)), real)
+            return part(Y) if real is None else zero_padded_outputs(part(with_fixed_padding(Y, X, real)), real)
 
         with inputs.paused():
             recorded = RecordedJacobian(among_real, X, owner=module)
-            return constant(
-                recorded, recorded.pull, state=self.states[layer], steps=self._steps, generator=self._generator
+            return largest_singular_value(
+                recorded, recorded.pullback, state=self.states[layer], steps=self._steps, generator=self._generator
             )
 
     def close(self) -> None:

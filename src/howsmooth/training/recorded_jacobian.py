@@ -20,8 +20,8 @@ from howsmooth.torch_internals import compiled, compiler_loaded
 class RecordedJacobian:
     r"""The Jacobian of a callable at the tokens of a batch, by one forward pass.
 
-    Products with J and :math:`J^\top` read the graph of that pass; :meth:`pull` leaves one of its own, so that what is
-    made of it can be differentiated with respect to parameters and tokens. Why not forward mode for J: it evaluates the
+    Products with J and :math:`J^\top` read the graph of that pass; :meth:`pullback` records a graph of its own, so that
+    its result can be differentiated with respect to parameters and tokens. Why not forward mode for J: it evaluates the
     callable anew for every product, and fused kernels lack it.
 
     The pass itself is made in full precision whatever ``autocast`` says, in eval mode, uncompiled, and with attention
@@ -53,7 +53,7 @@ class RecordedJacobian:
 
     def _run(self, Z: Tensor) -> Any:
         called: Callable[[Tensor], Any] = self._f if self._owner is None else self._owner
-        with _plainly(self._f, called, Z.device), measuring(called) as g:
+        with _eager_and_full_precision(self._f, called, Z.device), measuring(called) as g:
             # a copy: the callable may work in place
             return (g if self._owner is None else self._f)(Z.clone())
 
@@ -73,7 +73,7 @@ class RecordedJacobian:
         (pushed,) = torch.autograd.grad(pulled, cotangent, E, retain_graph=True, materialize_grads=True)
         return pushed
 
-    def pull(self, u: Tensor) -> Tensor:
+    def pullback(self, u: Tensor) -> Tensor:
         r"""Return :math:`J^\top u` with its graph."""
         with torch.enable_grad():
             return self._pulled(u, create_graph=True)
@@ -120,7 +120,7 @@ class RecordedJacobian:
 
 
 @contextlib.contextmanager
-def _plainly(f: object, owner: object, device: torch.device) -> Iterator[None]:
+def _eager_and_full_precision(f: object, owner: object, device: torch.device) -> Iterator[None]:
     """Compute in full precision, and as written: compiled code cannot be differentiated twice."""
     with torch.autocast(device.type, enabled=False), contextlib.ExitStack() as stack:
         if compiler_loaded():

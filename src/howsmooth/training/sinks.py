@@ -79,7 +79,7 @@ def scalars(look: Look) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def sink_of(given: object) -> Sink:
+def as_sink(given: object) -> Sink:
     """Return what was given as something that takes looks.
 
     Raises:

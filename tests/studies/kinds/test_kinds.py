@@ -5,17 +5,19 @@ from asked import ONE, TWO
 
 import howsmooth as hs
 from howsmooth.studies.json_values import settings_of
-from howsmooth.studies.kinds import ascent, bounds, extremal, kind_named, kind_names, measures, regimes, splitting
+from howsmooth.studies.kinds import kind_named, kind_names, splitting
+from howsmooth.studies.kinds.splitting import SplittingAsk
+from howsmooth.studies.kinds.tokens_in_ball import AscentAsk, BoundsAsk, ExtremalAsk, MeasuresAsk, RegimesAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
 
 ASKS = [
-    regimes.Ask(length=5, radius=1.5, **ONE),
-    measures.Ask(length=2, radius=1.5, climb=2, **ONE),
-    ascent.Ask(length=3, radius=1.5, climb=2, solver=Solver(seed=1), **TWO),
-    bounds.Ask(length=5, radius=1.5, **ONE),
-    extremal.Ask(points="two_point", length=5, radius=1.5, **TWO),
-    extremal.Ask(points="tied_pair", length=5, radius=1.5, **TWO),
+    RegimesAsk(length=5, radius=1.5, **ONE),
+    MeasuresAsk(length=2, radius=1.5, climb=2, **ONE),
+    AscentAsk(length=3, radius=1.5, climb=2, solver=Solver(seed=1), **TWO),
+    BoundsAsk(length=5, radius=1.5, **ONE),
+    ExtremalAsk(points="two_point", length=5, radius=1.5, **TWO),
+    ExtremalAsk(points="tied_pair", length=5, radius=1.5, **TWO),
 ]
 
 
@@ -48,13 +50,13 @@ def test_an_ask_is_answered_alike_twice_bit_for_bit(ask):
 
 
 def test_another_seed_is_another_search():
-    one, other = (measures.Ask(length=2, radius=1.5, climb=2, solver=Solver(seed=seed), **ONE) for seed in (0, 1))
+    one, other = (MeasuresAsk(length=2, radius=1.5, climb=2, solver=Solver(seed=seed), **ONE) for seed in (0, 1))
     assert one.key != other.key
 
 
 def test_bounds_are_those_of_the_theory():
-    found = answer(bounds.Ask(length=5, radius=1.5, **ONE))
-    f = Resources().attention(bounds.Ask(length=5, radius=1.5, **ONE))
+    found = answer(BoundsAsk(length=5, radius=1.5, **ONE))
+    f = Resources().attention(BoundsAsk(length=5, radius=1.5, **ONE))
     assert found.sharp_upper == hs.bounds.sharp_upper(f, n=5, radius=1.5).value
     assert found.discrete_upper == hs.bounds.discrete_upper(f, n=5, radius=1.5).value
     # a form on the line has no tied pair, since tokens of a pair differ in a second coordinate
@@ -63,7 +65,7 @@ def test_bounds_are_those_of_the_theory():
 
 
 def test_the_worst_measure_names_its_atoms():
-    found = answer(measures.Ask(length=3, radius=1.5, climb=2, **ONE))
+    found = answer(MeasuresAsk(length=3, radius=1.5, climb=2, **ONE))
     assert len(found.atoms) == 3
     assert sum(atom.mass for atom in found.atoms) == pytest.approx(1)
     assert [atom.mass for atom in found.atoms] == sorted((atom.mass for atom in found.atoms), reverse=True)
@@ -71,7 +73,7 @@ def test_the_worst_measure_names_its_atoms():
 
 
 def test_windows_that_split_are_looked_at_one_by_one(asks, resources):
-    work = [splitting.Ask(model=a.model, layer=a.layer, map=a.map, window=a.window) for a in asks(count=2)]
+    work = [SplittingAsk(model=a.model, layer=a.layer, map=a.map, window=a.window) for a in asks(count=2)]
     found = splitting.run(work, work, resources)
     for one in found:
         assert one.value == max(one.move, one.split) > 0
@@ -81,18 +83,23 @@ def test_windows_that_split_are_looked_at_one_by_one(asks, resources):
 
 
 def test_what_is_no_attention_is_refused(asks, resources, tiny):
-    ask = bounds.Ask(model=tiny.name, map="residual", length=5, radius=1.0)
+    ask = BoundsAsk(model=tiny.name, map="residual", length=5, radius=1.0)
     with pytest.raises(hs.errors.AssumptionError, match="about attention alone") as refusal:
         resources.attention(ask)
     assert refusal.value.field == "map"
     (window,) = asks(count=1, maps=("block",))
-    split = splitting.Ask(model=window.model, layer=0, map="block", window=window.window)
+    split = SplittingAsk(model=window.model, layer=0, map="block", window=window.window)
     with pytest.raises(hs.errors.AssumptionError, match="about attention alone"):
         splitting.run([split], [split], resources)
 
 
 def test_biases_leave_when_they_are_told_to(resources, tiny):
-    kept = resources.attention(bounds.Ask(model=tiny.name, length=5, radius=1.0))
-    bare = resources.attention(bounds.Ask(model=tiny.name, biases=False, length=5, radius=1.0))
+    kept = resources.attention(BoundsAsk(model=tiny.name, length=5, radius=1.0))
+    bare = resources.attention(BoundsAsk(model=tiny.name, biases=False, length=5, radius=1.0))
     assert kept.query_bias is not None
     assert bare.query_bias is bare.key_bias is bare.value_bias is bare.output_bias is None
+
+
+def test_what_a_monitor_reads_cannot_be_asked_for_afterwards():
+    with pytest.raises(hs.errors.AssumptionError, match=r"written while a model is trained: hs\.Monitor"):
+        kind_named("monitor").run([], [], Resources())

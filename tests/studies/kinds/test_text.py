@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
-from howsmooth.studies.kinds import text
+from howsmooth.studies.kinds.text import TextAnswer
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
 from howsmooth.studies.sweep.sweep import answered, batches, cells
@@ -218,4 +218,4 @@ def test_a_record_does_not_depend_on_what_is_measured_beside_it(tiny, beginning,
 
 
 def test_a_field_that_nobody_gave_has_its_default():
-    assert text.Answer(lower=1.0).upper is None
+    assert TextAnswer(lower=1.0).upper is None

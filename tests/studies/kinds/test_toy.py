@@ -13,15 +13,15 @@ from asked import answered, untimed
 from msgspec.structs import replace
 from pyarrow import parquet
 
-from howsmooth.errors import FieldError, StudyError
+from howsmooth.cli import commands
+from howsmooth.errors import AssumptionError, FieldError, StudyError
+from howsmooth.report import charts
 from howsmooth.studies import kinds
-from howsmooth.studies.plans.study import parts
-from howsmooth.studies.plans.study_file import read_study
+from howsmooth.studies.plans.study import parts, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, write_table
 from howsmooth.studies.sweep.sweep import units
 from howsmooth.studies.sweep.workers import expected_seconds
 
@@ -29,21 +29,21 @@ TOY = '''
     """How far a stone falls."""
 
     import math
+    from dataclasses import dataclass
     from typing import Annotated
 
-    from msgspec import Meta
-
     from howsmooth.errors import AssumptionError
-    from howsmooth.studies.asks import Answer as AnyAnswer
-    from howsmooth.studies.asks import Ask as AnyAsk
-    from howsmooth.studies.settings import Solver
+    from howsmooth.studies.asks import Answer, Ask
+    from howsmooth.studies.json_values import described, to_json
+    from howsmooth.studies.kinds import Kind, RunCommand
+    from howsmooth.studies.settings import CommandSettings, Compute, Solver, default_folder
 
 
-    class Ask(AnyAsk, frozen=True, kw_only=True, tag="toy"):
-        """How far a stone falls from a tower in some seconds."""
+    class ToyAsk(Ask, frozen=True, kw_only=True, tag="toy"):
+        """How far a stone falls."""
 
         tower: str = "pisa"
-        axis: Annotated[float, Meta(extra={"plural": "axes"})] = 9.81
+        axis: Annotated[float, described(plural="axes")] = 9.81
         seconds_of_fall: float
         solver: Solver = Solver()
 
@@ -68,7 +68,7 @@ TOY = '''
             return self.axis
 
 
-    class Answer(AnyAnswer, frozen=True, kw_only=True):
+    class ToyAnswer(Answer, frozen=True, kw_only=True):
         """How far."""
 
         metres: float
@@ -88,7 +88,88 @@ TOY = '''
         t = ask.seconds_of_fall
         metres = ask.axis * (t * t) / 2
         speed = math.inf if t > 1e6 else ask.axis * t
-        return Answer(metres=metres, speed=speed, landed=metres > 56, path=(0.0, metres / 4, metres))
+        return ToyAnswer(metres=metres, speed=speed, landed=metres > 56, path=(0.0, metres / 4, metres))
+
+
+    class Dropping(CommandSettings, frozen=True, kw_only=True):
+        """What is dropped."""
+
+        NAME = "drop"
+        model: str = "pisa"
+        falls: Annotated[tuple[float, ...], described("How many seconds stones fall.")] = (1.0, 2.0)
+        where: Compute = Compute()
+
+        def check(self):
+            if min(self.falls) <= 0:
+                raise AssumptionError("stones must fall for a while.", field="falls")
+
+        @property
+        def folder(self):
+            return default_folder(self.model, "drop", self)
+
+
+    def planned_drops(dropping, resources):
+        from howsmooth.studies.plans.at_text import PlannedAsks
+
+        asks = tuple(ToyAsk(tower=dropping.model, seconds_of_fall=t) for t in dropping.falls)
+        return PlannedAsks(asks=asks, command=dropping.command, remarks=("Mind your head.",))
+
+
+    @dataclass(frozen=True)
+    class Drop:
+        metres: float
+
+        @property
+        def sentence(self):
+            return f"A stone fell {self.metres:.4g} metres."
+
+        def __rich__(self):
+            return self.sentence
+
+        def to_json(self):
+            return to_json({"metres": self.metres})
+
+
+    def summarise_drops(records):
+        return [Drop(max(record.answer.metres for record in records))]
+
+
+    KINDS = (
+        Kind(
+            ask=ToyAsk,
+            answer=ToyAnswer,
+            run=run,
+            summarise=summarise_drops,
+            command=RunCommand(
+                settings=Dropping, plan=planned_drops, help="Drop stones from a tower.", results="drops", done="dropped"
+            ),
+        ),
+    )
+'''
+CHART = '''
+    """How far stones fall."""
+
+    from howsmooth.report.charts import ChartKind
+    from howsmooth.report.drawing.palette import BLUE
+    from howsmooth.report.drawing.panels import Style, points, series_panels
+    from howsmooth.report.drawing.tables import Numbers
+
+
+    def draw(section):
+        pairs = [(r.ask.seconds_of_fall, r.answer.metres) for r in section.of_kind("toy")]
+        rows = points(pairs, series="stone", panel="a tower")
+        return series_panels(rows, {"stone": Style(colour=BLUE)}, title="Stones fall further", across="seconds")
+
+
+    def table(section):
+        return Numbers(head=("metres",), rows=[(None, (str(r.answer.metres),)) for r in section.of_kind("toy")])
+
+
+    CHARTS = (
+        ChartKind(
+            name="falls", sections=("toy",), rank=1, about="How far.", wanted=bool, draw=draw, table=table
+        ),
+    )
 '''
 
 
@@ -118,7 +199,7 @@ def toy(folder):
 @pytest.fixture
 def stones(toy):
     def make(count=4, **others):
-        return [toy.Ask(seconds_of_fall=1.0 + i, **others) for i in range(count)]
+        return [toy.ToyAsk(seconds_of_fall=1.0 + i, **others) for i in range(count)]
 
     return make
 
@@ -126,7 +207,7 @@ def stones(toy):
 def test_it_is_a_kind_because_its_file_is_there(toy):
     assert "toy" in kinds.kind_names()
     kind = kinds.kind_named("toy")
-    assert (kind.ask, kind.answer, kind.about) == (toy.Ask, toy.Answer, "How far a stone falls.")
+    assert (kind.ask, kind.answer, kind.about) == (toy.ToyAsk, toy.ToyAnswer, "How far a stone falls.")
 
 
 def test_its_asks_have_keys_and_come_back_from_json(stones):
@@ -154,8 +235,8 @@ def test_it_is_swept_and_read_back_typed(stones, toy, tmp_path):
     assert {record.ask for record in found.records} == set(stones())
     for record in found.records:
         t = record.ask.seconds_of_fall
-        assert type(record.answer) is toy.Answer
-        assert record.answer == toy.Answer(
+        assert type(record.answer) is toy.ToyAnswer
+        assert record.answer == toy.ToyAnswer(
             metres=9.81 * t**2 / 2, speed=9.81 * t, landed=t > 3, path=(0.0, 9.81 * t**2 / 8, 9.81 * t**2 / 2)
         )
     (failure,) = found.failures
@@ -164,7 +245,7 @@ def test_it_is_swept_and_read_back_typed(stones, toy, tmp_path):
 
 def test_a_speed_without_end_is_none(toy, tmp_path):
     with Store(tmp_path) as store:
-        answered([toy.Ask(seconds_of_fall=1e7), toy.Ask(seconds_of_fall=1e200, axis=1.0)], store)
+        answered([toy.ToyAsk(seconds_of_fall=1e7), toy.ToyAsk(seconds_of_fall=1e200, axis=1.0)], store)
         (record,), (failure,) = store.records(), store.failures()
     assert record.answer.speed is None
     # metres must be a number: an answer that could not be read back is not kept
@@ -239,12 +320,12 @@ def study(tmp_path, *lines):
 
 def test_study_files_ask_it_with_lists_as_axes(toy, tmp_path):
     found = study(tmp_path, "name = 'stones'", "axes = [1.62, 9.81]", "seconds_of_falls = [1, 2.5]", "seed = 7")
-    (part,) = parts(found, Resources())
+    (part,) = parts(found, Resources(), "howsmooth sweep study.toml")
     expected = {(axis, t) for axis in (1.62, 9.81) for t in (1.0, 2.5)}
     assert {(ask.axis, ask.seconds_of_fall) for ask in part.asks} == expected
     assert {ask.solver.seed for ask in part.asks} == {7}
     with Store(tmp_path) as store:
-        part.begin(store, ["sweep", "study.toml"])
+        part.begin(store)
         answered(part.asks[:3], store)
     run = read_run(tmp_path)
     assert (len(run.records), run.planned, run.commands) == (3, 4, ("howsmooth sweep study.toml",))
@@ -295,9 +376,47 @@ def test_a_record_of_it_is_refused_in_one_line_where_its_file_is_not(stones, fol
 
 
 def test_a_field_that_is_added_to_it_changes_no_key(toy, stones):
-    class Later(toy.Ask, frozen=True, kw_only=True, tag="toy"):
+    class Later(toy.ToyAsk, frozen=True, kw_only=True, tag="toy"):
         wind: float = 0.0
 
     (ask,) = stones(1)
     assert Later(seconds_of_fall=1.0).key == ask.key
     assert replace(Later(seconds_of_fall=1.0), wind=3.0).key != ask.key
+
+
+@pytest.fixture
+def drop(folder, tmp_path, monkeypatch, capsys):
+    """Return the command that the one file declares, known to the command line by a line, with a chart in a second."""
+    charts_folder = tmp_path / "charts"
+    charts_folder.mkdir()
+    (charts_folder / "falls.py").write_text(textwrap.dedent(CHART), encoding="utf-8")
+    monkeypatch.setattr(charts, "__path__", [*charts.__path__, str(charts_folder)])
+    monkeypatch.setitem(commands.FILES, "drop", "run_commands")
+    monkeypatch.chdir(tmp_path)
+    charts.charts.cache_clear()
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            commands.load("drop")(list(words), prog_name="drop")
+        return end.value.code, *capsys.readouterr()
+
+    yield call
+    charts.charts.cache_clear()
+    sys.modules.pop("howsmooth.report.charts.falls", None)
+
+
+def test_a_command_that_fills_a_run_is_declared_beside_its_kind(drop, tmp_path):
+    """Four files: the kind, its chart, a line in the list of commands, and the glossary if it needs words."""
+    code, out, err = drop("--falls", "1,3", "--out", "run")
+    assert (code, err) == (0, "Mind your head.\n")
+    assert "A stone fell 44.15 metres." in out
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "A stone fell 44.15 metres." in page
+    assert "Stones fall further" in page
+    (command,) = read_run(tmp_path / "run").commands
+    assert command == "howsmooth drop pisa --falls 1.0,3.0"
+    code, out, _err = drop("--falls", "1,3", "--out", "run", "--json")
+    assert (code, json.loads(out)) == (0, {"run": "run", "drops": [{"metres": 9.81 * 9 / 2}]})
+    assert "Drop stones from a tower." in drop("--help")[1]
+    with pytest.raises(AssumptionError, match="fall for a while"):
+        commands.load("drop")(["--falls", "0"], standalone_mode=False)

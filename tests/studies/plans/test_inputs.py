@@ -13,8 +13,7 @@ import howsmooth as hs
 from howsmooth.models.inputs.model_inputs import inputs
 from howsmooth.models.inputs.pictures import read_pictures
 from howsmooth.models.inputs.text import Text, read_text
-from howsmooth.studies.plans.study import parts
-from howsmooth.studies.plans.study_file import read_study
+from howsmooth.studies.plans.study import parts, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import read_run
 

@@ -10,9 +10,10 @@ from asked import ONE
 from howsmooth.errors import FileError, HowsmoothError, StudyError
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.json_values import settings_of
-from howsmooth.studies.kinds import extremal, kind_named, kind_names, regimes, text
-from howsmooth.studies.plans.study import parts
-from howsmooth.studies.plans.study_file import OWN, plural, read_study
+from howsmooth.studies.kinds import kind_named, kind_names
+from howsmooth.studies.kinds.text import TextAsk
+from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk, RegimesAsk
+from howsmooth.studies.plans.study import OWN, parts, plural, read_study
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
@@ -67,7 +68,7 @@ def test_the_documented_examples_ask_what_they_say(name, count, values, held):
 
 def test_every_key_of_a_study_at_a_text_is_documented():
     words = (EXAMPLES.parent / "studies.md").read_text(encoding="utf-8")
-    every = settings_of(text.Ask).values()
+    every = settings_of(TextAsk).values()
     fields = [field for field in every if field.path[0] != "window" and field.name != "threads"]
     names = [*OWN, *settings_of(Windows)]
     assert [name for name in names if f"`{name}`" not in words] == []
@@ -102,8 +103,8 @@ def test_all_layers_are_the_default(at_text, held):
 def test_questions_without_a_text_take_matrices_in_place_of_a_model(study, held):
     path = study(kind='"regimes"', A="[[-1.0]]", V="[[1.0]]", lengths="[3, 10]", radii="[1.0, 1.5]")
     (part,) = parts(read_study(path), held)
-    assert set(part.asks) == {regimes.Ask(length=n, radius=r, **ONE) for n in (3, 10) for r in (1.0, 1.5)}
-    assert part.ground is None
+    assert set(part.asks) == {RegimesAsk(length=n, radius=r, **ONE) for n in (3, 10) for r in (1.0, 1.5)}
+    assert part.transformer is None
 
 
 def test_questions_about_heads_name_a_model_and_layers(study, folder_model, held):
@@ -112,7 +113,7 @@ def test_questions_about_heads_name_a_model_and_layers(study, folder_model, held
     )
     (part,) = parts(read_study(path), held)
     assert [ask.layer for ask in part.asks] == [0, 1]
-    assert {type(ask) for ask in part.asks} == {extremal.Ask}
+    assert {type(ask) for ask in part.asks} == {ExtremalAsk}
 
 
 def test_a_byte_order_mark_and_other_line_endings_are_read(tmp_path):
@@ -122,10 +123,11 @@ def test_a_byte_order_mark_and_other_line_endings_are_read(tmp_path):
 
 
 def test_a_study_is_kept_with_its_words_and_its_plan(at_text, held, tmp_path):
-    made = parts(read_study(at_text(layers="[0]", lengths="[4]", sequences="2", maps='["attention", "head:0"]')), held)
+    study = read_study(at_text(layers="[0]", lengths="[4]", sequences="2", maps='["attention", "head:0"]'))
+    made = parts(study, held, "howsmooth sweep study.toml")
     with Store(tmp_path / "run") as store:
         for part in made:
-            part.begin(store, ["sweep", "study.toml"])
+            part.begin(store)
     run = read_run(tmp_path / "run")
     assert (run.planned, len(run.plans), run.commands) == (4, 2, ("howsmooth sweep study.toml",))
 

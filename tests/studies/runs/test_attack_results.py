@@ -2,9 +2,8 @@
 
 import pytest
 
-from howsmooth.studies.kinds import attack
+from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk, summarise_attacks
 from howsmooth.studies.records import Record, this_machine
-from howsmooth.studies.runs.attack_results import summarise_attacks
 from howsmooth.studies.settings import Window
 
 
@@ -12,10 +11,10 @@ def records(gains, predicted=2.0):
     for eps, attained in gains.items():
         for index, share in enumerate((0.9, 1.1)):
             for method, less in (("ascent", 1.0), ("random", 0.1)):
-                ask = attack.Ask(
+                ask = AttackAsk(
                     model="m", layer=0, window=Window(digest="d", length=8, index=index), eps=eps, method=method
                 )
-                answer = attack.Answer(attained=attained * share * less, predicted=predicted, ceiling=9.0)
+                answer = AttackAnswer(attained=attained * share * less, predicted=predicted, ceiling=9.0)
                 yield Record(ask=ask, answer=answer, machine=this_machine())
 
 

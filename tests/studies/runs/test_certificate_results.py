@@ -5,7 +5,7 @@ import json
 from drawn import certificates
 from rich.console import Console
 
-from howsmooth.studies.runs.certificate_results import summarise_certificates
+from howsmooth.studies.kinds.certified_radii import summarise_certificates
 
 
 def test_a_sentence_says_what_is_proven_of_every_word_and_which_one_is_fragile():

@@ -13,9 +13,8 @@ import howsmooth as hs
 from howsmooth.errors import FileError
 from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.studies.runs.database import FILE, TABLES, checksum
-from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, write_table
 
 FLIPS = 300
 FACT, WINDOW = "bounds of m, layer 0, n = 8, R = 5.25", "opening of 3fb1"

@@ -10,11 +10,10 @@ from asked import ONE, answered, bounded, filler
 from pyarrow import parquet
 
 from howsmooth.errors import FileError
-from howsmooth.studies.kinds import regimes
+from howsmooth.studies.kinds.tokens_in_ball import RegimesAsk
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.export import flat, write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, flat, write_table
 
 FORMATS = ["csv", "jsonl", "parquet"]
 
@@ -25,7 +24,7 @@ def mixed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixed")
     with Store(folder) as store:
         store.add([*(filler(i) for i in range(5)), bounded()])
-        answered([regimes.Ask(length=5, radius=radius, **ONE) for radius in (1.5, 40.0)], store)
+        answered([RegimesAsk(length=5, radius=radius, **ONE) for radius in (1.5, 40.0)], store)
     return folder
 
 

@@ -280,12 +280,12 @@ def test_alike_neighbours_widen_the_interval_and_unlike_ones_never_narrow_it():
     alike = neighbours_alike(rng, 0.7, windows=12)
     found = hs.growth(alike)
     even_then_odd = hs.growth({n: v[::2] + v[1::2] for n, v in alike.items()})
-    assert found.alike > 0.5 > even_then_odd.alike
+    assert found.correlation > 0.5 > even_then_odd.correlation
     assert found.exponent == pytest.approx(even_then_odd.exponent)
     assert found.high - found.low > 1.3 * (even_then_odd.high - even_then_odd.low)
     zigzag = {n: [1.1 * n, 0.9 * n] * 5 for n in LENGTHS}
     blocks = {n: [1.1 * n] * 5 + [0.9 * n] * 5 for n in LENGTHS}
     unlike, same = hs.growth(zigzag), hs.growth(blocks)
-    assert (unlike.alike, same.alike) == (0, pytest.approx(0.9))
+    assert (unlike.correlation, same.correlation) == (0, pytest.approx(0.9))
     x, y = pooled(zigzag)
     assert unlike.high - unlike.low >= 2 * 1.9 * stats.linregress(x, y).stderr

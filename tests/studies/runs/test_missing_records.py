@@ -12,9 +12,8 @@ from asked import filler
 
 from howsmooth.errors import FileError
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.export import write_table
 from howsmooth.studies.runs.run import read_run
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, write_table
 
 RECORDS, FLIPS = 40, 60
 PATIENCE = 120.0

@@ -8,8 +8,7 @@ from asked import answered, bounded, filler, radii
 from measured import LADDER, measurement, record
 
 import howsmooth as hs
-from howsmooth.studies.plans.study import keep_bounds, parts
-from howsmooth.studies.plans.study_file import read_study
+from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.measurement import as_row
@@ -28,10 +27,10 @@ def swept(save_model, beginning, tmp_path_factory):
         encoding="utf-8",
     )
     held = Resources()
-    made = parts(read_study(folder / "study.toml"), held)
+    made = parts(read_study(folder / "study.toml"), held, "howsmooth sweep study.toml")
     with Store(folder / "run") as store:
         for part in made:
-            part.begin(store, ["sweep", "study.toml"])
+            part.begin(store)
         answered([ask for part in made for ask in part.asks], store, resources=held)
         keep_bounds(store, made)
     shutil.rmtree(model)

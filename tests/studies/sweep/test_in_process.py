@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
-from howsmooth.studies.kinds import bounds, extremal
+from howsmooth.studies.kinds.tokens_in_ball import BoundsAsk, ExtremalAsk
 from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
@@ -25,7 +25,7 @@ def records_of(asks, **how):
 def mixed(folder_model, beginning, digest):
     """Work of several kinds, one of which fails."""
     texts = windows(folder_model, digest, place=beginning, layers=(0, 1), maps=("head:0", "attention"), count=3)
-    built = [extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
+    built = [ExtremalAsk(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
     return [*radii(3), *texts, *built, *windows(folder_model, digest, place=beginning, layers=(99,), count=1)]
 
 
@@ -78,7 +78,7 @@ def test_a_callable_is_differentiated_on_two_threads_at_once(rng):
 
 @pytest.mark.slow
 def test_products_of_side_by_side_units_have_one_thread_and_long_inputs_have_all():
-    long = bounds.Ask(length=600, radius=1.0, **TWO)
+    long = BoundsAsk(length=600, radius=1.0, **TWO)
     assert long.alone
     _tally, found = records_of([*radii(2), long], threads=2)
     threads = {record.ask.length: record.machine.threads for record in found.values()}

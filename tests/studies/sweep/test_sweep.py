@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
-from howsmooth.studies.kinds import regimes
+from howsmooth.studies.kinds.tokens_in_ball import RegimesAsk
 from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
@@ -135,7 +135,7 @@ def test_what_failed_is_tried_again_only_when_asked(asks, tiny, tmp_path):
 def test_an_answer_without_end_is_kept_as_none_and_read_back_as_it_was_told(tmp_path):
     # exp(40²) has no end in float64
     with Store(tmp_path) as store:
-        assert answered([regimes.Ask(length=5, radius=40.0, **ONE)], store).done == 1
+        assert answered([RegimesAsk(length=5, radius=40.0, **ONE)], store).done == 1
         (record,) = store.records()
     assert record.answer.plateau is record.answer.measures_upper is None
     assert record.answer.lower > 1000

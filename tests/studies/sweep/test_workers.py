@@ -22,12 +22,12 @@ from asked import TWO, answered, radii, untimed, windows
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ClusterError, FileError
 from howsmooth.models.transformer import Transformer
-from howsmooth.studies.kinds import extremal
+from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sweep import dask_cluster, processes
+from howsmooth.studies.sweep import dask_cluster
 from howsmooth.studies.sweep.sweep import sweep
-from howsmooth.studies.sweep.workers import executor
+from howsmooth.studies.sweep.workers import LOSSES, executor
 
 pytestmark = pytest.mark.clock("a cluster answers in its own time, and loses workers")
 PATIENCE = 120.0
@@ -37,7 +37,7 @@ PATIENCE = 120.0
 def mixed(folder_model, beginning, digest):
     """Work of several kinds, one of which fails."""
     texts = windows(folder_model, digest, place=beginning, layers=(0, 1), maps=("head:0", "attention"), count=3)
-    built = [extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
+    built = [ExtremalAsk(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6)]
     return [*radii(3), *texts, *built, *windows(folder_model, digest, place=beginning, layers=(99,), count=1)]
 
 
@@ -171,14 +171,16 @@ def test_a_worker_killed_in_the_middle_has_its_asks_done_by_another(mortal, tmp_
 
 
 @pytest.mark.slow
-def test_processes_that_are_started_here_give_the_same_records_though_one_is_killed(tmp_path):
+def test_processes_that_are_started_here_give_the_same_records_though_one_is_killed_and_open_no_port(tmp_path):
     # no model among them: loading one takes longer than all the rest, in each of the processes
-    asks = [*radii(30), *(extremal.Ask(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
+    asks = [*radii(30), *(ExtremalAsk(points="two_point", length=n, radius=1.5, **TWO) for n in (5, 6))]
     alone = stored(asks, tmp_path / "alone")
     seen, others = [], set(_spawned())
+    before, ports = _listening(), set()
 
     def kill(tally):
         seen.append(tally)
+        ports.update(_listening())
         if len(seen) == 3:
             os.kill(pids[0], signal.SIGKILL)
 
@@ -189,6 +191,8 @@ def test_processes_that_are_started_here_give_the_same_records_though_one_is_kil
         assert (tally.done, tally.failed, tally.left) == (len(asks), 0, 0)
         assert untimed(store.records()) == alone[0]
     assert seen[2].left > 10, "there was work left when the process died"
+    assert ports == before
+    assert set(_spawned()) == others
 
 
 def _spawned():
@@ -269,20 +273,13 @@ def test_without_dask_the_command_that_installs_it_is_given(monkeypatch):
             assert list(execute([])) == []
 
 
-@pytest.mark.slow
-def test_processes_that_are_started_here_open_no_port(tmp_path):
-    before, ports, others = _listening(), set(), _spawned()
-    with Store(tmp_path) as store, executor(workers=2) as execute:
-        tally = sweep(radii(20), store, execute=execute, progress=lambda _tally: ports.update(_listening()))
-        assert (tally.done, len(_spawned()) - len(others)) == (20, 2)
-    assert ports == before
-    assert _spawned() == others
-
-
 def _listening():
-    mine = psutil.Process()
-    every = [found for process in (mine, *mine.children(recursive=True)) for found in process.net_connections("inet")]
-    return {found.laddr for found in every if found.status == psutil.CONN_LISTEN}
+    mine, found = psutil.Process(), set()
+    for process in (mine, *mine.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            every = process.net_connections("inet")
+            found |= {connection.laddr for connection in every if connection.status == psutil.CONN_LISTEN}
+    return found
 
 
 @pytest.mark.slow
@@ -290,7 +287,7 @@ def test_a_unit_that_loses_every_process_is_a_failure_and_the_others_are_done(tm
     asks, others, lost = radii(12), set(_spawned()), set()
 
     def kill():
-        while not over.wait(0.01) and len(lost) < processes.LOSSES:
+        while not over.wait(0.01) and len(lost) < LOSSES:
             for pid in {*_spawned()} - others - lost:
                 lost.add(pid)
                 os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from theory.perturbed_inputs import on_boundary, small_layer
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.theory.around_input import displacement
+from howsmooth.theory.around_input import neighbourhood
 from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
@@ -61,7 +61,7 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
         dataclasses.replace(view, errors=r)
         for view, r in zip(heads_at_input(unit.attention, unit.X), errors, strict=True)
     ]
-    monkeypatch.setattr(displacement, "heads_at_input", lambda _f, _X: seen)
+    monkeypatch.setattr(neighbourhood, "heads_at_input", lambda _f, _X: seen)
     squares = 0.0
     for i in range(4):
         row = 0.0
@@ -74,7 +74,7 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
             distances = [float((y[j] - view.P[i] @ y).norm()) for j in range(i + 1)]
             row += max(distances) + wrong + mean + norm * 0.7
         squares += row**2
-    assert displacement._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
+    assert neighbourhood._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -88,14 +88,14 @@ def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_
     monkeypatch.setattr(ConstantsOnBalls, "of", lambda *_args, **_options: found)
     path = float(constants.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
     for hull in (1e-3, 1e3):
-        monkeypatch.setattr(displacement, "_hull", lambda _unit, radius, hull=hull: hull * radius)
+        monkeypatch.setattr(neighbourhood, "_hull", lambda _unit, radius, hull=hull: hull * radius)
         bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
         assert bound == pytest.approx(min(path, unit.in_original_units(hull * eps)), rel=1e-13, abs=0)
 
 
 def test_the_hull_of_values_that_are_all_zero_is_a_point(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
-    assert displacement._hull(Rescaled.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
+    assert neighbourhood._hull(Rescaled.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
 
 
 def test_far_away_the_hull_bounds_the_movement_closely():

@@ -100,7 +100,7 @@ def test_every_term_is_below_its_bound_at_an_input_and_around_it(rng, kind):
     second, heads = looked_at(f, X)
     for t in (1e-9, 0.05, 0.4):
         ball = ball_of(second, heads, t)
-        for Z in on_boundary(rng, 2, X, t, False):
+        for Z in on_boundary(rng, 1, X, t, False):
             for name, T in definitions(f, Z).items():
                 found, bound = largest(name, T, rng), getattr(second, name)(ball)
                 assert float((torch.as_tensor(found) / torch.as_tensor(bound)).max()) <= 1 + 1e-9, name
@@ -111,9 +111,9 @@ def test_every_term_is_below_its_bound_at_an_input_and_around_it(rng, kind):
 def test_the_second_derivative_is_below_its_bound_at_an_input_and_around_it(rng, kind):
     f, X = KINDS[kind](rng), gaussian(rng, 4, 3)
     second, heads = looked_at(f, X)
-    for t in (1e-9, 0.05, 0.4):
+    for t in (1e-9, 0.4):
         bound = second.upper(ball_of(second, heads, t))
-        for Z in on_boundary(rng, 2, X, t, False):
+        for Z in on_boundary(rng, 1, X, t, False):
             T = torch.func.hessian(lambda x: f(x).flatten())(Z).flatten(1, 2).flatten(2)
             assert norm(T, rng) <= bound
 

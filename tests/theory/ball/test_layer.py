@@ -14,14 +14,12 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.row_certificate import RowCertificate, query_term_norms, rows_upper
-from howsmooth.theory.at_input.row_gram_matrices import row_norms_squared
+from howsmooth.theory.at_input.row_certificate import RowCertificate, query_term_norms, row_norms_squared, rows_upper
 from howsmooth.theory.ball.layer import LONGEST, LayerBound, _problem, layer_bound, with_bias_column, with_sink
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.linalg.combination_norm import max_unit_combination_norm
 from howsmooth.theory.linalg.matrix_norms import UNIT
-from howsmooth.theory.linalg.stacked_norms import StackedMatrices
+from howsmooth.theory.linalg.stacked_norms import StackedMatrices, largest_norm, max_unit_combination_norm
 
 SEVERAL = [
     "mixed heads",
@@ -63,7 +61,14 @@ def test_any_scales_give_a_bound_and_the_search_finds_better_ones(rng, biased):
         problem = _problem(f, heads_of(f), None, 5, 2.0, 0.5 + _draw / 10 if biased else 0.0)
         s = (gaussian(rng, 4) / 2).exp()
         beta = problem.values.norm(1 / s)
-        norms = [beta * stack.norm(s) for stack in (problem.ones, *problem.query_forms, *problem.key_forms)]
+        norms = [
+            beta * stack.norm(s)
+            for stack in (
+                problem.ones,
+                *problem.query_forms,
+                *(stack for stacks in problem.key_forms for stack in stacks),
+            )
+        ]
         drawn.append(problem.with_single_rows(norms[0], norms[1], min(norms[2:])))
     assert truth <= min(drawn)
     assert layer_bound(f, heads_of(f), None, 5, 2.0) <= min(drawn) * 1.01
@@ -75,10 +80,10 @@ def test_a_query_bias_beside_the_forms_costs_no_more_than_their_sum(rng):
     heads, s = heads_of(f), gaussian(rng, 4).exp()
     plain = _problem(dataclasses.replace(f, query_bias=None), heads, None, 5, 2.0, 0.0)
     shift = torch.stack([t * (head.query_bias @ head.K) for t, head in zip(s, heads, strict=True)])
-    added = 2.0 * plain.key_forms[0].norm(s) + torch.linalg.matrix_norm(shift, 2).item()
+    added = 2.0 * largest_norm(plain.key_forms[0], s) + torch.linalg.matrix_norm(shift, 2).item()
     lengths = torch.linspace(0.05, 8, 400).tolist()
     problems = (_problem(f, heads, None, 5, 2.0, extra) for extra in lengths)
-    assert min(p.length * p.key_forms[0].norm(s) for p in problems) <= added * 1.001
+    assert min(p.length * largest_norm(p.key_forms[0], s) for p in problems) <= added * 1.001
 
 
 def test_heads_that_read_and_write_elsewhere_do_not_add_up():
@@ -117,7 +122,7 @@ def test_the_certificate_by_rows_holds_and_its_parts_are_those_of_the_statement(
 
 def test_rows_that_take_too_long_are_left_to_the_blocks(rng, monkeypatch):
     f, X = random_layer(rng, heads=4, d=6), gaussian(rng, 6, 6)
-    monkeypatch.setattr("howsmooth.theory.at_input.row_gram_matrices.AFFORDABLE", 0)
+    monkeypatch.setattr("howsmooth.theory.at_input.row_certificate.AFFORDABLE", 0)
     assert bool(row_norms_squared(heads_at_input(f, X)).isinf().all())
     assert constant(f, X).item() <= rows_upper(heads_at_input(f, X)) < math.inf
 
@@ -231,8 +236,8 @@ def test_the_parts_of_a_layer_are_the_matrices_of_the_statement(rng, kind, extra
     for found, exact in (
         (problem.values.norm(t), float(beside)),
         (problem.query_forms[0].norm(t), R * stacked(forms, t, 0)),
-        (problem.key_forms[0].norm(t), stacked(longer, t, 0)),
-        (problem.key_forms[1].norm(t), stacked(longer, t, 1)),
+        (largest_norm(problem.key_forms[0], t), stacked(longer, t, 0)),
+        (largest_norm(problem.key_forms[1], t), stacked(longer, t, 1)),
         (problem.ones.norm(t), t.norm().item()),
     ):
         assert exact <= found <= exact * (1 + 1e-11)
@@ -258,7 +263,7 @@ def test_products_that_cancel_keep_what_rounding_may_have_hidden():
     least = UNIT * float(heads[0].Q.norm() * heads[0].K.norm())
     assert problem.values.norm(t) >= UNIT * float(heads[0].V.norm() * heads[0].W.norm())
     assert problem.query_forms[0].norm(t) >= 8.0 * least
-    assert min(stack.norm(t) for stack in problem.key_forms) >= least
+    assert min(largest_norm(stacks, t) for stacks in problem.key_forms) >= least
     assert problem.joint_key_norm(t) >= 0
 
 
@@ -280,7 +285,7 @@ def test_rotary_positions_and_soft_caps_take_norms_of_keys_for_a_tokens_own_move
         by_keys = [torch.linalg.matrix_norm(head.K, 2) * head.Q for head in heads]
         by_queries = [torch.linalg.matrix_norm(head.Q, 2) * head.K for head in heads]
         for found, exact in zip(long.key_forms, (stacked(by_keys, t, 0), stacked(by_queries, t, 0)), strict=True):
-            assert exact * (1 + 8 * UNIT) <= found.norm(t) <= exact * (1 + 1e-11)
+            assert exact * (1 + 8 * UNIT) <= largest_norm(found, t) <= exact * (1 + 1e-11)
         assert long.joint_key_norm(t) == math.inf
 
 

@@ -13,7 +13,7 @@ import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.ball.rotary_forms import LONGEST, RotaryDistances, distances, gram_factor, largest_forms
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.worst_inputs.rotary_tied_pair import RotaryTiedProblem, rotary_tied_pairs
+from howsmooth.theory.worst_inputs.tied_layer import RotaryTiedProblem, rotary_tied_pairs
 
 ROTARIES = {
     "halves": hs.maps.Rotary(base=3.0),

@@ -29,25 +29,6 @@ from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import combine_factors, heads_of
 from howsmooth.theory.worst_inputs.tied_pair import TiedProblem
 
-ALWAYS_SHARP = [
-    "mixed heads",
-    "concatenated heads",
-    "grouped queries",
-    "heads that add up",
-    "query bias",
-    "all biases",
-    "rotary",
-    "causal rotary",
-    "negative scale",
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ALWAYS_SHARP)
-def test_the_sharp_upper_bound_takes_heads_biases_and_rotary(rng, kind):
-    upper = hs.bounds.sharp_upper(LAYERS[kind](rng), n=5, radius=1.0)
-    assert 0 < upper.value < math.inf
-
 
 def test_rotary_scores_are_bounded_by_both_factors_and_not_by_their_product(rng):
     # KᵀQ = 0, but a rotation between the two makes scores
@@ -213,19 +194,6 @@ def test_no_pair_ties_where_the_values_see_only_the_scored_direction(rng, causal
         assert hs.bounds.table(f, n=n, radius=radius).lower.value <= upper
 
 
-def rounded(got, printed, digits):
-    assert abs(got - printed) <= 0.5000001 * 10.0**-digits, got
-
-
-def test_printed_values_of_the_discrete_bounds():
-    eye = torch.eye(2).double()
-    rounded(hs.bounds.discrete_upper(form(-eye), n=200, radius=4.0).value, 784.71, 2)
-    rounded(hs.bounds.discrete_lower(form(-eye), n=200, radius=2.0).value, 13.224, 3)
-    rounded(hs.bounds.sharp_upper(form(eye), n=100, radius=10.0).value, 817.1, 1)
-    rounded(hs.bounds.discrete_upper(form(eye), n=100, radius=10.0).value, 3468.5, 1)
-    assert hs.bounds.sharp_lower(form(eye), n=100, radius=10.0).value >= 270.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["minus identity", "identity", "gaussian", "nilpotent"])
 def test_the_sharp_lower_bound_grows_with_the_radius(rng, kind):
@@ -315,7 +283,7 @@ SINKS = {
 def test_biases_of_keys_and_values_count_beside_a_sink(rng, name, n):
     """A sink has a constant score and the value zero: it is no token at the origin, which would have both biases."""
     f = SINKS[name]
-    found = hs.maximise(f, n=n, domain=hs.domains.Ball(1.0), steps=50, generator=rng).value
+    found = hs.maximise(f, n=n, domain=hs.domains.Ball(1.0), steps=20, generator=rng).value
     without = dataclasses.replace(f, sink=None)
     assert found > hs.bounds.sharp_upper(without, n=n, radius=1.0).value  # what no sink would allow
     for upper in (hs.bounds.sharp_upper, hs.bounds.smallest_upper):

@@ -11,8 +11,7 @@ from theory.example_layers import ROUNDING, random_layer
 import howsmooth as hs
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.row_certificate import query_term_norms, rows_upper
-from howsmooth.theory.at_input.row_gram_matrices import RowGramMatrices, row_norms_squared
+from howsmooth.theory.at_input.row_certificate import RowGramMatrices, query_term_norms, row_norms_squared, rows_upper
 from howsmooth.theory.linalg.eigenvalue_bounds import ABOVE, CholeskyCertificate, deflated_eigenvalues
 
 NOTHING_LOST = torch.zeros(6, dtype=torch.float64)

@@ -9,8 +9,13 @@ from theory.example_layers import LAYERS, random_layer
 
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
-from howsmooth.theory.at_input.row_certificate import _trace, query_term_norms
-from howsmooth.theory.at_input.row_gram_matrices import RowGramMatrices, _lengths, row_norms_squared
+from howsmooth.theory.at_input.row_certificate import (
+    RowGramMatrices,
+    _lengths,
+    _trace,
+    query_term_norms,
+    row_norms_squared,
+)
 from howsmooth.theory.linalg.eigenvalue_bounds import (
     CholeskyCertificate,
     collatz_wielandt,
@@ -247,7 +252,7 @@ def test_squares_of_rows_have_the_rounding_of_their_sums(rng):
 def test_rows_are_looked_at_some_at_a_time_with_the_same_result(rng, monkeypatch):
     seen = heads_at_input(random_layer(rng, heads=2, d=4), gaussian(rng, 7, 4))
     whole = row_norms_squared(seen)
-    monkeypatch.setattr("howsmooth.theory.at_input.row_gram_matrices.NUMBERS", 2 * 6**2)
+    monkeypatch.setattr("howsmooth.theory.at_input.row_certificate.NUMBERS", 2 * 6**2)
     assert torch.allclose(row_norms_squared(seen), whole, rtol=0.05)
     rows = torch.stack([torch.linalg.eigvalsh(w)[-1] for w in (dense_row(seen, i) for i in range(7))])
     assert bool((row_norms_squared(seen) >= rows).all())

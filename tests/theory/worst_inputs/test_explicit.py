@@ -251,18 +251,6 @@ def test_equal_tokens_make_the_map_an_average(rng, kind, causal):
     assert_close(witness.measured.lower, number(expected), rtol=1e-3, atol=0.0)  # the tolerance of a measurement
 
 
-def test_printed_values_at_extremal_inputs(rng):
-    eye = torch.eye(2).double()
-    cesaro = hs.inputs.equal_tokens(form(-eye, causal=True), 10, 1.0)
-    assert abs(cesaro.value - 1.4101) <= 0.5e-4
-    # the sharp points with θ = π/2 and r = R, and the pair with both optimised
-    f, n, R = form(-eye), 200, 4.0
-    points = torch.tensor([[0.0, R], [0.0, -R]] + [[R, 0.0]] * (n - 2)).double()
-    assert abs(hs.local_lipschitz(f, points, rtol=1e-8, generator=rng).lower.item() - 160.310) <= 0.5e-3
-    assert hs.inputs.tied_pair(f, n, R).value >= 160.30
-    assert hs.inputs.tied_pair(form(eye), 100, 10.0).value >= 285.25
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["identity", "quarter turn", "nilpotent", "gaussian"])
 def test_the_tied_pair_attains_what_no_random_choice_of_the_same_shape_does(rng, kind):

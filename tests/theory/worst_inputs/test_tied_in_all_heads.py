@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.worst_inputs.tied_pair import best_pairs, proven, tied_in_all
+from howsmooth.theory.worst_inputs.tied_layer import best_pairs, proven, tied_in_all
 
 
 @pytest.mark.parametrize("mixed", [True, False])

@@ -11,8 +11,8 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.runs.attack_results import AttackSummary, summarise_attacks
-from howsmooth.studies.runs.certificate_results import CertifiedSentence, WordRadius, summarise_certificates
+from howsmooth.studies.kinds.attack import AttackSummary, summarise_attacks
+from howsmooth.studies.kinds.certified_radii import CertifiedSentence, WordRadius, summarise_certificates
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, count, number
 

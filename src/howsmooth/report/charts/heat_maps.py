@@ -161,7 +161,7 @@ CHARTS = (
     ),
     ChartKind(
         name="layers_by_step",
-        sections=("training",),
+        sections=("monitor",),
         rank=20,
         about="A heat map: the constant of each layer at the training steps that were measured, at most sixteen.",
         wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("monitor")),

@@ -15,7 +15,7 @@ from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cel
 from howsmooth.report.sections import Section
 from howsmooth.search.length_regimes import Regimes
 from howsmooth.studies.asks import AboutHead, Matrix
-from howsmooth.studies.kinds.regimes import Answer
+from howsmooth.studies.kinds.tokens_in_ball import RegimesAnswer
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
@@ -72,7 +72,7 @@ def regimes_chart(found: Regimes) -> Chart:
     """Draw the regimes of one head by itself."""
     plateau = None if found.lower is None else found.lower.value
     known = {"crossing": found.crossing, "plateau": plateau, "measures_upper": None}
-    answers = [(row.n, Answer(lower=row.found, upper=row.upper.value, **known)) for row in found.rows]
+    answers = [(row.n, RegimesAnswer(lower=row.found, upper=row.upper.value, **known)) for row in found.rows]
     case = f"R = {number(found.radius)}"
     if found.crossing is None:  # no theorem says where it stops
         title = "The worst constant that a search found, below the bound for so many tokens"
@@ -93,18 +93,18 @@ def table_regimes(section: Section) -> Numbers:
     return Numbers(head=("head and radius", "tokens", FOUND, UPPER, PLATEAU, CROSSING), rows=rows)
 
 
-def _panels(found: dict[str, list[tuple[int, Answer]]], *, title: str, size: dict[str, int]) -> Chart:
+def _panels(found: dict[str, list[tuple[int, RegimesAnswer]]], *, title: str, size: dict[str, int]) -> Chart:
     rows = [row for case, answers in found.items() for row in _rows(case, answers)]
     return series_panels(rows, STYLES, across=ACROSS, title=title, size=size)
 
 
-def _lines(panel: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
+def _lines(panel: str, answers: Sequence[tuple[int, RegimesAnswer]]) -> Rows:
     fields = {UPPER: "upper", PLATEAU: "plateau", FOUND: "lower"}
     series = {name: [(n, getattr(answer, field)) for n, answer in answers] for name, field in fields.items()}
     return [row for name, pairs in series.items() for row in points(pairs, panel=panel, series=name)]
 
 
-def _rows(case: str, answers: Sequence[tuple[int, Answer]]) -> Rows:
+def _rows(case: str, answers: Sequence[tuple[int, RegimesAnswer]]) -> Rows:
     # none where it does not fit a float
     crossing = answers[0][1].crossing or math.inf
     panel = f"{case}: n* ≈ {number(crossing)}"

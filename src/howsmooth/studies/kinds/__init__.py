@@ -1,14 +1,15 @@
-"""What can be asked: one file for each kind of question.
+"""What can be asked: a file declares one kind of question in ``KINDS``, or a few that belong together.
 
-A file holds a typed ``Ask``, a typed ``Answer``, and ``run(batch, cell, resources)``, which answers the asks of one
-cell. Everything else works because of what these declare: keys, costs, batches and cells are properties of the ask;
-tables, exports and views of the store come from the fields of both; study files from those of the ask.
+A kind is a typed ask, a typed answer, and ``run(batch, cell, resources)``, which answers the asks of one cell.
+Everything else follows from these: keys, costs, batches and cells are properties of the ask; tables, exports and views
+of the store come from the fields of both; study files from those of the ask. A kind with a command of its own declares
+that command too, and how its records are summed up; its charts are declared in ``report/charts``.
 """
 
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,33 +24,64 @@ Run = Callable[[Sequence[Any], Sequence[Any], Any], list[Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunCommand:
+    """A command of the command line that asks questions of one kind and keeps the answers in a run.
+
+    Attributes:
+        settings: The type of what it can be asked for, a :class:`~howsmooth.studies.settings.CommandSettings`: the
+            command has an option for each of its fields.
+        plan: Checks the settings against the model and lists the asks, before any long work.
+        help: What ``--help`` says.
+        results: What its results are called in JSON.
+        done: What was done with an ask, in a word.
+    """
+
+    settings: type[Any]
+    plan: Callable[[Any, Any], Any]
+    help: str
+    results: str
+    done: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of question.
 
     Attributes:
-        name: What study files and stores call it.
-        about: What it asks, in a sentence.
         ask: The type of its asks.
         answer: The type of its answers.
         run: What answers them.
+        summarise: Sums records up: results have a ``sentence`` and ``to_json``, and show themselves in a console.
+        command: Its command, if it has one.
     """
 
-    name: str
-    about: str
     ask: type[Ask]
     answer: type[Answer]
     run: Run
+    summarise: Callable[[Iterable[Any]], Sequence[Any]] | None = None
+    command: RunCommand | None = None
+
+    @property
+    def name(self) -> str:
+        """What study files and stores call it."""
+        return str(self.ask.__struct_config__.tag)
+
+    @property
+    def about(self) -> str:
+        """What it asks, in a sentence."""
+        return (self.ask.__doc__ or "").strip().splitlines()[0]
 
 
 def kind_names() -> list[str]:
-    """Return the names of all kinds, without loading any."""
-    return list(_walked(tuple(__path__)))
+    """Return the names of all kinds."""
+    return sorted(_declared(tuple(__path__)))
 
 
 @functools.cache
-def _walked(folders: tuple[str, ...]) -> tuple[str, ...]:
-    # a kind is looked up for every record: the folder is not
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders)))
+def _declared(folders: tuple[str, ...]) -> dict[str, Kind]:
+    # a kind is looked up for every record: the folders are not
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(folders))
+    return {kind.name: kind for module in modules for kind in module.KINDS}
 
 
 def kind_named(name: str) -> Kind:
@@ -58,11 +90,14 @@ def kind_named(name: str) -> Kind:
     Raises:
         AssumptionError: If there is none.
     """
-    if name not in kind_names():
+    found = _declared(tuple(__path__)).get(name)
+    if found is None:
         raise AssumptionError(f"there is no kind {name!r}{nearest(name, kind_names())}", field="kind")
-    module = importlib.import_module(f"{__name__}.{name}")
-    about = (module.__doc__ or "").strip().splitlines()[0]
-    return Kind(name=name, about=about, ask=module.Ask, answer=module.Answer, run=module.run)
+    return found
+
+
+class _Tagged(msgspec.Struct):
+    kind: str
 
 
 def read_ask(text: str) -> Ask:
@@ -71,15 +106,7 @@ def read_ask(text: str) -> Ask:
     Raises:
         FieldError: If it is none.
     """
-    return from_json(text, kind_named(_tag(text)).ask)
-
-
-class _Tagged(msgspec.Struct):
-    kind: str
-
-
-def _tag(text: str) -> str:
     kind = from_json(text, _Tagged).kind
     if kind not in kind_names():
         raise FieldError(f"there is no kind {kind!r} of question.", field="kind")
-    return kind
+    return from_json(text, kind_named(kind).ask)

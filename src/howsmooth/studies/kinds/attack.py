@@ -1,29 +1,105 @@
-"""What an adversary attains at a window of a text, beside what the constant predicts and what the theory allows."""
+"""What an adversary attains at windows of a text: what is asked, how it is found, and what it sums up to."""
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
+from rich.console import Console, ConsoleOptions, RenderableType
 
-from howsmooth.attacks.attack_settings import BUDGET, check_attack
-from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.asks import AtText
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described
+from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
+from howsmooth.errors import AssumptionError
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.hub import check_model
+from howsmooth.models.map_names import MapName
+from howsmooth.studies.asks import Answer, AtText
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described, to_json
+from howsmooth.studies.kinds import Kind, RunCommand
 from howsmooth.studies.records import Record
-from howsmooth.studies.settings import Solver
+from howsmooth.studies.runs.result_table import fitted
+from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.wording import at_least, at_most, count, number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.attacks.perturbations import PreparedAttack
+    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.resources import Resources
 
+EPS = (0.01, 0.1, 1.0, 10.0)
 # A pass of an attack and a step of the solver take about as long; a measurement has about so many steps.
 STEPS = 30
+# Linearity ends where what is attained is so far from what is predicted.
+LEAVES = 0.1
+# Columns that leave a narrow terminal, the first ones first.
+EXPENDABLE = ("passes", "windows", "attained / predicted")
 
 
-class Ask(AtText, frozen=True, kw_only=True, tag="attack"):
-    """How far a perturbation of given size moves the output of a map at one window.
+class Attacking(CommandSettings, frozen=True, kw_only=True):
+    """What is to be attacked, as the command line says it: an option for each field."""
+
+    NAME = "attack"
+    layer: Annotated[int | None, described("Which attention layer; all by default.")] = None
+    map: Annotated[
+        str,
+        described(
+            "What is attacked: attention, heads, head:3, normed, residual, mlp or block of a layer; or "
+            "model, network, sentence, logits, to:3, from:3, layers:2-4."
+        ),
+    ] = "attention"
+    eps: Annotated[tuple[float, ...], described("How far tokens may move.", metavar="0.01,0.1,…")] = EPS
+    norm: Annotated[str, described("total: all tokens together within eps; token: each of them.", metavar="NORM")] = (
+        "total"
+    )
+    method: Annotated[
+        tuple[str, ...], described("How perturbations are searched for: any of the five.", metavar="METHOD,…")
+    ] = METHODS
+    budget: Annotated[int, described("Forward passes and products that each attack may spend.")] = BUDGET
+    bounded: Annotated[bool, described("Compute what the theory allows too: seconds for each window and radius.")] = (
+        True
+    )
+    windows: Windows = Windows()
+    seed: Annotated[int, described("The seed of everything random.")] = 0
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
+
+    def check(self) -> None:
+        """Refuse names and numbers that lead nowhere, before anything is loaded.
+
+        Raises:
+            HowsmoothError: If there is no such model, map, norm, method or text, or a number is out of range.
+        """
+        for name in ("eps", "method"):
+            if not getattr(self, name):
+                raise AssumptionError(f"{name} must name at least one.", field=name)
+        for eps in self.eps:
+            for method in self.method:
+                check_attack(eps=eps, norm=self.norm, method=method, budget=self.budget)
+        self.solver  # noqa: B018 - refuses a seed that there is not
+        check_model(self.model)
+        MapName.parse(self.map)
+        self.where.check()
+        self.reading.check()
+        read_source(self.windows.source, self.windows.place)
+
+    @property
+    def solver(self) -> Solver:
+        """What asks remember of the seed."""
+        return Solver(seed=self.seed)
+
+    @property
+    def folder(self) -> Path:
+        """Where records go unless told otherwise: the same question, the same folder."""
+        digest = read_source(self.windows.source, self.windows.place).digest
+        return default_folder(self.model, f"attack-{self.map}", [self, digest])
+
+
+class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
+    """What an adversary attains at a window of a text, beside what the constant predicts and what the theory allows.
 
     Attributes:
         eps: How far tokens may move.
@@ -54,7 +130,7 @@ class Ask(AtText, frozen=True, kw_only=True, tag="attack"):
     def batch(self) -> Hashable:
         """As for every question at a text; all radii and methods share the run of the model."""
         found = super().batch
-        return replace(found, eps=1.0, method="ascent") if isinstance(found, Ask) else found
+        return replace(found, eps=1.0, method="ascent") if isinstance(found, AttackAsk) else found
 
     @property
     def cell(self) -> Hashable:
@@ -67,7 +143,7 @@ class Ask(AtText, frozen=True, kw_only=True, tag="attack"):
         return (*super().rank[:-1], self.eps, self.method, self.window.index)
 
 
-class Answer(AnyAnswer, frozen=True, kw_only=True):
+class AttackAnswer(Answer, frozen=True, kw_only=True):
     r"""What was attained, all for each unit of :math:`\epsilon`.
 
     Attributes:
@@ -87,12 +163,12 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     reach: float = 0.0
 
 
-AttackRecord = Record[Ask, Answer]
+AttackRecord = Record[AttackAsk, AttackAnswer]
 
 
-def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resources") -> list[Answer]:
     """Attack the windows of a cell in lockstep, one method after the other."""
-    found: dict[str, Answer] = {}
+    found: dict[str, AttackAnswer] = {}
     scenes: dict[tuple[int, ...], tuple[PreparedAttack, Tensor | None]] = {}
     for method in dict.fromkeys(ask.method for ask in cell):
         here = [ask for ask in cell if ask.method == method]
@@ -105,7 +181,7 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
 
 
 def _prepared(
-    batch: Sequence[Ask], here: Sequence[Ask], resources: "Resources"
+    batch: Sequence[AttackAsk], here: Sequence[AttackAsk], resources: "Resources"
 ) -> "tuple[PreparedAttack, Tensor | None]":
     from howsmooth.attacks.perturbations import prepare
     from howsmooth.studies.resources import seeded
@@ -115,14 +191,14 @@ def _prepared(
     return scene, scene.theoretical_maximum(here[0].eps) if here[0].bounded else None
 
 
-def _attacked(here: Sequence[Ask], scene: "PreparedAttack", allowed: "Tensor | None") -> list[Answer]:
+def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tensor | None") -> list[AttackAnswer]:
     from howsmooth.studies.resources import seeded
 
     first = here[0]
     attack = scene.attack(eps=first.eps, method=first.method, budget=first.budget, generator=seeded(here))
     norms = scene.X.double().norm(dim=-1)
     return [
-        Answer(
+        AttackAnswer(
             attained=float(attack.gain[row]),
             predicted=float(scene.steepest[row]),
             ceiling=None if allowed is None else float(allowed[row]) / first.eps,
@@ -132,3 +208,198 @@ def _attacked(here: Sequence[Ask], scene: "PreparedAttack", allowed: "Tensor | N
         )
         for row in range(len(here))
     ]
+
+
+def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsks":
+    """Check everything that is asked for against the model and the text; list one ask a layer, window, radius, method.
+
+    Raises:
+        HowsmoothError: If anything cannot be had; before any long work.
+    """
+    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+
+    part = attacking.map
+    base = model_and_text(
+        attacking.model, attacking.windows, attacking.where, attacking.reading, resources, parts=[part]
+    )
+    layers = base.layers(None if attacking.layer is None else [attacking.layer], part)
+    shared = {name: getattr(attacking, name) for name in ("norm", "budget", "bounded", "solver")}
+    asks = [
+        ask
+        for eps in sorted(set(attacking.eps))
+        for method in dict.fromkeys(attacking.method)
+        for ask in base.each(AttackAsk, layers, part, eps=eps, method=method, **shared)
+    ]
+    return PlannedAsks(asks=tuple(asks), transformer=base.transformer, inputs=base.inputs, command=attacking.command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRow:
+    """What one method attained with one radius: means over the windows, for each unit of eps.
+
+    Attributes:
+        eps: The radius.
+        method: The method.
+        attained: How far the output moved.
+        predicted: What the derivative predicts.
+        ceiling: What the theory allows; none if it says nothing.
+        products: The most passes that were spent.
+        windows: At how many windows.
+    """
+
+    eps: float
+    method: str
+    attained: float
+    predicted: float
+    ceiling: float | None
+    products: int
+    windows: int
+
+    @property
+    def ratio(self) -> float | None:
+        """What is attained over what is predicted; none if nothing is."""
+        return self.attained / self.predicted if self.predicted > 0 else None
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What a table says of it."""
+        return {
+            "ε": number(self.eps),
+            "method": self.method,
+            "attained / ε": at_least(self.attained, 4),
+            "predicted": number(self.predicted, 4),
+            "attained / predicted": "—" if self.ratio is None else number(self.ratio, 3),
+            "ceiling": "—" if self.ceiling is None else at_most(self.ceiling, 3),
+            "passes": number(self.products),
+            "windows": number(self.windows),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSummary:
+    """All attacks on one map at windows of one length, by one norm.
+
+    Attributes:
+        model: The model.
+        map: Which map.
+        layer: Of which layer.
+        length: How many tokens a window has.
+        norm: The norm of perturbations.
+        lines: What was attained, by radius and method.
+    """
+
+    model: str
+    map: str
+    layer: int
+    length: int
+    norm: str
+    lines: tuple[AttackRow, ...]
+
+    @property
+    def name(self) -> str:
+        """The model, the map and the length."""
+        return f"{self.model}, {self.map} of layer {self.layer}, {count(self.length, 'token')}, {self.norm} norm"
+
+    @property
+    def best(self) -> tuple[AttackRow, ...]:
+        """The method that attained most, for every radius."""
+        radii = sorted({line.eps for line in self.lines})
+        return tuple(max((x for x in self.lines if x.eps == eps), key=lambda x: x.attained) for eps in radii)
+
+    @property
+    def linear_until(self) -> float | None:
+        """The radius at which the best attack leaves what is predicted by a tenth; none if it does not.
+
+        Between two radii it is interpolated, in the logarithm of the radius; zero if it has left at the first.
+        """
+        before: tuple[float, float] | None = None
+        for line in self.best:
+            gap = math.inf if line.ratio is None else abs(line.ratio - 1)
+            if gap > LEAVES:
+                return 0.0 if before is None else _crossing(before, (line.eps, gap))
+            before = line.eps, gap
+        return None
+
+    @property
+    def sentence(self) -> str:
+        """Where linearity ends, in words."""
+        ends, radii = self.linear_until, [line.eps for line in self.best]
+        if ends is None:
+            return (
+                f"{self.name}: what is attained stays within 10 % of what is predicted up to ε = {number(radii[-1])}."
+            )
+        if ends == 0:
+            return f"{self.name}: what is attained is more than 10 % from what is predicted at ε = {number(radii[0])}."
+        return f"{self.name}: linearity ends at ε ≈ {number(ends, 2)}, where what is attained leaves σ by 10 %."
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """Render one line for each radius and method, and where linearity ends."""
+        rows = [line.cells for line in self.lines]
+        yield self.sentence
+        yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return to_json(asdict(self) | {"linear_until": self.linear_until, "sentence": self.sentence})
+
+
+def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
+    """Sum up records, one result for each map, length and norm."""
+    groups: dict[tuple[str, str, int, int, str], list[AttackRecord]] = {}
+    for r in records:
+        place = (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.norm)
+        groups.setdefault(place, []).append(r)
+    return [
+        AttackSummary(model=model, map=part, layer=layer, length=length, norm=norm, lines=_lines(found))
+        for (model, part, layer, length, norm), found in sorted(groups.items())
+    ]
+
+
+def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:
+    groups: dict[tuple[float, str], list[AttackRecord]] = {}
+    for r in records:
+        groups.setdefault((r.ask.eps, r.ask.method), []).append(r)
+    lines = [_line(eps, method, found) for (eps, method), found in groups.items()]
+    return tuple(sorted(lines, key=lambda line: (line.eps, line.attained)))
+
+
+def _line(eps: float, method: str, found: Sequence[AttackRecord]) -> AttackRow:
+    ceilings = [r.answer.ceiling for r in found]
+    return AttackRow(
+        eps=eps,
+        method=method,
+        attained=fmean(r.answer.attained for r in found),
+        predicted=fmean(r.answer.predicted for r in found),
+        ceiling=None if None in ceilings else fmean(x for x in ceilings if x is not None),
+        products=max(r.answer.products for r in found),
+        windows=len(found),
+    )
+
+
+def _crossing(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Return where a gap reaches the limit, on a straight line over the logarithm of the radius."""
+    (low, small), (high, large) = before, after
+    share = 1.0 if math.isinf(large) else (LEAVES - small) / (large - small)
+    return low * (high / low) ** share
+
+
+KINDS = (
+    Kind(
+        ask=AttackAsk,
+        answer=AttackAnswer,
+        run=run,
+        summarise=summarise_attacks,
+        command=RunCommand(
+            settings=Attacking,
+            plan=planned_attacks,
+            help="""Attack a map of a model at real text: what is attained, predicted and allowed, for each unit of eps.
+
+            Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+            Example: howsmooth attack minilm --layer 4 --eps 0.1,1,10 --norm token --lengths 16 --sequences 5
+            """,
+            results="attacks",
+            done="attacked",
+        ),
+    ),
+)

@@ -1,19 +1,23 @@
-"""What a monitor read of a layer while a model was trained: kept by the training itself."""
+"""What a monitor read of a layer while a model was trained: records that the training itself writes to a run."""
 
+import os
 from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from howsmooth.errors import AssumptionError
-from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.asks import Ask as AnyAsk
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.asks import Answer, Ask
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, finite
+from howsmooth.studies.kinds import Kind
+from howsmooth.studies.records import Record, this_machine
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
+    from howsmooth.training.readings import Look
 
 
-class Ask(AnyAsk, frozen=True, kw_only=True, tag="monitor"):
-    """What a layer was like at a step.
+class MonitorAsk(Ask, frozen=True, kw_only=True, tag="monitor"):
+    """What a monitor read of a layer while a model was trained: kept by the training itself.
 
     Attributes:
         training: Which training it was, where several write to one run.
@@ -38,7 +42,7 @@ class Ask(AnyAsk, frozen=True, kw_only=True, tag="monitor"):
         return self.step, self.layer, self.map
 
 
-class Answer(AnyAnswer, frozen=True, kw_only=True):
+class MonitorAnswer(Answer, frozen=True, kw_only=True):
     """What it was like.
 
     Attributes:
@@ -70,10 +74,69 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     skipped: int = 0
 
 
-def run(_batch: Sequence[Ask], _cell: Sequence[Ask], _resources: "Resources") -> list[AnyAnswer]:
+def run(_batch: Sequence[MonitorAsk], _cell: Sequence[MonitorAsk], _resources: "Resources") -> list[Answer]:
     """Refuse: what a training was like cannot be asked afterwards."""
     raise AssumptionError(
         "what a monitor reads is written while a model is trained: "
         "hs.Monitor(model, sinks=[hs.training.RunLog(folder)]).",
         field="kind",
     )
+
+
+class RunLog:
+    """A sink for monitors: every reading is one record of the run, with its alarm; ``howsmooth report`` draws it."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, training: str = "training") -> None:
+        """Open a run, or begin one.
+
+        Args:
+            folder: The folder of the run.
+            training: What to call this training, where several write to one run. Steps that are there already stay.
+
+        Raises:
+            FileError: If the folder cannot be written to, or holds something else.
+        """
+        from howsmooth.studies.runs.store import Store
+
+        self._store, self._training = Store(folder), training
+
+    def write(self, look: "Look") -> None:
+        """Keep what was read at one step."""
+        alarms = {(a.reading.layer, a.reading.map): str(a) for a in look.alarms}
+        self._store.add(
+            Record(
+                ask=MonitorAsk(training=self._training, step=look.step, layer=r.layer, map=r.map),
+                answer=MonitorAnswer(
+                    lower=finite(r.lower),
+                    upper=finite(r.upper),
+                    typical=r.typical,
+                    typical_low=r.typical_low,
+                    typical_high=r.typical_high,
+                    radius=finite(r.radius),
+                    entropy=r.entropy,
+                    sequences=r.sequences,
+                    length=r.length,
+                    alarm=alarms.get((r.layer, r.map), ""),
+                    overhead=look.overhead,
+                    skipped=len(look.skipped),
+                ),
+                machine=this_machine(),
+                seconds=r.seconds,
+            )
+            for r in look.readings
+        )
+
+    def close(self) -> None:
+        """Close the run's file."""
+        self._store.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+KINDS = (Kind(ask=MonitorAsk, answer=MonitorAnswer, run=run),)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from howsmooth.errors import AssumptionError
-from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.asks import AtText
+from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import ROUND_DOWN
+from howsmooth.studies.kinds import Kind
 from howsmooth.studies.settings import Solver
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EPS = 1e-3
 
 
-class Ask(AtText, frozen=True, kw_only=True, tag="splitting"):
-    """Whether a window splits.
+class SplittingAsk(AtText, frozen=True, kw_only=True, tag="splitting"):
+    """Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does.
 
     Attributes:
         solver: The seed of the attack.
@@ -33,7 +33,7 @@ class Ask(AtText, frozen=True, kw_only=True, tag="splitting"):
         return self.layer, self.map
 
 
-class Answer(AnyAnswer, frozen=True, kw_only=True):
+class SplittingAnswer(Answer, frozen=True, kw_only=True):
     """What splitting gains over moving at one window.
 
     Attributes:
@@ -64,7 +64,7 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
         return max(self.move, self.split)
 
 
-def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+def run(batch: Sequence[SplittingAsk], cell: Sequence[SplittingAsk], resources: "Resources") -> list[Answer]:
     """Look at the windows of a cell in float64: ratios of small distances need the digits."""
     import torch
 
@@ -77,7 +77,7 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
     return [_look(ask, wide, x.double()) for ask, x in zip(cell, X, strict=True)]
 
 
-def _look(ask: Ask, f: "Attention", x: "Tensor") -> Answer:
+def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
     from howsmooth.search.mass_splitting import split_attack
     from howsmooth.studies.resources import seeded
     from howsmooth.transport.measures import DiscreteMeasure
@@ -85,7 +85,7 @@ def _look(ask: Ask, f: "Attention", x: "Tensor") -> Answer:
     measure = DiscreteMeasure.from_sequence(x, causal=f.positions.causal)
     attack = split_attack(f, measure, eps=EPS, generator=seeded([ask]))
     found, norms = attack.splitting, x.norm(dim=-1)
-    return Answer(
+    return SplittingAnswer(
         move=found.move,
         split=found.split,
         splits=found.splits,
@@ -96,3 +96,6 @@ def _look(ask: Ask, f: "Attention", x: "Tensor") -> Answer:
         mean_radius=float(norms.square().mean().sqrt()),
         reach=float(norms.max()),
     )
+
+
+KINDS = (Kind(ask=SplittingAsk, answer=SplittingAnswer, run=run),)

@@ -1,12 +1,15 @@
-"""The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration."""
+"""The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration.
+
+Of one part of a layer, or of some consecutive blocks of a model.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from howsmooth.studies.asks import Answer as AnyAnswer
-from howsmooth.studies.asks import AtText
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP
+from howsmooth.studies.asks import Answer, AtText
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, settings_of
+from howsmooth.studies.kinds import Kind
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 PROBES, MOST_PROBES, PROBED_TOKENS = 4, 32, 1024
 
 
-class Ask(AtText, frozen=True, kw_only=True, tag="text"):
-    """How far the output of a part of a layer can move at one window.
+class TextAsk(AtText, frozen=True, kw_only=True, tag="text"):
+    """The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration.
 
     Attributes:
         solver: How well the constant is to be known.
@@ -42,7 +45,7 @@ class Ask(AtText, frozen=True, kw_only=True, tag="text"):
         return super().cost * (1.0 if self.solver.certify else 0.5) * (4.0 if self.certificate else 1.0)
 
 
-class Answer(AnyAnswer, frozen=True, kw_only=True):
+class TextAnswer(Answer, frozen=True, kw_only=True):
     r"""The local Lipschitz constant at one window.
 
     Attributes:
@@ -77,17 +80,44 @@ class Answer(AnyAnswer, frozen=True, kw_only=True):
     typical_high: Annotated[float | None, ROUND_UP] = None
     probes: int = 0
     dimensions: int = 0
-    local_upper: Annotated[float | None, ROUND_UP] = None
+    local_upper: Annotated[float | None, ROUND_UP, described(column="certificate")] = None
     released_quantity: float | None = None
     sensitivity: tuple[float, ...] = ()
     response: tuple[float, ...] = ()
     leading: int = 0
 
 
-TextRecord = Record[Ask, Answer]
+TextRecord = Record[TextAsk, TextAnswer]
+# Bounds at single inputs that are columns of the answer: the field, and what stands at the head of the column.
+BOUND_COLUMNS: dict[str, str] = {
+    name: field.declared["column"] for name, field in settings_of(TextAnswer).items() if "column" in field.declared
+}
+
+# A block is attention and a feed-forward part, which takes twice as long.
+BLOCK = 3.0
 
 
-def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> list[AnyAnswer]:
+class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
+    """A model from end to end: each block by itself, all blocks up to each layer, and all from each layer on.
+
+    Its map is ``block``, ``to:3`` or ``from:3``.
+
+    Attributes:
+        blocks: How many blocks these are; the map says it, if one knows the model.
+    """
+
+    blocks: Annotated[int, NOT_IN_KEY] = 1
+
+    @property
+    def share(self) -> float:
+        """That of all blocks."""
+        return BLOCK * self.blocks
+
+
+WholeRecord = Record[WholeAsk, TextAnswer]
+
+
+def run(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources") -> list[Answer]:
     """Measure one map of a layer at the windows of a cell, or all of its heads, in one iteration."""
     maps = list(dict.fromkeys(ask.map for ask in cell))
     if len(maps) == 1:
@@ -97,16 +127,12 @@ def run(batch: Sequence[Ask], cell: Sequence[Ask], resources: "Resources") -> li
     site = activations.layers[cell[0].layer]
     if site.attention is not None and len(maps) == site.head_count:
         f, X = activations.per_head(cell[0].layer)
-        return _measured(f, X, cell, [(indices.index(ask.window.index), _head(ask)) for ask in cell])
+        return _measured(f, X, cell, [(indices.index(ask.window.index), ask.map_name.head or 0) for ask in cell])
     answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
     return [next(answers[ask.map]) for ask in cell]
 
 
-def _head(ask: Ask) -> int:
-    return int(ask.map.removeprefix("head:"))
-
-
-def _measured(f: "Measurable", X: "Tensor", cell: Sequence[Ask], places: Sequence[tuple[int, ...]]) -> list[AnyAnswer]:
+def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Sequence[tuple[int, ...]]) -> list[Answer]:
     """Measure a map at a batch of inputs; ``places`` says where in the batch each ask of the cell stands."""
     from howsmooth.maps.attention import Attention
     from howsmooth.spectral.autograd import linearise
@@ -157,11 +183,11 @@ def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solve
     )
 
 
-def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> Answer:
+def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> TextAnswer:
     """Write down the constant at one input."""
     norms = X.double().norm(dim=-1)
     (steps,), (status,) = estimate.step_counts, estimate.statuses
-    return Answer(
+    return TextAnswer(
         lower=float(estimate.lower),
         upper=float(estimate.upper),
         steps=steps,
@@ -184,3 +210,6 @@ def _released(f: "Measurable", X: "Tensor", J: "LinearOperator") -> "Tensor":
 
     with torch.no_grad():
         return norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt()
+
+
+KINDS = (Kind(ask=TextAsk, answer=TextAnswer, run=run), Kind(ask=WholeAsk, answer=TextAnswer, run=run))

@@ -13,7 +13,7 @@ from howsmooth.models.inputs.sources import Source, read_source
 from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import Ask, AtText
-from howsmooth.studies.kinds.whole import Ask as WholeAsk
+from howsmooth.studies.kinds.text import WholeAsk
 from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run_metadata import keep_model, keep_words
@@ -81,25 +81,26 @@ class ModelAndText:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedAsks:
-    """Asks that were checked against a model; what is left is work.
+    """Asks that were checked; what is left is work.
 
     Attributes:
         asks: What to answer, all of one kind.
-        transformer: The model.
+        transformer: The model, for questions about one.
         inputs: What the windows are cut from, for questions at a text.
         command: What to type to ask for them again.
         remarks: What the user has to know before: sentences that are misclassified.
     """
 
     asks: tuple[Ask, ...]
-    transformer: Transformer
+    transformer: Transformer | None = None
     inputs: Inputs | None = None
     command: str
     remarks: tuple[str, ...] = ()
 
     def begin(self, store: Store) -> None:
         """Keep what is known about the model, the windows and the plan before any work."""
-        keep_model(store, self.transformer, () if self.inputs is None else self.inputs.notes)
+        if self.transformer is not None:
+            keep_model(store, self.transformer, () if self.inputs is None else self.inputs.notes)
         if self.inputs is not None:
             keep_words(store, [ask for ask in self.asks if isinstance(ask, AtText)], self.inputs)
         store.keep_plan(plan_of(self.asks, command=self.command))

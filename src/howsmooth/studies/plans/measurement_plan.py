@@ -13,24 +13,22 @@ from howsmooth.errors import AssumptionError, StudyError
 from howsmooth.models.inputs.sources import read_source
 from howsmooth.models.loading.hub import check_model
 from howsmooth.models.map_names import MapName
-from howsmooth.studies.json_values import JsonValue, described, from_settings
+from howsmooth.studies.json_values import described, from_settings
 from howsmooth.studies.settings import (
     SOURCES,
+    CommandSettings,
     Compute,
     ModelReading,
     Solver,
     Windows,
-    command,
     default_folder,
-    options_of,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
     from howsmooth.models.transformer import Transformer
-    from howsmooth.studies.kinds.text import Ask
-    from howsmooth.studies.kinds.whole import Ask as WholeAsk
+    from howsmooth.studies.kinds.text import TextAsk, WholeAsk
     from howsmooth.studies.plans.at_text import ModelAndText
     from howsmooth.studies.records import RunPlan
     from howsmooth.studies.resources import Resources
@@ -40,10 +38,10 @@ if TYPE_CHECKING:
     from howsmooth.studies.sweep.sweep import Progress
 
 
-class Measuring(JsonValue, frozen=True, kw_only=True):
+class Measuring(CommandSettings, frozen=True, kw_only=True):
     """What is to be measured, as the command line and :func:`measure` say it: an option for each field."""
 
-    model: str = "minilm"
+    NAME = "measure"
     layers: Annotated[tuple[int, ...] | None, described("Which attention layers; all by default.", metavar="0,2,5")] = (
         None
     )
@@ -103,11 +101,6 @@ class Measuring(JsonValue, frozen=True, kw_only=True):
         return "model" if self.whole else self.map
 
     @property
-    def command(self) -> str:
-        """What to type to measure the same."""
-        return command("measure", self.model, *options_of(replace(self, model="minilm")))
-
-    @property
     def folder(self) -> Path:
         """Where records go unless told otherwise: the same question, the same folder; another one, another folder.
 
@@ -127,21 +120,21 @@ class PlannedMeasurement:
     """Everything that a measurement needs, checked; what is left is work.
 
     Attributes:
-        ground: The model and the text.
+        subject: The model and the text.
         asks: One for each layer, length and window.
         heads: Likewise for single heads.
         blocks: Likewise for the blocks of the model, alone and together, if it is measured as a whole.
         plans: What the run remembers of it: first the plan of the measurement.
     """
 
-    ground: "ModelAndText"
-    asks: "tuple[Ask, ...]"
-    heads: "tuple[Ask, ...]"
+    subject: "ModelAndText"
+    asks: "tuple[TextAsk, ...]"
+    heads: "tuple[TextAsk, ...]"
     blocks: "tuple[WholeAsk, ...]"
     plans: "tuple[RunPlan, ...]"
 
     @property
-    def every(self) -> "tuple[Ask, ...]":
+    def every(self) -> "tuple[TextAsk, ...]":
         """All asks."""
         return self.asks + self.heads + self.blocks
 
@@ -154,8 +147,8 @@ class PlannedMeasurement:
         """Keep what is known about the model, the windows and the plan before any work."""
         from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 
-        keep_model(store, self.ground.transformer, self.ground.inputs.notes)
-        keep_words(store, self.asks, self.ground.inputs)
+        keep_model(store, self.subject.transformer, self.subject.inputs.notes)
+        keep_words(store, self.asks, self.subject.inputs)
         for plan in self.plans:
             store.keep_plan(plan)
 
@@ -165,29 +158,20 @@ class PlannedMeasurement:
         Raises:
             StudyError: If everything failed.
         """
-        from howsmooth.studies.runs.run_metadata import keep_ladders
+        from howsmooth.studies.runs.run import measurement
 
-        found = self._measurement(store)
-        if bounded:
-            keep_ladders(store, found, self.ground.transformer)
-            found = self._measurement(store)
-        return found
+        known = store.find((*self.plan.keys, *self.plan.beside))
+        if not any(key in known for key in self.plan.keys):
+            failures = store.failures(self.asks)
+            said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
+            raise StudyError(f"there is nothing to sum up: {said}")
+        return measurement(store, [self.plan], known, self.subject.transformer if bounded else None)
 
     def compositions(self, store: "Store") -> "list[Composition]":
         """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""
         from howsmooth.studies.runs.composition import compositions
 
         return compositions(store.find(ask.key for ask in self.blocks).values())
-
-    def _measurement(self, store: "Store") -> "Measurement":
-        from howsmooth.studies.runs.run import measurement
-
-        known = store.find((*self.plan.keys, *self.plan.beside))
-        if not any(key in known for key in self.plan.keys):
-            failures = [failure for failure in store.failures() if failure.ask.key in set(self.plan.keys)]
-            said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
-            raise StudyError(f"there is nothing to sum up: {said}")
-        return measurement(store, [self.plan], known)
 
 
 def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
@@ -196,7 +180,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     Raises:
         HowsmoothError: If anything cannot be had; before any long work.
     """
-    from howsmooth.studies.kinds.text import Ask
+    from howsmooth.studies.kinds.text import TextAsk
     from howsmooth.studies.plans.at_text import block_asks, model_and_text
     from howsmooth.studies.records import plan_of
 
@@ -206,17 +190,17 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
     layers = base.layers(measuring.layers, part)
     others = {name: getattr(measuring, name) for name in ("solver", "certificate", "released")}
-    asks = tuple(cast(Iterator[Ask], base.each(Ask, layers, part, **others)))
+    asks = tuple(cast(Iterator[TextAsk], base.each(TextAsk, layers, part, **others)))
     heads = tuple(
-        cast(Ask, ask)
+        cast(TextAsk, ask)
         for layer in (layers if measuring.per_head else ())
         for head in range(base.transformer.layers[layer].head_count)
-        for ask in base.each(Ask, [layer], f"head:{head}", **others)
+        for ask in base.each(TextAsk, [layer], f"head:{head}", **others)
     )
     blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
     plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]
     plans += [plan_of(blocks, command=measuring.command)] if blocks else []
-    return PlannedMeasurement(ground=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
+    return PlannedMeasurement(subject=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
 
 
 def measure(

@@ -7,14 +7,15 @@ from typing import Any, Literal, TypeVar
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
-from howsmooth.studies.kinds import ascent, bounds, extremal, measures, regimes, splitting, text, training, whole
+from howsmooth.studies.kinds.splitting import SplittingAsk
+from howsmooth.studies.kinds.text import TextAsk, WholeAsk
+from howsmooth.studies.kinds.tokens_in_ball import AscentAsk, BoundsAsk, ExtremalAsk, MeasuresAsk, RegimesAsk
 from howsmooth.studies.plans.at_text import block_spans
 from howsmooth.studies.records import RunPlan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import measurements
 from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.sentiment.reviews import find_reviews, read_reviews
 from howsmooth.studies.settings import Solver, Windows, command
 
 # Models that come in packages, and random ones as the paper's control: which layers of each.
@@ -23,16 +24,6 @@ MODELS = {"minilm": (0, 2, 5), "smollm2": (0, 15, 29), "random:bert": (0, 6), "r
 DEPTHS = {"minilm": 6, "smollm2": 30, "random:bert": 12, "random:gpt2": 12}
 # Inputs that are built from the weights.
 POINTS: tuple[Literal["two_point", "tied_pair"], ...] = ("two_point", "tied_pair")
-
-# How strongly each method keeps a network smooth; a rate that breaks training, and one that does not.
-STRENGTHS = {
-    "plain": (0.0,),
-    "penalty": (0.003, 0.02),
-    "Frobenius": (0.001, 0.005),
-    "spectral normalisation": (0.0,),
-    "weight decay": (1.0,),
-}
-LAST_RATES = (0.3, 1e-3)
 
 T = TypeVar("T", bound=AtText)
 
@@ -54,8 +45,6 @@ class StudySizes:
         splitting: The length of windows whose splitting is looked at, and how many there are.
         atoms: How many atoms the worst measures may have.
         whole: The lengths of windows for whole models, and how many there are of each.
-        training: How many seconds a classifier is trained, and with how many seeds.
-        reviews: Where rated reviews are to train on; nothing for the package in this folder.
     """
 
     lengths: tuple[int, ...]
@@ -70,8 +59,6 @@ class StudySizes:
     splitting: tuple[int, int]
     atoms: tuple[int, ...]
     whole: tuple[tuple[int, ...], int]
-    training: tuple[float, int]
-    reviews: str = ""
 
 
 FULL = StudySizes(
@@ -87,7 +74,6 @@ FULL = StudySizes(
     splitting=(64, 10),
     atoms=(2, 3, 4, 6),
     whole=((8, 16, 32, 64, 128, 256), 4),
-    training=(10.0, 1),
 )
 QUICK = StudySizes(
     lengths=(8, 16, 32, 64, 128),
@@ -102,7 +88,6 @@ QUICK = StudySizes(
     splitting=(32, 3),
     atoms=(2, 3, 4),
     whole=((8, 32, 128), 1),
-    training=(2.0, 1),
 )
 
 
@@ -148,7 +133,7 @@ def _real(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     windows = Windows(lengths=sizes.lengths, sequences=sizes.windows)
     for model in models:
         for layer in MODELS.get(model, (0, 6)):
-            yield from _on_alice(text.Ask, windows, model=model, layer=layer, released=True, certificate=True)
+            yield from _on_alice(TextAsk, windows, model=model, layer=layer, released=True, certificate=True)
 
 
 @figure(
@@ -166,7 +151,7 @@ def _adversarial(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
             for points in POINTS:
                 for n in sizes.adversarial:
                     for part in (f"head:{head}", "attention"):
-                        yield extremal.Ask(
+                        yield ExtremalAsk(
                             model=model, layer=layer, map=part, points=points, head=head, length=n, radius=radius
                         )
 
@@ -179,12 +164,12 @@ def _adversarial(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
 def _worst(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     head: dict[str, Any] = {"model": "minilm", "layer": 2, "map": "head:0", "biases": False}
     for n in sizes.worst:
-        yield bounds.Ask(length=n, radius=12.0, **head)
+        yield BoundsAsk(length=n, radius=12.0, **head)
     for radius in sizes.radii:
-        yield bounds.Ask(length=64, radius=radius, **head)
+        yield BoundsAsk(length=64, radius=radius, **head)
     lengths, steps = sizes.climbs
     for n in lengths:
-        yield ascent.Ask(length=n, radius=12.0, climb=steps, **head)
+        yield AscentAsk(length=n, radius=12.0, climb=steps, **head)
 
 
 @figure(
@@ -196,7 +181,7 @@ def _regimes(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
         for n in sizes.regimes:
             V = _identity(1.0) if len(A) == 2 else _number(1.0)
-            yield regimes.Ask(A=A, V=V, length=n, radius=radius)
+            yield RegimesAsk(A=A, V=V, length=n, radius=radius)
 
 
 @figure(
@@ -209,7 +194,7 @@ def _splitting(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for layer in range(6):
         for part in ("attention", *(f"head:{head}" for head in range(0, 12, 3))):
             windows = Windows(lengths=(n,), sequences=count)
-            yield from _on_alice(splitting.Ask, windows, model="minilm", layer=layer, map=part)
+            yield from _on_alice(SplittingAsk, windows, model="minilm", layer=layer, map=part)
 
 
 @figure(
@@ -220,7 +205,7 @@ def _splitting(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
 def _measures(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
         for atoms in sizes.atoms:
-            yield measures.Ask(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
+            yield MeasuresAsk(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
 
 
 @figure(
@@ -237,27 +222,7 @@ def _whole(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
             continue  # measure --whole has other models: their depth is known when they are loaded
         windows = Windows(lengths=lengths, sequences=count)
         for layer, part, size, solver in block_spans(blocks, Solver()):
-            yield from _on_alice(whole.Ask, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
-
-
-@figure(
-    "training",
-    "Training: what keeps a network smooth, and what it costs",
-    "Not in the paper: classifiers of film reviews, two layers, trained for equal time with the constant as a "
-    "penalty, with a Frobenius norm by projections, with normalised weights, with weight decay, and plainly.",
-)
-def _training(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
-    path = str(find_reviews(sizes.reviews))
-    digest = read_reviews(path).digest
-    seconds, seeds = sizes.training
-    for rate in LAST_RATES:
-        yield training.Ask(reviews=path, digest=digest, method="diverging", strength=rate, updates=int(20 * seconds))
-    for seed in range(seeds):
-        for method, strengths in STRENGTHS.items():
-            for strength in strengths:
-                yield training.Ask(
-                    reviews=path, digest=digest, method=method, strength=strength, time_limit=seconds, seed=seed
-                )
+            yield from _on_alice(WholeAsk, windows, model=model, layer=layer, map=part, blocks=size, solver=solver)
 
 
 @figure(
@@ -269,11 +234,9 @@ def _robustness(sizes: StudySizes, models: Sequence[str]) -> Iterator[Ask]:
     windows = Windows(lengths=sizes.nested, sequences=sizes.windows, stride=sizes.nested[-1])
     for model in models:
         for layer in MODELS.get(model, (0, 6)):
-            yield from _on_alice(text.Ask, windows, model=model, layer=layer)
+            yield from _on_alice(TextAsk, windows, model=model, layer=layer)
 
 
-# Figures that need what does not come with the library: only by their name.
-BY_NAME = ("training",)
 # Figures that are drawn from the asks of others.
 ALSO = {"bounds": "real", "transition": "regimes"}
 ALSO_TITLES = {
@@ -283,7 +246,7 @@ ALSO_TITLES = {
 
 
 def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
-    """Return the figures with these names; if there are none, all that need nothing else.
+    """Return the figures with these names; if there are none, all of them.
 
     Raises:
         AssumptionError: If there is no figure of a name.
@@ -292,7 +255,7 @@ def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
     for name in names:
         if name not in known:
             raise AssumptionError(f"there is no figure {name!r}{nearest(name, known)}", field="figures")
-    return {name: known[name] for name in (tuple(names) or (name for name in known if name not in BY_NAME))}
+    return {name: known[name] for name in (tuple(names) or known)}
 
 
 def title_and_protocol(name: str) -> tuple[str, str]:
@@ -320,7 +283,7 @@ def keep_figures(store: Store, asks: Mapping[str, Sequence[Ask]], words: Sequenc
         plans: dict[tuple[str, Ask | None], list[str]] = {}
         for ask in found:
             # a plan at a text makes one measurement
-            plans.setdefault((ask.kind, ask.group if isinstance(ask, text.Ask) else None), []).append(ask.key)
+            plans.setdefault((ask.kind, ask.group if isinstance(ask, TextAsk) else None), []).append(ask.key)
         for (kind, _group), keys in plans.items():
             store.keep_plan(RunPlan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
 

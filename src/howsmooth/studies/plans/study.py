@@ -1,61 +1,229 @@
-"""From a study file to asks that were checked against its models and its text."""
+"""A user's own grid of questions: read from a TOML file, every mistake with its line, and checked before any work."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from howsmooth.errors import HowsmoothError, StudyError
+import msgspec
+
+from howsmooth.errors import FileError, HowsmoothError, StudyError, nearest
 from howsmooth.studies.asks import AboutHead, Ask, AtText
-from howsmooth.studies.json_values import from_settings
+from howsmooth.studies.json_values import Setting, from_settings, misfit, settings_of
 from howsmooth.studies.kinds import kind_named
-from howsmooth.studies.plans.at_text import ModelAndText, model_and_text
-from howsmooth.studies.plans.study_file import Study
 from howsmooth.studies.records import plan_of
-from howsmooth.studies.resources import Resources
-from howsmooth.studies.runs.run import measurement
-from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model, keep_words
-from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import command
+from howsmooth.studies.settings import Windows
+
+if TYPE_CHECKING:
+    from howsmooth.studies.plans.at_text import PlannedAsks
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+
+# A grid that a person writes is a page long; what is larger is something else.
+LARGEST = 1_000_000
+# What a study may say beside the fields of its asks.
+OWN = {"name": str, "kind": str}
+# Axes that are there unless a study says otherwise.
+USUAL = {"model": "minilm"}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StudyPart:
-    """The asks of a study that differ in layers and windows alone.
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A grid of questions of one kind.
 
     Attributes:
-        asks: What is asked.
-        ground: The model and the text, for questions at a text.
+        name: What it is called.
+        kind: Which kind of question.
+        axes: The values of each field of the asks; those that are not here keep their defaults.
+        windows: Which windows, for questions at a text.
+        file: Where it was read from, to point at.
     """
 
-    asks: tuple[Ask, ...]
-    ground: ModelAndText | None
+    name: str
+    kind: str
+    axes: dict[str, tuple[Any, ...]]
+    windows: Windows | None
+    file: "File"
 
-    def begin(self, store: Store, words: Sequence[str]) -> None:
-        """Keep what is known before any work: the model, the words of the windows, the plan."""
-        if self.ground is not None:
-            keep_model(store, self.ground.transformer, self.ground.inputs.notes)
-            keep_words(store, [ask for ask in self.asks if isinstance(ask, AtText)], self.ground.inputs)
-        store.keep_plan(plan_of(self.asks, command=command(*words)))
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """Which layers; none for all of them."""
+        return self.axes.get("layer")
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield every combination of the axes but that of layers."""
+        names = [name for name in self.axes if name != "layer"]
+        for values in itertools.product(*(self.axes[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
 
 
-def parts(study: Study, resources: Resources) -> list[StudyPart]:
-    """List what a study asks for; loads each model once.
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """The text of a study file, to point at.
+
+    Attributes:
+        name: The file.
+        text: What it holds.
+        plurals: What lists of values are called where another letter does not do: radii of radius.
+    """
+
+    name: str
+    text: str
+    plurals: Mapping[str, str] = field(default_factory=dict)
+
+    def refusal(self, said: str, field: str | None) -> StudyError:
+        """Return the error for what stands in a line of the file."""
+        key = re.split(r"[.\[]", field)[0] if field else ""
+        # an error is about one value; the line may set a list of them
+        names = (key, f"{key}s", self.plurals.get(key, key)) if key else ()
+        number = next((line for name in names if (line := self._line(name))), None)
+        return StudyError(f"{self.name}, line {number}: {said}" if number else f"{self.name}: {said}", field=field)
+
+    def _line(self, key: str) -> int | None:
+        """Return the line in which a key is set."""
+        pattern = rf'\s*["\']?{re.escape(key)}["\']?\s*[=.\]]|\s*\[+\s*{re.escape(key)}\b'
+        lines = enumerate(self.text.splitlines(), start=1)
+        return next((number for number, line in lines if re.match(pattern, line)), None)
+
+
+def read_study(path: str | os.PathLike[str]) -> Study:
+    """Read a study.
+
+    Raises:
+        FileError: If there is no such file.
+        StudyError: If it is no TOML, or a key is unknown, of the wrong type, or an empty list.
+    """
+    file = _read(Path(path))
+    try:
+        values = tomllib.loads(file.text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{file.name}: this is no TOML: {error}.") from error
+    except RecursionError as error:
+        raise StudyError(f"{file.name}: it is nested too deeply to be read.") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise StudyError(f"{file.name}: a number is too long to be read: {error}.") from error
+    try:
+        return _study(values, file)
+    except StudyError:
+        raise
+    except HowsmoothError as error:
+        raise file.refusal(str(error), error.field) from error
+
+
+def _study(values: Mapping[str, Any], file: File) -> Study:
+    name, kind = (_own(values, key, default, file) for key, default in (("name", "study"), ("kind", "text")))
+    ask = kind_named(kind).ask
+    fields, at_text = _fields(ask), issubclass(ask, AtText)
+    windows = settings_of(Windows) if at_text else {}
+    file = replace(file, plurals={setting.name: plural(setting) for setting in fields.values()})
+    # matrices stand in place of a model
+    axes = {key: (value,) for key, value in USUAL.items() if key in fields and "A" not in values}
+    of_windows: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in OWN:
+            continue
+        if key in windows:
+            of_windows[key] = value
+            continue
+        setting, many = _axis(key, fields, windows, file)
+        if at_text and setting.name == "layer" and value == "all":
+            continue
+        axes[setting.name] = _values(setting, key, value, many, file)
+    return Study(
+        name=name, kind=kind, axes=axes, windows=from_settings(Windows, of_windows) if at_text else None, file=file
+    )
+
+
+def _own(values: Mapping[str, Any], key: str, default: str, file: File) -> str:
+    value = values.get(key, default)
+    if not isinstance(value, str):
+        raise file.refusal(f"{key!r} must be a text, got {value!r}.", key)
+    return value
+
+
+def _fields(ask: type[Ask]) -> dict[str, Setting]:
+    """Return the fields of an ask that a study may set; which windows there are is said otherwise."""
+    return {name: setting for name, setting in settings_of(ask).items() if setting.path[0] != "window"}
+
+
+def _axis(key: str, fields: Mapping[str, Setting], windows: Mapping[str, Setting], file: File) -> tuple[Setting, bool]:
+    """Return the field that a key sets, and whether to a list of values."""
+    if key in fields:
+        return fields[key], False
+    for setting in fields.values():
+        if plural(setting) == key:
+            return setting, True
+    known = [*OWN, *windows, *fields]
+    near = nearest(key, [*known, *map(plural, fields.values())])
+    # where nothing is near, one form of each is enough
+    raise file.refusal(f"there is no key {key!r}{near if '?' in near else nearest(key, known)}", key)
+
+
+def _values(setting: Setting, key: str, value: Any, many: bool, file: File) -> tuple[Any, ...]:
+    if many and not isinstance(value, list):
+        raise file.refusal(f"{key!r} must be a list, got {value!r}.", key)
+    if many and not value:
+        raise file.refusal(f"{key!r} is empty, so there is nothing to measure; give at least one.", key)
+    try:
+        return tuple(msgspec.convert(entry, setting.type) for entry in (value if many else [value]))
+    except msgspec.ValidationError as error:
+        said = str(misfit(error)).removeprefix("it ")
+        raise file.refusal(f"{key!r} {said.rpartition(', got ')[0] or said}, got {value!r}.", key) from error
+
+
+def plural(setting: Setting) -> str:
+    """Return what a list of values of a field is called: models, layers, radii."""
+    return setting.declared.get("plural") or f"{setting.name}s"
+
+
+def _read(path: Path) -> File:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileError(f"the study {str(path)!r} must be a file, which it is not.")
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"the study {str(path)!r} is larger than a million bytes; is it one?")
+        content = path.read_bytes()
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"the study {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    try:
+        return File(name=str(path), text=content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise StudyError(f"{path}, line {line}: this is not UTF-8; is it text? Convert it first.") from error
+
+
+def parts(study: Study, resources: "Resources", command: str = "") -> "list[PlannedAsks]":
+    """List what a study asks for, asks that differ in layers and windows alone together; loads each model once.
+
+    Args:
+        study: The study.
+        resources: What is loaded already.
+        command: What to type to ask for the same again.
 
     Raises:
         StudyError: If something cannot be had, with the line that asks for it.
     """
+    from howsmooth.studies.plans.at_text import PlannedAsks
+
     ask = kind_named(study.kind).ask
     try:
         if issubclass(ask, AtText):
-            return [_at_text(study, ask, point, resources) for point in study.points()]
-        return [StudyPart(asks=tuple(_elsewhere(study, ask, resources)), ground=None)]
+            return [_at_text(study, ask, point, resources, command) for point in study.points()]
+        return [PlannedAsks(asks=tuple(_elsewhere(study, ask, resources)), command=command)]
     except StudyError:
         raise
     except HowsmoothError as error:
         raise study.file.refusal(str(error), error.field) from error
 
 
-def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[Ask]:
+def _elsewhere(study: Study, kind: type[Ask], resources: "Resources") -> Iterator[Ask]:
     """Yield the asks of a kind that needs no text; a head that there is not is refused here, not once for each ask."""
     seen = set()
     for point in study.points():
@@ -70,19 +238,27 @@ def _elsewhere(study: Study, kind: type[Ask], resources: Resources) -> Iterator[
             yield ask
 
 
-def _at_text(study: Study, ask: type[AtText], point: dict[str, Any], resources: Resources) -> StudyPart:
+def _at_text(
+    study: Study, ask: type[AtText], point: dict[str, Any], resources: "Resources", command: str
+) -> "PlannedAsks":
+    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+
     assert study.windows is not None
     probe = from_settings(ask, point | {"layer": 0, "digest": "", "length": 1})
     base = model_and_text(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
     layers = base.layers(study.layers, probe.map)
     others = {name: getattr(probe, name) for name in probe.__struct_fields__ if name not in AtText.__struct_fields__}
-    return StudyPart(asks=tuple(base.each(ask, layers, probe.map, **others)), ground=base)
+    asks = tuple(base.each(ask, layers, probe.map, **others))
+    return PlannedAsks(asks=asks, transformer=base.transformer, inputs=base.inputs, command=command)
 
 
-def keep_bounds(store: Store, made: Sequence[StudyPart]) -> None:
+def keep_bounds(store: "Store", made: "Sequence[PlannedAsks]") -> None:
     """Keep the bounds of every layer that was measured at a text, so that the run can be read without its models."""
+    from howsmooth.studies.runs.run import measurement
+    from howsmooth.studies.runs.run_metadata import keep_ladders
+
     for part in made:
-        if part.ground is not None and part.asks[0].kind == "text":
+        if part.transformer is not None and part.asks[0].kind == "text":
             known = store.find(ask.key for ask in part.asks)
             if known:
-                keep_ladders(store, measurement(store, [plan_of(part.asks)], known), part.ground.transformer)
+                keep_ladders(store, measurement(store, [plan_of(part.asks)], known), part.transformer)

@@ -66,9 +66,9 @@ def compare(
     samples = [sample for match in matches for sample in match.samples()]
     if not samples:
         raise AssumptionError(nothing_shared(names, left, right), field="second")
-    told = sum(sample.told for sample in samples)
+    intervals = sum(sample.has_interval for sample in samples)
     # with each interval this sure, all of them hold together, however they depend on each other
-    each = 1 - (1 - confidence) / max(1, told)
+    each = 1 - (1 - confidence) / max(1, intervals)
     return Comparison(
         first=names[0],
         second=names[1],
@@ -94,7 +94,7 @@ class _Sample:
         return all(record.answer.lower > 0 for record in (*self.before, *self.after))
 
     @property
-    def told(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether there are windows enough for an interval."""
         return self.positive and min(len(self.before), len(self.after)) > 1
 
@@ -124,7 +124,7 @@ class _Match:
     per_head: bool
 
     @property
-    def apart(self) -> str:
+    def mismatch(self) -> str:
         """Why windows with the same number are no pairs; nothing if they are."""
         if cut(self.before) != cut(self.after):
             same = self.before.records[0].ask.window.digest == self.after.records[0].ask.window.digest
@@ -141,7 +141,7 @@ class _Match:
         return [sample for sample in found if sample.before and sample.after]
 
     def _sample(self, place: Place, before: Mapping[int, TextRecord], after: Mapping[int, TextRecord]) -> _Sample:
-        paired = not self.apart
+        paired = not self.mismatch
         both = before.keys() & after.keys()
         return _Sample(
             models=(self.before.model, self.after.model),
@@ -158,8 +158,10 @@ class _Match:
 
     def notes(self) -> list[str]:
         said = []
-        if self.apart:
-            said.append(f"{self.apart}, so windows are no pairs: intervals are of two independent samples, and wider")
+        if self.mismatch:
+            said.append(
+                f"{self.mismatch}, so windows are no pairs: intervals are of two independent samples, and wider"
+            )
         left, right = self._places
         for whose, alone in (("first", left.keys() - right.keys()), ("second", right.keys() - left.keys())):
             if alone:
@@ -224,9 +226,9 @@ def matched(
         lambda m: m.model,
         lambda _m: None,
     )
-    for tell in agree:
-        for key in dict.fromkeys(tell(m) for m in left):
-            ours, theirs = ([m for m in some if tell(m) == key] for some in (left, right))
+    for agreement in agree:
+        for key in dict.fromkeys(agreement(m) for m in left):
+            ours, theirs = ([m for m in some if agreement(m) == key] for some in (left, right))
             if len(ours) == len(theirs) == 1:
                 found.append((ours[0], theirs[0]))
                 left, right = (
@@ -264,9 +266,9 @@ def nothing_shared(names: tuple[str, str], left: Sequence[Measurement], right: S
 
 
 def _holds(name: str, measurements: Sequence[Measurement]) -> str:
-    told = [f"{m.map} of {m.model} on {m.text} ({places_in_words(by_place(m, False))})" for m in measurements[:NAMED]]
-    told += [f"{len(measurements) - NAMED} more"] if len(measurements) > NAMED else []
-    return f"{name!r} holds {', '.join(told) or 'no measurement at a text'}"
+    held = [f"{m.map} of {m.model} on {m.text} ({places_in_words(by_place(m, False))})" for m in measurements[:NAMED]]
+    held += [f"{len(measurements) - NAMED} more"] if len(measurements) > NAMED else []
+    return f"{name!r} holds {', '.join(held) or 'no measurement at a text'}"
 
 
 def places_in_words(places: Iterable[Place]) -> str:

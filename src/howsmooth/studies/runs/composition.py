@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from howsmooth.markup import paragraph
-from howsmooth.studies.kinds.whole import WholeRecord
+from howsmooth.studies.kinds.text import WholeRecord
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
 from howsmooth.wording import count, number, power_of_ten

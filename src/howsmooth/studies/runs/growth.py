@@ -34,7 +34,7 @@ class Growth:
         confidence: The probability that the interval aims at.
         lack_of_fit: The p-value of the lack-of-fit test; none with fewer than three windows at each of three lengths.
         exponents: The slopes between neighbouring lengths.
-        alike: The correlation of neighbouring windows that the interval reckons with.
+        correlation: The correlation of neighbouring windows that the interval reckons with.
         note: What to know about the fit, or nothing.
     """
 
@@ -45,7 +45,7 @@ class Growth:
     confidence: float
     lack_of_fit: float | None
     exponents: tuple[float, ...]
-    alike: float = 0.0
+    correlation: float = 0.0
     note: str
 
     @property
@@ -145,8 +145,8 @@ def growth(
     logs = [np.log(np.asarray(values[n], dtype=float)) for n in lengths]
     x = np.log(np.asarray(lengths, dtype=float))
     slope, height = _line(x, logs)
-    alike = correlation(logs)
-    low, high = _interval(x, logs, slope, alike, confidence, seed, resamples)
+    rho = correlation(logs)
+    low, high = _interval(x, logs, slope, rho, confidence, seed, resamples)
     means = np.asarray([log.mean() for log in logs])
     p = _lack_of_fit(x, logs, slope)
     steps = tuple(float(s) for s in np.diff(means) / np.diff(x))
@@ -158,7 +158,7 @@ def growth(
         confidence=confidence,
         lack_of_fit=p,
         exponents=steps,
-        alike=alike,
+        correlation=rho,
         note=_note(lengths, logs, steps, p),
     )
 
@@ -172,27 +172,27 @@ def _line(x: NDArray, logs: Sequence[NDArray]) -> tuple[float, float]:
 
 
 def _interval(
-    x: NDArray, logs: Sequence[NDArray], slope: float, alike: float, confidence: float, seed: int, resamples: int
+    x: NDArray, logs: Sequence[NDArray], slope: float, rho: float, confidence: float, seed: int, resamples: int
 ) -> tuple[float, float]:
     rng = np.random.default_rng(seed)
     counts = np.asarray([len(log) for log in logs], dtype=float)
     # the slope is linear in the means: resample those, all at once
     means = np.stack([log[rng.integers(len(log), size=(resamples, len(log)))].mean(1) for log in logs], axis=1)
-    enlarged = [np.sqrt(m / (m - 1) * worth(m, alike).inflation) if m > 1 else 1.0 for m in map(len, logs)]
+    enlarged = [np.sqrt(m / (m - 1) * worth(m, rho).inflation) if m > 1 else 1.0 for m in map(len, logs)]
     means = np.asarray([log.mean() for log in logs]) + (means - [log.mean() for log in logs]) * enlarged
     centre = np.average(x, weights=counts)
     lever = counts * (x - centre) / ((counts * (x - centre)) @ (x - centre))
     ends = np.quantile(means @ lever, [(1 - confidence) / 2, (1 + confidence) / 2])
-    wide = _welch(lever, logs, alike, confidence)
+    wide = _welch(lever, logs, rho, confidence)
     return min(float(ends[0]), slope - wide), max(float(ends[1]), slope + wide)
 
 
-def _welch(lever: NDArray, logs: Sequence[NDArray], alike: float, confidence: float) -> float:
+def _welch(lever: NDArray, logs: Sequence[NDArray], rho: float, confidence: float) -> float:
     """Return half the width of the t-interval for windows whose scatter differs between lengths."""
     parts = []
     for w, log in zip(lever, logs, strict=True):
         if len(log) > 1:
-            inflation, freedom = worth(len(log), alike)
+            inflation, freedom = worth(len(log), rho)
             parts.append((w**2 * log.var(ddof=1) / len(log) * inflation, freedom))
     variance = sum(part for part, _freedom in parts)
     if not variance > 0:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howsmooth.studies.json_values import to_json
-from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.kinds.text import BOUND_COLUMNS, TextRecord
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.wording import at_most, count, percent
@@ -30,7 +30,7 @@ class Measurement(ResultTable):
         commands: What to type to measure the same again.
     """
 
-    EXPENDABLE = ("R", "range", "95 %", "certificate", "longest", "any input", "exponent", "typical 95 %")
+    EXPENDABLE = ("R", "range", "95 %", *BOUND_COLUMNS.values(), "longest", "any input", "exponent", "typical 95 %")
     model: str
     text: str
     map: str
@@ -97,16 +97,13 @@ class Measurement(ResultTable):
     @property
     def legend(self) -> str:
         """What the columns mean and what the numbers are worth."""
-        pairs = [(r.answer.upper, r.answer.lower) for r in self.records if r.answer.upper and r.answer.lower]
-        widest = max((upper / lower for upper, lower in pairs), default=1.0)
-        worth = percent(self.records[0].ask.solver.confidence) if self.records else "—"
         gains = [layer.typical for layer in self.layers if layer.typical is not None]
         at = f"this {self.thing}" if all(layer.windows == 1 for layer in self.layers) else f"these {self.thing}s"
         interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
         return (
             f"Typical: what random perturbations are multiplied by{interval}. "
             f"Worst: what the worst one is multiplied by (mean over {self.thing}s); attained at "
-            f"each {self.thing}, and within a factor of {at_most(widest)} of the truth ({worth} each). "
+            f"each {self.thing}, and {self._closeness}. "
             "Any input: the smallest proven bound for as many tokens, none longer than the longest here; R is their "
             "mean norm. The worst grows like n^exponent; a question mark says that no power law describes it."
         )
@@ -114,12 +111,20 @@ class Measurement(ResultTable):
     @property
     def accuracy(self) -> str:
         """How near the constants are to the truth, in a sentence."""
-        pairs = [(r.answer.upper, r.answer.lower) for r in self.records if r.answer.upper and r.answer.lower]
-        if len(pairs) < len(self.records):
+        if len(self._brackets) < len(self.records):
             return "Every constant is attained at its window; from above, not all of them are known."
-        widest, worth = max(upper / lower for upper, lower in pairs), percent(self.records[0].ask.solver.confidence)
-        near = f"within a factor of {at_most(widest)} of the truth ({worth} each)"
-        return f"Every constant is attained at its window, and {near}."
+        return f"Every constant is attained at its window, and {self._closeness}."
+
+    @property
+    def _brackets(self) -> list[float]:
+        """How wide each bracket is that has an upper end: upper / lower."""
+        answers = (record.answer for record in self.records)
+        return [answer.upper / answer.lower for answer in answers if answer.upper and answer.lower]
+
+    @property
+    def _closeness(self) -> str:
+        worth = percent(self.records[0].ask.solver.confidence) if self.records else "—"
+        return f"within a factor of {at_most(max(self._brackets, default=1.0))} of the truth ({worth} each)"
 
     @property
     def gaps(self) -> tuple[str, ...]:
@@ -200,7 +205,7 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "typical": answer.typical,
         "typical_low": answer.typical_low,
         "typical_high": answer.typical_high,
-        "local_upper": answer.local_upper,
+        **{name: getattr(answer, name) for name in BOUND_COLUMNS},
     }
     return row | ({"released": answer.released_quantity} if ask.released else {})
 

@@ -1,22 +1,20 @@
 """A run as results again: from its records alone, without any model."""
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Group
 
-from howsmooth.errors import FileError
 from howsmooth.markup import paragraph
+from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Failure, Record, RunPlan
-from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
-from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.store import Store, open_run
 from howsmooth.studies.runs.summary import summarise
-from howsmooth.theory.results import BoundsTable
 from howsmooth.wording import count
 
 OLD_BOUNDS = (
@@ -97,21 +95,6 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         )
 
 
-def open_run(folder: str | os.PathLike[str]) -> Store:
-    """Open a run that is there.
-
-    Raises:
-        FileError: If the folder holds no run.
-    """
-    path = Path(folder)
-    if path.is_file():
-        raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
-    if not (path / FILE).is_file():
-        missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
-        raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
-    return Store(folder, writable=False)
-
-
 def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPlan]) -> list[Measurement]:
     """Return the measurements at texts: plans that differ in layers and windows alone make one of them."""
     known = {record.ask.key: record for record in records if record.ask.kind == "text"}
@@ -129,17 +112,20 @@ def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterato
     return (RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)
 
 
-def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]) -> Measurement:
-    """Build what is known of some plans that belong together; at least one of their records is there."""
+def measurement(
+    store: Store, plans: Sequence[RunPlan], known: dict[str, Record], transformer: Transformer | None = None
+) -> Measurement:
+    """Build what is known of some plans that belong together; at least one of their records is there.
+
+    With the model, the bounds of layers that the run does not keep yet are computed and kept.
+    """
     keys, beside = _keys(plans), _beside(plans)
     records, heads = (sorted((known[key] for key in some if key in known), key=_place) for some in (keys, beside))
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
 
-    def bounds(layer: int, length: int, radius: float) -> BoundsTable:
-        return kept_ladder(store, first.model, first.map, layer, length, radius)
-
-    layers = summarise(records, bounds)
+    bounds = functools.partial(kept_ladder, store, first.model, first.map)
+    layers = summarise(records, functools.partial(bounds, transformer=transformer))
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
     old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}

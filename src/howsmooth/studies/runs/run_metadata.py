@@ -44,16 +44,22 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
 def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
     for layer in measurement.layers:
-        name = _ladder(measurement.model, measurement.map, layer.layer, layer.length, layer.ball)
-        if store.fact(name) is None:
-            bounds = _bounds(transformer, measurement.map, layer.layer, layer.length, layer.ball)
-            store.keep(name, bounds.to_json())
+        kept_ladder(store, measurement.model, measurement.map, layer.layer, layer.length, layer.ball, transformer)
 
 
-def kept_ladder(store: Store, model: str, part: str, layer: int, n: int, radius: float) -> BoundsTable:
-    """Return what :func:`keep_ladders` kept, or no bounds."""
-    kept = store.fact(_ladder(model, part, layer, n, radius))
-    return NO_BOUNDS if kept is None else BoundsTable.from_json(kept)
+def kept_ladder(
+    store: Store, model: str, part: str, layer: int, n: int, radius: float, transformer: Transformer | None = None
+) -> BoundsTable:
+    """Return the bounds that a run keeps for n tokens in a ball; with the model, those that it does not keep yet."""
+    name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
+    kept = store.fact(name)
+    if kept is not None:
+        return BoundsTable.from_json(kept)
+    if transformer is None:
+        return NO_BOUNDS
+    found = _bounds(transformer, part, layer, n, radius)
+    store.keep(name, found.to_json())
+    return found
 
 
 def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> BoundsTable:
@@ -67,10 +73,6 @@ def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: flo
         return table(f, n=n, radius=radius, heads=PROMISING)
     except AssumptionError as error:
         return BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=str(error)),))
-
-
-def _ladder(model: str, part: str, layer: int, n: int, radius: float) -> str:
-    return f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
 
 
 def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:

@@ -1,14 +1,14 @@
 """From records at a text to the answer for each layer."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING
 from statistics import fmean, geometric_mean
 from typing import Any
 
 from howsmooth.spectral.typical import mean_gain
-from howsmooth.studies.kinds.text import Answer, TextRecord
+from howsmooth.studies.kinds.text import BOUND_COLUMNS, TextAnswer, TextRecord
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.growth import Growth, growth
 from howsmooth.theory.results import Bound, BoundsTable, Side
@@ -70,7 +70,7 @@ class LayerSummary:
         radius: The mean radius of the tokens at that length.
         reach: The largest norm of a token among them.
         ladder: Every bound for that many tokens in the ball that holds all of these; empty where the theory has none.
-        local_upper: The geometric mean of the certificates at these inputs, if they were asked for.
+        proven: The geometric mean of each bound at these inputs that was asked for, by its field of the answer.
         released_growth: How the quantity of the paper's released scripts grows, if it was asked for.
     """
 
@@ -85,7 +85,7 @@ class LayerSummary:
     growth: Growth | None
     radius: float
     reach: float
-    local_upper: float | None = None
+    proven: Mapping[str, float] = field(default_factory=dict)
     ladder: BoundsTable = NO_BOUNDS
     released_growth: Growth | None = None
 
@@ -93,6 +93,11 @@ class LayerSummary:
     def ball(self) -> float:
         """The radius of the ball that bounds are about, the norm of the longest token, rounded up."""
         return ball_around(self.reach)
+
+    @property
+    def local_upper(self) -> float | None:
+        """The geometric mean of the certificates at these inputs, if they were asked for."""
+        return self.proven.get("local_upper")
 
     @property
     def any_input(self) -> Bound | None:
@@ -124,7 +129,10 @@ class LayerSummary:
             "n": self.lengths,
             "windows": str(self.windows),
             "R": number(self.radius),
-            "certificate": "—" if self.local_upper is None else at_most(self.local_upper, 3),
+            **{
+                head: at_most(self.proven[name], 3) if name in self.proven else "—"
+                for name, head in BOUND_COLUMNS.items()
+            },
             "longest": "—" if self.any_input is None else number(self.ball, BALL_DIGITS),
             "any input": "—" if self.any_input is None else self.any_input.rounded(3),
         }
@@ -149,7 +157,7 @@ class LayerSummary:
             "ball": self.ball,
             "any_input_upper": None if self.any_input is None else self.any_input.value,
             "any_input_name": None if self.any_input is None else self.any_input.name,
-            "local_upper": self.local_upper,
+            **{name: self.proven.get(name) for name in BOUND_COLUMNS},
         }
         return row | ({} if self.released_growth is None else _exponents("released_exponent", self.released_growth))
 
@@ -183,7 +191,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     chosen = [record for record in records if whole or record.ask.length == length]
     here = [record.answer for record in chosen]
     reach = max(answer.reach for answer in here)
-    proven = [answer.local_upper for answer in here if answer.local_upper is not None]
+    proven = {name: [x for answer in here if (x := getattr(answer, name)) is not None] for name in BOUND_COLUMNS}
     return LayerSummary(
         layer=layer,
         length=max(record.ask.length for record in chosen),
@@ -197,7 +205,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
         radius=fmean(answer.mean_radius for answer in here),
         reach=reach,
         ladder=bounds(layer, max(record.ask.length for record in chosen), ball_around(reach)),
-        local_upper=geometric(proven) if proven else None,
+        proven={name: geometric(values) for name, values in proven.items() if values},
         released_growth=growth_of(
             (r.ask.length, r.answer.released_quantity)
             for r in records
@@ -206,7 +214,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     )
 
 
-def typical_of(records: Sequence[Record[Any, Answer]]) -> Typical | None:
+def typical_of(records: Sequence[Record[Any, TextAnswer]]) -> Typical | None:
     """Return the typical gain over windows: none if no record has it.
 
     The interval is over random directions, at these windows: Jacobians at several windows are the blocks of one, see
@@ -243,7 +251,7 @@ def ball_around(reach: float) -> float:
     return float(rounded(reach, places, ROUND_CEILING))
 
 
-def mean_constant(records: Sequence[Record[Any, Answer]]) -> float:
+def mean_constant(records: Sequence[Record[Any, TextAnswer]]) -> float:
     """Return the geometric mean of the attained constants; zero if one of them is."""
     return geometric([record.answer.lower for record in records])
 

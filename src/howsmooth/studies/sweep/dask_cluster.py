@@ -14,8 +14,8 @@ from howsmooth.errors import ClusterError, FileError
 from howsmooth.files import require_size
 from howsmooth.studies.records import Failure, Outcome
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sweep.processes import LOSSES
 from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence
+from howsmooth.studies.sweep.workers import LOSSES, using_threads
 
 # How long to wait for a scheduler before giving up.
 PATIENCE = 30.0
@@ -50,8 +50,6 @@ def cluster(scheduler: str, tls: str | os.PathLike[str] | None, threads: int | N
 
 def attempt_on_worker(unit: WorkUnit, threads: int | None, plugin: str) -> list[Outcome]:
     """Do a unit on a worker; models stay loaded between units."""
-    from howsmooth.studies.sweep.workers import using_threads
-
     held: Any = distributed.get_worker().plugins[plugin]
     with using_threads(threads):
         return attempt(unit, held.resources)

@@ -59,6 +59,8 @@ class FirstDerivative:
             for points, error in ((y @ W.mT, c.outputs.error), (y, c.values.error), (c.y_keys, c.keys.error))
         )
         short_key_radius = torch.stack([_radius(view.k) + 4 * view.errors.key for view in views])
+        # Scales make heads count alike on both sides; they are relative, so that no head has a scale of zero or
+        # infinity.
         steepest = c.g_length.amax(1)
         value = _relative(c.outputs.norm).sqrt()
         rest = (_relative(value_radius * steepest) / _relative(c.W_norm)).sqrt()
@@ -117,6 +119,7 @@ class FirstDerivative:
         Rows of weights add up to one, so :math:`P^\top P` is below the diagonal matrix of its column sums and
         :math:`\|(s_hP^h)_h\|^2 \le \max_j\sum_{hi}s_h^2P^h_{ij}`.
         """
+        # A column of n weights sums to n at most, whatever the bounds on single weights say.
         columns, (s, norm) = d.P.sum(1).clamp_max(d.P.shape[-1]), self.value_scales
         joined = norm * float((s[:, None].square() * columns).sum(0).max().sqrt())
         return min(float((self.centre.outputs.norm * columns.amax(-1).sqrt()).sum()), joined)
@@ -129,6 +132,7 @@ class FirstDerivative:
         """
         (_c, W), (s, B) = self.rest_scales, self.move_scales
         radius = self.value_radius.clamp_min(TINY)[:, None]
+        # Each of values and keys is at rest (x) or moves (e): four covariances, four ways to join the heads.
         rest_rest = self.centre.combined(d.outputs * d.keys, d.values * d.keys)
         rest_rest = torch.minimum(rest_rest, self.covariance * (d.values / radius).amax(0))
         move_rest = B * (s[:, None] * d.movements * d.keys).square().sum(0).sqrt()
@@ -149,12 +153,16 @@ class FirstDerivative:
         :math:`\|[c_hW_h]_h\|^2\nu_{hi}^2/c_h^2` for the :math:`\nu` of outputs; every row takes the better one.
         """
         (c, W), (s, B), root2 = self.rest_scales, self.move_scales, math.sqrt(2)
+        # ν: (Σ_j P_ij²|v_j|²)^½ ≤ (max_j P_ij)^½ · deviation; and S² ≤ S/2 for the derivative S of the softmax, so
+        # radius/√2.
         nu_outputs = torch.minimum(d.root_peak * d.outputs, self.output_radius[:, None] / root2)
         nu = torch.minimum(d.root_peak * d.values, self.value_radius[:, None] / root2)
         joined, added = W * nu / c[:, None], (nu_outputs * nu_outputs.sum(0)).sqrt()
         joined_row, added_row = ((weights * self.centre.g_length).norm(dim=0) for weights in (joined, added))
         rest_rest = self._g_norm(torch.where(joined_row <= added_row, joined, added))
         move_rest = B * self._g_norm(s[:, None] * d.weighted_movements)
+        # What is left has Ae_i in place of g_i: a sum over rows of |e_i|², so the length of E and one norm of all
+        # forms.
         share = (nu.amax(1) / (self.value_radius / root2).clamp_min(TINY)).max()
         moving = W * self.rest_forms * float(share) + B * self.move_forms * float(d.weighted_movements.max())
         return rest_rest + move_rest + moving * d.length
@@ -179,6 +187,7 @@ def _radius(y: Float[Tensor, "n v"]) -> Float[Tensor, ""]:
     """Return the radius of a small ball around points: its centre steps towards the farthest, ever less."""
     middle = y.mean(0)
     best = (y - middle).norm(dim=-1).max()
+    # Bădoiu and Clarkson: the step towards the farthest point is 1/(k+1); any centre gives a true radius.
     for step in range(1, STEPS):
         middle = middle + (y[(y - middle).norm(dim=-1).argmax()] - middle) / (step + 1)
         best = torch.minimum(best, (y - middle).norm(dim=-1).max())

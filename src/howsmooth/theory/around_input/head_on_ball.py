@@ -36,6 +36,7 @@ class HeadAtCentre:
     @classmethod
     def of(cls, view: HeadAtInput) -> "HeadAtCentre":
         """Read one head; keys and values are k and v wide, so no d × d matrix is formed."""
+        # Computed lengths are widened by what rounding may have taken, here once, so that no bound below mentions it.
         keys, g, r = view.k @ view.head.Q, view.q @ view.head.K, view.errors  # Aᵀx_j up to a common shift, and g_i
         mean = view.P @ keys
         key_error, query_error = 2 * r.key * norm_upper(view.head.Q), r.query * norm_upper(view.head.K)
@@ -63,6 +64,7 @@ class HeadAtCentre:
         growth = torch.where(visible, log_upper - self.log_P, 0.0).amax(-1).div(2).exp().clamp_max(HUGE)
         peak = upper.amax(-1)
         drift = torch.full_like(peak, t) if per_token else t * peak.sqrt()
+        # Along the path the weights are at most growth² P, so covariances with scores grow by that much at most.
         score_deviation = growth.square() * self._score_deviation(t, per_token)
         by_weights = (torch.maximum(upper - self.P, self.P - lower) * self.value_distance).sum(-1)
         mean_shift = torch.minimum(by_weights, score_deviation * self.sigma) + self.norm_V * drift
@@ -167,6 +169,7 @@ class HeadOnBall:
         .. math:: M_i = \begin{pmatrix}\rho\tau^2 & \|V\|\tau+\|A\|\sigma+\rho\tau\gamma\\
                   \cdot & 2\|V\|\gamma+\rho\gamma^2\end{pmatrix},\qquad \eta_i(E)^2 = \sum_jP_{ij}|e_j|^2.
         """
+        # Third central moments are at most the largest distance times a covariance: ρ·τ·τ, ρ·τ·γ, ρ·γ·γ.
         query_query = self.rho * self.tau.square()
         query_key = self.norm_V * self.tau + self.norm_A * self.sigma + self.rho * self.tau * self.gamma
         key_key = 2 * self.norm_V * self.gamma + self.rho * self.gamma.square()
@@ -182,6 +185,7 @@ class HeadOnBall:
 
         :math:`\|V\|(\max_j\sum_i\hat P_{ij})^{1/2} + \max_i\sigma_i\tau_i + (\sum_i\gamma_i^2\hat p_i\sigma_i^2)^{1/2}`
         """
+        # ‖P‖² ≤ max column sum, as rows sum to one; Σ_j P_ij²|v_j|² ≤ max_j P_ij · variance.
         value_term = self.norm_V * self.upper.sum(0).max().sqrt()
         key_term = (self.gamma.square() * self.peak * self.sigma.square()).sum().sqrt()
         return float(value_term + (self.sigma * self.tau).max() + key_term)
@@ -196,6 +200,7 @@ def softmax_jacobian_bounds(upper: Float[Tensor, "*rows n"], lower: Float[Tensor
     :math:`\sqrt2|u|` apart, so :math:`\|S\| \le 1/2`.
     """
     # 1 − p is the sum of the other weights; 1 less a weight near one, or their whole sum less it, would cancel
+    # Every number here may be near 0 or near 1, and differences from 1 must keep their digits.
     rest = (upper @ (1 - torch.eye(upper.shape[-1], dtype=upper.dtype))).clamp_max(1.0)
     # p(1 − p) is largest at one half; 1e-16 is the rounding of 1 − p
     ends = torch.maximum(upper * (1 - upper), lower * (1 - lower))
@@ -229,6 +234,7 @@ def _deviation_on_ball(deviation: Tensor, growth: Tensor, upper: Tensor, distanc
 
 def _deviation(P: Tensor, points: Tensor, form: Tensor | None) -> Float[Tensor, " n"]:
     """Return the largest standard deviation, over directions, of points under each row of weights."""
+    # A shift changes no covariance and makes the numbers that cancel small.
     centred = points - points.mean(0)
     mean = P @ centred
     covariance = weighted_pairs(P, centred, centred) - mean[:, :, None] * mean[:, None, :]

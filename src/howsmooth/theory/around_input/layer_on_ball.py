@@ -55,6 +55,7 @@ class LayerAtCentre:
     @classmethod
     def of(cls, views: list[HeadAtInput]) -> "LayerAtCentre":
         """Gather the heads."""
+        # Three kinds of points, each with distances, deviations, norm and rounding error: Bx_j, Vx_j and Aᵀx_j.
         W, errors, heads = outputs(views), LayerErrorBounds.of(views), [view.head for view in views]
         P, g = torch.stack([view.P for view in views]), torch.stack([view.q @ view.head.K for view in views])
         # a common shift changes no difference, and what is small loses less
@@ -109,6 +110,7 @@ class LayerOnBall:
     @classmethod
     def of(cls, c: LayerAtCentre, heads: list[HeadOnBall], t: float, per_token: bool) -> "LayerOnBall":
         """Bound the changes from the weights of each head on the ball."""
+        # Weights come from the heads on the ball; what is new is how far points move against their mean.
         upper, lower = (torch.stack(x) for x in ([h.upper for h in heads], [h.lower for h in heads]))
         drift, sd = (torch.stack(x) for x in ([h.drift for h in heads], [h.score_deviation for h in heads]))
         change = torch.maximum(upper - c.P, c.P - lower)

@@ -38,7 +38,10 @@ class SecondDerivative:
 
     def upper(self, ball: LayerOnBall) -> float:
         r"""Bound :math:`\|D^2f\|` on the ball; of (iii) to (vi) the largest row counts, as :math:`\sum|e_i|^2\le1`."""
+        # Terms with brackets occur twice, with E and F exchanged; (i) and (iii) are symmetric already.
         every_row = self.key_key(ball) + 2 * self.value_key(ball)
+        # These contain e_i or f_i, the movement of the row's own token: a sum over rows of |e_i|·c_i·‖F‖ is at most max
+        # c_i.
         own_row = self.query_key(ball) + self.value_query(ball) + self.score_form(ball)
         total = (1 + TERM) * (every_row + float(self.query_query(ball).max()) + 2 * float(own_row.max()))
         return total if math.isfinite(total) else math.inf
@@ -56,11 +59,15 @@ class SecondDerivative:
                   \max_{ij}\lambda_{\max}\Bigl(\sum_hw_{hij}g^h_i{g^h_i}^\top\Bigr)^{1/2}.
         """
         lengths = self._alpha_length + ball.alpha_change
+        # Two weights w for which Σ_j a_j⟨g, e_j − ē⟩² ≤ Σ_j w_j⟨g, e_j⟩²; every row takes the one whose largest is
+        # smaller.
         about_mean = lengths + (lengths.sum(-1) * self._offset(lengths, ball).square())[..., None]
         by_softmax = ball.output_distance[..., None] * ball.softmax_diagonal
         w = torch.where((about_mean.amax(-1) < by_softmax.amax(-1))[..., None], about_mean, by_softmax)
+        # g moves by at most g_change in any direction: (Σ w⟨g + δ, e⟩²)^½ is at most the root at X plus (Σ w|δ|²)^½.
         g_gain = w * ball.g_change[..., None].square()
         every_row = _weighted_norm(self.g_gram, w) + float(g_gain.sum((0, 1)).max().sqrt())
+        # The second factor: for one row and one token, all heads; a Gram matrix of H vectors for each pair (i, j).
         root = w.permute(1, 2, 0).sqrt()  # i, j, h
         one_row = largest_eigenvalues(root[..., None] * self.row_g_gram[:, None] * root[..., None, :]).sqrt()
         return every_row * float((one_row + g_gain.sum(0).sqrt()).max())
@@ -74,6 +81,9 @@ class SecondDerivative:
         """
         s = self._value_key_scales.scales[:, None, None]
         root = (ball.softmax_norm[..., None] * ball.softmax_diagonal).sqrt()
+        # Weights that grow: the norm under larger weights is at most that at X plus the norm under the difference of
+        # roots,
+        # whose sign patterns are unknown, so the Gram matrix enters by its absolute values (Perron).
         gained = (root - self._value_key_weights.sqrt()).clamp_min(0)
         g_gain = (s * root * ball.g_change[..., None]).square().sum((0, 1)).sqrt()
         gain = (_perron_root(self.g_gram.abs(), (s * gained).flatten(0, 1)) + g_gain).max()
@@ -88,10 +98,12 @@ class SecondDerivative:
         :math:`c(a)^2 = \max_e\sum_ja_j\langle\kappa_{ij},e\rangle^2` and :math:`b^2 = \sum_j(a+a')k^2`.
         """
         c = self.centre
+        # By lengths: nothing is known of directions, so products of norms are added up, before and after W.
         gains = (
             ((a + more) * ball.kappa.square() - a * c.keys.from_mean.square()).sum(-1)
             for a, more in self._alpha_lengths(ball)
         )
+        # By directions: |c + δ|² ≤ c² + 2cb + b² for the quadratic form of κ(Z) = κ + δ, |δ| at most the gain of κ.
         lengths, b = self._alpha_length + ball.alpha_change, self._kappa_gain(ball)
         by_directions = self._by_kappa(ball.alpha_change).square() + 2 * self._by_kappa(lengths) * b + b.square()
         return self._query_query + torch.minimum(c.combined(*gains), by_directions)
@@ -107,11 +119,15 @@ class SecondDerivative:
         c = self.centre
 
         def gain(a: Tensor, more: Tensor) -> Float[Tensor, "heads n"]:
+            # The pair (u_j − p_i) has two parts: tokens are orthogonal, so squares add up; the mean is one vector of
+            # length |p|.
             before, after = a * c.keys.from_mean, (a + more) * ball.kappa
             g, longest = c.g_length, c.g_length + ball.g_change
             tokens = (after * longest[..., None] - before * g[..., None]).square().sum(-1).sqrt()
             return tokens + (after.sum(-1) * longest * _length(ball.P) - before.sum(-1) * g * _length(c.P))
 
+        # Four changes, one factor after the other: α, the mean f̄, κ, and g; what was changed already counts at its
+        # largest.
         a, more, b = self._alpha_length, ball.alpha_change, self._kappa_gain(ball)
         by_directions = self._by_kappa(more) * self._about_mean(more, ball)
         by_directions = by_directions + self._by_kappa(a) * self._by_mean(a, _length(ball.P_change))
@@ -178,6 +194,7 @@ class SecondDerivative:
         n, found = self.centre.P.shape[1], []
         vectors = zip(self._alphas(), self._kappas(), self.centre.P.unbind(1), self.row_g_gram, strict=True)
         for a, kappa, P, g in vectors:
+            # f_j − f̄ = Σ_k(u_j − p)_k f_k: the vectors g ⊗ (u_j − p) have the Gram matrix ⟨u_j − p, u_l − p⟩⟨g, g'⟩.
             centred = (torch.eye(n, dtype=P.dtype) - P[:, None]).flatten(0, 1)  # rows u_j − p, for every head
             about_mean = (centred @ centred.mT) * g.repeat_interleave(n, 0).repeat_interleave(n, 1)
             found.append(_form_norm(a, about_mean * (kappa @ kappa.mT)))
@@ -276,6 +293,7 @@ class SecondDerivative:
         c = self.centre
         spread = (c.y_keys - c.y_keys.mean(1, keepdim=True)).norm(dim=-1).amax(1)
         s = _ratio(c.outputs.norm, spread * _length(c.P).amax(1))
+        # Both orders of Cauchy and Schwarz give a bound: blocks side by side, or under each other.
         over = c.B / s[:, None, None]
         return Scaled(s, min(row_norm(over), stack_norm(over)) * (1 + SCALED))
 

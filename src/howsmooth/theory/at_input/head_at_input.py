@@ -133,6 +133,7 @@ class HeadAtInput:
         :math:`\sum_jP_{ij}(y_j-\bar y_i)\,\partial S_{ij}/\partial x_i`: the covariance of values and keys, pulled
         back through the rotary embedding, the query norm and Q.
         """
+        # The covariance stands between values and keys; what follows is the derivative of a query by its token.
         rows = _query_vjp(
             self.covariance().transpose(0, 1), self.jacobian, of_each_head(self.jacobian.projections.query_norm)
         )
@@ -164,6 +165,8 @@ class HeadAtInput:
 
     def key_side(self) -> tuple[Float[Tensor, "n v v"], Float[Tensor, " n"]]:
         r"""Return :math:`\sum_jP_{ij}^2|\partial_jS_{ij}|^2(y_j-\bar y_i)(y_j-\bar y_i)^\top`, and its rounding."""
+        # Σ_j w_j(y_j − o)(y_j − o)ᵀ, multiplied out: the Gram matrix is one product for all rows, the rest has rank
+        # two.
         y = self.y - self.y.mean(0)
         o = self.P @ y
         gradient = self.score_gradients()
@@ -265,14 +268,18 @@ def head_errors(
     norms: tuple[NormJacobian | None, NormJacobian | None],
 ) -> HeadErrorBounds:
     """Bound the rounding errors of one head; ``scores`` are −∞ where a mask hides."""
+    # u is half of eps: the rounding of one operation to nearest.
     (n, d), width, u = X.shape, q.shape[-1], torch.finfo(X.dtype).eps / 2
     size = X.norm(dim=-1)
     query_slope, key_slope = (_norm_slope(norm, size) for norm in norms)
+    # A projection sums d products; what a norm or a rotation does to k numbers afterwards is relative to the result.
     sums, small = (d + 8) * u, 16 * width * u
     query = query_slope * sums * (size * head.Q.norm() + head.query_bias.norm()) + small * q.norm(dim=-1)
     key = key_slope * sums * (size * head.K.norm() + head.key_bias.norm()) + small * k.norm(dim=-1)
     q_size, k_size = q.norm(dim=-1)[:, None], k.norm(dim=-1)
+    # First-order errors of both factors, their product, and the sum of k products itself.
     error = query[:, None] * (k_size + key) + q_size * key + (width + 8) * u * q_size * k_size
+    # What a mask hides has no weight, whatever its score is; numbers beyond floats have infinite errors.
     visible = scores > -torch.inf
     error = torch.where(visible, error + 8 * u * scores.abs(), 0.0).nan_to_num(torch.inf, torch.inf).amax(-1)
     # the slope of a soft cap c changes by a factor of at most e^(2δ/c)

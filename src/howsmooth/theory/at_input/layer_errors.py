@@ -109,6 +109,7 @@ class LayerErrorBounds:
 
 def outputs(views: list[HeadAtInput]) -> list[Float[Tensor, "out v"]]:
     """Return the output projection of every head; concatenated heads have slices of the identity."""
+    # With W = slices of the identity, concatenated heads are a sum of heads as well: one code for both.
     given = [view.head.W for view in views if view.head.W is not None]
     width = views[0].y.shape[1]
     return given or list(torch.eye(len(views) * width, dtype=torch.float64).split(width, 1))

@@ -11,15 +11,13 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import has_key_norm, require_scores_alone
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
-from howsmooth.theory.at_input.local_mechanisms import mechanism_local_upper
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.at_input.row_certificate import rows_upper
 from howsmooth.theory.heads import Head, heads_of, log, output_norm
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, largest_norms
 from howsmooth.theory.linalg.matrix_norms import NOTHING, norm_upper
-from howsmooth.theory.results import Bound, upper_bound
-
-HERE = "the given input"
+from howsmooth.theory.mechanisms.theorems import mechanism_local_upper
+from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
 
 
 def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
@@ -52,7 +50,7 @@ def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = T
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
     (value,) = local_uppers(attention, X.unsqueeze(0), rows=rows)
-    return upper_bound(log(value), "local_upper", HERE, "ours: three terms at this input")
+    return upper_bound(log(value), "local_upper", GIVEN_INPUT, "ours: three terms at this input")
 
 
 def local_uppers(attention: Attention, X: Float[Tensor, "batch n d"], *, rows: bool = True) -> list[float]:
@@ -102,7 +100,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
     return upper_bound(
         log(unit.in_original_units(_combined(unit.attention, views, _from_the_map, heads))),
         "attention_map_upper",
-        HERE,
+        GIVEN_INPUT,
         "ours, after Yudin et al.: from the attention map",
     )
 
@@ -113,6 +111,7 @@ def _value_term(view: HeadAtInput) -> tuple[float, float]:
 
 
 def _three_terms(view: HeadAtInput) -> tuple[float, float]:
+    # Values before W for heads as one concatenated map, behind W for heads that add up: both bounds of Theorem 3.
     query_side, (moment, moment_error), norm_P = view.query_side(), view.key_side(), view.norm_P()
     W, mixed = view.head.reduced_W, view.mixed()
     norm_W, error = norm_upper(W), view.errors.value
@@ -160,6 +159,7 @@ def _query_and_key(
 def _from_the_map(view: HeadAtInput) -> tuple[float, float]:
     r"""Return Theorem 4 for one head, with values before and after the output projection."""
     r, n = view.errors, len(view.P)
+    # Centred keys: a shift of all scores of a row changes no weight.
     centred = view.k - view.k.mean(0)
     gradients = norm_upper(centred @ view.head.Q) + norm_upper(view.q @ view.head.K)
     gradients += math.sqrt(n) * (2 * r.key * norm_upper(view.head.Q) + float(r.query.max()) * norm_upper(view.head.K))

@@ -45,6 +45,7 @@ class Rescaled:
         require_tokens(X, attention.query)
         require_numbers(X, "X")
         wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
+        # Tokens, values and outputs each have their own unit; queries and keys take up that of the tokens.
         t, v = _power(X), _power(wide.value)
         w = 1.0 if wide.output is None else _power(wide.output)
         t = t if all(LEAST < t * _power(x) < MOST for x in (wide.query, wide.key)) else 1.0

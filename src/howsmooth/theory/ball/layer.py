@@ -12,9 +12,8 @@ from torch import Tensor
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.ball.rotary_forms import RotaryDistances, gram_factor
 from howsmooth.theory.heads import Head
-from howsmooth.theory.linalg.combination_norm import products_norm
 from howsmooth.theory.linalg.matrix_norms import UNIT, norm_upper, triangular_factor
-from howsmooth.theory.linalg.stacked_norms import LargestStack, StackedMatrices, balance_scales
+from howsmooth.theory.linalg.stacked_norms import StackedMatrices, Stacks, balance_scales, largest_norm, products_norm
 
 # τ is R times the share of biases in the scores, to one of these powers. With one half a bias never costs more than if
 # it were added up; the other is often better.
@@ -40,7 +39,7 @@ class LayerBound:
         query_forms: :math:`RA_h` up to an isometry, what a token's movement does to its own row of scores; the
             smallest norm counts.
         key_forms: :math:`A_h^+`, one under the other; and :math:`{A_h^+}^\top`, so that the norm is that of
-            :math:`[A_1^+\cdots A_H^+]`. The smallest norm counts.
+            :math:`[A_1^+\cdots A_H^+]`. The smallest norm counts; of stacks for several distances, the largest.
         key_factors: The factors :math:`Q_h^+` and :math:`K_h` of the same; none under rotary positions.
         sums_rows: Whether the key term has all rows at once, as under rotary positions.
         ones: The number one for every head: the norm is that of the scales.
@@ -53,7 +52,7 @@ class LayerBound:
     values: StackedMatrices
     value_differences: StackedMatrices
     query_forms: tuple[StackedMatrices, ...]
-    key_forms: tuple[StackedMatrices | LargestStack, ...]
+    key_forms: tuple[Stacks, ...]
     key_factors: list[tuple[Tensor, Tensor]]
     sums_rows: bool
     ones: StackedMatrices
@@ -62,9 +61,10 @@ class LayerBound:
     def bound(self, start: Float[Tensor, " heads"]) -> float:
         """Return the theorem's value; each term has the scales that suit it, and the search for them a start."""
         values = self.value_differences
-        value_term, _scales = balance_scales(self.values, self.ones, start)
-        query_term = min(balance_scales(values, stack, start)[0] for stack in self.query_forms)
-        key_terms = [balance_scales(values, stack, start) for stack in self.key_forms]
+        # Why one search for each term: the scales that suit the values of a term need not suit the scores of another.
+        value_term, _scales = balance_scales(self.values, (self.ones,), start)
+        query_term = min(balance_scales(values, (stack,), start)[0] for stack in self.query_forms)
+        key_terms = [balance_scales(values, stacks, start) for stacks in self.key_forms]
         key_term, scales = min(key_terms, key=lambda found: found[0])
         if self.sums_rows:
             return self.with_all_rows(value_term, query_term, key_term)
@@ -79,6 +79,7 @@ class LayerBound:
 
     def with_all_rows(self, value: float, query: float, key: float) -> float:
         """Add up the three terms, given the norms that they are made of, where the key term has all rows."""
+        # Under rotary positions forms differ by distance, and the key term was summed over the rows that see a token.
         query_and_key = self.radius * (query + key * self.length / math.sqrt(2))
         return (math.sqrt(self.n) * min(value, self.heads_apart) + query_and_key) * (1 + 64 * UNIT)
 
@@ -98,6 +99,7 @@ class LayerBound:
         if not 0 < scale < math.inf:
             return value_term + scale
         a, b = a / scale, b / scale  # squares stay in the range of the numbers
+        # At most two tokens can have half of a row's weight in one head: 2H tokens in all heads.
         m = min(2 * len(self.values.blocks), n)
         attended, others, across = n * b**2 + 2 * math.sqrt(m) * a * b + a**2, a**2, math.sqrt(n - m) * a * b
         # the largest eigenvalue of [[attended, across], [across, others]]
@@ -113,6 +115,7 @@ def layer_bound(
     Every choice of scales gives a bound, so the search for good ones needs no guarantee: the best bound found is
     returned, and infinity where numbers leave the range of floats.
     """
+    # Heads without values do nothing, but for a sink, beside which a value bias alone moves the output.
     sink = attention.sink is not None
     heads = tuple(head for head in heads if head.norm_WV > 0 or (sink and head.norm_Wb > 0))
     gradients = [head.norm_Q * (head.norm_K * radius) + float((head.query_bias @ head.K).norm()) for head in heads]
@@ -135,6 +138,7 @@ def _key_gradient(head: Head, radius: float) -> float:
 
 def _bias_lengths(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: float) -> list[float]:
     r"""Return values of :math:`\tau` that are worth a try; any will do, and none is needed without biases."""
+    # |A⁺x⁺| counts the bias at length τ: too short a τ makes A⁺ large, too long a one makes x⁺ long.
     bias = math.hypot(*(float(t) * float((head.query_bias @ head.K).norm()) for t, head in zip(s, heads, strict=True)))
     form = math.hypot(*(float(t) * head.norm_A * radius for t, head in zip(s, heads, strict=True)))
     if bias == 0:
@@ -144,7 +148,7 @@ def _bias_lengths(heads: tuple[Head, ...], s: Float[Tensor, " heads"], radius: f
 
 
 def _key_term_at(s: Float[Tensor, " heads"]) -> Callable[[LayerBound], float]:
-    return lambda problem: problem.length * min(stack.norm(s) for stack in problem.key_forms)
+    return lambda problem: problem.length * min(largest_norm(stacks, s) for stacks in problem.key_forms)
 
 
 def _heads_with_sink(attention: Attention, heads: tuple[Head, ...], radius: float) -> tuple[Head, ...]:
@@ -156,6 +160,7 @@ def _problem(
     attention: Attention, heads: tuple[Head, ...], rotary: RotaryDistances | None, n: int, radius: float, tau: float
 ) -> LayerBound:
     """Gather the blocks; rotary positions and soft caps have norms of queries or keys in place of some forms."""
+    # Where differences between values or keys count, the sink is one more point, and biases do not cancel.
     extended = _heads_with_sink(attention, heads, radius)
     has_rotary = attention.positions.rotary is not None
     queries = [torch.cat((head.Q, head.query_bias[:, None] / tau), 1) if tau > 0 else head.Q for head in heads]
@@ -177,14 +182,15 @@ def _problem(
 
 def _key_forms(
     factors: list[tuple[Tensor, Head]], rotary: RotaryDistances | None, *, by_norms: bool
-) -> tuple[StackedMatrices | LargestStack, ...]:
+) -> tuple[Stacks, ...]:
     """Gather the key term: by forms, by norms, or summed over all distances from which a token is seen."""
     if rotary is not None:
-        return (LargestStack(stacks=tuple(_summed_forms(factors, rotary, group) for group in rotary.groups)),)
+        return (tuple(_summed_forms(factors, rotary, group) for group in rotary.groups),)
+    # Two stacks of the same forms: rows under each other see one direction of tokens, columns side by side another.
     under = [head.norm_K * Q if by_norms else head.reduced_K.mT @ Q for Q, head in factors]
     side_by_side = [norm_upper(Q) * head.K if by_norms else triangular_factor(Q).mT @ head.K for Q, head in factors]
     errors = [_product_error(Q, head.K) for Q, head in factors]
-    return StackedMatrices.of(under, errors), StackedMatrices.of(side_by_side, errors)
+    return (StackedMatrices.of(under, errors),), (StackedMatrices.of(side_by_side, errors),)
 
 
 def _summed_forms(factors: list[tuple[Tensor, Head]], rotary: RotaryDistances, group: range) -> StackedMatrices:
@@ -234,6 +240,7 @@ def with_sink(head: Head, radius: float) -> Head:
     :math:`V^+ = \tfrac\rho R[V, b_v/\tau]` has the values :math:`Vx+b_v` and zero there, in units of :math:`\rho/R`.
     Likewise for keys. Any :math:`\tau\ge R` will do; that of :func:`with_bias_column` is near the best.
     """
+    # The smallest ball around the values of tokens and the value zero of the sink has its centre off the origin.
     V = with_bias_column(head.V, head.value_bias, radius, head.norm_Wb, head.norm_WV * radius)
     K = with_bias_column(head.K, head.key_bias, radius, head.norm_Qb, head.norm_A * radius)
     return dataclasses.replace(head, V=V, K=K, Q=torch.nn.functional.pad(head.Q, (0, 1)))

@@ -36,27 +36,31 @@ def distances(attention: Attention, n: int) -> list[range]:
     positions = attention.positions
     if positions.rotary is None or positions.rotary.positions is not None or n > LONGEST:
         return []
+    # Θ_iᵀΘ_j depends on i − j alone, so n tokens have fewer than 2n forms.
     furthest = n if positions.window is None else min(n, positions.window)
     if positions.causal:
         return [range(furthest)]
+    # Unmasked, token j sees distances from −j to n − 1 − j: neighbouring columns share nearly all of them.
     ends = sorted({round(n * g / GROUPS) for g in range(GROUPS + 1)})
     groups = itertools.pairwise(ends)
     return [range(max(1 - last, 1 - furthest), min(n - first, furthest)) for first, last in groups]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class RotaryDistances:
     """Rotary positions, and the distances that occur among so many tokens.
+
+    Not a frozen value: the forms of a head are decomposed once, for the bound of that head and for that of the layer.
 
     Attributes:
         rotary: The positions.
         groups: Ranges of distances, see :func:`distances`; never none.
-        known: A cache of :func:`largest_forms`: the bounds of one head and of all heads need the same.
+        known: The results of :func:`largest_forms` so far.
     """
 
     rotary: Rotary
     groups: list[range]
-    known: dict[Head, tuple[float, float]] = field(default_factory=dict)
+    known: dict[Head, tuple[float, float]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, attention: Attention, n: int) -> "RotaryDistances | None":
@@ -81,6 +85,7 @@ class RotaryDistances:
         .. math:: R\,\Bigl\|\sum_\delta A_\delta A_\delta^\top\Bigr\|^{1/2} + \Bigl\|\sum_\delta
                   K^\top\Theta_\delta b_q(K^\top\Theta_\delta b_q)^\top\Bigr\|^{1/2}
         """
+        # Units first: a sum of n squares of large norms would leave the range of floats.
         keys, found = _unit(head.K), 0.0
         for group in self.groups:
             parts = (gram_factor(x, keys, self.rotary, group) for x in (_unit(head.Q), _unit(head.query_bias[:, None])))
@@ -111,6 +116,7 @@ def gram_factor(
     :math:`\sum_\delta A_\delta A_\delta^\top = K^\top(\sum_\delta\Theta_\delta QQ^\top\Theta_\delta^\top)K`: the sum is
     gathered in k dimensions, by its triangular factor, which loses nothing by squares.
     """
+    # R of a growing stack: the factor of all distances so far is updated by QR, and squares are never formed.
     factor = queries.new_zeros(0, len(queries))
     for rotated in _rotated(triangular_factor(queries), rotary, group):
         factor = torch.linalg.qr(torch.cat((factor, rotated.mT.flatten(0, 1)))).R

@@ -15,10 +15,10 @@ from howsmooth.theory.assumptions import (
     require_size,
 )
 from howsmooth.theory.ball.layer import layer_bound
-from howsmooth.theory.ball.mechanisms import mechanism_upper
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import Head, combine_factors, combine_heads, heads_of, log, log_sum
 from howsmooth.theory.linalg.matrix_norms import matrix_norm
+from howsmooth.theory.mechanisms.theorems import mechanism_upper
 from howsmooth.theory.results import Bound, lower_bound, upper_bound
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 from howsmooth.theory.worst_inputs.origin_token import OriginToken, best_origin_token
@@ -91,6 +91,7 @@ def sharp_upper(attention: MultiHead, *, n: int, radius: float) -> Bound:
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_upper(attention, n=n, radius=radius)
     require_size(n, radius)
+    # Norms of heads are those of the map without its sink, which theorems on other bounds refuse.
     sink = isinstance(attention, Attention) and attention.sink is not None
     plain = dataclasses.replace(attention, sink=None) if sink else attention
     refuse_norms(plain, "sharp_upper")
@@ -133,6 +134,7 @@ def discrete_lower(attention: Attention, *, n: int, radius: float) -> Bound:
     require_size(n, radius)
     head = single_plain_head(attention, "the paper's lower bound")
     gamma = steepest_eigenvalue(head, "sharp_lower").gamma
+    # The weight of the first token is 1/(1 + (n−1)e^(−2γR²)) in every other row.
     others = math.exp(log(n - 1) - 2 * gamma * radius**2)
     log_value = log(head.norm_WV) + 0.5 * log(n - 1) - math.log1p(others)
     return lower_bound(log_value, "discrete_lower", in_ball(n, radius), "the paper, two points on an eigenvector")
@@ -192,6 +194,7 @@ def origin_token_value(attention: Attention, n: int, radius: float) -> tuple[flo
     require_scores_alone(attention, "kim_lower", "hs.maximise")
     require_causal_or_none(attention, "kim_lower", "hs.maximise")
     refuse_biases(attention, "kim_lower", "sharp_lower, which covers them")
+    # The variance of ±1 signs and one zero under uniform weights: an odd number of signs leaves a mean of 1/n.
     spread = (n - 1) / n - (1 / n**2 if n % 2 == 0 else 0.0)
     token = best_origin_token(heads_of(attention))
     return log(math.sqrt((n - 1) / n) * spread * radius**2 * matrix_norm(token.response)), token
@@ -203,6 +206,7 @@ def score_gradient_bounds(attention: Attention, head: Head, radius: float) -> tu
     In plain scores the first is seen only through differences between keys, so a key bias does not count, but beside a
     sink, whose score has no gradient: there it is the radius of a ball that holds zero and the gradients of all others.
     """
+    # Rotations leave norms and nothing else of A: one form for each distance, all at most ‖Q‖‖K‖.
     if attention.positions.rotary is not None:
         query_gradient = head.norm_Q * (head.norm_K * radius + float(head.key_bias.norm()))
         return query_gradient, head.norm_K * (head.norm_Q * radius + float(head.query_bias.norm()))
@@ -227,6 +231,7 @@ def _score_terms(attention: Attention, head: Head, rotary: RotaryDistances | Non
     query, key = score_gradient_bounds(attention, head, radius)
     if rotary is None:
         return query + math.sqrt(n / 2) * key
+    # Forms of distances, summed over the rows that see a token; never more than n times the norm of one.
     all_rows = min(rotary.key_gradient(head, radius), math.sqrt(n) * key)
     return rotary.query_gradient(head, radius) + all_rows / math.sqrt(2)  # never more than by norms
 

@@ -66,6 +66,7 @@ def largest_eigenvalues(M: Float[Tensor, "*batch v v"], *, squarings: int = SQUA
 
 def largest_norms(x: Float[Tensor, "*batch a b"], *, squarings: int = SQUARINGS) -> Float[Tensor, "*batch"]:
     """Bound the largest singular value of every matrix from above, as closely."""
+    # The smaller Gram matrix has the same largest eigenvalue.
     y = x.mT if x.shape[-1] < x.shape[-2] else x
     scale = y.abs().amax((-2, -1), keepdim=True)
     y = y / torch.where(scale > 0, scale, 1.0)
@@ -122,6 +123,7 @@ def deflated_eigenvalues(
         error: A bound on the errors of ``times``, for columns of length one.
         steps: How many power steps there are.
     """
+    # The space is spanned by power steps, so most of the trace lies inside, and the rest is bounded by its trace.
     size, k = space.shape
     x = space[None]
     for _ in range(steps):
@@ -130,6 +132,7 @@ def deflated_eigenvalues(
     U = torch.linalg.qr(x).Q
     SU = times(U)
     A = U.mT @ SU
+    # What rounding did to the products and to the basis, as a multiple of what a column may be wrong by.
     margin = k * (error + 64 * k * size * UNIT * trace)
     inside = _largest(A) + margin
     outside = (trace - A.diagonal(dim1=1, dim2=2).sum(-1)).clamp_min(0) + k * margin
@@ -171,6 +174,7 @@ class CholeskyCertificate:
     def of(cls, W: Float[Tensor, "out m"]) -> "CholeskyCertificate":
         """Look at a matrix whose columns are of length about one, or zero."""
         m = W.shape[1]
+        # σ is so large that the inverse exists in floats, and so small that norm_bound exceeds one by little.
         gram, one, sigma = W.mT @ W, torch.eye(m, dtype=W.dtype), 128 * UNIT * m**2 * (m + 32)
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(gram + sigma * one), one, upper=False)
         size = float((W.square().sum(0) * half.square().sum(0)).sum())
@@ -227,6 +231,7 @@ def _proves(M: np.ndarray, value: float, R: np.ndarray, difference: np.ndarray) 
     """Say whether ``value * M - R`` has a Cholesky factor; it is written over ``difference``."""
     if not SMALL < value < math.inf:
         return False
+    # Into one buffer: a new page of memory for every matrix would take longer than its factor.
     np.multiply(M, value, out=difference)
     difference -= R
     _factor, failed = dpotrf(difference.T, lower=True, clean=False, overwrite_a=True)

@@ -45,6 +45,7 @@ def steepest_eigenvalue(head: Head, instead: str) -> SteepestEigenvalue:
             f"A has no real eigenvalue, so the paper's points do not exist; use {instead}.", field="attention"
         )
     lowest, highest = min(values), max(values)
+    # The paper's two cases: tokens at −Ru and Ru for a negative eigenvalue, at Ru and Ru/2 for a positive one.
     if -lowest >= highest / 8:
         return SteepestEigenvalue(gamma=-lowest, direction=vectors[values.index(lowest)], first=-1.0, others=1.0)
     return SteepestEigenvalue(gamma=highest / 8, direction=vectors[values.index(highest)], first=1.0, others=0.5)

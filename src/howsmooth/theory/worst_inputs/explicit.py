@@ -16,19 +16,21 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.spectral.protocols import HALF
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.theory.assumptions import (
-    has_key_bias,
-    has_query_bias,
-    require_causal_or_none,
-    require_size,
-)
+from howsmooth.theory.assumptions import has_key_bias, has_query_bias, require_causal_or_none, require_size
 from howsmooth.theory.ball.softmax import origin_token_value, single_plain_head
 from howsmooth.theory.heads import heads_of, total_value
 from howsmooth.theory.linalg.matrix_norms import matrix_norm
 from howsmooth.theory.results import LARGEST, Witness
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
-from howsmooth.theory.worst_inputs.tied_layer import pairs_in_ball, pairs_of_heads, pairs_on_sphere, require_tied
-from howsmooth.theory.worst_inputs.tied_pair import PROMISING, LayerPair, pairs_in
+from howsmooth.theory.worst_inputs.tied_layer import (
+    PROMISING,
+    LayerPair,
+    pairs_in,
+    pairs_in_ball,
+    pairs_of_heads,
+    pairs_on_sphere,
+    require_tied,
+)
 
 # The measured constant of a witness: a bracket of this relative width.
 RTOL = 1e-3
@@ -99,6 +101,7 @@ def two_point(attention: Attention, n: int, radius: float) -> Witness:
     head = single_plain_head(attention, "two_point")
     best = steepest_eigenvalue(head, "tied_pair")
     u = best.direction
+    # A masked row i sees i − 1 tokens beside the first; unmasked, all others.
     others = torch.arange(1, n) if attention.positions.causal else torch.full((n - 1,), n - 1)
     exponent = 2 * best.gamma * radius**2
     P = 1 / (1 + others.double() * math.exp(-exponent))

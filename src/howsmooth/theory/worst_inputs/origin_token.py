@@ -33,6 +33,7 @@ def best_origin_token(heads: tuple[Head, ...]) -> OriginToken:
     quadratic, so u can be replaced by its top eigenvector, then y, e by the top singular vectors, and so on: the value
     never falls. Any u gives a true lower bound, so it does not matter whether this finds the maximum.
     """
+    # The alternation ends in a local maximum, so a few starts are tried.
     starts = sorted(_starts(heads), key=lambda u: -matrix_norm(_small(*_sides(heads, u))))[:STARTS]
     best = max((_alternate(heads, u) for u in starts), key=lambda u: matrix_norm(_small(*_sides(heads, u))))
     return OriginToken(direction=best, response=_small(*_sides(heads, best)))

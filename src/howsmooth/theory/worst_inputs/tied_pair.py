@@ -1,4 +1,4 @@
-"""Theorem 2: two tokens that tie for the attention of all others, in one head and in all heads of a layer."""
+"""Theorem 2: two tokens that tie for the attention of all others, in one head."""
 
 import math
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.ellipsoid import StretchedSphere
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.attention import Attention
-from howsmooth.theory.heads import Head, heads_of, log
+from howsmooth.theory.heads import Head, log
 from howsmooth.theory.linalg.lbfgs import lowest_point
 
 # How many singular vectors of V enter the choice of z; the others can only help.
@@ -19,8 +18,6 @@ VALUE_DIRECTIONS = 16
 CANDIDATES = 6
 STARTS = 3
 ITERATIONS = 60
-# So many heads of a layer are tried for its best tied pair: those with the largest product of norms.
-PROMISING = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,21 +49,6 @@ class TiedPair:
         return E
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerPair:
-    r"""The tokens, the perturbation that moves their outputs, and the logarithm of how far.
-
-    Attributes:
-        X: The tokens.
-        E: The unit perturbation, of the pair alone.
-        log_value: The logarithm of what the pair proves of the whole layer, a lower bound.
-    """
-
-    X: Float[Tensor, "n d"]
-    E: Float[Tensor, "n d"]
-    log_value: float
-
-
 class TiedProblem:
     r"""The lower bound as a smooth function of the copies' place and the angle of the pair, in k + m numbers.
 
@@ -91,6 +73,8 @@ class TiedProblem:
         self.QB, self.KB = QD @ self.basis, self.KD @ self.basis
         self.gram = head.K @ head.K.mT
         _left, self.values, right = torch.linalg.svd(frame.pull(head.mixed), full_matrices=False)
+        # The search maximises over the leading singular vectors of V; the bound itself takes the best of all, in
+        # pair().
         count = min(VALUE_DIRECTIONS, self.values.numel())
         self.values, self.right = self.values[:count], right[:count]
         self.cross = self.right @ self.KD.mT
@@ -100,6 +84,7 @@ class TiedProblem:
         q = self.base + r[..., None] * (c @ self.QB.mT)
         wide = (q @ self.KD).norm(dim=-1)  # |Dᵀg|
         gradient = torch.einsum("...i,ij,...j->...", q, self.gram, q).clamp_min(1e-300).sqrt()
+        # Δ: by how much the score of either token of the pair exceeds that of a copy.
         delta = wide * cosine - r * (q * (c @ self.KB.mT)).sum(-1)
         overlap = q @ self.cross.mT / wide.clamp_min(1e-300)[..., None]
         spread = 0.5 * self._stretch_beside(overlap).clamp_min(1e-300).log()
@@ -122,6 +107,7 @@ class TiedProblem:
 
     def starts(self) -> Float[Tensor, "s m"]:
         """Return unit coordinates: what scores stretch most, and what likes itself least."""
+        # Copies that score low among themselves (small ⟨Ae, e⟩) leave the attention to the pair.
         A = self.KB.mT @ self.QB
         _left, _values, right = torch.linalg.svd(A)
         _values, vectors = torch.linalg.eigh(A + A.mT)
@@ -129,6 +115,7 @@ class TiedProblem:
 
     def screened(self, c: Float[Tensor, "s m"]) -> list[np.ndarray]:
         """Return the best few starts with their best r and cos θ on a grid."""
+        # A grid in two variables for every start: the function has several maxima, and L-BFGS finds only the nearest.
         like = c.new_zeros(1)
         r = torch.logspace(-1.5, 0, 16).to(like) if self.frame.solid else like + 1
         cosine = torch.cat((like, 1 - torch.logspace(-4, -0.3, 20).to(like), torch.logspace(-4, -0.3, 24).to(like)))
@@ -200,80 +187,3 @@ def best_pair(head: Head, frame: StretchedSphere, n: int | None) -> TiedPair:
     with torch.no_grad():
         starts = problem.screened(problem.starts())
     return max((problem.climb(start) for start in starts), key=lambda pair: pair.log_value)
-
-
-def pairs_in(attention: Attention, n: int, frame: StretchedSphere) -> list[LayerPair]:
-    """Return the best pair of every head that has one, anywhere."""
-    return [pair_in_layer(attention, pair, n) for pair in best_pairs(attention, n, frame)]
-
-
-def pair_in_layer(attention: Attention, pair: TiedPair, n: int) -> LayerPair:
-    """Return the tokens of a pair, and what it proves of the whole layer."""
-    return LayerPair(X=pair.tokens(n), E=pair.perturbation(n), log_value=proven(attention, pair, n))
-
-
-def best_pairs(attention: Attention, n: int, frame: StretchedSphere, *, heads: int | None = None) -> list[TiedPair]:
-    """Find the best tied pair of every head that has one; heads without scores or values have none.
-
-    With ``heads``, only so many are tried: those with the largest product of their two norms.
-    """
-    pairs, refusal = [], None
-    promising = heads_of(attention)
-    if heads is not None:
-        promising = tuple(sorted(promising, key=lambda head: head.norm_A * head.norm_WV, reverse=True)[:heads])
-    for head in promising:
-        try:
-            pairs.append(best_pair(head, frame, n))
-        except AssumptionError as error:
-            refusal = error
-    if refusal is not None and not pairs:
-        raise refusal
-    return pairs
-
-
-def tied_in_all(attention: Attention, pairs: list[TiedPair], n: int, frame: StretchedSphere) -> list[TiedPair]:
-    r"""Turn the best of some pairs so that it ties in all heads at once; nothing where that is not possible.
-
-    The pair is :math:`c\pm z`. With z beside c and every :math:`g_h = A_hy + K_h^\top b_h`, y the copies' place, all
-    heads answer together to the best direction:
-
-    .. math:: \sqrt{2(n-2)}\,\Bigl\|\sum_hp_h\,(W_hV_hz)\,g_h^\top\Bigr\|,\qquad
-              p_h = \frac1{2+(n-2)e^{-\langle g_h,\,c-y\rangle}}.
-
-    In a ball or on a sphere only: there z may turn without leaving the domain.
-    """
-    heads = heads_of(attention)
-    round_ball = not frame.centred and not bool(frame.centre.any()) and bool((frame.stretch == frame.stretch[0]).all())
-    if len(heads) < 2 or len(heads) + 2 > attention.d or not round_ball:
-        return []
-    pair = max(pairs, key=lambda found: found.log_value)
-    middle, half = (pair.first + pair.second) / 2, (pair.first - pair.second) / 2
-    g = torch.stack([(head.Q @ pair.copies + head.query_bias) @ head.K for head in heads])
-    known = torch.cat((g, middle[None]))
-    known = known / known.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    basis, values, _right = torch.linalg.svd(known.mT, full_matrices=False)
-    basis = basis[:, values > 1e-12]
-    z = half
-    for _twice in range(2):  # what rounding leaves of the scores after one projection would break the tie
-        z = z - basis @ (basis.mT @ z)
-    if not float(z.norm()) > 1e-6 * float(half.norm()):
-        return []
-    z = z * (half.norm() / z.norm())
-    share = 1 / (2 + (n - 2) * torch.exp(-(g @ (middle - pair.copies)).clamp_min(-700.0)))
-    parts = [p * torch.outer(_moved(head, z), pull) for p, head, pull in zip(share, heads, g, strict=True)]
-    response = torch.cat(parts) if attention.output is None else torch.stack(parts).sum(0)
-    _left, sizes, right = torch.linalg.svd(response, full_matrices=False)
-    log_value = 0.5 * math.log(2 * (n - 2)) + log(float(sizes[0]))
-    return [TiedPair(first=middle + z, second=middle - z, copies=pair.copies, direction=right[0], log_value=log_value)]
-
-
-def _moved(head: Head, z: Float[Tensor, " d"]) -> Float[Tensor, " out"]:
-    return head.V @ z if head.W is None else head.W @ (head.V @ z)
-
-
-def proven(attention: Attention, pair: TiedPair, n: int) -> float:
-    """Return the logarithm of the bound: the formula for one head, the response to the same direction for several."""
-    if attention.layout.heads == 1:
-        return pair.log_value
-    wide = attention.to(torch.float64, "cpu")
-    return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))

@@ -45,7 +45,7 @@ def find_reviews(given: str = "") -> Path:
     if not path.is_file():
         missing = f"{given!r} is no file" if given else f"there is no {PACKAGE} here"
         raise FileError(
-            f"training needs rated reviews, but {missing}; get them with {COMMAND}, or give reviews=FILE.",
+            f"training needs rated reviews, but {missing}; get them with {COMMAND}, or name their file with --reviews.",
             field="reviews",
         )
     return path

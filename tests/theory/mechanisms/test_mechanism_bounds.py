@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.search.start_patterns import start_patterns
-from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
-from howsmooth.theory.ball.mechanisms import entmax_deviation, mechanism_upper
+from howsmooth.search.starts import start_patterns
+from howsmooth.theory.mechanisms.other_weights import entmax_deviation
+from howsmooth.theory.mechanisms.softmax_scores import column_energy, kim, phi_inverse
+from howsmooth.theory.mechanisms.theorems import mechanism_upper
 
 F64 = torch.float64
 

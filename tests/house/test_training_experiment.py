@@ -1,19 +1,23 @@
-"""The task that trainings are compared on: what is read, what is trained, what is judged."""
+"""The experiment on training methods: what is read, what is trained, what is judged."""
 
 import io
+import json
 import random
+import sys
 import tarfile
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from howsmooth.errors import AssumptionError, FileError
-from howsmooth.studies.kinds import monitor, training
-from howsmooth.studies.plans.paper import QUICK, chosen_figures
-from howsmooth.studies.resources import Resources
-from howsmooth.studies.sentiment.learning import METHODS, FromEmbeddings, _frobenius, network, shown, task_of
-from howsmooth.studies.sentiment.reviews import INNER, PACKAGE, SNIPPETS, encode, find_reviews, read_reviews, vocabulary
+from howsmooth.errors import FileError
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks" / "experiments"))
+
+import training_methods  # noqa: E402
+from learning import METHODS, FromEmbeddings, _frobenius, network, shown, task_of  # noqa: E402
+from reviews import INNER, PACKAGE, SNIPPETS, encode, find_reviews, read_reviews, vocabulary  # noqa: E402
 
 
 def lines(count=240):
@@ -26,17 +30,11 @@ def lines(count=240):
     return "\n".join(rows)
 
 
-@pytest.fixture
-def reviews(tmp_path):
-    path = tmp_path / "reviews.tsv"
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reviews") / "reviews.tsv"
     path.write_text(lines(), encoding="latin-1")
     return path
-
-
-def asked(path, **others):
-    return training.Ask(
-        reviews=str(path), digest=read_reviews(str(path)).digest, time_limit=0.4, sentences=4, swaps=2, **others
-    )
 
 
 def packed(name, content):
@@ -85,23 +83,27 @@ def test_no_sentence_is_both_learned_and_held_out(reviews):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_and_is_judged(method, reviews):
-    ask = asked(reviews, method=method, strength=0.01)
-    (answer,) = training.run([ask], [ask], Resources())
-    assert answer.steps >= 1
-    assert 0 <= answer.accuracy <= 1
-    assert min(answer.network, answer.attention, answer.attained) > 0
-    assert 0 <= answer.flipped <= 1
-
-
-@pytest.mark.slow
-def test_a_rate_that_grows_without_end_is_noticed(reviews):
-    ask = asked(reviews, method="diverging", strength=30.0, updates=60)
-    (answer,) = training.run([ask], [ask], Resources())
-    assert answer.alarm_step is not None
-    assert answer.alarms >= 1
-    assert all(len(row) >= 2 for row in answer.trace)
+@pytest.mark.untyped  # as readers run it
+def test_the_script_trains_by_every_method_and_watches_a_rate_that_breaks_it(reviews, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_methods, "SENTENCES", 4)
+    monkeypatch.setattr(training_methods, "SWAPS", 2)
+    monkeypatch.setattr(training_methods, "LAST_RATES", (30.0,))
+    options = ["--reviews", str(reviews), "--seconds", "0.2", "--updates", "60", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["training_methods.py", *options])
+    training_methods.main()
+    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert {row["method"] for row in found["methods"]} == set(METHODS)
+    for row in found["methods"]:
+        assert row["steps"] >= 1
+        assert 0 <= row["accuracy"] <= 1
+        assert min(row["network"], row["attention"], row["attained"]) > 0
+        assert 0 <= row["flipped"] <= 1
+    (broken,) = found["watched"]
+    assert broken["alarm_step"] is not None
+    assert broken["alarms"] >= 1
+    assert all(len(row) >= 2 for row in broken["trace"])
+    assert "With a learning rate that grows to 30 the monitor gives its first alarm" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"training_methods.svg", "constants_over_steps.svg"}
 
 
 def test_the_frobenius_norm_by_projections_is_right_in_the_mean(reviews):
@@ -121,19 +123,3 @@ def test_the_frobenius_norm_by_projections_is_right_in_the_mean(reviews):
 def test_the_step_at_which_the_loss_shows_it():
     assert shown([0.7] * 50) is None
     assert shown([float("nan")] * 10) == 10
-
-
-def test_training_is_asked_for_by_its_name_only(reviews):
-    assert "training" not in chosen_figures(())
-    asks = list(chosen_figures(["training"])["training"].asks(replace(QUICK, reviews=str(reviews)), ()))
-    assert {ask.method for ask in asks} == {*METHODS, "diverging"}
-
-
-def test_what_cannot_be_asked_is_refused(reviews):
-    with pytest.raises(AssumptionError, match="there is no method 'plane'; did you mean plain"):
-        asked(reviews, method="plane")
-    with pytest.raises(AssumptionError, match=r"written while a model is trained: hs\.Monitor"):
-        monitor.run([], [], Resources())
-    ask = training.Ask(reviews=str(reviews), digest="other")
-    with pytest.raises(FileError, match="not those that were planned with"):
-        training.run([ask], [ask], Resources())

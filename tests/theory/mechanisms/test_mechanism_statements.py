@@ -10,12 +10,19 @@ from scipy.optimize import brentq, minimize_scalar
 from torch.func import jacrev
 
 import howsmooth as hs
-from howsmooth.theory.at_input import local_mechanisms as local
-from howsmooth.theory.ball.l2 import column_energy, kim, phi_inverse
-from howsmooth.theory.ball.mechanisms import _sigmoid_head as sigmoid_head
-from howsmooth.theory.ball.mechanisms import halves, lipsformer, sigmoid
-from howsmooth.theory.ball.mechanisms import largest_sigmoid_slope as slope
-from howsmooth.theory.heads import MechanismHead, coarse_norm, layer_upper, length_upper, mechanism_head
+from howsmooth.theory.mechanisms import mechanism_head as any_mechanism
+from howsmooth.theory.mechanisms import other_weights, softmax_scores
+from howsmooth.theory.mechanisms.mechanism_head import (
+    MechanismHead,
+    coarse_norm,
+    layer_upper,
+    length_upper,
+    mechanism_head,
+)
+from howsmooth.theory.mechanisms.other_weights import _sigmoid_head as sigmoid_head
+from howsmooth.theory.mechanisms.other_weights import largest_sigmoid_slope as slope
+from howsmooth.theory.mechanisms.other_weights import sigmoid
+from howsmooth.theory.mechanisms.softmax_scores import column_energy, halves, kim, lipsformer, phi_inverse
 
 EPS = torch.finfo(torch.float64).eps
 CLOSE = 1e-9  # allowances for rounding errors are far below
@@ -407,7 +414,7 @@ def test_tied_values_at_an_input_are_those_of_the_form(rng):
     exact = first * through + second + third
     assert exact * (1 + 20 * EPS) <= hs.bounds.local_upper(f, X).value <= exact * (1 + 1e-8)
     widened = coarse_norm(part.scale * part.B @ part.Q.mT) * coarse_norm(part.Q)
-    assert local._l2(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15, abs=0)
+    assert softmax_scores._l2_at_input(f, part, X, None).norm_V == pytest.approx(widened, rel=1e-15, abs=0)
 
 
 def test_two_softmaxes_at_an_input_add_up(rng):
@@ -442,12 +449,12 @@ def test_sinkhorn_attention_at_an_input_has_covariances_of_rows_and_columns(rng)
     exact = norm(part.B) * norm(P) + spread(P, y, torch.eye(3).double()) * steep
     found = hs.bounds.local_upper(f, X).value
     assert exact * (1 + 5e-9) <= found <= exact * (1 + 1e-6)
-    assert local._balanced(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]).double()) is None
+    assert other_weights._balanced(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]).double()) is None
 
 
 def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng):
     n, d, exponent, reach, V = 4, 3, 3e9, 5.0, 2.0
-    rows = local.MechanismAtInput(
+    rows = any_mechanism.MechanismAtInput(
         P=torch.softmax(gaussian(rng, n, n), -1) * 1.7,
         output_gradient=gaussian(rng, n, n, d),
         query_gradient=gaussian(rng, n, n, d) * torch.linspace(1, 5, n).double()[:, None],
@@ -466,10 +473,10 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
             norm(rows.output_gradient[i] * rows.key_gradient[i, :, None]) + lost * rows.key_gradient[i].max().item()
         ) ** 2
     exact = V * norm(rows.P) * (1 + wrong) + second + math.sqrt(third)
-    assert local._three_terms(rows) == pytest.approx(exact, rel=1e-12)
+    assert any_mechanism.three_terms(rows) == pytest.approx(exact, rel=1e-12)
     for small in (0.0, 1e18):
         changed = dataclasses.replace(rows, exponent=small)
-        assert (local._three_terms(changed) < exact) == (small == 0)
+        assert (any_mechanism.three_terms(changed) < exact) == (small == 0)
     calm = dataclasses.replace(rows, exponent=0.0, norm_V=1e3)
     wrong = math.expm1(2 * (n + 64) * EPS) + 64 * n * EPS
     second, third = 0.0, 0.0
@@ -481,7 +488,7 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
             norm(rows.output_gradient[i] * rows.key_gradient[i, :, None]) + lost * rows.key_gradient[i].max().item()
         ) ** 2
     stated = 1e3 * coarse_norm(rows.P) * (1 + wrong) + second + math.sqrt(third)
-    assert local._three_terms(calm) == pytest.approx(stated, rel=4e-15)
+    assert any_mechanism.three_terms(calm) == pytest.approx(stated, rel=4e-15)
     few = dataclasses.replace(rows, exponent=0.0, value_diameter=0.0)
     zero = V * norm(rows.P) + max(
         norm(m.mT @ q) for m, q in zip(rows.output_gradient, rows.query_gradient, strict=True)
@@ -489,14 +496,19 @@ def test_what_rounding_did_to_weights_is_a_share_of_all_that_moves_with_them(rng
     zero += math.sqrt(
         sum(norm(m * k[:, None]) ** 2 for m, k in zip(rows.output_gradient, rows.key_gradient, strict=True))
     )
-    assert local._three_terms(few) >= zero + V * norm(rows.P) * 200 * EPS
+    assert any_mechanism.three_terms(few) >= zero + V * norm(rows.P) * 200 * EPS
     broken = dataclasses.replace(rows, norm_V=math.nan)
-    assert local._three_terms(broken) == math.inf
+    assert any_mechanism.three_terms(broken) == math.inf
 
 
 def test_the_numbers_that_weights_are_made_of_bound_their_rounding(rng):
     kinds = (hs.maps.L2Attention, hs.maps.SigmoidAttention, hs.maps.LinearAttention, hs.maps.CosineAttention)
-    made = (local._l2, local._sigmoid, local._linear, local._cosine)
+    made = (
+        softmax_scores._l2_at_input,
+        other_weights._sigmoid_at_input,
+        other_weights._linear_at_input,
+        softmax_scores._cosine_at_input,
+    )
     for kind, make in 4 * list(zip(kinds, made, strict=True)):
         X = gaussian(rng, 5, 4)
         more = {"eps": 0.1, "gain": -0.5, "scale": -0.7} if kind is hs.maps.CosineAttention else {}
@@ -533,7 +545,8 @@ def test_an_input_at_the_edge_of_a_sparse_support_has_no_bound(rng):
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, alpha, monkeypatch):
     given = []
-    monkeypatch.setattr(local, "_three_terms", lambda rows: given.append(rows) or 1.0)
+    for room in (softmax_scores, other_weights):
+        monkeypatch.setattr(room, "three_terms", lambda rows: given.append(rows) or 1.0)
     for _draw in range(6):
         f, X = layer(rng, hs.maps.EntmaxAttention, mixed=False, alpha=alpha).head(0), gaussian(rng, 5, 4)
         part = mechanism_head(f, 0)[0]
@@ -545,7 +558,7 @@ def test_scores_of_sparse_and_of_subtracted_weights_bound_their_rounding(rng, al
         assert given[0].exponent == pytest.approx(5 * largest)
         assert given[0].value_diameter == pytest.approx(5 * far)
         assert given[0].norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
-        rows = local._dots(part, X, None)
+        rows = softmax_scores._dots(part, X, None)
         assert rows.norm_V == pytest.approx(coarse_norm(part.B), rel=1e-15, abs=0)
         assert rows.exponent == pytest.approx(largest)
         assert rows.value_diameter == pytest.approx(far)
@@ -555,16 +568,16 @@ def test_covariances_of_one_hot_weights_are_their_rounding(rng):
     y, M = gaussian(rng, 6, 3), gaussian(rng, 3, 2)
     P = torch.eye(6).double()
     far = max(((a - b) @ M).square().sum().item() for a in y for b in y)
-    assert local._spread(P, y, M) == pytest.approx(math.sqrt(6 * 64 * EPS * far))
+    assert other_weights._spread(P, y, M) == pytest.approx(math.sqrt(6 * 64 * EPS * far))
 
 
 def test_balanced_weights_have_rows_and_columns_that_sum_to_one(rng):
     for steep in (0.1, 1.0, 3.0):
         for _draw in range(5):
             S = steep * gaussian(rng, 6, 6)
-            P = local._balanced(S)
+            P = other_weights._balanced(S)
             assert float((P.sum(-1) - 1).abs().max()) < 1e-12
-            assert float((P.sum(-2) - 1).abs().max()) < 1.1 * local.LOOSE / 100
+            assert float((P.sum(-2) - 1).abs().max()) < 1.1 * other_weights.LOOSE / 100
             # products of a row's and a column's factors: cross ratios stay
             ratio = (P.log() - S) - (P.log() - S)[:1] - (P.log() - S)[:, :1] + (P.log() - S)[:1, :1]
             assert float(ratio.abs().max()) < 1e-9
@@ -600,7 +613,7 @@ def test_published_bounds_are_widened_by_the_rounding_of_every_norm(rng):
     stated = 0.7 * math.sqrt(7) * (4 * phi_inverse(6) + 1) * norms * coarse_norm(torch.cat(list(f.output), -1))
     assert kim(f, 7) == pytest.approx(stated, rel=2e-15)
     g, X = layer(rng, hs.maps.SigmoidAttention, biased=False, mixed=False).head(0), gaussian(rng, 5, 4)
-    rows = local._sigmoid(g, mechanism_head(g, 0)[0], X, None)
+    rows = other_weights._sigmoid_at_input(g, mechanism_head(g, 0)[0], X, None)
     steepest = (rows.P * (1 - rows.P)).max().item()
     inner = rows.P.max().item() + 2 * steepest * mechanism_head(g, 0)[0].norm_A * X.square().sum(-1).mean().item()
     stated = coarse_norm(mechanism_head(g, 0)[0].B) * 5 * (1 + (rows.exponent + 64 * 5) * EPS) * inner

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from reviews import LONGEST, Reviews, encode, vocabulary
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import spectral_norm
 from transformers import BertConfig, BertForSequenceClassification
 
-from howsmooth.studies.sentiment.reviews import LONGEST, Reviews, encode, vocabulary
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.penalties import penalty
-from howsmooth.training.warm_starts import WarmStart
+from howsmooth.training.penalties import WarmStart, penalty
 
 LAYERS, WIDTH, HEADS, WORDS = 2, 64, 4, 4000
 BATCH, HELD_OUT, RATE = 32, 1000, 1e-3

@@ -11,8 +11,8 @@ from theory.example_layers import random_layer
 
 import howsmooth as hs
 from howsmooth.theory.ball import layer as heads_together
-from howsmooth.theory.linalg import combination_norm as three_ways
-from howsmooth.theory.linalg.combination_norm import LARGEST, max_unit_combination_norm, products_norm
+from howsmooth.theory.linalg import stacked_norms as three_ways
+from howsmooth.theory.linalg.stacked_norms import LARGEST, max_unit_combination_norm, products_norm
 
 
 def flattened(A):
@@ -61,7 +61,7 @@ def test_weak_rows_enter_by_their_norms_and_cost_little(rng, whole, decay, monke
     A = turn @ (gaussian(rng, heads, d, d) * torch.arange(1, d + 1).double()[:, None] ** -decay) @ back
     A = A * torch.tensor([1.0, 1e-3, 0.5, 2.0]).double()[:, None, None]
     exact = mean_of_both(A)
-    monkeypatch.setattr("howsmooth.theory.linalg.combination_norm.WHOLE", whole)
+    monkeypatch.setattr("howsmooth.theory.linalg.stacked_norms.WHOLE", whole)
     bound = max_unit_combination_norm(A)
     assert exact <= bound
     if whole == 1000:
@@ -104,7 +104,7 @@ def test_factors_stand_for_their_products(rng, k):
 
 def test_a_factor_that_fails_proves_nothing(rng, monkeypatch):
     monkeypatch.setattr(
-        "howsmooth.theory.linalg.combination_norm._largest", lambda S: 0.9 * torch.linalg.eigvalsh(S)[-1].item()
+        "howsmooth.theory.linalg.stacked_norms._largest", lambda S: 0.9 * torch.linalg.eigvalsh(S)[-1].item()
     )
     assert max_unit_combination_norm(gaussian(rng, 3, 4, 5)) == math.inf
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from learning import LAYERS, Task
+from reviews import SPECIAL
 from torch import Tensor
 
 from howsmooth.attacks.perturbations import attack
 from howsmooth.models.activations import Activations
 from howsmooth.models.load import load
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.studies.sentiment.learning import LAYERS, Task
-from howsmooth.studies.sentiment.reviews import SPECIAL
 
 # How far all tokens together may move, and what an attack may spend.
 EPS, PASSES = 0.1, 40

@@ -1,14 +1,62 @@
-"""A monitor as a callback of Lightning's Trainer."""
+"""Monitors for training loops of libraries: ``hs.training.callbacks.HuggingFace`` and ``.Lightning``."""
 
 import importlib
+import sys
 from typing import Any
+
+from torch import nn
+from transformers.trainer_callback import TrainerCallback
 
 from howsmooth.errors import AssumptionError
 from howsmooth.training.monitor import Monitor
 from howsmooth.training.sinks import scalars
 
+__all__ = ["HuggingFace", "Lightning"]
+
 # One library under two names; whichever the caller has imported a Trainer from has to recognise the callback.
 HOMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+class HuggingFace(TrainerCallback):
+    """Let a Trainer call a monitor behind every optimiser step: ``Trainer(…, callbacks=[HuggingFace(monitor)])``.
+
+    The Trainer does not show its callbacks the batch: a hook on the model keeps the last one that went in. Numbers go
+    to the monitor's sinks; with ``log=True`` to the Trainer's own logs, too.
+    """
+
+    def __init__(self, monitor: Monitor, *, log: bool = True) -> None:
+        """Watch with a monitor.
+
+        Args:
+            monitor: The monitor of the model that is trained.
+            log: Whether to put the numbers into the Trainer's log history.
+        """
+        self.monitor, self._log = monitor, log
+        self._batch: dict[str, Any] | None = None
+        self._hook: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to keep batches."""
+        model: nn.Module = kwargs["model"]
+        self._hook = model.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look, if it is time to."""
+        if self._batch is None:
+            return
+        look = self.monitor.step(self._batch)
+        if look is not None and self._log:
+            state.log_history.append(scalars(look) | {"step": state.global_step})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the hook away."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._batch = None
+
+    def _keep(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if module.training:
+            self._batch = dict(named) if named else {"inputs": positional[0]}
 
 
 def Lightning(monitor: Monitor, *, log: bool = True) -> Any:
@@ -45,8 +93,6 @@ def Lightning(monitor: Monitor, *, log: bool = True) -> Any:
 
 
 def _callback() -> Any:
-    import sys
-
     # the one that is in use first: the other one's Trainer does not know its callbacks
     for name in sorted(HOMES, key=lambda name: name not in sys.modules):
         try:

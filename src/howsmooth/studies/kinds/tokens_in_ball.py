@@ -1,0 +1,230 @@
+"""Attention on ``length`` tokens in a ball: theorems, inputs that are built from weights, and what searches find."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec.structs import replace
+
+from howsmooth.errors import AssumptionError
+from howsmooth.studies.asks import AboutHead, Answer, one_by_one
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, JsonValue
+from howsmooth.studies.kinds import Kind
+from howsmooth.studies.kinds.text import TextAnswer, answer_at, norm_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.studies.resources import Resources
+    from howsmooth.theory.results import Witness
+
+# How many starts the search for a sequence has.
+STARTS = 2
+
+
+class BoundsAsk(AboutHead, frozen=True, kw_only=True, tag="bounds"):
+    """Theorems about n tokens in a ball: the paper's bounds and ours, and what explicit inputs attain."""
+
+
+class BoundsAnswer(Answer, frozen=True, kw_only=True):
+    """Bounds and values that inputs attain; none where a theorem does not apply, or an input does not exist.
+
+    Attributes:
+        discrete_upper: The paper's bound.
+        sharp_upper: The worst-case bound of ours.
+        discrete_lower: The paper's lower bound.
+        sharp_lower: Our lower bound.
+        two_point: What the paper's two points attain.
+        tied_pair: What a tied pair attains.
+    """
+
+    discrete_upper: Annotated[float | None, ROUND_UP] = None
+    sharp_upper: Annotated[float | None, ROUND_UP] = None
+    discrete_lower: Annotated[float | None, ROUND_DOWN] = None
+    sharp_lower: Annotated[float | None, ROUND_DOWN] = None
+    two_point: Annotated[float | None, ROUND_DOWN] = None
+    tied_pair: Annotated[float | None, ROUND_DOWN] = None
+
+
+def _bounds(ask: BoundsAsk, resources: "Resources") -> BoundsAnswer:
+    from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, sharp_lower, sharp_upper
+    from howsmooth.theory.inputs import tied_pair, two_point
+
+    f, n, radius = resources.attention(ask), ask.length, ask.radius
+    theorems = (discrete_upper, sharp_upper, discrete_lower, sharp_lower)
+    found = {theorem.__name__: _value(theorem, f, n=n, radius=radius) for theorem in theorems}
+    inputs = (two_point, tied_pair) if n > 2 else ()
+    return BoundsAnswer(**found | {build.__name__: _value(build, f, n, radius) for build in inputs})
+
+
+def _value(find: Callable[..., Any], *subject: Any, **size: Any) -> float | None:
+    """Return a number, or nothing where the hypotheses of its theorem do not hold."""
+    try:
+        return find(*subject, **size).value
+    except AssumptionError:
+        return None
+
+
+class ExtremalAsk(AboutHead, frozen=True, kw_only=True, tag="extremal"):
+    """The constant at inputs that are built from the weights: the paper's two points, and tied pairs.
+
+    They are built from one head without its biases, as the paper does.
+
+    Attributes:
+        points: Which input.
+        head: The head that it is built from.
+    """
+
+    points: Literal["two_point", "tied_pair"]
+    head: int = 0
+
+
+def _at_built_input(ask: ExtremalAsk, resources: "Resources") -> TextAnswer:
+    from howsmooth.spectral.solvers import local_lipschitz
+    from howsmooth.studies.resources import seeded
+
+    f = resources.attention(ask)
+    # the head and the whole layer are measured at the same input
+    X = resources.once(_built_input, replace(ask, map=f"head:{ask.head}", biases=False), resources).to(f.dtype)
+    estimate = norm_of(local_lipschitz, f, X, solver=ask.solver, generator=seeded([ask]))
+    return answer_at(estimate, X)
+
+
+def _built_input(ask: ExtremalAsk, resources: "Resources") -> "Tensor":
+    from howsmooth.theory.inputs import tied_pair, two_point
+
+    build = {"two_point": two_point, "tied_pair": tied_pair}[ask.points]
+    return build(resources.attention(ask), ask.length, ask.radius).tokens
+
+
+class AscentAsk(AboutHead, frozen=True, kw_only=True, tag="ascent"):
+    """The worst sequence of tokens in a ball that a search finds.
+
+    Attributes:
+        climb: How many steps the search gets.
+    """
+
+    climb: int = 100
+
+    @property
+    def cost(self) -> float:
+        """Every step takes a measurement."""
+        return super().cost * max(1, self.climb)
+
+
+class AscentAnswer(Answer, frozen=True, kw_only=True):
+    """What the search found.
+
+    Attributes:
+        lower: Attained by a sequence in the ball.
+    """
+
+    lower: Annotated[float, ROUND_DOWN]
+
+
+def _worst_sequence(ask: AscentAsk, resources: "Resources") -> AscentAnswer:
+    return AscentAnswer(lower=_maximum(ask, resources, starts=STARTS).value)
+
+
+def _maximum(ask: "AscentAsk | MeasuresAsk", resources: "Resources", **others: Any) -> "Witness":
+    from howsmooth.domains.ball import Ball
+    from howsmooth.search.ascent import maximise
+    from howsmooth.studies.resources import seeded
+
+    f, ball = resources.attention(ask), Ball(ask.radius)
+    return maximise(f, n=ask.length, domain=ball, steps=ask.climb, generator=seeded([ask]), **others)
+
+
+class MeasuresAsk(AscentAsk, frozen=True, kw_only=True, tag="measures"):
+    """The worst measure with so many atoms in a ball that a search finds.
+
+    The length is the number of atoms.
+
+    Attributes:
+        climb: How many steps the search gets.
+    """
+
+
+class Atom(JsonValue, frozen=True, kw_only=True):
+    """A place and what it weighs.
+
+    Attributes:
+        mass: Its share of the mass.
+        coordinate: Its first coordinate: all of it, on the line.
+        norm: How far it is from the origin.
+    """
+
+    mass: float
+    coordinate: float
+    norm: float
+
+
+class MeasuresAnswer(Answer, frozen=True, kw_only=True):
+    """What the search found.
+
+    Attributes:
+        lower: Attained by the measure.
+        atoms: The measure, the heaviest atom first.
+    """
+
+    lower: Annotated[float, ROUND_DOWN]
+    atoms: tuple[Atom, ...]
+
+
+def _worst_measure(ask: MeasuresAsk, resources: "Resources") -> MeasuresAnswer:
+    found = _maximum(ask, resources, weights=True)
+    places, masses = found.measure.points, found.measure.weights
+    atoms = tuple(
+        Atom(mass=float(masses[i]), coordinate=float(places[i][0]), norm=float(places[i].norm()))
+        for i in masses.argsort(descending=True).tolist()
+    )
+    return MeasuresAnswer(lower=found.value, atoms=atoms)
+
+
+class RegimesAsk(AboutHead, frozen=True, kw_only=True, tag="regimes"):
+    """One length on the way from few tokens to measures: the worst constant found, between bounds and plateau."""
+
+    @property
+    def cost(self) -> float:
+        """Places with masses stand for any number of tokens."""
+        return 1e4
+
+
+class RegimesAnswer(Answer, frozen=True, kw_only=True):
+    """What is known at one length.
+
+    Attributes:
+        lower: The worst constant found.
+        upper: The bound for so many tokens; none if it overflows.
+        crossing: The length at which the two regimes meet; none if it overflows.
+        plateau: What measures attain; none if it overflows.
+        measures_upper: What no measure exceeds; none if it overflows.
+    """
+
+    lower: Annotated[float, ROUND_DOWN]
+    upper: Annotated[float | None, ROUND_UP]
+    crossing: float | None
+    plateau: Annotated[float | None, ROUND_DOWN]
+    measures_upper: Annotated[float | None, ROUND_UP]
+
+
+def _regimes(ask: RegimesAsk, resources: "Resources") -> RegimesAnswer:
+    from howsmooth.search.length_regimes import regimes
+
+    found = regimes(resources.attention(ask), ask.radius, [ask.length])
+    (row,) = found.rows
+    return RegimesAnswer(
+        lower=row.found,
+        upper=row.upper.value,
+        crossing=found.crossing,
+        plateau=None if found.lower is None else found.lower.value,
+        measures_upper=None if found.upper is None else found.upper.value,
+    )
+
+
+KINDS = (
+    Kind(ask=BoundsAsk, answer=BoundsAnswer, run=one_by_one(_bounds)),
+    Kind(ask=ExtremalAsk, answer=TextAnswer, run=one_by_one(_at_built_input)),
+    Kind(ask=AscentAsk, answer=AscentAnswer, run=one_by_one(_worst_sequence)),
+    Kind(ask=MeasuresAsk, answer=MeasuresAnswer, run=one_by_one(_worst_measure)),
+    Kind(ask=RegimesAsk, answer=RegimesAnswer, run=one_by_one(_regimes)),
+)
