@@ -11,9 +11,9 @@ import time
 import torch
 from claims import options, verdict
 
-from howsmooth.certificates.radius import Proof, Rivals
-from howsmooth.certificates.sizes import ROUND
-from howsmooth.certificates.table import Table
+from howsmooth.certificates.image_norms import EUCLIDEAN
+from howsmooth.certificates.radius_search import Proof, Rivals
+from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.maps.composition import Chain
 from howsmooth.models.load import load
 
@@ -49,10 +49,10 @@ def row(size: tuple[int, int, int], turns: int) -> float:
     began, best = time.perf_counter(), float("inf")
     for _turn in range(turns):
         busy = time.process_time()
-        table = Table(f, X)
+        table = RemainderTable(f, X)
         best = min(best, time.process_time() - busy)
     middle = time.perf_counter()
-    radius = Proof(table, Rivals.of(f(X)[0]), torch.tensor([tokens // 2]), ROUND).radius()
+    radius = Proof(table, Rivals.of(f(X)[0]), torch.tensor([tokens // 2]), EUCLIDEAN).radius()
     word, memory = time.perf_counter() - middle, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     cost = f"{(middle - began) / turns:.1f} | {best:.2f} | {word:.1f}"
     print(f"| {layers} | {width} | {tokens} | {cost} | {radius:.3g} | {memory:.0f} |", flush=True)

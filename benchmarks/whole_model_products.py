@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import howsmooth as hs
-from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.autograd.module_calls import OUTPUT, PartCall
 from howsmooth.models.inputs.text import read_text
 
 
@@ -87,12 +87,12 @@ def products(transformer: hs.Transformer, n: int, seconds: float) -> dict[str, f
     )
 
 
-def whole(transformer: hs.Transformer, n: int) -> tuple[hs.maps.Chain, Tensor, PartialForward]:
+def whole(transformer: hs.Transformer, n: int) -> tuple[hs.maps.Chain, Tensor, PartCall]:
     """Return the whole model as a map, what enters it, and the same by running the module."""
     found = transformer.activations(transformer.windows(read_text(), length=n, count=1))
     f, X = found.at(0, "model")
     assert isinstance(f, hs.maps.Chain)
-    return f, X, PartialForward(run=found.run, enters=(transformer.layers[0].block_path, 0))
+    return f, X, PartCall(call=found.run, enters=(transformer.layers[0].block_path, 0), locations=(OUTPUT,))
 
 
 def power_iteration(f: Callable[[Tensor], Tensor], X: Tensor, change: float, seed: int) -> float:

@@ -1,9 +1,9 @@
 r"""Mutation testing of the bounds: change one expression at a time, and a test of that part of the library must fail.
 
-``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/`` and ``spectral/certificate.py``, or of
-the files that are named. Mutations are made on the syntax tree: a summand is dropped or halved, a product or a returned
-value halved, a maximum replaced by one of its arguments, a comparison negated or relaxed, an allowance for rounding
-errors left out, a square, a root or an absolute value left out.
+``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/`` and
+``spectral/lanczos_upper_bound.py``, or of the files that are named. Mutations are made on the syntax tree: a summand is
+dropped or halved, a product or a returned value halved, a maximum replaced by one of its arguments, a comparison
+negated or relaxed, an allowance for rounding errors left out, a square, a root or an absolute value left out.
 
 One process collects the tests. A fork of it runs each of them once and records the lines that it executes; then every
 mutant has a fork of its own, in which the code of live functions is exchanged and the tests run that reach the changed
@@ -50,7 +50,7 @@ BEGIN, END = "<!-- written by tools/mutants.py -->", "<!-- end -->"
 ROOMS = {
     "theory": ("tests/theory", "src/howsmooth/theory"),
     "certificates": ("tests/certificates", "src/howsmooth/certificates"),
-    "spectral": ("tests/spectral/test_certificate.py", "src/howsmooth/spectral/certificate.py"),
+    "spectral": ("tests/spectral/test_lanczos_upper_bound.py", "src/howsmooth/spectral/lanczos_upper_bound.py"),
 }
 # Type checks and captured output cost time and kill no wrong bound.
 PYTEST = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "console_output_style=none", "-o"]
@@ -855,7 +855,8 @@ def table(rows: dict[str, Counter[str]]) -> str:
 
 def _target_files() -> list[str]:
     paths = [*PACKAGE.glob("theory/**/*.py"), *PACKAGE.glob("certificates/**/*.py")]
-    return sorted(path.relative_to(PACKAGE).as_posix() for path in (*paths, PACKAGE / "spectral" / "certificate.py"))
+    paths.append(PACKAGE / "spectral" / "lanczos_upper_bound.py")
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in paths)
 
 
 def _asked_files(names: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ PLACE = "<!-- names -->"
 ROOMS = {
     "maps": "Maps",
     "domains": "Where tokens may lie",
+    "metrics": "How large a perturbation is",
     "spectral": "Measuring",
     "linear_operators": "Linear operators",
     "theory": "Bounds and witnesses",

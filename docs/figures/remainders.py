@@ -16,11 +16,11 @@ from torch import Tensor
 
 import howsmooth as hs
 from howsmooth.certificates.attention_stage import AttentionStage
-from howsmooth.certificates.kinked_stage import KinkedStage
-from howsmooth.certificates.mlp_stage import GatedStage, SmoothStage
+from howsmooth.certificates.image_norms import EUCLIDEAN, SquaredBall, packed_pairs
+from howsmooth.certificates.mlp_stage import GatedStage, SmoothMLPStage
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.sizes import ROUND, Squares
-from howsmooth.certificates.stages import Bent, First, Stage
+from howsmooth.certificates.relu_stage import ReLUStage
+from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage
 from howsmooth.maps.protocols import Map
 from howsmooth.report.saving import save_chart
 
@@ -51,17 +51,17 @@ def problems(rng: torch.Generator) -> dict[str, tuple[Map, Stage, Tensor]]:
     return {
         "LayerNorm": (norm, NormStage(norm, X), X),
         "attention, 2 heads": (attention, AttentionStage(attention, X), X),
-        "MLP, GELU": (mlp, SmoothStage(mlp, X), X),
-        "MLP, ReLU": (kinked, KinkedStage(kinked, X), X),
+        "MLP, GELU": (mlp, SmoothMLPStage(mlp, X), X),
+        "MLP, ReLU": (kinked, ReLUStage(kinked, X), X),
         "gated MLP, SiLU": (gated, GatedStage(gated, X), X),
     }
 
 
 def length(f: Map, stage: Stage, X: Tensor, columns: Tensor, *, beyond: bool) -> Callable[[Tensor], Tensor]:
     """Return a function from coefficients of columns to the first token's remainder, or what is beyond second order."""
-    a, b, times = Squares().packed(len(columns))
-    pairs = stage.second(columns[None]) if beyond and isinstance(stage, Bent) else None
-    _sizes, pushed = stage.through(columns[:, None], ROUND)
+    a, b, times = packed_pairs(len(columns))
+    pairs = stage.second_order(columns[None]) if beyond and isinstance(stage, SmoothStage) else None
+    _sizes, pushed = stage.propagate(columns[:, None], EUCLIDEAN)
     centre = f(X) if stage.shift is None else f(X) + stage.shift
 
     def measured(xi: Tensor) -> Tensor:
@@ -93,15 +93,18 @@ def rows() -> list[dict[str, Any]]:
     found = []
     for name, (f, stage, X) in problems(rng).items():
         columns = torch.randn(3, *X.shape, generator=rng, dtype=torch.float64) / X.shape[1] ** 0.5
-        sizes = stage.seen(columns[None], ROUND)[0]
+        sizes = stage.image_norms(columns[None], EUCLIDEAN)[0]
         for eps in RADII:
-            bounds = {"all": (stage, stage.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))}
-            if isinstance(stage, Bent):
-                inside = stage.inside(eps * columns[None], Squares())
-                bounds["beyond"] = (stage, stage.beyond(eps * sizes, torch.zeros_like(sizes), inside))
-            if isinstance(stage, KinkedStage) and isinstance(f, hs.maps.MLP):
-                along = KinkedStage(f, X, stage.reach(eps * sizes))
-                bounds["chords"] = (along, along.bounds(eps * sizes, First(sizes, columns[None], eps, ROUND)))
+            bounds = {"all": (stage, stage.remainder(eps * sizes, FirstOrder(sizes, columns[None], eps, EUCLIDEAN)))}
+            if isinstance(stage, SmoothStage):
+                inside = stage.score_forms(eps * columns[None], SquaredBall())
+                bounds["beyond"] = (stage, stage.third_order_remainder(eps * sizes, torch.zeros_like(sizes), inside))
+            if isinstance(stage, ReLUStage) and isinstance(f, hs.maps.MLP):
+                along = ReLUStage(f, X, stage.unit_ranges(eps * sizes))
+                bounds["chords"] = (
+                    along,
+                    along.remainder(eps * sizes, FirstOrder(sizes, columns[None], eps, EUCLIDEAN)),
+                )
             values = {}
             for part, (at, bound) in bounds.items():
                 reach = torch.cat([torch.linalg.matrix_norm(bundle[:, :, 0].mT, 2) for bundle in at.directions()])

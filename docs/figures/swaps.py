@@ -11,13 +11,13 @@ from unittest.mock import patch
 import altair as alt
 import torch
 from scipy.stats import spearmanr
+from token_splitting import token_splitting
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 from howsmooth.tokens import methods
-from howsmooth.tokens.outputs import Outputs, Trials
+from howsmooth.tokens.methods import Outputs, Trials
 from howsmooth.tokens.replacements import replacements
-from howsmooth.tokens.token_splitting import token_splitting
 
 HERE = Path(__file__).parent
 LENGTH, BUDGET, PAIRS, ORDER = 16, 300, 40, 200

@@ -5,6 +5,7 @@ from howsmooth import certificates as certificates
 from howsmooth import domains as domains
 from howsmooth import errors as errors
 from howsmooth import maps as maps
+from howsmooth import metrics as metrics
 from howsmooth import search as search
 from howsmooth import spectral as spectral
 from howsmooth import studies as studies
@@ -15,6 +16,8 @@ from howsmooth.attacks import attack as attack
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
 from howsmooth.maps import Attention as Attention
+from howsmooth.metrics import Metric as Metric
+from howsmooth.metrics import Metrics as Metrics
 from howsmooth.models.load import load as load
 from howsmooth.models.transformer import Transformer as Transformer
 from howsmooth.report.page import write_report as write_report

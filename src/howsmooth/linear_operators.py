@@ -14,7 +14,7 @@ from howsmooth.validation import require_like
 class LinearOperator(Protocol):
     """A batch of linear operators from vectors of shape ``domain`` to vectors of shape ``codomain``.
 
-    An operator may be able to do more, see :mod:`howsmooth.spectral.protocols`: ``compress`` itself to a smaller space,
+    An operator may be able to do more, see :mod:`howsmooth.spectral.operators`: ``compress`` itself to a smaller space,
     ``take`` some operators out of the batch, ``guess`` a direction that it stretches.
     """
 

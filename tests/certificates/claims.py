@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from howsmooth.certificates.entrance import Entrance
+from howsmooth.certificates.image_norms import EUCLIDEAN, packed_pairs
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.program import Apply
-from howsmooth.certificates.pushing import move
-from howsmooth.certificates.sizes import ROUND, Squares
-from howsmooth.certificates.stages import Bent
-from howsmooth.certificates.table import Table
+from howsmooth.certificates.propagation import Apply, move
+from howsmooth.certificates.remainder_table import RemainderTable
+from howsmooth.certificates.stages import SmoothStage
+from howsmooth.certificates.word_perturbation import WordPerturbation
 
 # What differences of floats may lose: so many times what they lose where the input is a few floats away.
 TIMES, NEAR, COPIES = 30.0, 1e-15, 8
@@ -51,7 +50,9 @@ class Shares:
         return max(self.largest.values(), default=0.0)
 
 
-def signals(table: Table, Z: torch.Tensor, *, centre: bool) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def signals(
+    table: RemainderTable, Z: torch.Tensor, *, centre: bool
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Yield what enters every stage and what leaves it, by the place of the stage; at last the output.
 
     Where the table shifts its centre, centres are shifted too; what truly happens is not.
@@ -69,7 +70,7 @@ def signals(table: Table, Z: torch.Tensor, *, centre: bool) -> Iterator[tuple[in
     yield -1, stack[0], stack[0]
 
 
-def turned(table: Table, way: Entrance, E: torch.Tensor) -> torch.Tensor:
+def turned(table: RemainderTable, way: WordPerturbation, E: torch.Tensor) -> torch.Tensor:
     """Return the perturbations that first orders belong to: behind a norm, how far tokens turn."""
     if not way._turns:
         return E.flatten(1)
@@ -77,12 +78,14 @@ def turned(table: Table, way: Entrance, E: torch.Tensor) -> torch.Tensor:
     assert isinstance(stage, NormStage)
     moved = torch.zeros(len(E), *table.X.shape, dtype=E.dtype)
     moved[:, way._tokens] = E
-    u, w = stage._parts(moved)
+    u, w = stage._along_and_across(moved)
     length = ((1 + u).square() + w.square().sum(-1)).sqrt()
     return (stage._length * w / length[..., None])[:, way._tokens].flatten(1)
 
 
-def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals: torch.Tensor) -> Shares:
+def claims(
+    table: RemainderTable, way: WordPerturbation, eps: float, E: torch.Tensor, functionals: torch.Tensor
+) -> Shares:
     """Return the shares of all claims at perturbations ``E`` (samples, tokens, d) of size at most ``eps``."""
     Z = table.X.repeat(len(E), 1, 1)
     Z[:, way._tokens] += E
@@ -99,17 +102,17 @@ def claims(table: Table, way: Entrance, eps: float, E: torch.Tensor, functionals
         if place not in way._first:
             continue  # turned: nothing is claimed of what enters
         (x0, y0), (x, y), (x1, y1) = (each[place] for each in (centre, truth, noise))
-        delta, first = x - x0, torch.einsum("sr,rnd->snd", xi, way._bundles[place][0])
-        one, rest = way._sizes(place, eps, before)
-        lost = TIMES * stage.seen((x1 - x0)[:, None], ROUND).amax(0)
-        found.add(f"{stage.name} enters", stage.seen(delta[:, None], ROUND), one + rest, lost)
-        found.add(f"{stage.name} first", stage.seen(first[:, None], ROUND), one, lost)
-        found.add(f"{stage.name} rest", stage.seen((delta - first)[:, None], ROUND), rest, lost)
-        _sizes_seen, pushed = stage.through(delta[:, None], ROUND)  # along lines that need not be tangents
+        delta, first = x - x0, torch.einsum("sr,rnd->snd", xi, way._columns[place][0])
+        one, rest = way._entering_norms(place, eps, before)
+        lost = TIMES * stage.image_norms((x1 - x0)[:, None], EUCLIDEAN).amax(0)
+        found.add(f"{stage.name} enters", stage.image_norms(delta[:, None], EUCLIDEAN), one + rest, lost)
+        found.add(f"{stage.name} first", stage.image_norms(first[:, None], EUCLIDEAN), one, lost)
+        found.add(f"{stage.name} rest", stage.image_norms((delta - first)[:, None], EUCLIDEAN), rest, lost)
+        _sizes_seen, pushed = stage.propagate(delta[:, None], EUCLIDEAN)  # along lines that need not be tangents
         R = y - y0 - pushed[:, 0]
-        if way._pairs is not None and isinstance(stage, Bent):
-            a, b, _times = Squares().packed(len(first))
-            R = R - stage.second(first[None])[0][a == b]
+        if way._pairs is not None and isinstance(stage, SmoothStage):
+            a, b, _times = packed_pairs(len(first))
+            R = R - stage.second_order(first[None])[0][a == b]
         lost = TIMES * (y1 - y0).flatten(1).norm(dim=1).max() + ROUNDING * (y - y0).flatten(1).norm(dim=1).max()
         lost = lost + NEAR * y0.norm()  # where every unit is straight nothing at all is allowed
         found.join(_along(stage, R, own, lost))
@@ -148,12 +151,12 @@ def _ends(table, way, eps, xi, bounds, functionals, moved, lost) -> Shares:
     first, second = way.at_output(functionals)
     linear = xi @ (way._output[0].flatten(1) @ functionals.mT)
     moved = moved.flatten(1) @ functionals.mT
-    a, b, times = Squares().packed(xi.shape[1])
+    a, b, times = packed_pairs(xi.shape[1])
     if way._pairs is None:
         curved = torch.zeros_like(linear)
     else:
         curved = (times * xi[:, a] * xi[:, b]) @ (way._pairs[0].flatten(1) @ functionals.mT)
-    left = bounds @ table.arriving_at(functionals)
+    left = bounds @ table.transfer_to(functionals)
     lost = lost + ROUNDING * moved.abs().max()
     found.add("margin first", linear.abs(), eps * first, lost)
     found.add("margin second", curved.abs(), eps**2 * second, lost)

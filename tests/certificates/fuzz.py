@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import torch
 from certificates.claims import Shares, claims
-from certificates.scenes import Drawn, draw
+from certificates.random_classifiers import Drawn, draw
 
-from howsmooth.certificates.entrance import Entrance
-from howsmooth.certificates.flips import _descent, _unit, sphere
-from howsmooth.certificates.radius import Proof, Rivals
-from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.table import Table
+from howsmooth.certificates.flip_attack import descent_direction, random_sphere, unit_directions
+from howsmooth.certificates.image_norms import UnitBall
+from howsmooth.certificates.radius_search import Proof, Rivals
+from howsmooth.certificates.remainder_table import RemainderTable
+from howsmooth.certificates.word_perturbation import WordPerturbation
 
 SAMPLES, ATTACKS, STEPS = 100, 16, 12
 # Where points lie, in certified radii.
@@ -51,45 +51,45 @@ class Found:
     what: str
 
 
-def attack(seed: int) -> Found:
-    """Certify a network and look for what contradicts it."""
+def attack(seed: int, *, radii: tuple[float, ...] = RADII, steps: int = STEPS) -> Found:
+    """Certify a network and look for what contradicts it, at some radii and with some steps down the gradient."""
     drawn = draw(seed)
     f, X, tokens = drawn.f, drawn.X, drawn.tokens
-    rivals, table = Rivals.of(f(X)[0]), Table(f, X)
-    proof = Proof(table, rivals, tokens, Ball(drawn.p))
+    rivals, table = Rivals.of(f(X)[0]), RemainderTable(f, X)
+    proof = Proof(table, rivals, tokens, UnitBall(drawn.p))
     certified, rng = proof.radius(), torch.Generator().manual_seed(seed)
     # rectified units are taken in another way, for a radius that need not be the one they are looked at
-    reach = proof.reach(RADII[seed % len(RADII)] * certified)
-    suited = Table(f, X, reach=reach) if reach else table
-    second = Proof(suited, rivals, tokens, Ball(drawn.p)) if reach else proof
+    reach = proof.unit_ranges(RADII[seed % len(RADII)] * certified)
+    suited = RemainderTable(f, X, unit_ranges=reach) if reach else table
+    second = Proof(suited, rivals, tokens, UnitBall(drawn.p)) if reach else proof
     shares, points, worst = _rough(drawn, table, rivals), 0, math.inf
     # larger models go without exact second orders
-    plain = Entrance(table, tokens, Ball(drawn.p), curved=False)
-    for eps in [times * certified for times in RADII if certified > 0]:
+    plain = WordPerturbation(table, tokens, UnitBall(drawn.p), second_order=False)
+    for eps in [times * certified for times in radii if certified > 0]:
         proven, rounding = torch.maximum(proof.margins(eps), second.margins(eps)), ROUNDING * table.output.abs().max()
-        E = eps * sphere((SAMPLES, len(tokens), X.shape[1]), drawn.p, rng)
+        E = eps * random_sphere((SAMPLES, len(tokens), X.shape[1]), drawn.p, rng)
         some = E[:CLAIMED]
-        for step in range(STEPS + 1):
+        for step in range(steps + 1):
             E = eps * E / torch.linalg.vector_norm(E.flatten(1), drawn.p, dim=1)[:, None, None]
             Z = X.repeat(len(E), 1, 1)
             Z[:, tokens] += E
             margins = f(Z)[:, 0] @ rivals.functionals.mT
             points += len(E)
             worst = min(worst, float(((margins - proven + rounding) / rivals.margins).min()))
-            if step < STEPS:
+            if step < steps:
                 E = E[margins.amin(1).argsort()[:ATTACKS]] if step == 0 else E
-                _margins, gradient = _descent(f, X, E, tokens, rivals.functionals)
-                E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * _unit(gradient)
-        for at, way in ((table, proof._way), (table, plain), (suited, second._way)):
+                _margins, gradient = descent_direction(f, X, E, tokens, rivals.functionals)
+                E = E - 0.5 * E.flatten(1).norm(dim=1)[:, None, None] * unit_directions(gradient)
+        for at, way in ((table, proof._word), (table, plain), (suited, second._word)):
             shares.join(claims(at, way, eps, torch.cat((some, E[:CLAIMED])), rivals.functionals))
     return Found(points, certified, worst, shares, drawn.what)
 
 
-def _rough(drawn: Drawn, table: Table, rivals: Rivals) -> Shares:
+def _rough(drawn: Drawn, table: RemainderTable, rivals: Rivals) -> Shares:
     """Compare sizes in double precision with those that are claimed in single precision."""
-    found, rough = Shares(), Table(drawn.f, drawn.X, single=True)
-    pairs = [(sizes, rough.arriving[place]) for place, sizes in table.arriving.items()]
-    pairs.append(tuple(each.arriving_at(rivals.functionals) for each in (table, rough)))
+    found, rough = Shares(), RemainderTable(drawn.f, drawn.X, single=True)
+    pairs = [(sizes, rough.transfer[place]) for place, sizes in table.transfer.items()]
+    pairs.append(tuple(each.transfer_to(rivals.functionals) for each in (table, rough)))
     for sizes, wider in pairs:
         # what is zero may be no more than nearly zero in double precision
         found.add("single precision", sizes, wider, ROUNDING * sizes.amax(1, keepdim=True))

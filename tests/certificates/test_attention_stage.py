@@ -9,9 +9,9 @@ from draws import gaussian, uniform
 
 import howsmooth as hs
 from howsmooth.certificates import attention_stage
-from howsmooth.certificates.attention_stage import MOST, AttentionStage
-from howsmooth.certificates.sizes import ROUND, Squares
-from howsmooth.certificates.stages import First
+from howsmooth.certificates.attention_stage import LARGEST_CHANGE, AttentionStage
+from howsmooth.certificates.image_norms import EUCLIDEAN, SquaredBall
+from howsmooth.certificates.stages import FirstOrder
 from howsmooth.errors import AssumptionError
 
 
@@ -88,7 +88,7 @@ def whole_remainder(row):
     centred = row.centred(met)
     alpha = row.visible([a + b for a, b in zip(row.scores, centred, strict=True)])
     hull = max(row.visible([f + w for f, w in zip(row.f, row.w, strict=True)])) + row.linear
-    if max(alpha) >= MOST:
+    if max(alpha) >= LARGEST_CHANGE:
         return hull
     kappa = (2 + math.exp(max(alpha))) / 3
     s, spread = row.sums(row, centred, alpha)
@@ -110,7 +110,7 @@ def beyond_second_order(first, other, whole, inside):
     second = first.mean([f * c for f, c in zip(first.f, known, strict=True)]) + 0.5 * first.spread**2
     second += first.mean([a * w for a, w in zip(first.scores, first.w, strict=True)])
     both = whole_remainder(whole) + second
-    if max(alpha) >= MOST:
+    if max(alpha) >= LARGEST_CHANGE:
         return both
     s, spread = first.sums(whole, met, alpha)
     _s, apart = first.sums(other, met, rho)
@@ -142,9 +142,9 @@ def rows_of(stage, sizes, scale):
         [
             Row(
                 P=stage._P[h, i].tolist(),
-                seen=stage._seen[h, i].tolist(),
-                f=stage._far[h, i].tolist(),
-                D=float(stage._spread[h, i]),
+                seen=stage._visible[h, i].tolist(),
+                f=stage._f[h, i].tolist(),
+                D=float(stage._D[h, i]),
                 scale=scale,
                 q=q[h][i],
                 k=k[h],
@@ -181,7 +181,7 @@ def test_the_whole_remainder_of_attention_is_bounded_as_the_theorem_says(kind, r
     for scale in 2 * SCALES:
         sizes = drawn_sizes(rng, heads, n, scale)
         expected = by_norm([[whole_remainder(row) for row in head] for head in rows_of(stage, sizes, f.score_scale)])
-        found = stage.bounds(sizes, First(sizes, X[None, None], 1.0, ROUND))
+        found = stage.remainder(sizes, FirstOrder(sizes, X[None, None], 1.0, EUCLIDEAN))
         assert found.tolist() == pytest.approx(expected, rel=1e-11)
 
 
@@ -203,7 +203,7 @@ def test_what_attention_leaves_beyond_its_second_order_is_bounded_as_the_theorem
             ]
             for h in range(heads)
         ]
-        assert stage.beyond(one, rest, inside).tolist() == pytest.approx(by_norm(expected), rel=1e-11)
+        assert stage.third_order_remainder(one, rest, inside).tolist() == pytest.approx(by_norm(expected), rel=1e-11)
 
 
 def test_rows_do_not_depend_on_what_they_do_not_see(rng):
@@ -217,10 +217,10 @@ def test_rows_do_not_depend_on_what_they_do_not_see(rng):
         sizes[36:].view(2, 3, 3)[:, :2, 2] = 0.0
     for sizes in (one, rest):
         sizes[36:].view(2, 3, 3)[:, :2, 2] = 0.0
-    first = First(one, X[None, None], 1.0, ROUND)
-    assert stage.bounds(far[0], first)[:2].tolist() == stage.bounds(one, first)[:2].tolist()
-    assert stage.beyond(*far)[:2].tolist() == stage.beyond(one, rest)[:2].tolist()
-    assert float(stage.bounds(far[0], first)[2]) > 10 * float(stage.bounds(one, first)[2])
+    first = FirstOrder(one, X[None, None], 1.0, EUCLIDEAN)
+    assert stage.remainder(far[0], first)[:2].tolist() == stage.remainder(one, first)[:2].tolist()
+    assert stage.third_order_remainder(*far)[:2].tolist() == stage.third_order_remainder(one, rest)[:2].tolist()
+    assert float(stage.remainder(far[0], first)[2]) > 10 * float(stage.remainder(one, first)[2])
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -233,12 +233,12 @@ def test_a_token_that_nobody_attends_to_may_win_all_weight(gap, place):
     X, columns = torch.stack((second, -gap * first - second)), torch.stack((0 * first, first))
     X, columns = (x.flip(0) if place == 0 else x for x in (X, columns))
     stage = AttentionStage(f, X)
-    sizes = stage.seen(columns[None, None], ROUND)[0]
+    sizes = stage.image_norms(columns[None, None], EUCLIDEAN)[0]
     for eps in (gap, 2 * gap):
         R = f(X + eps * columns) - f(X) - f.jacobian(X).jvp(eps * columns)
-        whole = stage.bounds(eps * sizes, First(sizes, columns[None, None], eps, ROUND))
-        beyond = stage.beyond(eps * sizes, torch.zeros_like(sizes))
-        left = R - eps**2 * stage.second(columns[None, None])[0, 0]
+        whole = stage.remainder(eps * sizes, FirstOrder(sizes, columns[None, None], eps, EUCLIDEAN))
+        beyond = stage.third_order_remainder(eps * sizes, torch.zeros_like(sizes))
+        left = R - eps**2 * stage.second_order(columns[None, None])[0, 0]
         assert bool((R[:, 0].abs() <= (1 + 1e-9) * whole).all())
         assert bool((left[:, 0].abs() <= (1 + 1e-9) * beyond).all())
         assert float(R.abs().max()) > 0.9
@@ -262,10 +262,10 @@ def test_sizes_that_attention_sees_of_one_column_are_those_of_its_derivative(kin
     stage = AttentionStage(f, X)
     q, k, v, P, seen = at_the_centre(f, X)
     torch.testing.assert_close(stage._P, P)
-    assert bool((stage._seen == seen).all())
+    assert bool((stage._visible == seen).all())
     far = (v[:, None] - (P @ v)[:, :, None]).norm(dim=-1)
-    torch.testing.assert_close(stage._far, far)
-    sizes, _pushed = stage.through(columns, ROUND)
+    torch.testing.assert_close(stage._f, far)
+    sizes, _pushed = stage.propagate(columns, EUCLIDEAN)
     shared = len(f.query) // len(f.key)
     for each, delta in zip(sizes, columns[:, 0], strict=True):
         dq, dk, dv = (torch.einsum("hkd,nd->hnk", W, delta) for W in (f.query, f.key, f.value))
@@ -285,7 +285,7 @@ def test_weights_of_a_mean_square_move_the_mean_of_values_by_no_more_than_their_
     values = v[:, None] - (P @ v)[:, :, None]
     covariance = torch.einsum("hij,hija,hijb->hiab", P, values, values)
     exact = torch.linalg.eigvalsh(covariance)[..., -1].clamp_min(0).sqrt()
-    found = AttentionStage(f, X)._spread
+    found = AttentionStage(f, X)._D
     assert bool((found >= exact * (1 - 1e-12)).all())
     torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-9)
 
@@ -299,15 +299,17 @@ def test_forms_of_scores_that_meet_are_those_of_a_single_column(kind, rng):
     dq, dk = (torch.einsum("hkd,nd->hnk", W, columns[0, 0]) for W in (f.query, f.key))
     met = f.score_scale * dq @ dk.repeat_interleave(shared, 0).mT
     expected = (met - (P * met).sum(-1, keepdim=True)).abs()
-    torch.testing.assert_close(AttentionStage(f, X).inside(columns, Squares()), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(AttentionStage(f, X).score_forms(columns, SquaredBall()), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_pairs_of_columns_that_meet_in_parts_are_all_there(rng, monkeypatch):
     f, X, columns = attention(rng), gaussian(rng, 3, 4), gaussian(rng, 1, 3, 3, 4)
     stage = AttentionStage(f, X)
-    before = stage.second(columns), stage.inside(columns, Squares())
+    before = stage.second_order(columns), stage.score_forms(columns, SquaredBall())
     monkeypatch.setattr(attention_stage, "PAIRS", 4)
-    torch.testing.assert_close((stage.second(columns), stage.inside(columns, Squares())), before, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        (stage.second_order(columns), stage.score_forms(columns, SquaredBall())), before, rtol=0, atol=1e-13
+    )
 
 
 def test_the_remainder_of_every_row_lies_along_the_root_of_the_output_projection(rng):

@@ -8,10 +8,9 @@ from draws import gaussian
 from networks import classifier
 
 import howsmooth as hs
-from howsmooth.certificates.certificate import certify_map
-from howsmooth.certificates.radius import Proof, Rivals
-from howsmooth.certificates.sizes import Ball
-from howsmooth.certificates.table import Table
+from howsmooth.certificates.image_norms import UnitBall
+from howsmooth.certificates.radius_search import Proof, Rivals
+from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.errors import AssumptionError, ShapeError
 
 NETWORKS = {
@@ -24,16 +23,19 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-@pytest.mark.parametrize("name", NETWORKS)
+# every network in the round ball, and each other ball with and without a norm that the word turns before
+BALLS = [*((name, 2.0) for name in NETWORKS), ("as in BERT", 1.0), ("norms before, masked", math.inf)]
+
+
+@pytest.mark.parametrize(("name", "p"), BALLS)
 def test_no_sampled_margin_is_below_what_is_proven_at_any_radius(name, p, rng):
-    f, X, word = classifier(rng, **NETWORKS[name]), gaussian(rng, 5, 8), 1
+    f, X, word = classifier(rng, **{"d": 4, "n": 4, **NETWORKS[name]}), gaussian(rng, 4, 4), 1
     rivals = Rivals.of(f(X)[0])
-    proof = Proof(Table(f, X), rivals, torch.tensor([word]), Ball(p))
+    proof = Proof(RemainderTable(f, X), rivals, torch.tensor([word]), UnitBall(p))
     radius = proof.radius()
     assert 0 < radius <= proof.linear
     for eps in (0.1 * radius, radius, 3 * radius, 10 * radius):
-        E = gaussian(rng, 200, 8)
+        E = gaussian(rng, 200, 4)
         Z = X.repeat(200, 1, 1)
         Z[:, word] += eps * E / torch.linalg.vector_norm(E, p, dim=1, keepdim=True)
         margins = f(Z)[:, 0] @ rivals.functionals.mT
@@ -41,20 +43,20 @@ def test_no_sampled_margin_is_below_what_is_proven_at_any_radius(name, p, rng):
         assert bool((margins >= torch.where(proven.isnan(), -math.inf, proven)).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_no_attack_flips_a_prediction_inside_a_certified_ball(name, rng):
-    f, X = classifier(rng, **{"layers": 1, **NETWORKS[name]}), gaussian(rng, 5, 8)
-    found = certify_map(f, X, groups=[(3,), (0, 1, 2, 3, 4)])
-    for radius in found.radii:
-        assert 0 < radius.certified < radius.attacked
+@pytest.mark.parametrize("word", [3, range(4)])
+@pytest.mark.parametrize("name", ["as in BERT", "as in Llama"])
+def test_no_attack_flips_a_prediction_inside_a_certified_ball(name, word, rng):
+    f, X = classifier(rng, **{"d": 4, "n": 4, "layers": 1, **NETWORKS[name]}), gaussian(rng, 4, 4)
+    found = hs.certify(f, X, word=word)
+    (radius,) = found.radii
+    assert 0 < radius.certified < radius.attacked
     assert found.verify() > 0
 
 
 def test_the_margin_of_a_linear_classifier_is_used_up_exactly_at_the_radius(rng):
     weight, X = gaussian(rng, 2, 4), gaussian(rng, 3, 4)
     f = hs.maps.Chain(hs.maps.Pooling.mean(n=3, like=X), hs.maps.Dense(weight))
-    (radius,) = certify_map(f, X, groups=[(1,)]).radii
+    (radius,) = hs.certify(f, X, word=1).radii
     logits = f(X)[0]
     exact = 3 * float((logits.max() - logits.min()) / (weight[0] - weight[1]).norm())
     assert radius.certified == pytest.approx(exact, rel=2e-3)
@@ -65,35 +67,35 @@ def test_the_margin_of_a_linear_classifier_is_used_up_exactly_at_the_radius(rng)
 
 def test_the_table_is_the_network_at_the_centre(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
-    torch.testing.assert_close(Table(f, X).output, f(X))
+    torch.testing.assert_close(RemainderTable(f, X).output, f(X))
 
 
 def test_weights_beyond_floats_prove_nothing(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     wild = hs.maps.Chain(*f.maps[:-1], hs.maps.MLP(up=1e200 * gaussian(rng, 8, 8), down=1e200 * gaussian(rng, 3, 8)))
-    (radius,) = certify_map(wild, X, groups=[(0,)]).radii
+    (radius,) = hs.certify(wild, X, word=0).radii
     assert radius.certified == 0
 
 
 def test_margins_that_drown_in_large_logits_prove_nothing(rng):
     X = gaussian(rng, 1, 4)
     far = torch.full((2,), 1e14, dtype=torch.float64)
-    (radius,) = certify_map(hs.maps.Dense(gaussian(rng, 2, 4), bias=far), X).radii
+    (radius,) = hs.certify(hs.maps.Dense(gaussian(rng, 2, 4), bias=far), X).radii
     assert radius.certified == 0
-    (radius,) = certify_map(hs.maps.Dense(gaussian(rng, 2, 4), bias=1e-6 * far), X).radii
+    (radius,) = hs.certify(hs.maps.Dense(gaussian(rng, 2, 4), bias=1e-6 * far), X).radii
     assert 0 < radius.certified < radius.attacked
 
 
 def test_what_cannot_be_certified_is_refused(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     with pytest.raises(ShapeError, match="tokens 0 to 4"):
-        certify_map(f, X, groups=[(7,)])
+        hs.certify(f, X, word=7)
     with pytest.raises(AssumptionError, match="p must be"):
-        certify_map(f, X, p=3)
+        hs.certify(f, X, p=3)
     with pytest.raises(AssumptionError, match="two classes"):
-        certify_map(hs.maps.Chain(hs.maps.Pooling.mean(n=5, like=X), hs.maps.Dense(gaussian(rng, 1, 8))), X)
+        hs.certify(hs.maps.Chain(hs.maps.Pooling.mean(n=5, like=X), hs.maps.Dense(gaussian(rng, 1, 8))), X)
     with pytest.raises(ShapeError, match="one sentence"):
-        certify_map(f, X[None])
+        hs.certify(f, X[None])
 
 
 def test_a_certificate_says_both_ends_rounded_outwards_and_no_weights():

@@ -10,9 +10,8 @@ from models.small_models import CONFIGS, randomised
 from sentences import save_classifier, small_classifier
 
 import howsmooth as hs
-from howsmooth.certificates.flips import sphere
-from howsmooth.certificates.reading import classified, read_sentence
-from howsmooth.certificates.sentence import inner_places, word_places
+from howsmooth.certificates.flip_attack import random_sphere
+from howsmooth.certificates.sentences import classifier_at, ordinary_positions, read_sentence, word_positions
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 
 __all__ = ["save_classifier", "small_classifier"]
@@ -33,8 +32,8 @@ def tokens(model):
 @pytest.mark.parametrize("where", [("embeddings", 0), ("attention", 0), ("attention", 1)])
 def test_the_classifier_is_the_same_wherever_it_begins(model, tokens, where):
     at, layer = where
-    f, X = classified(model, tokens, at=at, layer=layer)
-    whole, embeddings = classified(model, tokens)
+    f, X = classifier_at(model, tokens, at=at, layer=layer)
+    whole, embeddings = classifier_at(model, tokens)
     torch.testing.assert_close(f(X), whole(embeddings))
     assert (at == "embeddings") == torch.equal(X, embeddings)
 
@@ -118,16 +117,16 @@ def test_samples_alone_find_what_is_wrong(rng):
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_samples_lie_on_the_surface_of_the_ball(p, rng):
-    sizes = torch.linalg.vector_norm(sphere((20, 2, 3), p, rng).flatten(1), p, dim=1)
+    sizes = torch.linalg.vector_norm(random_sphere((20, 2, 3), p, rng).flatten(1), p, dim=1)
     torch.testing.assert_close(sizes, torch.ones(20, dtype=torch.float64))
 
 
 def test_words_are_found_by_number_and_by_name_wherever_they_stand(model, tokens):
-    assert word_places(model, tokens.tolist(), "3") == [(3,)]
-    assert word_places(model, tokens.tolist(), "film") == [(3,), (6,)]
-    assert word_places(model, tokens.tolist(), "a fine") == [(1, 2)]
-    assert inner_places(model, tokens.tolist()) == [1, 2, 3, 4, 5, 6]
-    assert inner_places(model, read_sentence(model, "film zzzz film")) == [1, 2, 3]
+    assert word_positions(model, tokens.tolist(), "3") == [(3,)]
+    assert word_positions(model, tokens.tolist(), "film") == [(3,), (6,)]
+    assert word_positions(model, tokens.tolist(), "a fine") == [(1, 2)]
+    assert ordinary_positions(model, tokens.tolist()) == [1, 2, 3, 4, 5, 6]
+    assert ordinary_positions(model, read_sentence(model, "film zzzz film")) == [1, 2, 3]
 
 
 def test_the_attack_finds_what_is_behind_a_norm_near_the_length_of_the_embedding(rng):
@@ -154,8 +153,9 @@ def test_the_attack_finds_what_is_behind_a_norm_near_the_length_of_the_embedding
         (ShapeError, "tokens 0 to 7", {"word": 8}),
     ],
 )
-def test_what_cannot_be_certified_is_refused(model, error, said, asked):
-    predicted = hs.certify(model, TEXT, word=1).predicted
+def test_what_cannot_be_certified_is_refused(model, tokens, error, said, asked):
+    f, X = classifier_at(model, tokens)
+    predicted = int(f(X)[0].argmax())
     asked = asked | ({"label": 1 - predicted} if asked.get("label") == 1 else {})
     with pytest.raises(error, match=said):
         hs.certify(model, TEXT, **asked)
@@ -171,7 +171,7 @@ def test_tokens_must_be_one_sentence_of_whole_numbers(model, tokens):
 
 
 def test_a_chain_of_maps_knows_no_words_labels_or_layers(model, tokens):
-    f, X = classified(model, tokens)
+    f, X = classifier_at(model, tokens)
     for more in ({"label": "LABEL_0"}, {"at": "attention"}, {"layer": 1}):
         with pytest.raises(AssumptionError, match="a chain of maps knows no"):
             hs.certify(f, X, **more)

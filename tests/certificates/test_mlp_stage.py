@@ -8,10 +8,21 @@ from draws import gaussian, uniform
 
 import howsmooth as hs
 from howsmooth.certificates import mlp_stage as module
-from howsmooth.certificates.curvature import BETWEEN, FAR, POINTS, curvature, derivative, largest_curvature, peaks
-from howsmooth.certificates.mlp_stage import GatedStage, MLPStage, SmoothStage, bending, mlp_stage
-from howsmooth.certificates.sizes import ROUND
-from howsmooth.certificates.stages import First
+from howsmooth.certificates.image_norms import EUCLIDEAN
+from howsmooth.certificates.mlp_stage import (
+    GRID_END,
+    GRID_ERROR,
+    GRID_POINTS,
+    GatedStage,
+    MLPStage,
+    SmoothMLPStage,
+    activation_remainder,
+    derivative,
+    derivative_peaks,
+    largest_derivative,
+    mlp_stage,
+)
+from howsmooth.certificates.stages import FirstOrder
 from howsmooth.maps.activations import known_activation
 
 
@@ -21,7 +32,7 @@ def mlp(rng, activation="gelu"):
 
 
 def largest(phi, y, s, order=2):
-    return largest_curvature(phi, y - s, y + s, order).tolist()
+    return largest_derivative(phi, y - s, y + s, order).tolist()
 
 
 def bent(phi, y, s):
@@ -40,7 +51,7 @@ def test_a_unit_bends_by_no_more_than_is_said(activation, rng):
     phi, y, s = known_activation(activation), gaussian(rng, 60), drawn(rng, 60)
     t = s * torch.linspace(-1, 1, 401, dtype=torch.float64)[:, None]
     truth = (phi.value(y + t) - phi.value(y) - phi.slope(y) * t).abs().amax(0)
-    found = bending(phi, y, s)
+    found = activation_remainder(phi, y, s)
     assert bool((truth <= found + 1e-15).all())
     if activation == "relu":
         torch.testing.assert_close(found, truth, rtol=0.1, atol=1e-12)
@@ -53,19 +64,19 @@ def test_a_unit_bends_by_no_more_than_is_said(activation, rng):
 def test_smooth_units_bend_each_for_itself_or_by_what_moves_them_all(rng):
     f = hs.maps.MLP(up=gaussian(rng, 12, 6), down=gaussian(rng, 2, 12), up_bias=gaussian(rng, 12), activation="gelu")
     X, phi, ways = gaussian(rng, 2, 6), f.activation, []
-    stage = SmoothStage(f, X)
+    stage = SmoothMLPStage(f, X)
     for columns in (torch.eye(12, dtype=torch.float64).view(1, 12, 2, 6), gaussian(rng, 1, 3, 2, 6)):
         for eps, more in ((0.01, 0.0), (0.01, 0.1), (0.3, 0.5)):
-            direct = stage.seen(columns, ROUND)[0]
+            direct = stage.image_norms(columns, EUCLIDEAN)[0]
             sizes = eps * direct * (1 + more * uniform(rng, 24))
-            found = stage.bounds(sizes, First(direct, columns, eps, ROUND)).tolist()
+            found = stage.remainder(sizes, FirstOrder(direct, columns, eps, EUCLIDEAN)).tolist()
             for i in range(2):
                 y, s, straight = stage._hidden[i], sizes.view(2, 12)[i], eps * direct.view(2, 12)[i]
                 c = largest(phi, y, s)
                 units = list(zip(c, s.tolist(), straight.tolist(), strict=True))
                 each = math.hypot(*(0.5 * bend * b**2 for bend, b, _a in units))
                 weighted = (columns @ f.up.mT)[:, :, i] * torch.tensor(c, dtype=torch.float64).sqrt()
-                moved = eps * float(ROUND.vectors(weighted)) + math.hypot(
+                moved = eps * float(EUCLIDEAN.vector_norms(weighted)) + math.hypot(
                     *(bend**0.5 * (b - a) for bend, b, a in units)
                 )
                 together = 0.5 * max(bend**0.5 * b for bend, b, _a in units) * moved
@@ -76,10 +87,10 @@ def test_smooth_units_bend_each_for_itself_or_by_what_moves_them_all(rng):
 
 def test_what_smooth_units_leave_beyond_their_second_order_is_bounded_as_taylor_says(rng):
     f, X = mlp(rng, "tanh")
-    stage, phi, ways = SmoothStage(f, X), f.activation, []
+    stage, phi, ways = SmoothMLPStage(f, X), f.activation, []
     for _ in range(6):
         one, rest = drawn(rng, 10).view(2, 5), drawn(rng, 10).view(2, 5)
-        found = stage.beyond(one.flatten(), rest.flatten()).tolist()
+        found = stage.third_order_remainder(one.flatten(), rest.flatten()).tolist()
         for i in range(2):
             left, y, s = [], stage._hidden[i], one[i] + rest[i]
             thirds, whole = largest(phi, y, s, 3), bent(phi, y, s)
@@ -104,7 +115,7 @@ def test_gates_that_bend_and_what_they_open_are_bounded_as_the_theorem_says(acti
     a, u = X @ f.gate.mT + f.gate_bias, X @ f.up.mT + f.up_bias
     for _ in range(4):
         sizes = drawn(rng, 20)
-        found = stage.bounds(sizes, First(sizes, torch.zeros(1, 1, 2, 3).double(), 1.0, ROUND)).tolist()
+        found = stage.remainder(sizes, FirstOrder(sizes, torch.zeros(1, 1, 2, 3).double(), 1.0, EUCLIDEAN)).tolist()
         s, tau = sizes.view(2, 2, 5).unbind(1)
         for i in range(2):
             left, bends = [], bent(phi, a[i], s[i])
@@ -115,19 +126,19 @@ def test_gates_that_bend_and_what_they_open_are_bounded_as_the_theorem_says(acti
     # of one column: gates first, what they open behind
     columns = gaussian(rng, 2, 1, 2, 3)
     moved = torch.cat((columns @ f.gate.mT, columns @ f.up.mT), dim=-1)[:, 0].abs().flatten(1)
-    torch.testing.assert_close(stage.seen(columns, ROUND), moved)
+    torch.testing.assert_close(stage.image_norms(columns, EUCLIDEAN), moved)
 
 
 def test_the_length_of_what_all_units_bend_by_is_along_the_root_of_what_reads_them(rng):
     f, X = mlp(rng, "relu")
     stage, columns = mlp_stage(f, X), gaussian(rng, 2, 1, 2, 3)
     assert type(stage) is MLPStage
-    assert type(mlp_stage(mlp(rng, "gelu")[0], X)) is SmoothStage
+    assert type(mlp_stage(mlp(rng, "gelu")[0], X)) is SmoothMLPStage
     sizes = drawn(rng, 10)
     y = X @ f.up.mT + f.up_bias
     expected = (sizes.view(2, 5) - y.abs()).clamp_min(0).norm(dim=-1)
-    torch.testing.assert_close(stage.bounds(sizes, First(sizes, columns[:1], 1.0, ROUND)), expected)
-    torch.testing.assert_close(stage.seen(columns, ROUND), (columns @ f.up.mT)[:, 0].abs().flatten(1))
+    torch.testing.assert_close(stage.remainder(sizes, FirstOrder(sizes, columns[:1], 1.0, EUCLIDEAN)), expected)
+    torch.testing.assert_close(stage.image_norms(columns, EUCLIDEAN), (columns @ f.up.mT)[:, 0].abs().flatten(1))
     assert stage.tokens.tolist() == [0, 1]
     (bundle,) = stage.directions()
     for i in range(2):
@@ -137,10 +148,10 @@ def test_the_length_of_what_all_units_bend_by_is_along_the_root_of_what_reads_th
 
 def test_pairs_of_columns_that_meet_in_parts_are_all_there(rng, monkeypatch):
     f, X = mlp(rng)
-    stage, columns = SmoothStage(f, X), gaussian(rng, 1, 3, 2, 3)
-    before = stage.second(columns)
+    stage, columns = SmoothMLPStage(f, X), gaussian(rng, 1, 3, 2, 3)
+    before = stage.second_order(columns)
     monkeypatch.setattr(module, "PAIRS", 4)
-    torch.testing.assert_close(stage.second(columns), before, rtol=0, atol=1e-13)
+    torch.testing.assert_close(stage.second_order(columns), before, rtol=0, atol=1e-13)
 
 
 def test_derivatives_of_activations_are_those_of_their_formulas(rng):
@@ -148,15 +159,14 @@ def test_derivatives_of_activations_are_those_of_their_formulas(rng):
     t = x.tanh()
     tanh = known_activation("tanh")
     torch.testing.assert_close(derivative(tanh, x), -2 * t * (1 - t**2))
-    torch.testing.assert_close(curvature(tanh, x), (2 * t * (1 - t**2)).abs())
-    torch.testing.assert_close(curvature(tanh, x, 3), ((6 * t**2 - 2) * (1 - t**2)).abs())
+    torch.testing.assert_close(derivative(tanh, x, 3), (6 * t**2 - 2) * (1 - t**2))
     assert not bool(derivative(known_activation("identity"), x).any())
 
 
 @pytest.mark.parametrize(("order", "places"), [(2, (0.6584789,)), (3, (0.0, 1.1462158))])
 def test_peaks_of_a_curvature_are_where_calculus_finds_them(order, places):
     # tanh'' is largest where tanh² = ⅓, |tanh'''| at 0 and where tanh² = ⅔
-    found = peaks(known_activation("tanh"), order)
+    found = derivative_peaks(known_activation("tanh"), order)
     expected = sorted({sign * place for place in places for sign in (1, -1)})
     assert [place for place, _height in found] == pytest.approx(expected, abs=1e-3)
     for place, height in found:
@@ -171,16 +181,16 @@ def test_no_interval_has_more_curvature_than_is_said_nor_much_less(activation, o
     phi, width = known_activation(activation), drawn(rng, 200)
     low = 2 * gaussian(rng, 200) - width / 2
     inside = low + width * torch.linspace(0, 1, 801, dtype=torch.float64)[:, None]
-    truth = curvature(phi, inside, order).amax(0)
-    found = largest_curvature(phi, low, low + width, order)
+    truth = derivative(phi, inside, order).abs().amax(0)
+    found = largest_derivative(phi, low, low + width, order)
     assert bool((truth <= found).all())
     assert bool((found <= truth + 2e-3).all())
 
 
 def test_an_interval_that_ends_just_beside_a_peak_counts_its_height():
     # the peak itself lies between points of the grid
-    phi, step = known_activation("tanh"), 2 * FAR / POINTS
-    (place, height), beside = peaks(phi)[1], 0.95 * step
+    phi, step = known_activation("tanh"), 2 * GRID_END / GRID_POINTS
+    (place, height), beside = derivative_peaks(phi)[1], 0.95 * step
     for low, high in ((place + beside, place + 0.1), (place - 0.1, place - beside)):
         ends = (torch.tensor(end, dtype=torch.float64) for end in (low, high))
-        assert float(largest_curvature(phi, *ends)) == pytest.approx(height + BETWEEN, rel=1e-12)
+        assert float(largest_derivative(phi, *ends)) == pytest.approx(height + GRID_ERROR, rel=1e-12)

@@ -7,9 +7,9 @@ import torch
 from draws import gaussian, uniform
 
 import howsmooth as hs
+from howsmooth.certificates.image_norms import EUCLIDEAN, packed_pairs
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.sizes import ROUND, Squares
-from howsmooth.certificates.stages import First
+from howsmooth.certificates.stages import FirstOrder
 
 NORMS = {
     "layer norm": lambda rng: hs.maps.LayerNorm(gain=gaussian(rng, 4), bias=gaussian(rng, 4), eps=0.3),
@@ -30,7 +30,9 @@ def drawn(rng, n):
 
 def bounds(stage, sizes):
     """Return what is bounded along and across every token."""
-    found = stage.bounds(sizes, First(sizes, torch.zeros(1, 1, stage._n, 2, dtype=torch.float64), 1.0, ROUND))
+    found = stage.remainder(
+        sizes, FirstOrder(sizes, torch.zeros(1, 1, stage._n, 2, dtype=torch.float64), 1.0, EUCLIDEAN)
+    )
     return found.view(2, -1)
 
 
@@ -66,7 +68,7 @@ def test_what_a_norm_leaves_beyond_its_second_order_is_bounded_as_the_theorem_sa
     parts[0][:2], parts[2][:2] = 0.25, 0.75
     parts[1][1] = parts[3][1] = 0.0
     u1, w1, u2, w2 = parts
-    found = many_tokens(600).beyond(torch.cat((u1, w1)), torch.cat((u2, w2))).view(2, -1)
+    found = many_tokens(600).third_order_remainder(torch.cat((u1, w1)), torch.cat((u2, w2))).view(2, -1)
     expected = [beyond_second_order(*each) for each in zip(*(part.tolist() for part in parts), strict=True)]
     torch.testing.assert_close(found.mT, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
@@ -93,7 +95,11 @@ def test_no_move_of_a_token_leaves_more_than_is_bounded_and_one_along_leaves_as_
 
 def test_no_move_of_a_token_meets_another_one_beyond_what_is_bounded(rng):
     sizes = [0.3 * drawn(rng, 300) for _ in range(4)]
-    found = many_tokens(300).beyond(torch.cat((sizes[0], sizes[1])), torch.cat((sizes[2], sizes[3]))).view(2, -1)
+    found = (
+        many_tokens(300)
+        .third_order_remainder(torch.cat((sizes[0], sizes[1])), torch.cat((sizes[2], sizes[3])))
+        .view(2, -1)
+    )
     (u1, w1), (u2, w2) = moves(rng, *sizes[:2]), moves(rng, *sizes[2:])
     u, w = u1 + u2, w1 + w2
     rho = torch.hypot(1 + u, w)
@@ -113,7 +119,7 @@ def test_sizes_that_a_norm_sees_of_one_column_are_those_of_its_geometry(name, rn
     N = (c.square().sum(-1) + 4 * f.eps).sqrt()
     u = (c * delta).sum(-1) / N**2
     w = (delta.square().sum(-1) / N**2 - u**2).sqrt()
-    torch.testing.assert_close(stage.seen(columns, ROUND), torch.cat((u.abs(), w), dim=1))
+    torch.testing.assert_close(stage.image_norms(columns, EUCLIDEAN), torch.cat((u.abs(), w), dim=1))
     # all across, and what leaves along the token is γ√dĉ times a number
     assert stage.tokens.tolist() == [0, 1, 2, 0, 1, 2]
     along, across = stage.directions()
@@ -136,7 +142,7 @@ def test_a_token_that_turns_has_the_orders_of_a_point_on_a_sphere(name, rng):
     c = X - X.mean(-1, keepdim=True) if f.centred else X
     N = (c.square().sum(-1) + 4 * f.eps).sqrt()
     bundle, pairs = stage.turning(tokens)
-    a, b, times = Squares().packed(8)
+    a, b, times = packed_pairs(8)
     first = torch.einsum("r,rnd->nd", xi.flatten(), bundle[0])
     second = torch.einsum("r,rnd->nd", times * xi.flatten()[a] * xi.flatten()[b], pairs[0])
     _along, across = stage.directions()
@@ -155,10 +161,10 @@ def test_a_token_that_turns_leaves_what_its_cosine_says_and_nothing_across():
     for eps in (0.01, 1.0, 2.9):
         sine = eps / 3
         cosine = math.sqrt(1 - sine**2)
-        plain, exact = (stage.turned(eps, tokens, exact=which).tolist() for which in (False, True))
+        plain, exact = (stage.turning_remainder(eps, tokens, second_order=which).tolist() for which in (False, True))
         assert plain == pytest.approx([0, 1 - cosine, 0, 0], rel=1e-9)
         assert exact == pytest.approx([0, 1 - 0.5 * sine**2 - cosine, 0, 0], rel=1e-6, abs=1e-15)
     # at its own length it may turn to anything
     for eps in (3.0, 4.0):
-        assert stage.turned(eps, tokens, exact=True).tolist() == [0, math.inf, 0, 0]
-        assert stage.turned(eps, tokens, exact=False).tolist() == [0, math.inf, 0, 0]
+        assert stage.turning_remainder(eps, tokens, second_order=True).tolist() == [0, math.inf, 0, 0]
+        assert stage.turning_remainder(eps, tokens, second_order=False).tolist() == [0, math.inf, 0, 0]

@@ -8,10 +8,9 @@ import torch
 from sentences import save_classifier, small_classifier
 
 import howsmooth as hs
-from howsmooth.certificates import synonyms
-from howsmooth.certificates.choices import Choices, Hull
-from howsmooth.certificates.reading import classified, read_sentence
-from howsmooth.certificates.scene import Scene
+from howsmooth.certificates.sentence_certifier import SentenceCertifier
+from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.certificates.synonyms import CombinationSearch, ReplacementHull, ReplacementPerturbation
 from howsmooth.errors import AssumptionError
 
 __all__ = ["save_classifier", "small_classifier"]
@@ -26,17 +25,17 @@ def model(small_classifier):
 
 
 @pytest.fixture(scope="module")
-def scene(model):
-    return Scene(*classified(model, torch.tensor(read_sentence(model, TEXT))))
+def certifier(model):
+    return SentenceCertifier(*classifier_at(model, torch.tensor(read_sentence(model, TEXT))))
 
 
-def moves(rng, scene, size, counts=(2, 3, 1)):
-    d = scene.embeddings.shape[1]
+def moves(rng, certifier, size, counts=(2, 3, 1)):
+    d = certifier.embeddings.shape[1]
     return {i + 1: size * torch.randn(k, d, generator=rng, dtype=torch.float64) for i, k in enumerate(counts)}
 
 
-def search(scene, some, budget=4096):
-    return synonyms._Search(scene, some, budget)
+def search(certifier, some, budget=4096):
+    return CombinationSearch(certifier, some, budget)
 
 
 def every(some):
@@ -44,68 +43,68 @@ def every(some):
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-2, 0.1])
-def test_no_point_of_a_hull_has_a_smaller_margin_than_is_proven(scene, rng, size):
-    some = moves(rng, scene, size)
+def test_no_point_of_a_hull_has_a_smaller_margin_than_is_proven(certifier, rng, size):
+    some = moves(rng, certifier, size)
     for share in (0.3, 1.0):
-        proven = search(scene, some).margin(every(some), share)
+        proven = search(certifier, some).margin(every(some), share)
         for _ in range(60):
-            Z = scene.embeddings.clone()
+            Z = certifier.embeddings.clone()
             for i, each in some.items():
                 weights = torch.rand(len(each), generator=rng, dtype=torch.float64) ** 4
                 corner = torch.zeros_like(weights)
                 corner[int(torch.randint(len(each), (1,), generator=rng))] = 1.0
                 chosen = corner if torch.rand(1, generator=rng) < 0.7 else weights / weights.sum().clamp_min(1.0)
                 Z[i] += share * chosen @ each
-            assert float((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min()) >= proven
+            assert float((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min()) >= proven
 
 
-def test_the_first_order_of_a_hull_is_exact(scene, rng):
-    some = moves(rng, scene, 1e-7)
-    proven = search(scene, some).margin(every(some), 1.0)
+def test_the_first_order_of_a_hull_is_exact(certifier, rng):
+    some = moves(rng, certifier, 1e-7)
+    proven = search(certifier, some).margin(every(some), 1.0)
     margins = []
     for combination in itertools.product(*([None, *each] for each in some.values())):
-        Z = scene.embeddings.clone()
+        Z = certifier.embeddings.clone()
         for i, move in zip(some, combination, strict=True):
             Z[i] += 0 if move is None else move
-        margins.append(float((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min()))
-    centre = float(scene.rivals.margins.min())
+        margins.append(float((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min()))
+    centre = float(certifier.rivals.margins.min())
     assert centre - proven == pytest.approx(centre - min(margins), rel=1e-3)
 
 
 def test_sizes_add_the_largest_of_every_word(rng):
     columns = torch.randn(1, 3, 4, 5, generator=rng, dtype=torch.float64)
-    choices = Choices(counts=(1, 2))
+    choices = ReplacementHull(counts=(1, 2))
     numbers = columns[:, 0].abs() + torch.maximum(columns[:, 1].abs(), columns[:, 2].abs())
-    torch.testing.assert_close(choices.numbers(columns), numbers)
+    torch.testing.assert_close(choices.scalar_norms(columns), numbers)
     lengths = columns.norm(dim=-1)
-    torch.testing.assert_close(choices.vectors(columns), lengths[:, 0] + lengths[:, 1:].amax(1))
+    torch.testing.assert_close(choices.vector_norms(columns), lengths[:, 0] + lengths[:, 1:].amax(1))
 
 
-def test_moves_that_help_cost_nothing(scene, rng):
-    some = moves(rng, scene, 1e-7, counts=(1,))
-    margins = [search(scene, {1: sign * some[1]}).margin({1: [0]}, 1.0) for sign in (1, -1)]
-    centre = float(scene.rivals.margins.min())
+def test_moves_that_help_cost_nothing(certifier, rng):
+    some = moves(rng, certifier, 1e-7, counts=(1,))
+    margins = [search(certifier, {1: sign * some[1]}).margin({1: [0]}, 1.0) for sign in (1, -1)]
+    centre = float(certifier.rivals.margins.min())
     assert max(margins) == pytest.approx(centre, abs=1e-10)
     assert min(margins) < centre - 1e-9
 
 
-def brute_force(scene, some):
+def brute_force(certifier, some):
     kept = 0
     for combination in itertools.product(*([None, *each] for each in some.values())):
-        Z = scene.embeddings.clone()
+        Z = certifier.embeddings.clone()
         for i, move in zip(some, combination, strict=True):
             Z[i] += 0 if move is None else move
-        kept += bool((scene.classifier(Z)[0] @ scene.rivals.functionals.mT).min() > 0)
+        kept += bool((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min() > 0)
     return kept
 
 
 @pytest.mark.parametrize(("size", "budget"), [(1e-3, 4096), (0.5, 4096), (0.3, 5), (1.5, 8)])
-def test_counts_are_those_of_all_combinations(scene, rng, size, budget):
-    some = moves(rng, scene, size)
-    found = search(scene, some, budget)
+def test_counts_are_those_of_all_combinations(certifier, rng, size, budget):
+    some = moves(rng, certifier, size)
+    found = search(certifier, some, budget)
     found.run()
     assert found.combinations == 3 * 4 * 2
-    kept = brute_force(scene, some)
+    kept = brute_force(certifier, some)
     assert found.proven + found.unchanged <= kept
     if budget > 24:
         assert found.proven + found.unchanged == kept
@@ -116,9 +115,9 @@ def test_counts_are_those_of_all_combinations(scene, rng, size, budget):
     assert (found.share == 1.0) == (found.proven == 24)
 
 
-def test_the_share_that_is_proven_is_the_last_that_holds(scene, rng):
-    some = moves(rng, scene, 0.5)
-    found = search(scene, some)
+def test_the_share_that_is_proven_is_the_last_that_holds(certifier, rng):
+    some = moves(rng, certifier, 0.5)
+    found = search(certifier, some)
     found.run()
     assert 0 < found.share < 1
     assert found.margin(every(some), found.share) > 0
@@ -140,7 +139,7 @@ def test_replacements_of_a_sentence_are_those_that_the_model_reads(model):
     logits = {}
     for combination in itertools.product(("a", "the", "this"), ("fine", "dull"), ("film", "movie", "mess")):
         tokens = torch.tensor(read_sentence(model, " ".join(combination)))
-        f, X = classified(model, tokens)
+        f, X = classifier_at(model, tokens)
         logits[tuple(tokens.tolist())] = int(f(X)[0].argmax())
     kept = sum(winner == found.predicted for winner in logits.values())
     assert found.covered == kept
@@ -162,19 +161,19 @@ def test_what_cannot_be_replaced_is_refused(model):
         hs.certify_synonyms(model, TEXT, WORDS, budget=0)
 
 
-def test_a_hull_is_an_entrance_at_the_embeddings(scene, rng):
-    columns = torch.zeros(2, *scene.embeddings.shape, dtype=torch.float64)
-    columns[:, 1] = torch.randn(2, scene.embeddings.shape[1], generator=rng, dtype=torch.float64)
-    hull = Hull(scene.table, columns, (2,))
-    f, X, m = scene.classifier, scene.embeddings, scene.rivals.functionals
+def test_a_hull_is_an_entrance_at_the_embeddings(certifier, rng):
+    columns = torch.zeros(2, *certifier.embeddings.shape, dtype=torch.float64)
+    columns[:, 1] = torch.randn(2, certifier.embeddings.shape[1], generator=rng, dtype=torch.float64)
+    hull = ReplacementPerturbation(certifier.table, columns, (2,))
+    f, X, m = certifier.classifier, certifier.embeddings, certifier.rivals.functionals
     slopes = f.jacobian(X[None].repeat(2, 1, 1)).jvp(columns)[:, 0] @ m.mT
     torch.testing.assert_close(hull.losses(m), (-slopes).clamp_min(0).amax(0))
 
 
-def test_what_is_proven_is_not_counted_again_when_it_is_run(scene, rng):
-    d = scene.embeddings.shape[1]
+def test_what_is_proven_is_not_counted_again_when_it_is_run(certifier, rng):
+    d = certifier.embeddings.shape[1]
     near, far = (size * torch.randn(4, d, generator=rng, dtype=torch.float64) for size in (1e-5, 3.0))
-    found = search(scene, {1: torch.stack((near[0], far[0])), 2: near[1:2], 3: far[1:2]}, budget=6)
+    found = search(certifier, {1: torch.stack((near[0], far[0])), 2: near[1:2], 3: far[1:2]}, budget=6)
     found.run()
     assert found.proven == 4
     assert found.tried >= 1

@@ -39,18 +39,6 @@ def test_json_is_all_there_is(howsmooth, synonyms):
     assert found["cosine"] is None
 
 
-@pytest.mark.slow
-def test_copies_are_compared_with_moves(howsmooth):
-    done = howsmooth("swap", "minilm", "--sentence", SENTENCE, "--duplicate", "--map", "attention", "--budget", "6")
-    assert done.code == 0, done.err
-    assert done.out.startswith("Changing a copy beats changing the token in ")
-    assert "copy, positions shifted: ratio of distances up to" in done.out
-    found = json.loads(
-        howsmooth("swap", "minilm", "--sentence", SENTENCE, "--duplicate", "--budget", "3", "--json").out
-    )
-    assert len(found["pairs"]) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -72,7 +60,6 @@ def test_copies_are_compared_with_moves(howsmooth):
         (["minilm", "--sentence", SENTENCE, "--candidates", "BROKEN"], "must be JSON"),
         (["minilm", "--sentence", SENTENCE, "--candidates", "MANY"], "no token may be swapped"),
         (["minilm", "--sentence", "The king 🜁 was"], "cannot give this text back"),
-        (["minilm", "--sentence", SENTENCE, "--duplicate", "--edits", "2"], "--duplicate compares single changes"),
         (["minlm", "--sentence", SENTENCE], "did you mean minilm"),
         (["random:bert", "--sentence", SENTENCE], "without a tokenizer of words"),
     ],

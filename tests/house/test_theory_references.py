@@ -14,10 +14,6 @@ MODULES = sorted(
 # Modules that do not name their result yet. The list only shrinks: a module that names it is taken off, and one that
 # was moved or is new names it. Names of modules that no longer exist are passed over.
 NOT_YET_BY_ROOM = {
-    "certificates": (
-        "attention_stage blocks certificate certify choices curvature entrance kinked_stage mlp_stage "
-        "norm_stage radius rough scene sizes stages synonyms"
-    ),
     "theory": "mean_field",
     "theory/around_input": "layer_on_ball",
 }

@@ -7,7 +7,7 @@ from tokens.tiny import LENGTH, NAMES, tiny
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ShapeError, UnsupportedModelError
-from howsmooth.tokens.outputs import Outputs
+from howsmooth.tokens.methods import Outputs
 from howsmooth.tokens.replacements import replacements
 from howsmooth.tokens.swap_settings import METHODS
 

@@ -1,5 +1,8 @@
 """A token that is copied, and the copy changed: masses add up, and nothing happens where nothing changes."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tokens.tiny import LENGTH, tiny
@@ -7,7 +10,10 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.tokens.token_splitting import _split, _TextMeasures, token_splitting
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "figures"))
+
+from token_splitting import _split, _TextMeasures, token_splitting
 
 P = 2
 INDEX = torch.tensor([*range(P + 1), *range(P, LENGTH)])

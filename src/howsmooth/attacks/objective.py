@@ -15,8 +15,7 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Constrained, Differentiable
-from howsmooth.spectral.vectors import divide, norms, random_start
+from howsmooth.spectral.operators import Constrained, Differentiable, divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]

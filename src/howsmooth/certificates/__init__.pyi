@@ -1,9 +1,10 @@
 """Certified radii, and what they are proven for."""
 
-from howsmooth.certificates.certificate import Certificate as Certificate
-from howsmooth.certificates.certificate import certify_map as certify_map
-from howsmooth.certificates.choices import Choices as Choices
-from howsmooth.certificates.scene import Radius as Radius
+from howsmooth.certificates.certify import Certificate as Certificate
+from howsmooth.certificates.remainder_table import Slack as Slack
+from howsmooth.certificates.sentence_certifier import Radius as Radius
+from howsmooth.certificates.sentence_certifier import SentenceCertifier as SentenceCertifier
+from howsmooth.certificates.synonyms import ReplacementHull as ReplacementHull
 from howsmooth.certificates.synonyms import Synonyms as Synonyms
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
 

@@ -1,4 +1,4 @@
-"""The remainder of attention."""
+r"""The remainder of attention: :ref:`Theorem 11 <attention-remainder>` and its :ref:`second order <second-order>`."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,45 +7,64 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import Bent, First, at_every_token, root
+from howsmooth.certificates.image_norms import SquaredBall, UnitBall, packed_pairs
+from howsmooth.certificates.stages import FirstOrder, SmoothStage, at_every_token, matrix_root
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.weighting import unstack
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
-# Where the exponential of a change of scores is as good as infinite, the hull of the values decides.
-MOST = 60.0
-# So many pairs of columns meet at once.
+# Where a score may change by more than this, only the hull of the values bounds the remainder.
+LARGEST_CHANGE = 60.0
+# At most this many pairs of columns are multiplied at once.
 PAIRS = 2**10
 
 
-class AttentionStage(Bent):
+class AttentionNorms(NamedTuple):
+    r"""Norms of what enters, for every head and row; a row sees keys and values of all tokens.
+
+    Attributes:
+        query: :math:`|Q\delta_i|`.
+        key: :math:`|K\delta_j|`.
+        w: :math:`|V\delta_j|`.
+        s: :math:`(\sum P\ell^2)^{1/2}`.
+        lam: :math:`\lambda = (\sum Pf\ell^2)^{1/2}`.
+        linear: :math:`|\sum P\ell(v-o)+\sum PV\delta|`, the first order of the output.
+        ell: :math:`|\ell_j|`, for every pair of tokens.
+    """
+
+    query: Float[Tensor, "heads n"]
+    key: Float[Tensor, "heads n"]
+    w: Float[Tensor, "heads n"]
+    s: Float[Tensor, "heads n"]
+    lam: Float[Tensor, "heads n"]
+    linear: Float[Tensor, "heads n"]
+    ell: Float[Tensor, "heads n n"]
+
+
+class AttentionStage(SmoothStage):
     r"""Attention at tokens x; every row is a group of its own, along :math:`B = (W_OW_O^\top)^{1/2}`.
 
-    Heads side by side are no longer than the root of the sum of their squares.
+    Scores of row i change by :math:`a = \ell + c`, the linear part and the bilinear one
+    :math:`c_j = s\langle Q\delta_i, K\delta_j\rangle`; only the P-centred change counts. New weights are
+    :math:`Pe^a/Z` with :math:`e^a = 1+a+r`. With :math:`f_j = |v_j - o_i|`, :math:`|a_j|\le\alpha_j`,
+    :math:`\kappa = \tfrac13(2+e^{\max\alpha})`, :math:`s^2\ge\sum Pa^2`, :math:`\lambda^2\ge\sum Pfa^2`,
+    :math:`w_j\ge|V\delta_j|` and :math:`DD^\top` the covariance :math:`\sum P(v-o)(v-o)^\top`, the remainder of Theorem
+    11 is at most
 
-    Scores of the row change by :math:`a = \ell + c`, the linear part and the bilinear one
-    :math:`c_j = s\langle Q\delta_i, K\delta_j\rangle`; only the P-centred change counts. With
-    :math:`f_j = |v_j - o_i|`, :math:`|a_j|\le\alpha_j`, :math:`\kappa = \tfrac13(2+e^{\max\alpha})`,
-    :math:`s^2\ge\sum Pa^2`, :math:`\lambda^2\ge\sum Pfa^2`, :math:`w_j\ge|V\delta_j|` and :math:`\|D\|^2` the norm of
-    the covariance :math:`\sum P(v-o)(v-o)^\top` the remainder is at most
+    .. math:: \underbrace{\sum Pf|c| + \tfrac12\kappa\lambda^2
+              + \tfrac12\kappa s^2\min\bigl(\sum Pf\alpha, \|D\|s\bigr)}_{\text{old values}}
+              + \underbrace{\sum P\bigl(\alpha + \tfrac12\kappa\max(\alpha^2, s^2)\bigr)w}_{\text{new values}} .
 
-    .. math:: \sum Pf|c| + \tfrac12\kappa\lambda^2 + \tfrac12\kappa s^2\min\bigl(\sum Pf\alpha, \|D\|s\bigr)
-              + \sum_jP_j\bigl(\alpha_j + \tfrac12\kappa\max(\alpha_j^2, s^2)\bigr)w_j .
-
-    New weights are :math:`P_je^{a_j}/Z` with :math:`1\le Z\le1+\tfrac12\kappa s^2`; the first three terms are what the
-    weights' change does to the old values beyond :math:`\sum P\ell(v-o)`, the last one what it does to the new ones.
-    However far scores move, the output stays in the hull of the values: the remainder is at most
-    :math:`\max_j(f_j + w_j)` and the linear part. Of second order is
-
-    .. math:: \sum P(v-o)\bigl(c + \tfrac12\ell^2\bigr) + \sum P\ell\,V\delta .
+    However far scores move, the output stays in the hull of the new values: the remainder is also at most
+    :math:`\max_j(f_j + w_j)` and the linear part. The second order is
+    :math:`\sum P(v-o)\bigl(c + \tfrac12\ell^2\bigr) + \sum P\ell\,V\delta`.
     """
 
     name = "attention"
 
     def __init__(self, f: Attention, X: Float[Tensor, "n d"]) -> None:
-        """Look at attention at ``X``.
+        """Evaluate attention at ``X``.
 
         Raises:
             AssumptionError: If scores are not bilinear in the tokens.
@@ -65,22 +84,23 @@ class AttentionStage(Bent):
         layout, pattern = jacobian.projections.layout, jacobian.pattern
         self._projections, self._shared, self._scale = jacobian.projections, layout.shared, f.score_scale
         P = X.new_zeros(layout.groups, layout.shared, len(X), len(X))
-        seen = P.bool()
+        visible = P.bool()
         for tile, part, _slope in pattern.weights():
             P[..., tile.rows, tile.columns] = unstack(part, tile)
-            # a weight below all floats is not hidden: its score may grow
-            alike, _slope = pattern.scores.tile(torch.zeros_like(pattern.q), torch.zeros_like(pattern.k), tile)
-            seen[..., tile.rows, tile.columns] = unstack(alike, tile) > -torch.inf
-        self._P, self._seen = P.flatten(0, 1), seen.flatten(0, 1)
-        self._q = pattern.q.flatten(0, 1)  # scaled
-        self._k, self._v = self._by_head(pattern.k), self._by_head(pattern.v)
-        self._values = self._v[:, None] - (self._P @ self._v)[:, :, None]  # heads, rows, columns, v
-        self._far = self._values.norm(dim=-1)
-        # how far weights of a given mean square can move the old mean: the root of the covariance of the values
-        self._spread = largest_norms(self._P.sqrt()[..., None] * self._values)
+            # A weight that underflows is not hidden: its score may grow. So masks are read from scores, not weights.
+            masked, _slope = pattern.scores.tile(torch.zeros_like(pattern.q), torch.zeros_like(pattern.k), tile)
+            visible[..., tile.rows, tile.columns] = unstack(masked, tile) > -torch.inf
+        self._P, self._visible = P.flatten(0, 1), visible.flatten(0, 1)
+        self._query = pattern.q.flatten(0, 1)  # scaled
+        self._key, self._v = self._by_head(pattern.k), self._by_head(pattern.v)
+        deviations = self._v[:, None] - (self._P @ self._v)[:, :, None]  # v − o: heads, rows, columns, v
+        # |ΣP(v − o)x| ≤ ‖D‖(ΣPx²)^½ is sharper than ΣPf|x| where the values of many tokens differ in direction.
+        self._f = deviations.norm(dim=-1)
+        self._D = largest_norms(self._P.sqrt()[..., None] * deviations)
         self._output = jacobian.output
-        wide = self._v.shape[0] * self._v.shape[2]
-        self._root = torch.eye(wide, dtype=X.dtype) if self._output is None else root(self._output)
+        # All heads of a row are one group: a group for each head would make the table larger, and radii hardly so.
+        width = self._v.shape[0] * self._v.shape[2]
+        self._root = torch.eye(width, dtype=X.dtype) if self._output is None else matrix_root(self._output)
 
     @property
     def tokens(self) -> Tensor:
@@ -91,184 +111,237 @@ class AttentionStage(Bent):
         """Return the columns of the root of the output projection at every token."""
         return [at_every_token(self._root, self._P.shape[1])]
 
-    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
-        """Return how far queries, keys, values, scores and outputs move by first order, and what leaves."""
-        dq, dk, dv, scores = self._moved(bundle)
-        moved = self._mixed(scores, dv)
-        parts = (
-            ball.vectors(dq),
-            ball.vectors(dk),
-            ball.vectors(dv),
-            ball.vectors(scores * self._P.sqrt()),
-            ball.vectors(scores * (self._P * self._far).sqrt()),
-            ball.vectors(moved),
-            ball.numbers(torch.where(self._seen, scores, 0.0)),
+    def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
+        """Return the norms of :class:`AttentionNorms`, and what leaves."""
+        dq, dk, dv, ell = self._first_order(columns)
+        heads = self._output_change(ell, dv)
+        norms = AttentionNorms(
+            query=ball.vector_norms(dq),
+            key=ball.vector_norms(dk),
+            w=ball.vector_norms(dv),
+            s=ball.vector_norms(ell * self._P.sqrt()),
+            lam=ball.vector_norms(ell * (self._P * self._f).sqrt()),
+            linear=ball.vector_norms(heads),
+            # A masked score may change as it likes: its weight is zero however large it is.
+            ell=ball.scalar_norms(torch.where(self._visible, ell, 0.0)),
         )
-        heads = moved.transpose(-3, -2).flatten(-2)
-        pushed = heads if self._output is None else heads @ self._output.mT
-        return torch.cat([part.flatten(1) for part in parts], dim=-1), pushed
+        side_by_side = heads.transpose(-3, -2).flatten(-2)
+        leaving = side_by_side if self._output is None else side_by_side @ self._output.mT
+        return torch.cat([part.flatten(1) for part in norms], dim=-1), leaving
 
-    def bounds(self, sizes: Tensor, first: First) -> Tensor:
-        """Bound the remainder of every row of every head."""
-        return self._together(self._all(self._cut(sizes)))
+    def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
+        """Bound the remainder of every row."""
+        return _all_heads(self._whole_remainder(self._split(norms)))
 
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
+    def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         """Return the second order of every pair of columns."""
-        dq, dk, dv, scores = (part[0] for part in self._moved(bundle))
+        dq, dk, dv, ell = (part[0] for part in self._first_order(columns))
         found = []
-        for left, right, many, met in self._meeting(dq, dk):
-            bent = met + 0.5 * scores[left] * scores[right]
-            turned = self._P * (bent - (self._P * bent).sum(-1, keepdim=True))
-            both = 0.5 * (self._P * scores[left]) @ dv[right] + 0.5 * (self._P * scores[right]) @ dv[left]
-            heads = many * (turned @ self._v + both)
+        for a, b, factors, c in self._bilinear_pairs(dq, dk):
+            # ½D² of softmax: P(y − ΣPy) for y = c + ½ℓ², and ℓ is centred already.
+            squares = c + 0.5 * ell[a] * ell[b]
+            weights = self._P * (squares - (self._P * squares).sum(-1, keepdim=True))
+            new_values = 0.5 * (self._P * ell[a]) @ dv[b] + 0.5 * (self._P * ell[b]) @ dv[a]
+            heads = factors * (weights @ self._v + new_values)
             found.append(heads.transpose(1, 2).flatten(2))
-        columns = torch.cat(found)
-        return (columns if self._output is None else columns @ self._output.mT)[None]
+        pairs = torch.cat(found)
+        return (pairs if self._output is None else pairs @ self._output.mT)[None]
 
-    def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "heads n n"]:
-        r"""Return how far queries that meet keys move centred scores: c is a quadratic form of the word itself."""
-        dq, dk, _dv = self._projections.jvp(bundle)
+    def score_forms(self, columns: Float[Tensor, "1 r n d"], squares: SquaredBall) -> Float[Tensor, "heads n n"]:
+        r"""Return norms of :math:`c_1-\sum Pc_1`, a quadratic form of the word for every pair of tokens."""
+        dq, dk, _dv = self._projections.jvp(columns)
         dq, dk, found = dq[0], self._by_head(dk)[0], []
-        # head by head: there are as many forms as pairs of tokens
+        # Head by head: there are as many forms as pairs of tokens.
         for head, P in enumerate(self._P):
-            meeting = self._meeting(dq[:, head, None], dk[:, head, None])
-            forms = [many * (met - (P * met).sum(-1, keepdim=True)) for _left, _right, many, met in meeting]
-            found.append(squares.numbers(torch.cat(forms)[None])[0])
+            pairs = self._bilinear_pairs(dq[:, head, None], dk[:, head, None])
+            forms = [factors * (c - (P * c).sum(-1, keepdim=True)) for _a, _b, factors, c in pairs]
+            found.append(squares.scalar_norms(torch.cat(forms)[None])[0])
         return torch.cat(found)
 
-    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Bound what is of third order, or all of it."""
-        first, other, whole = self._cut(one), self._cut(rest), self._cut(one + rest)
-        P = self._P
-        # how scores meet by first order of the word, and beyond; a common shift counts in neither
-        known, later = self._met(first.q, first.k), self._met(other.q, whole.k) + self._met(first.q, other.k)
-        met = (self._centred(known) if inside is None else inside) + self._centred(later)
-        # by how much scores differ from what the word itself does to them by first order
-        rho = torch.where(self._seen, other.scores + met, 0.0)
-        alpha1, alpha = first.scores, first.scores + rho
-        s, spread = self._sums(whole, met, alpha)
-        _s, apart = self._sums(other, met, rho)
-        top, grown = alpha.amax(-1).clamp_max(MOST), alpha.clamp_max(MOST).exp()
-        kappa, bent = (2 + top.exp()) / 3, (2 + grown) / 6 * alpha.square()  # r
-        weight = torch.minimum(0.5 * kappa * s.square(), (P * bent).sum(-1))  # Z − 1
-        share = weight / (1 + weight)  # 1 − 1/Z
-        # old values
-        squares = torch.minimum(self._old(rho * (alpha1 + 0.5 * rho)), first.spread * apart + 0.5 * apart.square())
-        total = self._mean(whole, s, met, alpha) + torch.minimum(0.5 * kappa * spread.square(), self._old(bent))
-        cubes = (3 + grown) / 24 * alpha**3
-        thirds = torch.minimum(self._old(cubes), (3 + top.exp()) / 24 * top * spread.square()) + share * total
-        # what an exponential is beyond its second order, and what the sum of all takes off it, have the sign of a
-        one_of_them = torch.maximum(cubes, share[..., None] * (alpha + bent))
-        thirds = torch.minimum(thirds, self._old(one_of_them))
-        # new values: r and what the sum of all takes are positive
-        lost = torch.maximum(bent, share[..., None] * grown)
-        values = (P * (rho + lost)) @ whole.w[..., None] + (P * alpha1) @ other.w[..., None]
-        found = self._old(later) + squares + thirds + values[..., 0]
-        second = (P * self._far * known).sum(-1) + 0.5 * first.spread.square()
-        second = second + ((P * alpha1) @ first.w[..., None])[..., 0]
-        both = self._all(whole) + second
-        return self._together(torch.where(alpha.amax(-1) < MOST, torch.minimum(found, both), both))
+    def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
+        r"""Bound :math:`R'`, or the whole remainder and the second order.
 
-    def _all(self, sizes: "Sizes") -> Float[Tensor, "heads n"]:
-        P, far = self._P, self._far
-        met = self._met(sizes.q, sizes.k)
-        centred = self._centred(met)
-        alpha = torch.where(self._seen, sizes.scores + centred, 0.0)
-        kappa = (2 + alpha.amax(-1).clamp_max(MOST).exp()) / 3
-        s, spread = self._sums(sizes, centred, alpha)
-        each = 0.5 * (2 + alpha.clamp_max(MOST).exp()) / 3 * alpha.square()
-        bent = torch.minimum(0.5 * kappa * spread.square(), self._old(each))
-        shift = 0.5 * kappa * s.square() * self._mean(sizes, s, met, alpha)
-        weights = P * (alpha + torch.maximum(each, (0.5 * kappa * s.square())[..., None]))
-        found = self._old(met) + bent + shift + (weights @ sizes.w[..., None])[..., 0]
-        hull = torch.where(self._seen, far + sizes.w[:, None, :], 0.0).amax(-1) + sizes.linear
-        return torch.where(alpha.amax(-1) < MOST, torch.minimum(found, hull), hull)
+        With :math:`\rho\ge|a-\ell_1|`, :math:`|e^a-1-a-\tfrac12a^2|\le q` and :math:`h\ge|e^a/Z-1-a|`, old values
+        contribute :math:`\sum Pf(|c-c_1|+\rho(\alpha_1+\tfrac12\rho))` and what the exponential is beyond its second
+        order; new values contribute :math:`\sum P(\rho+h)w+\sum P\alpha_1w'`.
+        """
+        one, rest, whole = self._split(first), self._split(later), self._split(first + later)
+        c1 = self._bilinear(one.query, one.key)
+        c_later = self._bilinear(rest.query, whole.key) + self._bilinear(one.query, rest.key)  # c − c₁
+        # c₁ is a quadratic form of the word, whose norm is less than a product of two lengths; c − c₁ is not known so
+        # well, and a mean that is subtracted may have either sign.
+        c = (self._centred(c1) if forms is None else forms) + self._centred(c_later)
+        change = self._score_change(one, rest, whole, c, c_later)
+        found = self._old_values(one, rest, whole, change) + self._new_values(one, rest, whole, change)
+        # Far out the third-order bound exceeds the sum of the bounds on the whole remainder and on the second order.
+        second = (self._P * self._f * c1).sum(-1) + 0.5 * one.lam.square()
+        second = second + ((self._P * one.ell) @ one.w[..., None])[..., 0]
+        both = self._whole_remainder(whole) + second
+        small = change.alpha.amax(-1) < LARGEST_CHANGE
+        return _all_heads(torch.where(small, torch.minimum(found, both), both))
 
-    def _met(self, q: Float[Tensor, "heads n"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n n"]:
-        """Bound how much scores change where queries meet keys that move as well."""
+    def _score_change(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, c: Tensor, c_later: Tensor
+    ) -> "ScoreChange":
+        """Bound how scores and weights change, from bounds on c and on c − c₁."""
+        rho = torch.where(self._visible, rest.ell + c, 0.0)
+        alpha = one.ell + rho
+        s, lam = self._root_mean_squares(whole, c, alpha)
+        # Beyond LARGEST_CHANGE exponentials are not used: clamping keeps them finite.
+        top, growth = alpha.amax(-1).clamp_max(LARGEST_CHANGE), alpha.clamp_max(LARGEST_CHANGE).exp()
+        kappa, r = (2 + top.exp()) / 3, (2 + growth) / 6 * alpha.square()
+        excess = torch.minimum(0.5 * kappa * s.square(), (self._P * r).sum(-1))  # Z − 1
+        share = excess / (1 + excess)  # 1 − 1/Z
+        return ScoreChange(c, c_later, rho, alpha, s, lam, top, growth, kappa, r, share)
+
+    def _old_values(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
+    ) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)(c-c_1)|`, :math:`\tfrac12|\sum P(v-o)(a^2-\ell_1^2)|`, and the third order."""
+        rho, alpha, r, share, top = change.rho, change.alpha, change.r, change.share, change.top
+        _s, lam = self._root_mean_squares(rest, change.c, rho)
+        # ½|a² − ℓ₁²| ≤ ρ(α₁ + ½ρ) for each token, or by Cauchy–Schwarz for all of them.
+        squares = torch.minimum(self._moment(rho * (one.ell + 0.5 * rho)), one.lam * lam + 0.5 * lam.square())
+        # |o' − o|: the mean of a and that of r
+        mean = self._mean_change(whole, change.s, change.c, alpha)
+        mean = mean + torch.minimum(0.5 * change.kappa * change.lam.square(), self._moment(r))
+        q = (3 + change.growth) / 24 * alpha**3
+        cubes = torch.minimum(self._moment(q), (3 + top.exp()) / 24 * top * change.lam.square())
+        thirds = cubes + share * mean
+        # e^a beyond its second order and what Z takes off have the sign of a: the longer of the two bounds both.
+        thirds = torch.minimum(thirds, self._moment(torch.maximum(q, share[..., None] * (alpha + r))))
+        return self._moment(change.c_later) + squares + thirds
+
+    def _new_values(
+        self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
+    ) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum(P'-P)V\delta-\sum P\ell_1V\delta_1|`."""
+        # e^a/Z − 1 − a = r − (1 − 1/Z)e^a is a difference of two positive numbers.
+        h = torch.maximum(change.r, change.share[..., None] * change.growth)
+        values = (self._P * (change.rho + h)) @ whole.w[..., None] + (self._P * one.ell) @ rest.w[..., None]
+        return values[..., 0]
+
+    def _whole_remainder(self, norms: AttentionNorms) -> Float[Tensor, "heads n"]:
+        """Bound the whole remainder of every row of every head, as the class says."""
+        c = self._bilinear(norms.query, norms.key)
+        centred = self._centred(c)
+        alpha = torch.where(self._visible, norms.ell + centred, 0.0)
+        kappa = (2 + alpha.amax(-1).clamp_max(LARGEST_CHANGE).exp()) / 3
+        s, lam = self._root_mean_squares(norms, centred, alpha)
+        r = 0.5 * (2 + alpha.clamp_max(LARGEST_CHANGE).exp()) / 3 * alpha.square()
+        # r ≤ ½κa² with one κ for the row uses λ, which is sharper than lengths; with a κ for each token, α.
+        old_r = torch.minimum(0.5 * kappa * lam.square(), self._moment(r))
+        old_mean = 0.5 * kappa * s.square() * self._mean_change(norms, s, c, alpha)
+        # |P' − P| = P|a + r − (Z − 1)|/Z, where r and Z − 1 are positive: the larger of the two counts.
+        new_weights = self._P * (alpha + torch.maximum(r, (0.5 * kappa * s.square())[..., None]))
+        found = self._moment(c) + old_r + old_mean + (new_weights @ norms.w[..., None])[..., 0]
+        # The old output plus the linear part is what the remainder is measured from.
+        hull = torch.where(self._visible, self._f + norms.w[:, None, :], 0.0).amax(-1) + norms.linear
+        return torch.where(alpha.amax(-1) < LARGEST_CHANGE, torch.minimum(found, hull), hull)
+
+    def _bilinear(self, q: Float[Tensor, "heads n"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n n"]:
+        r"""Bound :math:`|s\langle Q\delta_i,K\delta_j\rangle|` by lengths."""
         return abs(self._scale) * q[:, :, None] * k[:, None, :]
 
-    def _meeting(
+    def _bilinear_pairs(
         self, dq: Float[Tensor, "r heads n k"], dk: Float[Tensor, "r heads n k"]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield pairs of columns, what their forms are multiplied by, and how much scores change where they meet."""
-        a, b, times = Squares().packed(len(dq))
-        for left, right, many in zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True):
-            met = 0.5 * self._scale * (dq[left] @ dk[right].mT + dq[right] @ dk[left].mT)
-            yield left, right, many[:, None, None, None], met
+        """Yield pairs of columns, the factors of packed forms, and the symmetric form behind c."""
+        first, second, factors = packed_pairs(len(dq))
+        for a, b, some in zip(first.split(PAIRS), second.split(PAIRS), factors.split(PAIRS), strict=True):
+            c = 0.5 * self._scale * (dq[a] @ dk[b].mT + dq[b] @ dk[a].mT)
+            yield a, b, some[:, None, None, None], c
 
-    def _centred(self, met: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n n"]:
-        """Bound what is left of changes of scores without their mean."""
-        return met + (self._P * met).sum(-1, keepdim=True)
+    def _centred(self, c: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n n"]:
+        r"""Bound :math:`|c-\sum Pc|`."""
+        return c + (self._P * c).sum(-1, keepdim=True)
 
-    def _old(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
-        r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by covariances."""
-        lengths = (self._P * self._far * x).sum(-1)
-        return torch.minimum(lengths, self._spread * (self._P * x.square()).sum(-1).sqrt())
+    def _moment(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by the covariance."""
+        lengths = (self._P * self._f * x).sum(-1)
+        return torch.minimum(lengths, self._D * (self._P * x.square()).sum(-1).sqrt())
 
-    def _mean(self, sizes: "Sizes", s: Tensor, met: Tensor, alpha: Tensor) -> Float[Tensor, "heads n"]:
-        r"""Bound :math:`|\sum P(v-o)a|`: by lengths, by covariances, or by what is linear and by what meets."""
-        lengths = torch.minimum((self._P * self._far * alpha).sum(-1), self._spread * s)
-        linear = sizes.linear + (self._P @ sizes.w[..., None])[..., 0] + self._old(met)
+    def _mean_change(self, norms: AttentionNorms, s: Tensor, c: Tensor, alpha: Tensor) -> Float[Tensor, "heads n"]:
+        r"""Bound :math:`|\sum P(v-o)a|`: by lengths, by the covariance, or by its linear part and c."""
+        lengths = torch.minimum((self._P * self._f * alpha).sum(-1), self._D * s)
+        linear = norms.linear + (self._P @ norms.w[..., None])[..., 0] + self._moment(c)
         return torch.minimum(lengths, linear)
 
-    def _sums(self, sizes: "Sizes", met: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
-        """Bound both root mean squares of a change of scores, of which ``met`` is not linear in what enters."""
-        weighted = self._P * self._far
-        s = torch.minimum(sizes.s + (self._P * met.square()).sum(-1).sqrt(), (self._P * each.square()).sum(-1).sqrt())
-        spread = torch.minimum(
-            sizes.spread + (weighted * met.square()).sum(-1).sqrt(), (weighted * each.square()).sum(-1).sqrt()
-        )
-        return s, spread
+    def _root_mean_squares(self, norms: AttentionNorms, c: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Bound :math:`s` and :math:`\lambda` of :math:`a = \ell+c`: as a sum, or from :math:`|a_j|\le\alpha_j`."""
+        # A norm is subadditive, so that parts add up; but α already holds the smaller of two bounds for every token.
+        Pf = self._P * self._f
+        s = torch.minimum(norms.s + (self._P * c.square()).sum(-1).sqrt(), (self._P * alpha.square()).sum(-1).sqrt())
+        lam = torch.minimum(norms.lam + (Pf * c.square()).sum(-1).sqrt(), (Pf * alpha.square()).sum(-1).sqrt())
+        return s, lam
 
-    def _moved(self, bundle: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return how queries, keys, values and centred scores move by first order."""
-        dq, dk, dv = self._projections.jvp(bundle)
+    def _first_order(self, columns: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the first-order changes of queries, keys, values and centred scores."""
+        dq, dk, dv = self._projections.jvp(columns)
         dk, dv = self._by_head(dk), self._by_head(dv)
         heads, n = self._P.shape[:2]
-        scores = dq.new_empty(heads, *dq.shape[:-3], n, n)
-        # head by head: products of all heads at once would repeat keys and queries for every column
-        for head, (each, P) in enumerate(zip(scores, self._P, strict=True)):
-            asked = dq[..., head, :, :].flatten(0, -2) @ (self._scale * self._k[head]).mT
-            told = dk[..., head, :, :].flatten(0, -2) @ self._q[head].mT
-            torch.add(asked.view_as(each), told.view_as(each).mT, out=each)
-            each -= (P * each).sum(-1, keepdim=True)
-        return dq, dk, dv, scores.movedim(0, -3)
+        ell = dq.new_empty(heads, *dq.shape[:-3], n, n)
+        # Head by head: products of all heads at once would repeat keys and queries for every column.
+        for head, (scores, P) in enumerate(zip(ell, self._P, strict=True)):
+            of_query = dq[..., head, :, :].flatten(0, -2) @ (self._scale * self._key[head]).mT
+            of_key = dk[..., head, :, :].flatten(0, -2) @ self._query[head].mT
+            torch.add(of_query.view_as(scores), of_key.view_as(scores).mT, out=scores)
+            scores -= (P * scores).sum(-1, keepdim=True)
+        return dq, dk, dv, ell.movedim(0, -3)
 
-    def _mixed(self, scores: Float[Tensor, "*more heads n n"], dv: Tensor) -> Float[Tensor, "*more heads n v"]:
-        """Return how outputs of heads move by first order, stored side by side."""
+    def _output_change(self, ell: Float[Tensor, "*more heads n n"], dv: Tensor) -> Float[Tensor, "*more heads n v"]:
+        """Return the first-order change of the outputs of heads, stored side by side."""
         heads, n, v = self._v.shape
         found = dv.new_empty(*dv.shape[:-3], n, heads, v)
         for head, P in enumerate(self._P):
-            # scores are centred: values count as they are
-            weighted = ((P * scores[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, n, v)
+            # Scores are centred, so that Σ P ℓ (v − o) = Σ P ℓ v.
+            weighted = ((P * ell[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, n, v)
             values = dv[..., head, :, :].flatten(0, -3)
             mixed = torch.baddbmm(weighted, P.expand(len(values), n, n), values)
             found[..., head, :] = mixed.view(*dv.shape[:-3], n, v)
         return found.transpose(-3, -2)
 
-    def _cut(self, sizes: Float[Tensor, " sizes"]) -> "Sizes":
+    def _split(self, norms: Float[Tensor, " norms"]) -> AttentionNorms:
         heads, n = self._P.shape[:2]
-        *rows, scores = sizes.split([heads * n] * 6 + [heads * n * n])
-        q, k, w, s, spread, linear = (part.view(heads, n) for part in rows)
-        return Sizes(q, k, w, s, spread, linear, scores.view_as(self._P))
-
-    def _together(self, by_head: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
-        """Bound all heads of a row side by side."""
-        return by_head.norm(dim=0)
+        *rows, ell = norms.split([heads * n] * 6 + [heads * n * n])
+        query, key, w, s, lam, linear = (part.view(heads, n) for part in rows)
+        return AttentionNorms(query, key, w, s, lam, linear, ell.view_as(self._P))
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
-        """Give every head the keys or values of its group."""
+        """Repeat the keys or values of a group for each of its heads."""
         return x if self._shared == 1 else x.repeat_interleave(self._shared, -3)
 
 
-class Sizes(NamedTuple):
-    """How far queries, keys and values move, scores in two root mean squares, outputs, and single scores."""
+class ScoreChange(NamedTuple):
+    r"""Bounds on the change of the scores of every row, and on its new weights :math:`Pe^a/Z`.
 
-    q: Float[Tensor, "heads n"]
-    k: Float[Tensor, "heads n"]
-    w: Float[Tensor, "heads n"]
+    Attributes:
+        c: :math:`|c-\sum Pc|`.
+        c_later: :math:`|c-c_1|`.
+        rho: :math:`\rho\ge|a-\ell_1|`.
+        alpha: :math:`\alpha\ge|a|`.
+        s: :math:`(\sum Pa^2)^{1/2}`.
+        lam: :math:`(\sum Pfa^2)^{1/2}`.
+        top: The largest α of a row.
+        growth: :math:`e^\alpha`.
+        kappa: κ.
+        r: :math:`e^a-1-a`.
+        share: :math:`1-1/Z`.
+    """
+
+    c: Float[Tensor, "heads n n"]
+    c_later: Float[Tensor, "heads n n"]
+    rho: Float[Tensor, "heads n n"]
+    alpha: Float[Tensor, "heads n n"]
     s: Float[Tensor, "heads n"]
-    spread: Float[Tensor, "heads n"]
-    linear: Float[Tensor, "heads n"]
-    scores: Float[Tensor, "heads n n"]
+    lam: Float[Tensor, "heads n"]
+    top: Float[Tensor, "heads n"]
+    growth: Float[Tensor, "heads n n"]
+    kappa: Float[Tensor, "heads n"]
+    r: Float[Tensor, "heads n n"]
+    share: Float[Tensor, "heads n"]
+
+
+def _all_heads(by_head: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
+    """Bound all heads of a row side by side: the root of the sum of their squares."""
+    return by_head.norm(dim=0)

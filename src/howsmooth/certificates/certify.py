@@ -1,18 +1,133 @@
-"""The front of certificates: a model and a sentence, or a chain of maps and embeddings."""
+"""Certificates of a classifier at one sentence: from a model and a sentence, or a chain of maps and embeddings."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.certificates.certificate import Certificate, certify_map
-from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence, running
+from howsmooth.certificates.flip_attack import Classifier, random_sphere, smallest_flip
+from howsmooth.certificates.radius_search import Rivals
+from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
+from howsmooth.certificates.sentences import class_head, classifier_at, label_number, module_at, read_sentence
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
+from howsmooth.markup import table
+from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
+from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
+from howsmooth.wording import at_least, at_most, number
+
+# At most this many samples are run at once.
+BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Certificate:
+    r"""What Theorem 11 proves of a classifier at one sentence.
+
+    Attributes:
+        radii: One for each word or group of words.
+        predicted: The predicted class.
+        rivals: The other classes, and the margin over each.
+        p: The norm of perturbations, :math:`|e|_p`.
+        seconds: How long all of it took.
+        classifier: From embeddings to logits, in float64.
+        embeddings: The embeddings of the sentence.
+        labels: The names of the classes, where the model has them.
+        module: The same classifier as the user's own module runs it; none for a chain of maps.
+    """
+
+    radii: tuple[Radius, ...]
+    predicted: int
+    rivals: Rivals
+    p: float
+    seconds: float
+    classifier: Map
+    embeddings: Float[Tensor, "n d"]
+    labels: tuple[str, ...] = ()
+    module: ModuleClassifier | None = None
+
+    def __repr__(self) -> str:
+        """Return the predicted class, and both ends of the radius of every word."""
+        lines = [f"token {_named(radius)}: {radius}" for radius in self.radii]
+        return "\n".join([f"Certificate: {self.summary}", *lines])
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        name = repr(self.labels[self.predicted]) if self.labels else f"class {self.predicted}"
+        margin = at_least(float(self.rivals.margins.min()), 3)
+        return f"{name} wins by {margin}; how far embeddings may move, in the {number(self.p)}-norm:"
+
+    def _repr_html_(self) -> str:
+        rows = [(_named(at), at_least(at.certified, 3), at_most(at.attacked, 3)) for at in self.radii]
+        return table(["token", "proven", "too far"], rows, caption=self.summary)
+
+    def verify(self, *, samples: int = 100, seed: int = 1) -> float:
+        """Attack inside every certified ball, and return the smallest margin that was seen.
+
+        Every ball is searched along gradients from several starts, and sampled at random on its surface. The module is
+        attacked, where there is one, and not the maps that were read from its weights; a margin that the module could
+        lose by rounding alone does not count as a contradiction.
+
+        Args:
+            samples: How many points to sample in every ball.
+            seed: Seeds searches and samples.
+
+        Raises:
+            AssumptionError: If a prediction changes inside: the certificate would be wrong.
+        """
+        generator, rounding_error = torch.Generator().manual_seed(seed), self._rounding_error()
+        smallest = float(self.rivals.margins.min())
+        # A radius of zero claims nothing.
+        for radius in (found for found in self.radii if found.certified > 0):
+            _flip, margin = smallest_flip(
+                self._attacked,
+                self.embeddings,
+                self.rivals.functionals,
+                torch.tensor(radius.tokens),
+                p=self.p,
+                between=(radius.certified / 10, radius.certified),
+                within=radius.certified,
+                generator=generator,
+            )
+            margin = min([margin, *self._sampled(radius, samples, generator)])
+            smallest = min(smallest, margin)
+            if not margin > -rounding_error:
+                raise AssumptionError(f"a perturbation inside the ball changes the prediction: {radius}.")
+        return smallest
+
+    @property
+    def _attacked(self) -> Classifier:
+        return self.classifier if self.module is None else self.module
+
+    def _rounding_error(self) -> float:
+        """Bound the change of a margin, the difference of two logits, by rounding in the module."""
+        if self.module is None:
+            return 0.0
+        with torch.no_grad():
+            _off, allowed = rounding(self.classifier, self.embeddings, self.module(self.embeddings))
+        return 2**0.5 * float(allowed)
+
+    def _sampled(self, radius: Radius, samples: int, generator: torch.Generator) -> list[float]:
+        """Return the smallest margin of every batch of samples on the surface of a ball."""
+        found, tokens = [], torch.tensor(radius.tokens)
+        for start in range(0, samples, BATCH):
+            shape = (min(BATCH, samples - start), len(tokens), self.embeddings.shape[-1])
+            Z = self.embeddings.repeat(shape[0], 1, 1)
+            Z[:, tokens] += radius.certified * random_sphere(shape, self.p, generator)
+            with torch.no_grad():
+                found.append(float((self._attacked(Z)[:, 0] @ self.rivals.functionals.mT).min()))
+        return found
+
+
+def _named(radius: Radius) -> str:
+    return ", ".join(map(str, radius.tokens))
 
 
 def certify(
@@ -30,23 +145,28 @@ def certify(
     r"""Prove how far words may move before the prediction of a classifier could change.
 
     Perturbations are those of a word's embedding: the sum of word, position and type embedding, before any norm; or of
-    what enters a layer, its attention and its residual connection alike. See
-    :func:`~howsmooth.certificates.certificate.certify_map` for what is proven and how.
+    the input of a layer, for its attention and its residual connection alike. While the embedding moves by
+    :math:`|e|_p\le\epsilon`, the margin over class k is at least
+
+    .. math:: m_k - |\nabla_em_k|_{p'}\,\epsilon - \sum_{l,j,c}|\nabla m_k\cdot B_{ljc}|\,b_{ljc}(\epsilon),
+
+    exact first order, and remainders b of every stage l at every token j, which follow one from another (Theorem 11 and
+    :class:`~howsmooth.certificates.remainder_table.RemainderTable`).
 
     Args:
         classifier: A model with a classification head, its name, or a chain of maps from embeddings to logits.
-        tokens: The numbers of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
-        word: Which token moves; several move together in one norm. Every token by itself by default.
-        p: How perturbations are measured: :math:`|e|_p` with p = 1, 2 or ∞.
-        classes: Which other classes must not overtake; all of them by default.
-        at: Where they are: ``embeddings``, or ``attention`` for what enters a layer.
+        tokens: The ids of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
+        word: The token that moves; several move together in one norm. Every token by itself by default.
+        p: The norm of perturbations: :math:`|e|_p` with p = 1, 2 or ∞.
+        classes: The other classes that must not overtake; all of them by default.
+        at: Where words move: ``embeddings``, or ``attention`` for the input of a layer.
         layer: Which layer that is.
-        label: The class that should win, by its number or its name; whichever does by default.
-        seed: Where attacks start.
+        label: The expected class, by its number or its name; whichever is predicted by default.
+        seed: Seeds attacks.
 
     Raises:
         AssumptionError: If the model has no classifier, or holds a map without a known remainder; if another class
-            than the label wins; or if the module has other logits than its weights say, as one with hooks has.
+            than the label is predicted; or if the module has other logits than its weights say, as one with hooks has.
         ShapeError: If there is not one sentence, or a word is not there.
 
     Example:
@@ -56,16 +176,33 @@ def certify(
         >>> print(hs.certify(f, X, word=0).radii[0].certified <= 2**0.5)
         True
     """
-    groups = None if word is None else [(word,) if isinstance(word, int) else tuple(word)]
+    began, labels = time.perf_counter(), tuple[str, ...]()
+    module: ModuleClassifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
         if isinstance(tokens, str) or isinstance(label, str) or at != PLACES[0] or layer:
             raise AssumptionError(
                 "a chain of maps knows no words, labels or layers: give embeddings and numbers.", field="classifier"
             )
-        return certify_map(classifier, tokens, groups=groups, p=p, rivals=classes, label=label, seed=seed)
-    model = classifier if isinstance(classifier, Transformer) else load(classifier)
-    labels, number = class_head(model).labels, None if label is None else label_number(model, label)
-    numbers = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
-    f, X = classified(model, numbers, at=at, layer=layer)
-    module = running(model, numbers, at=at, layer=layer)
-    return certify_map(f, X, groups=groups, p=p, rivals=classes, label=number, labels=labels, seed=seed, module=module)
+        f, X, expected = classifier, tokens, label
+    else:
+        model = classifier if isinstance(classifier, Transformer) else load(classifier)
+        labels, expected = class_head(model).labels, None if label is None else label_number(model, label)
+        ids = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
+        f, X = classifier_at(model, ids, at=at, layer=layer)
+        module = module_at(model, ids, at=at, layer=layer)
+    # One table for all words of the sentence.
+    certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
+    every = [(i,) for i in range(len(certifier.embeddings))]
+    groups = every if word is None else [(word,) if isinstance(word, int) else tuple(word)]
+    generator = torch.Generator().manual_seed(seed)
+    return Certificate(
+        radii=tuple(certifier.radius(group, p=p, generator=generator) for group in groups),
+        predicted=certifier.predicted,
+        rivals=certifier.rivals,
+        p=float(p),
+        seconds=time.perf_counter() - began,
+        classifier=certifier.classifier,
+        embeddings=certifier.embeddings,
+        labels=labels,
+        module=module,
+    )

@@ -1,41 +1,107 @@
-"""The remainder of feed-forward parts and of single activations."""
+r"""The remainder of MLPs and of single activations: :ref:`Theorem 11 <mlp-remainder>`.
+
+Neuron i moves by :math:`|t_i|\le s_i`, and its remainder is at most :math:`\tfrac12c_it_i^2` with
+:math:`c_i = \sup|\varphi''|` over its interval. That of a ReLU is straight on both sides of a kink; lines other than
+its derivative are in :mod:`howsmooth.certificates.relu_stage`.
+"""
+
+from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from howsmooth.certificates.curvature import SMOOTH, derivative, largest_curvature, require_known
-from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import Bent, First, Stage, at_every_token, root
-from howsmooth.maps.activations import Activation
+from howsmooth.certificates.image_norms import UnitBall, packed_pairs
+from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage, at_every_token, matrix_root
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.activations import ACTIVATIONS, Activation, known_activation
 from howsmooth.maps.mlp import MLP, GatedMLP
 
-# So many pairs of columns meet at once.
+# Activations whose second derivative has a derivative everywhere.
+SMOOTH = frozenset(ACTIVATIONS) - {"relu", "relu_squared"}
+# The grid on which peaks of |φ''| and |φ'''| are looked for. Beyond its ends the activations of neural networks are
+# straight to the last digit, or their curvature decreases.
+GRID_END, GRID_POINTS = 24.0, 2**16
+# An allowance for a peak between two points of the grid (h²/8 times two more derivatives, at most) and for rounding.
+GRID_ERROR = 1e-5
+# At most this many pairs of columns are multiplied at once.
 PAIRS = 2**10
 
 
-def bending(activation: Activation, y: Tensor, s: Tensor) -> Tensor:
+def require_known(activation: Activation | str) -> Activation:
+    """Return an activation whose curvature is known.
+
+    Raises:
+        AssumptionError: If it is not one of ours: autograd would call a kink straight.
+    """
+    found = known_activation(activation)
+    if ACTIVATIONS.get(found.name) is not found:
+        raise AssumptionError(
+            f"certificates need an activation whose curvature is known ({', '.join(ACTIVATIONS)}), got {found.name}.",
+            field="classifier",
+        )
+    return found
+
+
+def derivative(activation: Activation, x: Tensor, order: int = 2) -> Tensor:
+    r"""Return :math:`\varphi''(x)` or a higher derivative."""
+    # By autograd from φ', which is written out for every activation: no second derivative has to be kept in step.
+    watched = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        found = activation.slope(watched)
+        for _ in range(order - 1):
+            if not found.requires_grad:  # a constant
+                return torch.zeros_like(x)
+            (found,) = torch.autograd.grad(found.sum(), watched, create_graph=True)
+    return found.detach()
+
+
+def largest_derivative(
+    activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int = 2
+) -> Tensor:
+    r"""Bound :math:`\sup|\varphi''|` over every interval: at its ends, or at a peak inside."""
+    found = torch.maximum(derivative(activation, low, order).abs(), derivative(activation, high, order).abs())
+    for place, height in derivative_peaks(activation, order):
+        # A peak of the grid stands for all points up to its neighbours.
+        inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
+        found = torch.where(inside, found.clamp_min(height), found)
+    return found + GRID_ERROR
+
+
+@cache
+def derivative_peaks(activation: Activation, order: int = 2) -> tuple[tuple[float, float], ...]:
+    r"""Return where :math:`|\varphi''|` has local maxima above ``GRID_ERROR``, and how high they are on the grid."""
+    grid = torch.linspace(-GRID_END, GRID_END, GRID_POINTS + 1, dtype=torch.float64)
+    height = derivative(activation, grid, order).abs()
+    middle = height[1:-1]
+    # A plateau counts at its beginning; inside it the ends of an interval have its height.
+    top = (middle > height[:-2]) & (middle >= height[2:]) & (middle > GRID_ERROR)
+    return tuple(zip(grid[1:-1][top].tolist(), middle[top].tolist(), strict=True))
+
+
+def activation_remainder(activation: Activation, y: Tensor, s: Tensor) -> Tensor:
     r"""Bound :math:`|\varphi(y+t)-\varphi(y)-\varphi'(y)t|` over :math:`|t|\le s`.
 
-    A kink counts from where it is; a smooth activation by :math:`\tfrac12\sup|\varphi''|s^2`.
+    That of a ReLU is :math:`(s-|y|)_+`, from its kink on; that of a smooth one :math:`\tfrac12\sup|\varphi''|s^2`.
     """
     if activation.name == "relu":
         return (s - y.abs()).clamp_min(0)
-    return 0.5 * largest_curvature(activation, y - s, y + s) * s.square()
+    return 0.5 * largest_derivative(activation, y - s, y + s) * s.square()
 
 
 class FeedForwardStage(Stage):
-    r"""What plain and gated MLPs share: the remainder is :math:`W_2r`, r the remainders of hidden units.
+    r"""Plain and gated MLPs: the remainder is :math:`W_2r`, r the remainders of hidden units.
 
-    It is along :math:`B = (W_2W_2^\top)^{1/2}`, which has d columns only, and no longer than :math:`|r|`.
+    It lies along :math:`B = (W_2W_2^\top)^{1/2}`, which has d columns only, and is no longer than :math:`|r|`.
     """
 
     name = "mlp"
 
     def __init__(self, down: Float[Tensor, "out hidden"], n: int) -> None:
         r"""Keep the root of :math:`W_2W_2^\top`."""
-        self._root, self._down = root(down), down
+        # Why not W₂ itself: it has as many columns as hidden units, several times d, and all would be propagated.
+        self._root, self._down = matrix_root(down), down
         self._n = n
 
     @property
@@ -49,97 +115,100 @@ class FeedForwardStage(Stage):
 
 
 class MLPStage(FeedForwardStage):
-    r"""An MLP at tokens x: neuron i moves by at most :math:`s_i`, and bends by at most :math:`r_i`."""
+    r"""An MLP at tokens x: neuron i moves by at most :math:`s_i`, and its remainder is at most :math:`r_i`."""
 
     def __init__(self, f: MLP, X: Float[Tensor, "n d"]) -> None:
-        """Look at the MLP at ``X``."""
+        """Evaluate the MLP at ``X``."""
         super().__init__(f.down, len(X))
         self._up = f.up
         self._activation = require_known(f.activation)
         self._hidden = functional.linear(X, f.up, f.up_bias)
         self._slope = self._activation.slope(self._hidden)
 
-    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+    def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return how far every neuron moves, and what leaves."""
-        moved = bundle @ self._up.mT
-        return ball.numbers(moved).flatten(1), (moved * self._slope) @ self._down.mT
+        hidden = columns @ self._up.mT
+        return ball.scalar_norms(hidden).flatten(1), (hidden * self._slope) @ self._down.mT
 
-    def bounds(self, sizes: Tensor, first: First) -> Tensor:
-        """Bound the length of what all neurons of a token bend by."""
-        return bending(self._activation, self._hidden, sizes.view_as(self._hidden)).norm(dim=-1)
+    def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
+        """Bound the length of the remainders of all neurons of a token."""
+        return activation_remainder(self._activation, self._hidden, norms.view_as(self._hidden)).norm(dim=-1)
 
 
-class SmoothStage(MLPStage, Bent):
+class SmoothMLPStage(MLPStage, SmoothStage):
     r"""An MLP with a smooth activation: :math:`r_i\le\tfrac12c_it_i^2`.
 
     So that also :math:`|r|\le\tfrac12\max_i(\sqrt{c_i}s_i)\,|\sqrt c\circ t|`.
     """
 
     def __init__(self, f: MLP, X: Float[Tensor, "n d"]) -> None:
-        """Look at the MLP at ``X``."""
+        """Evaluate the MLP at ``X``."""
         super().__init__(f, X)
-        self._bend = derivative(self._activation, self._hidden)
+        self._curvature = derivative(self._activation, self._hidden)
 
-    def bounds(self, sizes: Tensor, first: First) -> Tensor:
-        """Bound the length of what all neurons of a token bend by, each for itself or by what moves them all."""
-        s = sizes.view_as(self._hidden)
-        root = largest_curvature(self._activation, self._hidden - s, self._hidden + s).sqrt()
-        later = (s - first.eps * first.sizes.view_as(s)).clamp_min(0)
-        moved = (first.bundle @ self._up.mT) * root
-        together = first.eps * first.ball.vectors(moved)[0] + (root * later).norm(dim=-1)
-        each = super().bounds(sizes, first)
+    def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
+        """Bound the length of the remainders of a token, neuron by neuron or by what moves all of them."""
+        s = norms.view_as(self._hidden)
+        root = largest_derivative(self._activation, self._hidden - s, self._hidden + s).sqrt()
+        # |√c∘t| of the word itself is the norm of a matrix; only what comes from remainders is added up by neurons.
+        later = (s - first.eps * first.norms.view_as(s)).clamp_min(0)
+        weighted = (first.columns @ self._up.mT) * root
+        together = first.eps * first.ball.vector_norms(weighted)[0] + (root * later).norm(dim=-1)
+        each = super().remainder(norms, first)
         return torch.minimum(each, 0.5 * (root * s).amax(-1) * together)
 
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
+    def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`W_2\tfrac12\varphi''t^2`."""
-        moved = bundle[0] @ self._up.mT
-        a, b, times = Squares().packed(len(moved))
-        parts = zip(a.split(PAIRS), b.split(PAIRS), times.split(PAIRS), strict=True)
-        half = 0.5 * self._bend
-        columns = [(many[:, None, None] * half * moved[i] * moved[j]) @ self._down.mT for i, j, many in parts]
-        return torch.cat(columns)[None]
+        hidden = columns[0] @ self._up.mT
+        a, b, factors = packed_pairs(len(hidden))
+        parts = zip(a.split(PAIRS), b.split(PAIRS), factors.split(PAIRS), strict=True)
+        half = 0.5 * self._curvature
+        pairs = [(some[:, None, None] * half * hidden[i] * hidden[j]) @ self._down.mT for i, j, some in parts]
+        return torch.cat(pairs)[None]
 
-    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
+    def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
         r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
-        first, later = one.view_as(self._hidden), rest.view_as(self._hidden)
-        s, c = first + later, self._bend.abs()
-        third = largest_curvature(self._activation, self._hidden - s, self._hidden + s, order=3)
-        beyond = 0.5 * c * later * (first + s) + third * s**3 / 6
-        whole = bending(self._activation, self._hidden, s) + 0.5 * c * first.square()
+        s1, s_later = first.view_as(self._hidden), later.view_as(self._hidden)
+        s, c = s1 + s_later, self._curvature.abs()
+        third = largest_derivative(self._activation, self._hidden - s, self._hidden + s, order=3)
+        # t² − t₁² = (t − t₁)(t + t₁): a difference of squares would lose the small part.
+        beyond = 0.5 * c * s_later * (s1 + s) + third * s**3 / 6
+        whole = activation_remainder(self._activation, self._hidden, s) + 0.5 * c * s1.square()
         return torch.minimum(beyond, whole).norm(dim=-1)
 
 
 def mlp_stage(f: MLP, X: Float[Tensor, "n d"]) -> MLPStage:
-    """Look at an MLP at ``X``, by its second order where it has one."""
-    return SmoothStage(f, X) if require_known(f.activation).name in SMOOTH else MLPStage(f, X)
+    """Evaluate an MLP at ``X``, with its second order where it has one."""
+    return SmoothMLPStage(f, X) if require_known(f.activation).name in SMOOTH else MLPStage(f, X)
 
 
 class GatedStage(FeedForwardStage):
-    r"""A gated MLP at tokens x: gates :math:`a` move by at most s, what they open, u, by at most :math:`\tau`.
+    r"""A gated MLP at tokens x: gates :math:`a` move by :math:`|t|\le s`, the hidden units u by at most :math:`\tau`.
 
     .. math:: \varphi(a+t)(u+\tau) - \varphi(a)u - \varphi'(a)tu - \varphi(a)\tau
-              = \mathrm{bend}(t)\,u + \bigl(\varphi'(a)t + \mathrm{bend}(t)\bigr)\tau
+              = r(t)\,u + \bigl(\varphi'(a)t + r(t)\bigr)\tau
     """
 
     def __init__(self, f: GatedMLP, X: Float[Tensor, "n d"]) -> None:
-        """Look at the gated MLP at ``X``."""
+        """Evaluate the gated MLP at ``X``."""
         super().__init__(f.down, len(X))
-        self._both = torch.cat((f.gate, f.up))
+        self._gate_and_up = torch.cat((f.gate, f.up))
         self._activation = require_known(f.activation)
         self._gates = functional.linear(X, f.gate, f.gate_bias)
         self._hidden = functional.linear(X, f.up, f.up_bias)
 
-    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
+    def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return how far gates and hidden units move, and what leaves."""
-        moved = bundle @ self._both.mT
-        gates, hidden = moved.chunk(2, dim=-1)
-        opened = self._activation.value(self._gates) * hidden
-        opened = opened + self._activation.slope(self._gates) * self._hidden * gates
-        return ball.numbers(moved).flatten(1), opened @ self._down.mT
+        both = columns @ self._gate_and_up.mT
+        gates, hidden = both.chunk(2, dim=-1)
+        product = self._activation.value(self._gates) * hidden
+        product = product + self._activation.slope(self._gates) * self._hidden * gates
+        return ball.scalar_norms(both).flatten(1), product @ self._down.mT
 
-    def bounds(self, sizes: Tensor, first: First) -> Tensor:
+    def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound the length of the remainders of all hidden units of a token."""
-        s, tau = sizes.view(self._n, -1).chunk(2, dim=-1)
-        bent = bending(self._activation, self._gates, s)
-        opened = self._activation.slope(self._gates).abs() * s + bent
-        return (bent * self._hidden.abs() + opened * tau).norm(dim=-1)
+        s, tau = norms.view(self._n, -1).chunk(2, dim=-1)
+        r = activation_remainder(self._activation, self._gates, s)
+        # The product of both changes is of second order; it is a part of the remainder, as gates have no exact one.
+        change = self._activation.slope(self._gates).abs() * s + r
+        return (r * self._hidden.abs() + change * tau).norm(dim=-1)

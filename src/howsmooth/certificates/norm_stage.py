@@ -1,4 +1,4 @@
-"""The remainder of LayerNorm and RMSNorm."""
+r"""The remainder of LayerNorm and RMSNorm: :ref:`Theorem 11 <norm-remainder>`, :ref:`second order <second-order>`."""
 
 import math
 
@@ -6,37 +6,43 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball, Squares
-from howsmooth.certificates.stages import Bent, First
+from howsmooth.certificates.image_norms import UnitBall, packed_pairs
+from howsmooth.certificates.stages import FirstOrder, SmoothStage
 from howsmooth.maps.norms import Norm
 
 
-class NormStage(Bent):
+class NormStage(SmoothStage):
     r"""A norm at tokens x.
 
-    With c the token (centred for LayerNorm) and the constant coordinate :math:`\sqrt{d\epsilon}` beside it,
-    :math:`N = |c|`, :math:`\hat c = c/N`: what enters is :math:`u = \hat c\cdot\delta/N` along c and w, the rest over
-    N, across. Then :math:`c+\delta = N((1+u)\hat c + w)` and its direction differs from :math:`\hat c + w` by
+    Let c be the token (centred for LayerNorm) with the additional constant coordinate :math:`\sqrt{d\epsilon_0}`,
+    :math:`N = |c|`, :math:`\hat c = c/N`. A change of the input splits into :math:`u = \hat c\cdot\delta/N` along c and
+    w, the rest over N, across. Then :math:`c+\delta = N((1+u)\hat c + w)`, and its direction differs from
+    :math:`\hat c + w` by
 
     .. math:: \hat c\Bigl(\frac{1+u}\rho - 1\Bigr) + w\Bigl(\frac1\rho - 1\Bigr),\qquad \rho^2 = (1+u)^2+|w|^2 .
+
+    Norms of u at all tokens come first in what :meth:`propagate` returns, then those of w; so do remainders along
+    and across.
     """
 
     name = "norm"
 
     def __init__(self, norm: Norm, X: Float[Tensor, "n d"]) -> None:
-        """Look at the norm at ``X``."""
+        """Evaluate the norm at ``X``."""
         n, d = X.shape
         jacobian = norm.jacobian(X)
         self._unit = jacobian.z / math.sqrt(d)  # ĉ without the constant coordinate
         centred = X - X.mean(-1, keepdim=True) if norm.centred else X
         self._length = (centred.square().sum(-1, keepdim=True) + d * norm.eps).sqrt()
-        # the square root of P − ĉĉᵀ: what is left of ĉ itself is the share of the constant coordinate, |ĉ|² = 1 − left²
-        left = math.sqrt(d * norm.eps) / self._length[:, 0]
+        # The square root of P − ĉĉᵀ, where P centres. The constant coordinate of ĉ is `constant`, so that the others
+        # have |ĉ|² = 1 − constant², and the root is P − ĉĉᵀ/(1 + constant).
+        constant = math.sqrt(d * norm.eps) / self._length[:, 0]
         eye = torch.eye(d, dtype=X.dtype)
         centring = eye - 1 / d if norm.centred else eye
-        shrink = 1 / (1 + left)
+        shrink = 1 / (1 + constant)
         self._across = centring - shrink[:, None, None] * self._unit[:, :, None] * self._unit[:, None, :]
         self._shrunk, self._centred = shrink[:, None] * self._unit, norm.centred
+        # Normalised tokens have length √d before the gain.
         self._gain = norm.gain * math.sqrt(d)
         self._n = n
 
@@ -46,95 +52,110 @@ class NormStage(Bent):
         return torch.arange(self._n).repeat(2)
 
     def directions(self) -> list[Tensor]:
-        """Return the direction of every token, and all that is across."""
+        """Return the direction of every token, and all directions across it."""
         n, d = self._unit.shape
         along, across = self._unit.new_zeros(n, 1, n, d), self._unit.new_zeros(n, d, n, d)
         every = torch.arange(n)
         along[every, 0, every] = self._gain * self._unit
-        # column r of diag(γ)·root: the root is symmetric
+        # Column r of diag(γ)·root: the root is symmetric.
         across[every, :, every] = self._gain * self._across
         return [along, across]
 
-    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
-        """Return the sizes of u and w at every token, and what leaves: w by the root once more."""
-        u, w = self._parts(bundle)
-        again = torch.addcmul(w, (w * self._unit).sum(-1, keepdim=True), self._shrunk, value=-1)
-        return torch.cat((ball.numbers(u), ball.vectors(w)), dim=-1), self._gain * again
+    def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
+        """Return the norms of u and w at every token, and what leaves: the root applied once more to w."""
+        u, w = self._along_and_across(columns)
+        leaving = torch.addcmul(w, (w * self._unit).sum(-1, keepdim=True), self._shrunk, value=-1)
+        return torch.cat((ball.scalar_norms(u), ball.vector_norms(w)), dim=-1), self._gain * leaving
 
-    def bounds(self, sizes: Tensor, first: First) -> Tensor:
-        """Bound both parts of the remainder, by what they are or by what a direction can be."""
-        return self._all(sizes[: self._n], sizes[self._n :])
+    def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
+        """Bound both parts of the remainder."""
+        return self._whole_remainder(*self._split(norms))
 
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n d"]:
+    def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n d"]:
         r"""Return :math:`-\tfrac12|w|^2` along and :math:`-uw` across."""
-        u, w = self._parts(bundle[0])
-        a, b, times = Squares().packed(len(u))
-        lengths = -0.5 * torch.einsum("rnd,snd->rsn", w, w)[a, b]
-        across = torch.einsum("rnd,nde->rne", w, self._across)
-        turned = torch.stack([_crossed(u[:, i], across[:, i], a, b) for i in range(self._n)], dim=1)
-        found = times[:, None, None] * (lengths[..., None] * self._unit - turned)
+        u, w = self._along_and_across(columns[0])
+        a, b, factors = packed_pairs(len(u))
+        along = -0.5 * torch.einsum("rnd,snd->rsn", w, w)[a, b]
+        w = torch.einsum("rnd,nde->rne", w, self._across)
+        across = torch.stack([_symmetric_product(u[:, i], w[:, i], a, b) for i in range(self._n)], dim=1)
+        found = factors[:, None, None] * (along[..., None] * self._unit - across)
         return (self._gain * found)[None]
 
-    def beyond(self, one: Tensor, rest: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Bound what is of third order, or all of it."""
-        u1, w1, u, w = one[: self._n], one[self._n :], (one + rest)[: self._n], (one + rest)[self._n :]
-        inside = u < 1
-        room = torch.where(inside, 1 - u, 1.0)
-        twice = (rest[self._n :] * (w + w1)) / 2
-        along = twice + 0.5 * w.square() * u * (2 - u) / room.square() + 0.375 * (w / room) ** 4
-        turned = rest[: self._n] * w + u1 * rest[self._n :]
-        across = turned + w * torch.maximum(u.square() / room, 0.5 * w.square() / room**3)
-        whole = self._all(u, w) + torch.cat((0.5 * w1.square(), u1 * w1))
-        return torch.where(inside.repeat(2), torch.minimum(torch.cat((along, across)), whole), whole)
+    def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
+        r"""Bound :math:`R'`, or the whole remainder and the second order.
+
+        Across :math:`u'w+u_1w'+w\max(\frac{u^2}{1-u},\frac{w^2}{2(1-u)^3})`, along
+        :math:`\frac12(w^2-w_1^2)+\frac12w^2((1-u)^{-2}-1)+\frac38(\frac w{1-u})^4`, for u below 1.
+        """
+        (u1, w1), (u_later, w_later) = self._split(first), self._split(later)
+        u, w = self._split(first + later)
+        small = u < 1
+        room = torch.where(small, 1 - u, 1.0)
+        squares = (w_later * (w + w1)) / 2  # ½(w² − w₁²), without the difference
+        # (1 + u)/ρ = (1 + x)^(−½) with x = (w/(1 + u))², and 0 ≤ (1 + x)^(−½) − 1 + ½x ≤ ⅜x².
+        along = squares + 0.5 * w.square() * u * (2 - u) / room.square() + 0.375 * (w / room) ** 4
+        products = u_later * w + u1 * w_later
+        across = products + w * torch.maximum(u.square() / room, 0.5 * w.square() / room**3)
+        both = self._whole_remainder(u, w) + torch.cat((0.5 * w1.square(), u1 * w1))
+        return torch.where(small.repeat(2), torch.minimum(torch.cat((along, across)), both), both)
 
     def turning(self, tokens: Tensor) -> tuple[Float[Tensor, "1 r n d"], Float[Tensor, "1 pairs n d"]]:
-        r"""Return first and second order of a token that turns: :math:`\hat c\sqrt{1-|w|^2} + w`, :math:`w = \xi/N`.
+        r"""Return first and second order of tokens that turn: :math:`\hat c\sqrt{1-|w|^2} + w`, :math:`w = \xi/N`.
 
-        A norm sees the direction of :math:`c+e` only, and those are all within :math:`\sin\varphi\le|e|_2/N` of
-        :math:`\hat c`: an embedding behind which a norm follows may as well turn by :math:`|\xi|_2\le|e|_2`.
+        :ref:`Turning <turning>`: a norm sees only the direction of :math:`c+e`, and these directions are within
+        :math:`\sin\varphi\le|e|_2/N` of :math:`\hat c`. So a word before a norm may turn by :math:`|\xi|_2\le|e|_2`
+        instead of moving by e.
         """
         n, d = self._unit.shape
-        r = len(tokens) * d
-        bundle = self._unit.new_zeros(len(tokens), d, n, d)
-        along = self._unit.new_zeros(len(tokens), d, n, d)
+        first = self._unit.new_zeros(len(tokens), d, n, d)
+        squares = self._unit.new_zeros(len(tokens), d, n, d)
         for place, i in enumerate(tokens.tolist()):
-            bundle[place, :, i] = self._gain * self._across[i] / self._length[i]
-            along[place, :, i] = -0.5 * self._gain * self._unit[i] / self._length[i].square()
-        a, b, _times = Squares().packed(r)
+            first[place, :, i] = self._gain * self._across[i] / self._length[i]
+            squares[place, :, i] = -0.5 * self._gain * self._unit[i] / self._length[i].square()
+        a, b, _factors = packed_pairs(len(tokens) * d)
         pairs = self._unit.new_zeros(len(a), n, d)
-        pairs[a == b] = along.flatten(0, 1)
-        return bundle.flatten(0, 1)[None], pairs[None]
+        # −½|w|² is a multiple of the identity: only squares of a coordinate count.
+        pairs[a == b] = squares.flatten(0, 1)
+        return first.flatten(0, 1)[None], pairs[None]
 
-    def turned(self, eps: float, tokens: Tensor, exact: bool) -> Float[Tensor, " groups"]:
-        """Bound what turning by ``eps`` leaves: nothing across, along all or what is beyond an exact second order.
+    def turning_remainder(self, eps: float, tokens: Tensor, *, second_order: bool) -> Float[Tensor, " groups"]:
+        """Bound the remainder of turning by ``eps``: nothing across; along, all or what is beyond the second order.
 
-        No token may turn to nothing: nothing is proven from there on.
+        A token that may turn by a right angle or more has no bound.
         """
         sine = self._unit.new_zeros(self._n)
         sine[tokens] = eps / self._length[tokens, 0]
         cosine = (1 - sine.square()).clamp_min(0).sqrt()
-        along = sine**4 / (2 * (1 + cosine).square()) if exact else sine.square() / (1 + cosine)
+        # 1 − cos φ = sin²φ/(1 + cos φ), and 1 − ½sin²φ − cos φ = sin⁴φ/2(1 + cos φ)²: no differences.
+        along = sine**4 / (2 * (1 + cosine).square()) if second_order else sine.square() / (1 + cosine)
         along = torch.where(sine < 1, along, torch.inf)
         return torch.cat((along, torch.zeros_like(along)))
 
-    def _parts(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
+    def _along_and_across(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
         """Return u and w of columns, w in the coordinates of the root."""
         u = ((columns * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
-        # the root is the identity but for two directions
+        # The root is the identity but for two directions: no product with a matrix is needed.
         centred = columns - columns.mean(-1, keepdim=True) if self._centred else columns
         return u, torch.addcmul(centred / self._length, u[..., None], self._shrunk, value=-1)
 
-    def _all(self, u: Float[Tensor, " n"], w: Float[Tensor, " n"]) -> Float[Tensor, " groups"]:
-        inside = u < 1
-        room = torch.where(inside, 1 - u, 1.0)
-        # differences of nearly equal numbers, written without them
-        slope, length = (w / room).square(), ((1 + u).square() + w.square()).sqrt()
+    def _split(self, norms: Float[Tensor, " norms"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        return norms[: self._n], norms[self._n :]
+
+    def _whole_remainder(self, u: Float[Tensor, " n"], w: Float[Tensor, " n"]) -> Float[Tensor, " groups"]:
+        """Bound both parts by their formulas; directions have length one, so they are also at most 2 and 1 + w."""
+        small = u < 1
+        room = torch.where(small, 1 - u, 1.0)
+        # Differences of nearly equal numbers are written as quotients: 1 − 1/ρ would lose all digits of a small change.
+        slope, rho = (w / room).square(), ((1 + u).square() + w.square()).sqrt()
         along = slope / ((1 + slope).sqrt() * (1 + (1 + slope).sqrt()))
-        shorter, longer = u / room, (2 * u + u.square() + w.square()) / (length * (length + 1))
+        # 1/ρ − 1 is largest for the shortest token, ρ ≥ 1 − u, or smallest for the longest, ρ² ≤ (1 + u)² + w².
+        shorter, longer = u / room, (2 * u + u.square() + w.square()) / (rho * (rho + 1))
         across = torch.minimum(torch.maximum(shorter, longer) * w, 1 + w)
-        return torch.cat((torch.where(inside, along, 2.0), torch.where(inside, across, 1 + w)))
+        return torch.cat((torch.where(small, along, 2.0), torch.where(small, across, 1 + w)))
 
 
-def _crossed(u: Float[Tensor, " r"], w: Float[Tensor, "r d"], a: Tensor, b: Tensor) -> Float[Tensor, "pairs d"]:
-    """Return the symmetric form behind u times w."""
+def _symmetric_product(
+    u: Float[Tensor, " r"], w: Float[Tensor, "r d"], a: Tensor, b: Tensor
+) -> Float[Tensor, "pairs d"]:
+    """Return the symmetric bilinear form of the product uw at all pairs of columns."""
     return 0.5 * (u[a, None] * w[b] + u[b, None] * w[a])

@@ -4,7 +4,7 @@ import math
 
 from howsmooth.errors import AssumptionError, nearest
 
-# Where words move: the sum of their embeddings, before any norm; or what enters the attention of a layer.
+# Where words move: the sum of their embeddings, before any norm; or the input of the attention of a layer.
 PLACES = ("embeddings", "attention")
 NORMS = {"1": 1.0, "2": 2.0, "inf": math.inf}
 
@@ -32,3 +32,14 @@ def norm_named(p: str) -> float:
     if p not in NORMS:
         raise AssumptionError(f"p must be one of {', '.join(NORMS)}, got {p!r}.", field="p")
     return NORMS[p]
+
+
+def checked_norm(p: float) -> float:
+    """Return p as a float.
+
+    Raises:
+        AssumptionError: If ``p`` is not 1, 2 or infinity.
+    """
+    if float(p) not in NORMS.values():
+        raise AssumptionError(f"p must be 1, 2 or infinity, got {p}.", field="p")
+    return float(p)

@@ -1,26 +1,44 @@
-r"""What a map adds to its first order: remainders, each along directions that are known and no longer than bounded.
+r"""Stages of Theorem 11: maps at the centre, whose remainders lie along known directions and have bounded lengths.
 
-A stage is one map at the centre x. Its remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta`, less a shift of the
-centre behind it where that is known to be better, at token j is
-:math:`\sum_cB_{jc}\xi_{jc}` with :math:`|\xi_{jc}|\le b_{jc}`; the bounds follow from sizes of linear images of what
-enters, ``Stage.seen``. Stages that know their second derivative give that of what the word itself does exactly, and
-bound the rest (``Bent``).
+The remainder :math:`R(\delta) = g(x+\delta)-g(x)-Dg(x)\delta` of a map g at x, minus a known shift of the expansion
+point behind it where there is one, is :math:`\sum_cB_{jc}\xi_{jc}` at token j with :math:`|\xi_{jc}|\le b_{jc}`. Groups
+c of directions are bounded separately; the bounds follow from norms of linear images of what enters. A stage with a
+known second derivative gives the :ref:`second order <second-order>` of what the word itself does exactly, and bounds
+what is left (``SmoothStage``).
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.sizes import Ball, Squares
+from howsmooth.certificates.image_norms import SquaredBall, UnitBall
+
+
+@dataclass(frozen=True, eq=False)
+class FirstOrder:
+    """The first-order change of the input of a stage that the word itself makes, without remainders.
+
+    Attributes:
+        norms: The norms of its images, for a radius of one.
+        columns: Its columns.
+        eps: The radius.
+        ball: The ball in which the word moves.
+    """
+
+    norms: Float[Tensor, " norms"]
+    columns: Float[Tensor, "1 r n d"]
+    eps: float
+    ball: UnitBall
 
 
 class Stage(ABC):
     """One map at the centre."""
 
     name: str
-    shift: Float[Tensor, "m out"] | None = None  # what the centre is moved by behind it, to the middle of remainders
+    shift: Float[Tensor, "m out"] | None = None  # of the expansion point behind it, to the middle of its remainders
 
     @property
     @abstractmethod
@@ -29,70 +47,59 @@ class Stage(ABC):
 
     @abstractmethod
     def directions(self) -> list[Float[Tensor, "groups r m out"]]:
-        """Return the matrices :math:`B` as bundles of columns at the output, one bundle for each width r."""
+        """Return the matrices :math:`B` as columns at the output, in one tensor for each width r."""
 
     @abstractmethod
-    def through(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> tuple[Tensor, Tensor]:
-        """Return the sizes that the remainder depends on, for every group of columns that enters, and what leaves.
+    def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
+        """Return the norms that the remainder depends on, for every group of columns that enters, and what leaves.
 
         Both come from the same products, which are nearly all of the work of a table.
         """
 
-    def seen(self, bundle: Float[Tensor, "groups r n d"], ball: Ball) -> Float[Tensor, "groups sizes"]:
-        """Return the sizes that the remainder depends on, for every group of columns that enters."""
-        sizes, _pushed = self.through(bundle, ball)
-        return sizes
+    def image_norms(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> Float[Tensor, "groups norms"]:
+        """Return the norms that the remainder depends on, for every group of columns that enters."""
+        norms, _leaving = self.propagate(columns, ball)
+        return norms
 
     @abstractmethod
-    def bounds(self, sizes: Float[Tensor, " sizes"], first: "First") -> Float[Tensor, " groups"]:
-        """Bound the remainder along every group of directions, from sizes of all that enters."""
+    def remainder(self, norms: Float[Tensor, " norms"], first: FirstOrder) -> Float[Tensor, " groups"]:
+        """Bound the remainder along every group of directions, from norms of all that enters."""
 
 
-class Bent(Stage):
-    """One map at the centre whose second order is known there."""
+class SmoothStage(Stage):
+    """One map at the centre whose second derivative is known there."""
 
     @abstractmethod
-    def second(self, bundle: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
-        r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``Squares``."""
+    def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
+        r"""Return :math:`\tfrac12D^2g` on columns that enter, packed as in ``packed_pairs``."""
 
-    def inside(self, bundle: Float[Tensor, "1 r n d"], squares: Squares) -> Float[Tensor, "..."] | None:
-        """Return sizes of what is of second order inside the map; nothing if what is left does not depend on any."""
+    def score_forms(self, columns: Float[Tensor, "1 r n d"], squares: SquaredBall) -> Float[Tensor, "..."] | None:
+        """Return norms of quadratic forms of the word inside the map; none if the remainder depends on none."""
         return None
 
     @abstractmethod
-    def beyond(
+    def third_order_remainder(
         self,
-        one: Float[Tensor, " sizes"],
-        rest: Float[Tensor, " sizes"],
-        inside: Float[Tensor, "..."] | None = None,
+        first: Float[Tensor, " norms"],
+        later: Float[Tensor, " norms"],
+        forms: Float[Tensor, "..."] | None = None,
     ) -> Float[Tensor, " groups"]:
-        r"""Bound :math:`R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from the sizes of both parts.
+        r"""Bound :math:`R' = R(\delta_1+\delta') - \tfrac12D^2g(\delta_1,\delta_1)` from norms of both parts.
 
-        What is of second order inside may be given too; by default it follows from the sizes of the first part.
+        Args:
+            first: Norms of the first-order change of the word, :math:`\delta_1`.
+            later: Norms of all other changes, :math:`\delta'`.
+            forms: As :meth:`score_forms` returns them; by default they follow from the norms of the first part.
         """
 
 
-class First:
-    """What the perturbation of the input itself does at a stage, without remainders.
-
-    Attributes:
-        sizes: Its sizes, for a radius of one.
-        bundle: Its columns.
-        eps: The radius.
-        ball: The ball it fills.
-    """
-
-    def __init__(self, sizes: Tensor, bundle: Tensor, eps: float, ball: Ball) -> None:
-        self.sizes, self.bundle, self.eps, self.ball = sizes, bundle, eps, ball
-
-
-def root(W: Float[Tensor, "out hidden"]) -> Float[Tensor, "out out"]:
-    r"""Return :math:`(WW^\top)^{1/2}`: what W does to a ball, with as many columns as rows."""
-    # in double precision always: the roots of small eigenvalues are as wrong as roots of roundings
+def matrix_root(W: Float[Tensor, "out hidden"]) -> Float[Tensor, "out out"]:
+    r"""Return :math:`(WW^\top)^{1/2}`: the image of the unit ball under W, with as many columns as rows."""
+    # In double precision always: the square root turns a rounding error η of a small eigenvalue into √η.
     scale = W.double().abs().max().clamp_min(1e-300)
     unit = W.double() / scale
     values, vectors = torch.linalg.eigh(unit @ unit.mT)
-    # what rounding may have taken from an eigenvalue is given back
+    # An allowance for the rounding error of eigenvalues.
     lost = 1e-13 * values.abs().amax()
     return (scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT).to(W.dtype)
 

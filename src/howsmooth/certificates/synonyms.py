@@ -1,4 +1,9 @@
-"""Whether any combination of replacements for the words of a sentence could change a prediction."""
+r"""Whether any combination of replacements for the words of a sentence could change a prediction.
+
+Theorem 11 holds for any set of perturbations whose images can be bounded. Here it is a sum of hulls: word i moves to
+:math:`x_i+\delta_i`, with :math:`\delta_i` anywhere in the hull of zero and of the differences :math:`d_{is}` to its
+replacements. A convex function is largest at a corner of each hull, so that one proof covers all combinations.
+"""
 
 import itertools
 import math
@@ -10,10 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.certificates.choices import Hull
-from howsmooth.certificates.entrance import SAFETY
-from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
-from howsmooth.certificates.scene import Scene
+from howsmooth.certificates.image_norms import UnitBall
+from howsmooth.certificates.remainder_table import RemainderTable
+from howsmooth.certificates.sentence_certifier import SentenceCertifier
+from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
+from howsmooth.certificates.word_perturbation import SAFETY, WordPerturbation
 from howsmooth.errors import AssumptionError
 from howsmooth.models.load import load
 from howsmooth.models.parts.embedding import lexicon
@@ -21,11 +27,60 @@ from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.replacements import Words, replacements
 
 # How many combinations are run, at most, and how many at once.
-BUDGET, TOGETHER = 4096, 256
-# How finely the share of the way is looked for.
+BUDGET, BATCH = 4096, 256
+# Steps of the bisection of the share that is proven.
 STEPS = 12
-# One token for each word that may be replaced: 0 for the word itself, s for its s-th replacement.
+# One number for each word that may be replaced: 0 for the word itself, s for its s-th replacement.
 Combination = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReplacementHull(UnitBall):
+    r"""All sums of one point from each word's hull, as coefficients of the columns :math:`d_{is}`.
+
+    A scalar :math:`|f\cdot e|` is at most :math:`\sum_i\max_s|f\cdot d_{is}|`, and a vector :math:`|Me|_2` at most
+    :math:`\sum_i\max_s|Md_{is}|_2`. Every ball or box that holds all :math:`d_{is}` holds the hull, which is smaller.
+
+    Attributes:
+        counts: How many columns each word has, in their order.
+    """
+
+    counts: tuple[int, ...] = ()
+
+    def scalar_norms(self, columns: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
+        """Bound scalars: the largest of each word, added up."""
+        return self._sum_of_maxima(columns.abs())
+
+    def vector_norms(self, columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:
+        """Bound lengths of vectors likewise."""
+        return self._sum_of_maxima(columns.norm(dim=-1))
+
+    def _sum_of_maxima(self, norms: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
+        words = norms.split(list(self.counts), dim=1)
+        return sum((word.amax(1) for word in words[1:]), words[0].amax(1))
+
+
+class ReplacementPerturbation(WordPerturbation):
+    """Replacements of some words, propagated to the end by first order; second orders are part of remainders.
+
+    Args:
+        table: The network.
+        columns: The difference to every replacement, at the position of its word.
+        counts: How many columns each word has, in their order.
+    """
+
+    def __init__(self, table: RemainderTable, columns: Float[Tensor, "r n d"], counts: tuple[int, ...]) -> None:
+        self._differences = columns
+        super().__init__(table, torch.zeros(0, dtype=torch.long), ReplacementHull(counts=counts), second_order=False)
+
+    def losses(self, functionals: Float[Tensor, "f out"]) -> Float[Tensor, " f"]:
+        """Bound how much functionals of the output lose by first order; a replacement that adds costs nothing."""
+        # Only the sign that lowers a margin counts: by first order a hull is not symmetric.
+        slopes = -(self._output.flatten(2) @ functionals.mT)
+        return self._ball.scalar_norms(slopes.clamp_min(0))[0]
+
+    def _entering(self) -> tuple[int, Tensor, None]:
+        return -1, self._differences[None], None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,16 +89,16 @@ class Synonyms:
 
     Attributes:
         tokens: The sentence.
-        places: Where words may be replaced.
-        choices: By which tokens, for each of these places.
+        places: The positions of words that may be replaced.
+        choices: Their replacements, for each of these positions.
         combinations: How many there are, the sentence itself among them.
-        proven: How many are covered by the certificate, without running them.
+        proven: How many the certificate covers, without running them.
         tried: How many others were run.
         unchanged: How many of those keep the prediction.
-        share: How far towards all replacements at once the certificate reaches: 1 proves every combination.
+        share: The share of the way to all replacements at once that is proven: 1 proves every combination.
         changed: A combination, as tokens, that changes the prediction; none if none was found.
-        predicted: The class that wins.
-        labels: What the classes are called.
+        predicted: The predicted class.
+        labels: The names of the classes.
         seconds: How long all of it took.
     """
 
@@ -82,40 +137,41 @@ def certify_synonyms(
     """Prove that no combination of replacements changes the prediction, count those that cannot, find one that does.
 
     Every word moves in the hull of its replacements' embeddings, all words at once, so that one proof covers every
-    combination. Where it does not reach so far, all combinations are run if there are few; else the largest part of
-    them that is proven is looked for, nearest replacements first, and some others are run.
+    combination. If this proof fails, all combinations are run, if there are few. Otherwise the largest set of nearest
+    replacements that can be proven is counted, and some other combinations are run.
 
     Args:
         classifier: A model with a classification head, or its name.
-        tokens: The numbers of the tokens of one sentence, or the sentence.
-        candidates: What may come in: for each word a list of its own, or one list for every place; as words or as
-            numbers of tokens. Words that are not one token are passed over.
-        label: The class that should win; whichever does by default.
+        tokens: The ids of the tokens of one sentence, or the sentence.
+        candidates: The replacements: a list for each word, or one list for every position; as words or as ids of
+            tokens. Words that are not one token are skipped.
+        label: The expected class; whichever is predicted by default.
         budget: How many combinations may be run.
 
     Raises:
-        AssumptionError: If the model has no classifier, another class than the label wins, or nothing may be replaced.
+        AssumptionError: If the model has no classifier, predicts another class than the label, or nothing may be
+            replaced.
     """
     began = time.perf_counter()
     if budget < 1:
         raise AssumptionError(f"budget must be at least 1, got {budget}.", field="budget")
     model = classifier if isinstance(classifier, Transformer) else load(classifier)
     head, number = class_head(model), None if label is None else label_number(model, label)
-    numbers = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
-    f, X = classified(model, numbers)
-    allowed = replacements(model, numbers, candidates=candidates).allowed
+    ids = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
+    f, X = classifier_at(model, ids)
+    allowed = replacements(model, ids, candidates=candidates).allowed
     choices = {i: tuple(row.nonzero()[:, 0].tolist()) for i, row in enumerate(allowed) if bool(row.any())}
-    scene = Scene(f, X, label=number)
-    words = lexicon(model, len(numbers)).words.to("cpu", torch.float64)
-    moves = {i: words[list(others)] - words[numbers[i]] for i, others in choices.items()}
-    found = _Search(scene, moves, budget)
+    certifier = SentenceCertifier(f, X, label=number)
+    words = lexicon(model, len(ids)).words.to("cpu", torch.float64)
+    differences = {i: words[list(others)] - words[ids[i]] for i, others in choices.items()}
+    found = CombinationSearch(certifier, differences, budget)
     found.run()
     changed = None
     if found.changed is not None:
         new = dict(zip(choices, found.changed, strict=True))
-        changed = tuple(token if not new.get(i) else choices[i][new[i] - 1] for i, token in enumerate(numbers.tolist()))
+        changed = tuple(token if not new.get(i) else choices[i][new[i] - 1] for i, token in enumerate(ids.tolist()))
     return Synonyms(
-        tokens=tuple(numbers.tolist()),
+        tokens=tuple(ids.tolist()),
         places=tuple(choices),
         choices=tuple(choices.values()),
         combinations=found.combinations,
@@ -124,75 +180,77 @@ def certify_synonyms(
         unchanged=found.unchanged,
         share=found.share,
         changed=changed,
-        predicted=scene.predicted,
+        predicted=certifier.predicted,
         labels=head.labels,
         seconds=time.perf_counter() - began,
     )
 
 
-class _Search:
-    """All combinations of moves at one scene: proven, run, or not known."""
+class CombinationSearch:
+    """All combinations of replacements in one sentence: proven, run, or not known."""
 
-    def __init__(self, scene: Scene, moves: Mapping[int, Float[Tensor, "s d"]], budget: int) -> None:
-        self._scene, self._moves, self._budget = scene, moves, budget
-        self.combinations = math.prod(1 + len(each) for each in moves.values())
+    def __init__(
+        self, certifier: SentenceCertifier, differences: Mapping[int, Float[Tensor, "s d"]], budget: int
+    ) -> None:
+        self._certifier, self._differences, self._budget = certifier, differences, budget
+        self.combinations = math.prod(1 + len(each) for each in differences.values())
         self.proven = self.tried = self.unchanged = 0
         self.share = 0.0
         self.changed: Combination | None = None
 
     def run(self) -> None:
         """Prove all at once; or run all; or prove a part, and run some."""
-        every = {i: list(range(len(each))) for i, each in self._moves.items()}
-        self.share = self._reach(every)
+        every = {i: list(range(len(each))) for i, each in self._differences.items()}
+        # Running is exact: where all combinations can be run, no part of them needs a proof.
+        self.share = self._proven_share(every)
         if self.share == 1.0:
             self.proven = self.combinations
             return
         if self.combinations <= self._budget:
-            self._run(itertools.product(*(range(1 + len(each)) for each in self._moves.values())), set())
+            self._run(itertools.product(*(range(1 + len(each)) for each in self._differences.values())), set())
             return
-        kept = self._largest(every)
+        kept = self._largest_proven(every)
         self.proven = math.prod(1 + len(some) for some in kept.values())
         self._descend([{0, *(s + 1 for s in some)} for some in kept.values()])
 
     def margin(self, kept: Mapping[int, Sequence[int]], share: float) -> float:
-        """Bound the smallest margin from below while words move a share of the way, wherever between their choices."""
-        scene = self._scene
+        """Bound the smallest margin from below while words move this share of the way, anywhere in their hulls."""
+        rivals = self._certifier.rivals
         columns, counts = self._columns(kept)
         if not counts:
-            return float(scene.rivals.margins.min())
-        rivals, table = scene.rivals, scene.table
+            return float(rivals.margins.min())
+        table, functionals = self._certifier.table, rivals.functionals
         with torch.no_grad():
-            hull = Hull(table, columns, counts)
-            lost = share * hull.losses(rivals.functionals) + hull.remainders(share) @ table.arriving_at(
-                rivals.functionals
-            )
+            word = ReplacementPerturbation(table, columns, counts)
+            lost = share * word.losses(functionals) + word.remainders(share) @ table.transfer_to(functionals)
             return float((rivals.margins - SAFETY * lost).min())
 
     def _columns(self, kept: Mapping[int, Sequence[int]]) -> tuple[Float[Tensor, "r n d"], tuple[int, ...]]:
-        """Return one column for each move, and how many each word has."""
-        X = self._scene.embeddings
+        """Return one column for each replacement, and how many each word has."""
+        X = self._certifier.embeddings
         kept = {i: some for i, some in kept.items() if some}
         found = X.new_zeros(sum(map(len, kept.values())), *X.shape)
         place = 0
         for i, some in kept.items():
-            found[place : place + len(some), i] = self._moves[i][list(some)]
+            found[place : place + len(some), i] = self._differences[i][list(some)]
             place += len(some)
         return found, tuple(map(len, kept.values()))
 
-    def _reach(self, kept: Mapping[int, Sequence[int]]) -> float:
+    def _proven_share(self, kept: Mapping[int, Sequence[int]]) -> float:
         """Return the largest share of the way that is proven; what is not a number proves nothing."""
         if self.margin(kept, 1.0) > 0:
             return 1.0
         low, high = 0.0, 1.0
         for _ in range(STEPS):
-            # shares may be small: orders of magnitude first
+            # Shares may be small: orders of magnitude come first.
             middle = (low + high) / 2 if low > 0 else high / 4
             low, high = (middle, high) if self.margin(kept, middle) > 0 else (low, middle)
         return low
 
-    def _largest(self, every: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    def _largest_proven(self, every: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
         """Return the nearest replacements, as many as can be proven at once."""
-        lengths = {i: self._moves[i].norm(dim=-1).tolist() for i in every}
+        # The proof covers hulls, so that far replacements are left out first.
+        lengths = {i: self._differences[i].norm(dim=-1).tolist() for i in every}
         order = sorted(((lengths[i][s], i, s) for i, some in every.items() for s in some))
 
         def nearest(count: int) -> dict[int, list[int]]:
@@ -201,7 +259,7 @@ class _Search:
                 kept[i].append(s)
             return kept
 
-        low, high = 0, len(order)  # none is proven as it stands, all are not
+        low, high = 0, len(order)  # the sentence itself is proven, all replacements are not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.margin(nearest(middle), 1.0) > 0 else (low, middle)
@@ -209,34 +267,35 @@ class _Search:
 
     def _descend(self, known: Sequence[set[int]]) -> None:
         """Replace the word that lowers the margin most, again and again, as long as the budget lasts."""
-        here: Combination = (0,) * len(self._moves)
+        here: Combination = (0,) * len(self._differences)
         seen: set[Combination] = set()
         while self.changed is None:
-            # every way to change one more word
+            # All combinations that replace one more word.
             near = [
                 (*here[:k], s, *here[k + 1 :])
-                for k, each in enumerate(self._moves.values())
+                for k, each in enumerate(self._differences.values())
                 if not here[k]
                 for s in range(1, 1 + len(each))
             ]
             near = near[: self._budget - len(seen)]
             if not near:
                 return
+            # Combinations that are proven are run too, for their margins, but count once.
             seen |= set(near)
             margins = self._run(near, {c for c in near if all(s in some for s, some in zip(c, known, strict=True))})
             here = near[int(margins.argmin())]
 
     def _run(self, combinations: Iterable[Combination], proven: set[Combination]) -> Float[Tensor, " combinations"]:
         """Run combinations, count those that are not proven, and return their margins."""
-        X, functionals = self._scene.embeddings, self._scene.rivals.functionals
-        steps = [torch.cat((each.new_zeros(1, each.shape[-1]), each)) for each in self._moves.values()]
+        X, functionals = self._certifier.embeddings, self._certifier.rivals.functionals
+        steps = [torch.cat((each.new_zeros(1, each.shape[-1]), each)) for each in self._differences.values()]
         found: list[Tensor] = []
         every = iter(combinations)
-        while part := tuple(itertools.islice(every, TOGETHER)):
+        while part := tuple(itertools.islice(every, BATCH)):
             Z = X.repeat(len(part), 1, 1)
-            for k, i in enumerate(self._moves):
+            for k, i in enumerate(self._differences):
                 Z[:, i] += steps[k][[c[k] for c in part]]
-            margins = (self._scene.classifier(Z)[:, 0] @ functionals.mT).amin(-1)
+            margins = (self._certifier.classifier(Z)[:, 0] @ functionals.mT).amin(-1)
             keeps = (margins > 0).tolist()
             self.tried += sum(c not in proven for c in part)
             self.unchanged += sum(kept and c not in proven for c, kept in zip(part, keeps, strict=True))

@@ -57,7 +57,7 @@ def run_code(path: Path, name: str) -> Any:
     """
     from torch import nn
 
-    from howsmooth.spectral.protocols import Differentiable
+    from howsmooth.spectral.operators import Differentiable
 
     spec = importlib.util.spec_from_file_location(f"howsmooth_audited_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -56,7 +56,7 @@ def bounds(
     import torch
 
     import howsmooth as hs
-    from howsmooth.domains.ball import in_ball
+    from howsmooth.domains.domain import in_ball
 
     generator = torch.Generator().manual_seed(0)
     with within_reach(n, radius):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from howsmooth.cli.layer import LayerSource
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, check_text
-from howsmooth.models.loading.hub import check_tokenizer
+from howsmooth.models.loading.names import check_tokenizer
 from howsmooth.theory.assumptions import require_length
 from howsmooth.wording import at_least, count, interval, number, percent
 

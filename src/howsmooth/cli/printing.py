@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from howsmooth.strict import strict_json
+from howsmooth.markup import strict_json
 from howsmooth.wording import at_least, visible
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.models.map_names import MapName
-from howsmooth.tokens.candidates_file import read_candidates
-from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search
-from howsmooth.wording import at_least, count, number, percent
+from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search, read_candidates
+from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from howsmooth.models.transformer import Transformer
     from howsmooth.tokens.swaps import Swap
 
-# How many tokens of a text are taken unless told otherwise; how many passes a pair takes.
-LENGTH, PASSES = 16, 3
+# How many tokens of a text are taken by default.
+LENGTH = 16
 
 OptionText = Annotated[
     str | None, typer.Option("--text", metavar="FILE", help="The beginning of a text; alice is shipped.")
@@ -42,9 +41,6 @@ OptionCandidates = Annotated[
 OptionAny = Annotated[
     bool, typer.Option("--any-token", help="Also allow tokens that cannot occur alone in text, such as ##ing.")
 ]
-OptionDuplicate = Annotated[
-    bool, typer.Option("--duplicate", help="Copy a token and change the copy, beside changing the token itself.")
-]
 
 
 def swap(
@@ -61,7 +57,6 @@ def swap(
     candidates: OptionCandidates = None,
     whole_words: Annotated[bool, typer.Option("--whole-words", help="Replace words by words.")] = False,
     any_token: OptionAny = False,
-    duplicate: OptionDuplicate = False,
     seed: OptionSeed = 0,
     as_json: OptionJson = False,
 ) -> None:
@@ -79,12 +74,6 @@ def swap(
         )
     MapName.parse(map)
     check_search(map, layer=layer, edits=edits, method=method, budget=budget)
-    if duplicate and (edits != 1 or method is not None or layer):
-        raise AssumptionError(
-            "--duplicate compares single changes at random in the first layer or the whole model; leave out --edits, "
-            "--method and --layer.",
-            field="duplicate",
-        )
     content = str(sentence) if text is None else read_text(text).content
     listed = None if candidates is None else read_candidates(candidates)
 
@@ -97,9 +86,6 @@ def swap(
     tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"candidates": listed, "whole_words": whole_words, "round_trip": not any_token}
-    if duplicate:
-        _duplicate(transformer, tokens, map, budget, options, generator, as_json)
-        return
     found = hs.swap(
         transformer,
         tokens,
@@ -190,39 +176,3 @@ def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:
     assert isinstance(tokenizer, HubTokenizer)
     old, new = (tokenizer.pieces(row.tolist()) for row in (found.tokens, found.swapped))
     return [{"position": i, "from": old[i], "to": new[i]} for i in found.positions]
-
-
-def _duplicate(
-    transformer: "Transformer",
-    tokens: "Tensor",
-    name: str,
-    budget: int | None,
-    options: dict[str, Any],
-    generator: Any,
-    as_json: bool,
-) -> None:
-    from howsmooth.tokens.token_splitting import TOKEN_EDITS, token_splitting
-
-    pairs = max(1, (BUDGET // 5 if budget is None else budget) // PASSES)
-    found = token_splitting(transformer, tokens, map=name, pairs=pairs, generator=generator, **options)
-    if as_json:
-        print_json(found.as_dict() | {"model": transformer.name})
-        return
-    say(f"Changing a copy beats changing the token in {percent(found.share)} of {count(pairs, 'pair')}.")
-    if found.shifted_share is not None:
-        say(f"With positions shifted, as in a text: in {percent(found.shifted_share)}.")
-    for way, said in (("moved", "token changed"), ("doubled", "copy changed"), ("shifted", "copy, positions shifted")):
-        best = found.best(way)
-        ratio = getattr(best, way)
-        if ratio is not None:
-            changed = tokens.clone()
-            changed[best.position] = best.token
-            shown = marked(transformer, changed, (best.position,))
-            far = at_least(getattr(best, f"{way}_by"), 4)
-            say(f"  {said}: ratio of distances up to {at_least(ratio, 4)}, outputs {far} apart  {shown}")
-    say(
-        f"Each is {count(TOKEN_EDITS, 'token edit')} from the text; for an edit the copy moves the output further in "
-        f"{percent(found.edit_share)}."
-    )
-    distance = "conditional distances" if found.masked else "Wasserstein distances"
-    say(f"{name} of {transformer.name}, {count(len(tokens), 'token')}, {distance}, pairs at random.")

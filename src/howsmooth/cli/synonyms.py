@@ -7,7 +7,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.studies.json_values import default_of
 from howsmooth.studies.kinds.certified_radii import Certifying
-from howsmooth.tokens.candidates_file import read_candidates
+from howsmooth.tokens.swap_settings import read_candidates
 from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
 
 
 def _row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, Any]:
-    from howsmooth.certificates.reading import tokenizer_of
+    from howsmooth.certificates.sentences import tokenizer_of
 
     tokenizer = tokenizer_of(model)
     words = tokenizer.pieces(found.tokens)
@@ -77,9 +77,9 @@ def _row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, An
 
 
 def _is_word(model: "Transformer", tokens: tuple[int, ...], place: int) -> bool:
-    from howsmooth.certificates.sentence import inner_places
+    from howsmooth.certificates.sentences import ordinary_positions
 
-    return place in inner_places(model, tokens)
+    return place in ordinary_positions(model, tokens)
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -179,7 +179,7 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     require_room(n, attention.d)
 
     import howsmooth as hs
-    from howsmooth.domains.ball import in_ball
+    from howsmooth.domains.domain import in_ball
 
     ascent = how.ascent
     with within_reach(n, radius):

@@ -18,11 +18,10 @@ from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import HeadCall, PartCall
-from howsmooth.models.autograd.traced_parts import NO_PRE_NORM, NO_RESIDUAL, TracedParts
-from howsmooth.models.autograd.tracing import TensorLocation
+from howsmooth.models.autograd.traced_parts import NO_PRE_NORM, NO_RESIDUAL, TensorLocation, TracedParts
 from howsmooth.models.map_names import MAPS, MapName
 from howsmooth.models.parts import block
-from howsmooth.models.parts.feed_forward import FeedForward
+from howsmooth.models.parts.block import FeedForward
 
 Measurable = Map | Callable[[Tensor], Any]
 COLUMNS = ("layer", "attention", "maps", "block")
@@ -81,7 +80,7 @@ class AttentionLayer:
         """The names of the maps that the layer has; ``head:0`` stands for all heads."""
         found = []
         for name in MAPS:
-            name = "head:0" if name.startswith("head:") else name
+            name = "head:0" if MapName.parse(name).kind == "head" else name
             try:
                 self.check(name)
             except AssumptionError:
@@ -208,7 +207,7 @@ class AttentionLayer:
         if all(f"{location.path}.".startswith(f"{self.attention_path}.") for location in locations):
             found = PartCall(call=attention, root=self.attention_path, locations=locations)
         else:  # the projection is outside: the block runs, and only the input of attention is replaced
-            found = PartCall(call=block, root=self.block_path, locations=locations, enters=self.attention_path)
+            found = PartCall(call=block, root=self.block_path, locations=locations, enters=(self.attention_path, 0))
         if name.head is None:
             return found
         projection = found.module(traced.projection)

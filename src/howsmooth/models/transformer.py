@@ -11,19 +11,16 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.markup import paragraph, table
-from howsmooth.models.activations import Activations
+from howsmooth.models.activations import Activations, check_model_map
 from howsmooth.models.attention_layer import COLUMNS, AttentionLayer
-from howsmooth.models.autograd.hooks import layer_by_layer, recorded_calls
-from howsmooth.models.autograd.partial_forward import ForwardPass
+from howsmooth.models.autograd.hooks import ModuleCall, layer_by_layer, recorded_calls
 from howsmooth.models.autograd.unknown_family import ROWS, with_traced_parts
-from howsmooth.models.inputs.text import OTHER_WAYS, Text, Tokenizer
-from howsmooth.models.inputs.windows import room, windows
+from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokenizer, cut, tokens_of, window_count
 from howsmooth.models.loading.adapters import merged
 from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.embedding import embed
 from howsmooth.models.parts.ends import Ends
-from howsmooth.models.parts.model_maps import check_model_map
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -113,9 +110,8 @@ class Transformer:
             AssumptionError: If the text is too short, or the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
-        tokenizer = self.require_tokenizer()
-        self.require_positions(length, f"got a length of {length}", field="length")
-        return windows(tokenizer, text, length=length, count=count, special_tokens=special_tokens, stride=stride)
+        tokens, frame = self._read(text, length, special_tokens)
+        return torch.tensor(cut(tokens, text.name, range(count), length=length, frame=frame, stride=stride))
 
     def room(self, text: Text, *, length: int, special_tokens: bool = False, stride: int | None = None) -> int:
         """Count the windows of exactly ``length`` tokens that :meth:`windows` could cut from a text.
@@ -124,9 +120,15 @@ class Transformer:
             AssumptionError: If the model has fewer positions.
             UnsupportedModelError: If the model has no tokenizer.
         """
+        tokens, frame = self._read(text, length, special_tokens)
+        return window_count(tokens, length=length, frame=frame, stride=stride)
+
+    def _read(self, text: Text, length: int, special_tokens: bool) -> tuple[list[int], SpecialTokens]:
+        """Return the tokens of a text, and the special tokens around a window of it."""
         tokenizer = self.require_tokenizer()
         self.require_positions(length, f"got a length of {length}", field="length")
-        return room(tokenizer, text, length=length, special_tokens=special_tokens, stride=stride)
+        frame = tokenizer.frame() if special_tokens else ([], [])
+        return tokens_of(tokenizer, text.content, text.name), frame
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, or raise an UnsupportedModelError if there is none."""
@@ -186,8 +188,8 @@ class Transformer:
             device = next(self.module.parameters()).device
             padding = None if padding is None else padding.to(device)
             masks = {} if padding is None else {"attention_mask": padding.long()}
-            run = ForwardPass(module=self.module, tokens=tokens.to(device), named=masks)
-            run()
+            run = ModuleCall(module=self.module, positional=(tokens.to(device),), named=masks)
+            run(run.tokens)
         self._compare(run.tokens[:1], None if padding is None else padding[:1])
         return Activations(
             layers=layers,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead

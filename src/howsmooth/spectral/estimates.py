@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError
-from howsmooth.markup import paragraph, shaded, table
-from howsmooth.strict import strict_json
+from howsmooth.markup import paragraph, shaded, strict_json, table
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -26,6 +25,7 @@ class Status(enum.StrEnum):
     ZERO = "The operator is zero."
     INVARIANT = "The Krylov space fills the whole space: the value is exact."
     CONVERGED = "The tolerance was met."
+    OPEN = "No narrower bracket is known in this metric: the lower end is attained, the upper end is a comparison."
     MAX_STEPS = "`max_steps` was reached first. Raise it, or loosen `rtol`."
     INCONSISTENT = "Products with the operator contradict each other. Use float64, or remove randomness from the map."
 

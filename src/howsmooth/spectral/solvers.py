@@ -13,15 +13,29 @@ from torch import Tensor
 
 from howsmooth.errors import ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.metrics import Metric, Metrics, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.certificate import least_overlap
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import check_operator, compressed, require_finite_products, root_share
-from howsmooth.spectral.protocols import Guessing, Recastable, Rounded, Separable
+from howsmooth.spectral.lanczos_upper_bound import least_overlap
+from howsmooth.spectral.metric_norms import bracket_in
+from howsmooth.spectral.operators import (
+    Guessing,
+    Recastable,
+    Rounded,
+    Separable,
+    check_operator,
+    compressed,
+    flat,
+    informed_start,
+    norms,
+    random_start,
+    require_finite_products,
+    root_share,
+    unit,
+)
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, slack
-from howsmooth.spectral.vectors import flat, informed_start, norms, random_start, unit
 
 # Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
 FORWARD_FACTOR = 4.0
@@ -43,6 +57,7 @@ def local_lipschitz(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"] | Any,
     *,
+    metric: str | Metric | Metrics = total,
     rtol: float = 1e-3,
     confidence: float = 0.999,
     certify: bool = True,
@@ -66,6 +81,7 @@ def local_lipschitz(
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
+        metric: How perturbations and changes are measured: a name or a value of :mod:`howsmooth.metrics`.
         rtol: The bracket to reach: ``upper / lower <= 1 + rtol``.
         confidence: The probability, over the random start, with which ``upper`` holds.
         certify: Whether to go on until the bracket closes. Otherwise stop once the residual is below ``rtol`` times
@@ -79,7 +95,10 @@ def local_lipschitz(
         2.0
     """
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
+    metrics = as_metrics(metric)
     op = linearise(f, X)
+    if metrics.depend_on_tokens:
+        metrics = metrics.at(X, f(X))
     check_settings(op, rtol, confidence, max_steps)  # the result has this dtype, whatever measures it
     given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
     # the part of rtol that is set aside for rounding
@@ -88,7 +107,9 @@ def local_lipschitz(
     def bracket(op: LinearOperator, share: float) -> tuple[NormEstimate, tuple[float, float]]:
         inner = rtol - 2.5 * allowance if share <= visible else rtol  # so that the widened bracket has the width rtol
         with torch.no_grad():
-            estimate = _bracketed(op, inner, confidence, certify, max_steps, generator)
+            estimate = bracket_in(
+                op, metrics, lambda J: _bracketed(J, inner, confidence, certify, max_steps, generator), inner, generator
+            )
         return estimate, _rounding_errors(op, estimate, share)
 
     recast = given == torch.float32 and isinstance(f, Recastable)
@@ -205,7 +226,7 @@ def _bracketed(
     """Bracket the norm without warnings.
 
     An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
-    operator is explored again from a new start, see :mod:`howsmooth.spectral.certificate`.
+    operator is explored again from a new start, see :mod:`howsmooth.spectral.lanczos_upper_bound`.
     """
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)

@@ -8,8 +8,8 @@ import torch
 
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.certificate import exceeds, upper_bound
 from howsmooth.spectral.estimates import Status
+from howsmooth.spectral.lanczos_upper_bound import exceeds, upper_bound
 from howsmooth.spectral.solver_settings import LEAST_WIDTH, ROUNDING_UNITS
 
 Array = np.ndarray

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.models.loading.hub import check_tokenizer
-from howsmooth.models.loading.names import check_family_name
+from howsmooth.models.loading.names import check_family_name, check_tokenizer
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 

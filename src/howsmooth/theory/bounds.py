@@ -2,6 +2,7 @@
 
 from howsmooth.theory.around_input.neighbourhood import displacement_upper, neighbourhood_upper
 from howsmooth.theory.at_input.local import attention_map_upper, local_upper
+from howsmooth.theory.ball.largest_token import token_upper
 from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.mean_field import (
@@ -36,6 +37,7 @@ __all__ = [
     "sharp_upper",
     "smallest_upper",
     "table",
+    "token_upper",
 ]
 
 

@@ -1,4 +1,4 @@
-"""WHICH words do it: tokens found again, swapped and doubled; attacks that a reader could type."""
+"""WHICH words do it: tokens found again and swapped; attacks that a reader could type."""
 
 from howsmooth.lazy_names import names_of_stub
 

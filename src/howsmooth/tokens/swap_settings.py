@@ -1,6 +1,12 @@
-"""Methods, budgets and maps of searches among tokens, checked without torch."""
+"""Methods, budgets, maps and candidates of searches among tokens, checked without torch."""
 
-from howsmooth.errors import AssumptionError, nearest
+import json
+import os
+from collections.abc import Mapping
+
+from howsmooth.errors import AssumptionError, FileError, nearest
+from howsmooth.files import read_bytes
+from howsmooth.models.map_names import MapName
 
 # Enumeration is for attention of the first layer; the others run the model.
 ENUMERATION = "enumeration"
@@ -16,7 +22,7 @@ def is_enumerated(name: str, layer: int) -> bool:
 
     Behind the first layer it changes all of them.
     """
-    return layer == 0 and (name in ENUMERATED or name.startswith("head:"))
+    return layer == 0 and MapName.parse(name).kind in ("attention", "normed", "heads", "head")
 
 
 def check_search(name: str, *, layer: int, edits: int, method: str | None, budget: int | None) -> str:
@@ -40,3 +46,33 @@ def check_search(name: str, *, layer: int, edits: int, method: str | None, budge
             field="method",
         )
     return method
+
+
+FIELD = "candidates"
+Listed = Mapping[str, list[str]] | list[str]
+
+
+def read_candidates(path: str | os.PathLike[str]) -> Listed:
+    """Read JSON: an object with a list of words for each word, or one list of words for every place.
+
+    Raises:
+        FileError: If there is no such file, it holds something else, or no word.
+    """
+    name = os.fspath(path)
+    content = read_bytes(name, "a file of candidates", field=FIELD)
+    try:
+        found = json.loads(content.decode("utf-8-sig"))
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can write half of a character, and UTF-8 cannot
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{name!r} must be JSON in UTF-8: {error}.", field=FIELD) from error
+    lists = list(found.values()) if isinstance(found, dict) else [found]
+    for words in lists:
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise FileError(
+                f'{name!r} must hold lists of words, as in {{"king": ["queen"]}} or ["queen"], got '
+                f"{str(words)[:40]!r}.",
+                field=FIELD,
+            )
+    if not any(lists):
+        raise FileError(f"{name!r} holds no candidate; we need words that may come in.", field=FIELD)
+    return found

@@ -12,8 +12,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.parts.embedding import entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.methods import METHODS
-from howsmooth.tokens.outputs import Outputs, Trials
+from howsmooth.tokens.methods import METHODS, Outputs, Trials
 from howsmooth.tokens.replacements import Replacements, Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search

@@ -13,7 +13,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import PartCall
-from howsmooth.models.autograd.tracing import TensorLocation
+from howsmooth.models.autograd.traced_parts import TensorLocation
 from howsmooth.models.load import load
 from howsmooth.models.transformer import Transformer
 
@@ -111,7 +111,7 @@ def attention_part(layer: AttentionLayer, attention: ModuleCall, block: ModuleCa
     if layer.attention is None:
         return layer.called("attention", attention, block)
     locations = (TensorLocation(path=layer.projection_path, side="output"),)
-    return PartCall(call=block, root=layer.block_path, locations=locations, enters=layer.attention_path)
+    return PartCall(call=block, root=layer.block_path, locations=locations, enters=(layer.attention_path, 0))
 
 
 def read_layers(model: nn.Module) -> Transformer:

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 import howsmooth as hs
-from howsmooth.models.inputs.pictures import read_pictures
-from howsmooth.models.inputs.sources import read_sentences, read_source, read_token_ids
+from howsmooth.models.inputs.sources import read_pictures, read_sentences, read_source, read_token_ids
 
 
 def refusal(read, path):

@@ -5,8 +5,7 @@ import tokenizers
 import torch
 
 import howsmooth as hs
-from howsmooth.models.inputs.text import Text, WordNumbers, read_text
-from howsmooth.models.inputs.windows import windows
+from howsmooth.models.inputs.text import Text, WordNumbers, cut, read_text
 from howsmooth.models.loading.names import built_in_path
 
 
@@ -21,9 +20,9 @@ def book():
 
 @pytest.mark.parametrize(("length", "count"), [(1, 5), (8, 10), (128, 4), (300, 3), (512, 2)])
 def test_windows_one_after_another_are_the_beginning_of_the_book(minilm, book, length, count):
-    cut = minilm.windows(read_text(), length=length, count=count)
-    assert cut.shape == (count, length)
-    assert cut.flatten().tolist() == book[: length * count]
+    found = minilm.windows(read_text(), length=length, count=count)
+    assert found.shape == (count, length)
+    assert found.flatten().tolist() == book[: length * count]
 
 
 def test_minilms_tokenizer_neither_truncates_nor_pads(minilm, book):
@@ -35,12 +34,12 @@ def test_minilms_tokenizer_neither_truncates_nor_pads(minilm, book):
 
 @pytest.mark.parametrize("length", [3, 10, 200])
 def test_special_tokens_frame_every_window_and_count_towards_its_length(minilm, book, length):
-    cut = minilm.windows(read_text(), length=length, count=4, special_tokens=True)
-    assert cut.shape == (4, length)
-    for window in cut:
+    found = minilm.windows(read_text(), length=length, count=4, special_tokens=True)
+    assert found.shape == (4, length)
+    for window in found:
         pieces = minilm.tokenizer.pieces(window.tolist())
         assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
-    assert cut[:, 1:-1].flatten().tolist() == book[: 4 * (length - 2)]
+    assert found[:, 1:-1].flatten().tolist() == book[: 4 * (length - 2)]
 
 
 def test_a_text_is_used_to_its_last_token(minilm):
@@ -59,7 +58,8 @@ def test_pieces_are_the_words(minilm):
 def test_words_are_numbered_by_their_first_appearance():
     tokenizer = WordNumbers(50)
     text = Text(name="note", content="the cat saw\n the  dog, the dog, saw")
-    assert windows(tokenizer, text, length=4, count=2).tolist() == [[0, 1, 2, 0], [3, 0, 3, 2]]
+    tokens = tokenizer.encode(text.content)
+    assert cut(tokens, text.name, range(2), length=4) == [[0, 1, 2, 0], [3, 0, 3, 2]]
     assert tokenizer.pieces([0, 3, 2, 7]) == ["the", "dog,", "saw", "7"]
     assert tokenizer.frame() == ([], [])
 
@@ -73,11 +73,11 @@ def test_words_beyond_the_vocabulary_start_again():
 @pytest.mark.slow
 def test_a_random_model_reads_the_book_by_word_numbers():
     transformer = hs.load("random:gpt2")
-    cut = transformer.windows(read_text(), length=64, count=3)
+    found = transformer.windows(read_text(), length=64, count=3)
     words = read_text().content.split()[: 3 * 64]
     order = list(dict.fromkeys(words))
-    assert cut.flatten().tolist() == [order.index(word) for word in words]
-    assert transformer.tokenizer.pieces(cut[0].tolist()) == words[:64]
+    assert found.flatten().tolist() == [order.index(word) for word in words]
+    assert transformer.tokenizer.pieces(found[0].tolist()) == words[:64]
     assert "random" in transformer.notes[0]
 
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.models.autograd.partial_forward import PartialForward
+from howsmooth.models.autograd.module_calls import OUTPUT, PartCall
 from howsmooth.models.inputs.text import read_text
 
 
@@ -95,7 +95,7 @@ def whole_error(transformer, tokens):
     """How far the whole model of ours is from its module, in value and derivative, relative to their norms."""
     found = transformer.activations(tokens)
     f, X = found.at(0, "model")
-    module = PartialForward(run=found.run, enters=(transformer.layers[0].block_path, 0))
+    module = PartCall(call=found.run, enters=(transformer.layers[0].block_path, 0), locations=(OUTPUT,))
     E = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no forward mode
         value, tangent = torch.func.jvp(module, (X,), (E,))

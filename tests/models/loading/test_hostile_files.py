@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, GPTNeoConfig
 
 import howsmooth as hs
-from howsmooth.models.inputs.pictures import read_pictures
-from howsmooth.models.inputs.sources import read_sentences, read_token_ids
+from howsmooth.models.inputs.sources import read_pictures, read_sentences, read_token_ids
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.config_checks import check_gguf
 from howsmooth.models.loading.names import built_in_path
-from howsmooth.tokens.candidates_file import read_candidates
+from howsmooth.tokens.swap_settings import read_candidates
 
 SPARSE = 10 * 2**30
 

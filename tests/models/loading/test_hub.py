@@ -13,7 +13,7 @@ from models.small_models import CONFIGS
 
 SAY = """
 import time, sys
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 import howsmooth as hs
 begin = time.monotonic()
 try:

@@ -15,7 +15,7 @@ def test_names_and_texts_are_checked_without_torch():
     code = """
 import sys
 import howsmooth.models.loading.names, howsmooth.models.families.registry
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.models.loading.names import check_model_name
 from howsmooth.models.map_names import MapName
 from howsmooth.models.inputs.text import check_text

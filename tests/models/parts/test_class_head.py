@@ -7,7 +7,7 @@ from models.small_models import CONFIGS, each, randomised
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.models.parts.output_heads import LAST_TOKEN_HEADS
+from howsmooth.models.parts.ends import LAST_TOKEN_HEADS
 
 SMALL = {"vocab_size": 50, "num_labels": 3}
 WIDE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}

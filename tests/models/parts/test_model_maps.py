@@ -25,7 +25,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.maps.activations import ACTIVATIONS
 from howsmooth.models.map_names import LayerSpan, MapName
-from howsmooth.models.parts.output_heads import LANGUAGE_FAMILIES
+from howsmooth.models.parts.ends import LANGUAGE_FAMILIES
 
 # What the feed-forward part of a block reads and puts out: the input of one module, the output of another.
 PARTS = {

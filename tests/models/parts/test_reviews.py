@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.certificates.reading import classified, read_sentence
+from howsmooth.certificates.sentences import classifier_at, read_sentence
 from howsmooth.models.loading.names import built_in_path
 
 
@@ -19,7 +19,7 @@ from howsmooth.models.loading.names import built_in_path
 )
 def test_plain_reviews_are_told_right(sentence, label):
     model = hs.load("reviews")
-    f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
+    f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
     assert model.ends.class_head.labels[int(f(X)[0].argmax())] == label
 
 

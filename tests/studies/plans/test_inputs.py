@@ -11,7 +11,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 import howsmooth as hs
 from howsmooth.models.inputs.model_inputs import inputs
-from howsmooth.models.inputs.pictures import read_pictures
+from howsmooth.models.inputs.sources import read_pictures
 from howsmooth.models.inputs.text import Text, read_text
 from howsmooth.studies.plans.study import parts, read_study
 from howsmooth.studies.resources import Resources

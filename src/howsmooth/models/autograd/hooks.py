@@ -54,7 +54,8 @@ class ModuleCall:
     def __call__(self, X: Tensor) -> Tensor:
         """Call the module again at other hidden states."""
         positional, named = self.at(X)
-        return first_tensor(self.module(*positional, **named))
+        with without_cache(self.module):
+            return first_tensor(self.module(*positional, **named))
 
 
 # Called before a part runs, with its call and how many calls came before; may return other arguments.

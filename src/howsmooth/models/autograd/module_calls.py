@@ -1,39 +1,51 @@
-"""Parts of a block as maps on hidden states: the modules run again, and intermediate tensors are the outputs."""
+"""Parts of a model as maps on hidden states: modules run again, and hooks replace inputs and keep outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.real_tokens import OnRealTokens, zero_padded_outputs
-from howsmooth.models.autograd.hooks import ModuleCall, StopForward, hooked
-from howsmooth.models.autograd.tracing import Side, TensorLocation, tensors
+from howsmooth.models.autograd.hooks import InputHook, ModuleCall, StopForward, hooked
+from howsmooth.models.autograd.traced_parts import Side, TensorLocation, tensors
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.spectral.autograd import JacobianOperator
+
+if TYPE_CHECKING:  # a transformer runs its module
+    from howsmooth.models.transformer import Transformer
+
+
+# The output of the module that is called.
+OUTPUT = TensorLocation(path="", side="output")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartCall:
-    """The sum of the tensors at some locations while a module runs at other hidden states.
+    """The sum of the tensors at some locations, while a module runs with other hidden states in it or in a part of it.
 
     Attributes:
-        call: How the model called the module.
-        root: The path of the module.
+        call: How the module was called.
         locations: Where the tensors occur.
-        enters: The path of the part whose hidden states are replaced; by default those of the module itself.
+        root: The path of the module, with which the paths of locations begin.
+        enters: The part whose hidden states are replaced, and at which of its calls; by default those of the module.
     """
 
     call: ModuleCall
-    root: str
     locations: tuple[TensorLocation, ...]
-    enters: str = ""
+    root: str = ""
+    enters: tuple[str, int] | None = None
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
-        """Run the module until all tensors are known."""
+        """Run the module until all tensors are known, and add them up."""
+        first, *others = (value.reshape(*X.shape[:-1], -1) for value in self.tensors(X))
+        return sum(others) + first
+
+    def tensors(self, X: Float[Tensor, "batch n d"]) -> list[Tensor]:
+        """Run the module until all tensors are known, and return them as they are."""
         values: dict[TensorLocation, Tensor] = {}
 
         def keep(path: str, side: Side, arguments: Any, turn: int) -> None:
@@ -59,15 +71,17 @@ class PartCall:
                 inputs={self._inner(path): keep_inputs(path) for path in read},
                 outputs={self._inner(path): keep_outputs(path) for path in written},
             ),
-            hooked(
-                self.call.module,
-                inputs={self._inner(self.enters): lambda call, _turn: call.at(X)} if self.enters else {},
-                prepend=True,
-            ),
+            # prepended: other hooks belong to the part
+            hooked(self.call.module, inputs=self._replacement(X), prepend=True),
         ):
-            self.call(self.call.tokens if self.enters else X)
-        first, *others = (values[location].reshape(*X.shape[:-1], -1) for location in self.locations)
-        return sum(others) + first
+            self.call(X if self.enters is None else self.call.tokens)
+        return [values[location] for location in self.locations]
+
+    def _replacement(self, X: Tensor) -> dict[str, InputHook]:
+        if self.enters is None:
+            return {}
+        path, entry_turn = self.enters
+        return {self._inner(path): lambda call, turn: call.at(X) if turn == entry_turn else None}
 
     def module(self, path: str) -> nn.Module:
         """Return the part at a path."""
@@ -134,3 +148,84 @@ class RealTokensCall:
         """Differentiate with respect to real tokens; padded ones are constant."""
         real, fixed = self.real.unsqueeze(-1), X.detach()
         return OnRealTokens(JacobianOperator(lambda Y: self(torch.where(real, Y, fixed)), X), self.real)
+
+
+def input_of(path: str, call: ModuleCall) -> Tensor:
+    """Run a model until the part at a path is called, and return the hidden states that enter it."""
+    found: list[Tensor] = []
+
+    def keep(entered: ModuleCall, _turn: int) -> None:
+        found.append(entered.tokens.detach())
+        raise StopForward
+
+    with hooked(call.module, inputs={path: keep}, prepend=True):
+        call(call.tokens)
+    return found[0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleClassifier:
+    """The logits of a module as a function of the sum of its embeddings, or of the hidden states before a layer.
+
+    Attributes:
+        module: The module, with its head.
+        tokens: The sentence that it reads while hidden states are replaced.
+        enters: The part whose hidden states those are, and at which of its calls.
+        together: Whether it takes several sequences at once; some do not if they have no padding token.
+    """
+
+    module: nn.Module
+    tokens: Int[Tensor, " n"]
+    enters: tuple[str, int]
+    together: bool
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch 1 classes"]:
+        """Run the module with other hidden states, in its own dtype."""
+        like = next(self.module.parameters())
+        rows = X.reshape(-1, *X.shape[-2:]).to(like)
+        logits = torch.cat([self._logits(part) for part in rows.split(len(rows) if self.together else 1)])
+        return logits.to(X).reshape(*X.shape[:-2], 1, -1)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        tokens = self.tokens.to(rows.device).expand(len(rows), -1)
+        call = ModuleCall(module=self.module, positional=(tokens,), named={})
+        (logits,) = PartCall(call=call, enters=self.enters, locations=(OUTPUT,)).tensors(rows)
+        return logits
+
+    def value_and_jacobian(self, X: Float[Tensor, "*batch n d"]) -> "tuple[Tensor, _Pullback]":
+        """Return the logits and their vector-Jacobian products, by autograd."""
+        with torch.enable_grad():
+            inputs = X.detach().requires_grad_()
+            value = self(inputs)
+        return value.detach(), _Pullback(inputs, value)
+
+
+class _Pullback:
+    def __init__(self, inputs: Tensor, value: Tensor) -> None:
+        self._inputs, self._value = inputs, value
+
+    def vjp(self, G: Tensor) -> Tensor:
+        (pulled,) = torch.autograd.grad(self._value, self._inputs, G)
+        return pulled
+
+
+def module_classifier(
+    transformer: "Transformer", tokens: Int[Tensor, " n"], layer: int | None = None
+) -> ModuleClassifier:
+    """Return the classifier of a model as its module computes it.
+
+    Args:
+        transformer: The model, which must have a classifier.
+        tokens: The sentence.
+        layer: The layer at which the function begins; none for the sum of the embeddings.
+    """
+    module: Any = transformer.with_head
+    stem = transformer.ends.stem
+    paths = [part.block_path for part in transformer.layers]
+    if layer is None and stem is not None and stem.path is not None:
+        path, turn = stem.path, 0
+    else:
+        path, turn = paths[layer or 0], paths[: layer or 0].count(paths[layer or 0])
+    trunk = next(name for name, part in module.named_modules() if part is transformer.module)
+    together = module.config.get_text_config().pad_token_id is not None
+    return ModuleClassifier(module=module, tokens=tokens, enters=(f"{trunk}.{path}", turn), together=together)

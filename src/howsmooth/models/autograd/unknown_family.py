@@ -9,8 +9,14 @@ from torch import Tensor, nn
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd.hooks import hooked, without_cache
 from howsmooth.models.autograd.module_calls import PartCall
-from howsmooth.models.autograd.traced_parts import NO_HEADS, TracedParts, traced_parts
-from howsmooth.models.autograd.tracing import TensorLocation, TracedCall, trace
+from howsmooth.models.autograd.traced_parts import (
+    NO_HEADS,
+    TensorLocation,
+    TracedCall,
+    TracedParts,
+    trace,
+    traced_parts,
+)
 
 # How many sequences, and of how many tokens, a model is tried with.
 ROWS, LENGTH = 2, 6

@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.distances import Distances
-from howsmooth.maps.positions import Positions
+from howsmooth.maps.positions import Distances, Positions
 from howsmooth.models.attention_layer import AttentionLayer
-from howsmooth.models.families.backbone import Backbone, post_norm_mlp, read_layers
 from howsmooth.models.families.parameters import (
     fused_gated_mlp,
     fused_projections,
     layer_norm,
     linear,
+    post_norm_mlp,
     projections,
+    read_layers,
     rotary,
     rotary_gain,
     stacked,
 )
-from howsmooth.models.parts.ends import Stem
-from howsmooth.models.parts.feed_forward import FeedForward
+from howsmooth.models.parts.block import FeedForward
+from howsmooth.models.parts.ends import Backbone, Stem
 
 
 def bert(model: Any) -> Backbone:

@@ -8,10 +8,17 @@ from torch import Tensor
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.positions import Positions
-from howsmooth.models.families.backbone import Backbone, post_norm_mlp, read_layers
-from howsmooth.models.families.parameters import gated_mlp, layer_norm, mlp, projections, rms_norm
-from howsmooth.models.parts.ends import Stem
-from howsmooth.models.parts.feed_forward import FeedForward
+from howsmooth.models.families.parameters import (
+    gated_mlp,
+    layer_norm,
+    mlp,
+    post_norm_mlp,
+    projections,
+    read_layers,
+    rms_norm,
+)
+from howsmooth.models.parts.block import FeedForward
+from howsmooth.models.parts.ends import Backbone, Stem
 
 # T5 has no longest sequence, but a table of biases has an end; attention over more tokens than this does not fit.
 REACH = 2**15

@@ -10,21 +10,23 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.norms import LayerNorm
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.rotary import Rotary
-from howsmooth.models.families.backbone import Backbone, post_norm_mlp, pre_norm_mlp, read_layers
 from howsmooth.models.families.parameters import (
     fused_projections,
     interleaved,
     layer_norm,
     linear,
     mlp,
+    post_norm_mlp,
+    pre_norm_mlp,
     projections,
+    read_layers,
     rotary,
     rotary_gain,
     stacked,
     with_rotary_gain,
 )
-from howsmooth.models.parts.ends import Stem
-from howsmooth.models.parts.feed_forward import FeedForward
+from howsmooth.models.parts.block import FeedForward
+from howsmooth.models.parts.ends import Backbone, Stem
 
 # BLOOM has no longest sequence, but a table of biases must end somewhere.
 REACH = 2**14

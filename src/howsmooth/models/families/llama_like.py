@@ -10,18 +10,19 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.mlp import GatedMLP
 from howsmooth.maps.norms import RMSNorm
 from howsmooth.maps.positions import Positions
-from howsmooth.models.families.backbone import Backbone, read_layers
 from howsmooth.models.families.parameters import (
     fused_gated_mlp,
     fused_projections,
     gated_mlp,
     projections,
+    read_layers,
     rms_norm,
     rotary,
     rotary_gain,
     with_rotary_gain,
 )
-from howsmooth.models.parts.feed_forward import AutogradMLP, FeedForward
+from howsmooth.models.parts.block import AutogradMLP, FeedForward
+from howsmooth.models.parts.ends import Backbone
 
 
 def llama(model: Any) -> Backbone:

@@ -1,17 +1,18 @@
-"""Parameters of Hugging Face modules, in the shapes of our maps."""
+"""What readers of families share: parameters of Hugging Face modules in the shapes of our maps, and lists of layers."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from howsmooth.maps.activations import ACTIVATIONS, Activation, entrywise
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.rotary import Rotary
+from howsmooth.models.attention_layer import AttentionLayer
+from howsmooth.models.parts.block import FeedForward
 
 # Classes of activations in Hugging Face's models and in torch, by the function that they compute.
 ACTIVATION_CLASSES = {
@@ -202,3 +203,43 @@ def _matrix(module: Any) -> Tensor:
 
 def _bias(module: Any) -> Any:
     return None if module.bias is None else module.bias.detach()
+
+
+def read_layers(
+    blocks: Iterable[Any], path: str, attention: str, projection: str, read: Callable[[Any], dict[str, Any]]
+) -> list[AttentionLayer]:
+    """Read a list of blocks.
+
+    Args:
+        blocks: The modules.
+        path: The path of their list.
+        attention: The path of the attention module within a block.
+        projection: The path of the output projection within a block.
+        read: Returns the other arguments of :class:`AttentionLayer` for a block.
+    """
+    return [
+        AttentionLayer(
+            index=i,
+            attention_path=f"{path}.{i}.{attention}",
+            projection_path=f"{path}.{i}.{projection}",
+            block_path=f"{path}.{i}",
+            **read(block),
+        )
+        for i, block in enumerate(blocks)
+    ]
+
+
+def pre_norm_mlp(
+    norm: Any, mlp_norm: Any, up: Any, activation: Any, down: Any, *, parallel: bool = False
+) -> dict[str, Any]:
+    """Read a LayerNorm in front of attention and one in front of a plain MLP; parallel parts may share one module."""
+    pre_norm = layer_norm(norm)
+    second = pre_norm if mlp_norm is norm else layer_norm(mlp_norm)
+    feed_forward = FeedForward(map=mlp(up, activation, down), pre_norm=second, parallel=parallel)
+    return {"pre_norm": pre_norm, "feed_forward": feed_forward}
+
+
+def post_norm_mlp(norm: Any, mlp_norm: Any, up: Any, activation: Any, down: Any) -> dict[str, Any]:
+    """Read a plain MLP, and a LayerNorm behind each residual sum."""
+    feed_forward = FeedForward(map=mlp(up, activation, down), post_norm=layer_norm(mlp_norm))
+    return {"post_norm": layer_norm(norm), "feed_forward": feed_forward}

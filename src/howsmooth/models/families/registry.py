@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a backbone needs torch, the names of families do not
-    from howsmooth.models.families.backbone import Backbone
+    from howsmooth.models.parts.ends import Backbone
 
 FAMILIES = {
     "albert": "bert_like:albert",

@@ -4,9 +4,8 @@ from typing import Any
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.positions import Positions
-from howsmooth.models.families.backbone import Backbone, pre_norm_mlp, read_layers
-from howsmooth.models.families.parameters import layer_norm, projections
-from howsmooth.models.parts.ends import Stem
+from howsmooth.models.families.parameters import layer_norm, pre_norm_mlp, projections, read_layers
+from howsmooth.models.parts.ends import Backbone, Stem
 
 
 def vit(model: Any) -> Backbone:

@@ -1,8 +1,8 @@
 """The inputs of a model from any source: windows of a text, rows of token ids, sentences, pictures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,35 +10,38 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.families.parameters import token_table
-from howsmooth.models.inputs.pictures import NOTE, Pictures, pixels
-from howsmooth.models.inputs.sources import Sentences, Source, TokenIds
-from howsmooth.models.inputs.text import Text, tokens_of
-from howsmooth.models.inputs.windows import cut
+from howsmooth.models.inputs.sources import NOTE, Pictures, Sentences, Source, TokenIds, pixels
+from howsmooth.models.inputs.text import SpecialTokens, Text, cut, tokens_of
 from howsmooth.models.loading.pretrained import image_processor
 from howsmooth.models.transformer import Transformer
 
+# Returns some windows, or some sequences, as a batch, given their indices, a length and a stride.
+ReadBatch = Callable[[Sequence[int], int, int], Tensor]
 
-@runtime_checkable
-class Inputs(Protocol):
-    """A source as a model reads it."""
 
-    @property
-    def lengths(self) -> tuple[int, ...] | None:
-        """The length of each sequence; none if the source is cut into windows."""
-        ...
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """A source as a model reads it.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks that a reader of the numbers needs."""
-        ...
+    Attributes:
+        read: Reads a batch.
+        named: Returns the tokens of one of its rows as strings, given its index and the row; for a picture its name.
+        lengths: The length of each sequence; none if the source is cut into windows.
+        notes: Remarks that a reader of the numbers needs.
+    """
+
+    read: ReadBatch
+    named: Callable[[int, Tensor], list[str]]
+    lengths: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def at(self, indices: Sequence[int], *, length: int, stride: int) -> Tensor:
         """Return some windows, or some sequences, of one length as a batch."""
-        ...
+        return self.read(indices, length, stride)
 
     def words(self, index: int, *, length: int, stride: int) -> list[str]:
         """Return the tokens of one of them as strings; for a picture its name."""
-        ...
+        return self.named(index, self.at([index], length=length, stride=stride)[0])
 
 
 def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = False) -> Inputs:
@@ -49,7 +52,7 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
         UnsupportedModelError: If the model reads something else, or its tokenizer is missing or of another model.
     """
     if isinstance(source, Pictures):
-        return _Pixels.of(source, transformer)
+        return _pictures(source, transformer)
     if _reads_pictures(transformer):
         raise UnsupportedModelError(
             f"{transformer.name!r} is a model of pictures, and cannot read {source.name!r}; give a folder of pictures "
@@ -60,7 +63,24 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
     _require_vocabulary(rows, source.name, transformer)
     frame = transformer.require_tokenizer().frame() if special_tokens else ([], [])
     if isinstance(source, Text) or (isinstance(source, TokenIds) and not source.whole):
-        return _Windows(tokens=rows[0], name=source.name, transformer=transformer, frame=frame)
+        return _windows(rows[0], source.name, transformer, frame)
+    return _sequences(rows, source, transformer, frame)
+
+
+def _windows(tokens: list[int], name: str, transformer: Transformer, frame: SpecialTokens) -> Inputs:
+    """Return one long row of tokens, cut into windows."""
+
+    def read(indices: Sequence[int], length: int, stride: int) -> Int[Tensor, "windows length"]:
+        transformer.require_positions(length, f"got a length of {length}", field="length")
+        return torch.tensor(cut(tokens, name, indices, length=length, frame=frame, stride=stride or None))
+
+    return Inputs(read=read, named=_pieces(transformer))
+
+
+def _sequences(
+    rows: list[list[int]], source: TokenIds | Sentences, transformer: Transformer, frame: SpecialTokens
+) -> Inputs:
+    """Return rows of tokens, each a sequence."""
     before, behind = frame
     framed = [before + row + behind for row in rows]
     for i, row in enumerate(framed):
@@ -69,89 +89,40 @@ def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = F
         transformer.require_positions(len(row), got, field=field)
     labelled = isinstance(source, Sentences) and any(label is not None for label in source.labels)
     notes = (f"the labels in {source.name!r} say nothing about a constant, and are not used",) if labelled else ()
-    return _Sequences(rows=framed, transformer=transformer, notes=notes)
+    return Inputs(
+        read=lambda indices, _length, _stride: torch.tensor([framed[i] for i in indices]),
+        named=_pieces(transformer),
+        lengths=tuple(map(len, framed)),
+        notes=notes,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Windows:
-    """One long row of tokens, cut into windows."""
+def _pictures(pictures: Pictures, transformer: Transformer) -> Inputs:
+    """Return pictures, preprocessed for a model."""
+    if not _reads_pictures(transformer):
+        raise UnsupportedModelError(
+            f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as "
+            "with family='clip_vision_model'.",
+            field="images",
+        )
+    module: Any = transformer.module
+    side, dtype = module.config.image_size, next(module.parameters()).dtype
+    size = (side, side) if isinstance(side, int) else (side[0], side[1])
+    processor = image_processor(transformer.name)
 
-    tokens: list[int]
-    name: str
-    transformer: Transformer
-    frame: tuple[list[int], list[int]]
-    lengths: tuple[int, ...] | None = None
-    notes: tuple[str, ...] = ()
-
-    def at(self, indices: Sequence[int], *, length: int, stride: int) -> Int[Tensor, "windows length"]:
-        self.transformer.require_positions(length, f"got a length of {length}", field="length")
-        return cut(self.tokens, self.name, indices, length=length, frame=self.frame, stride=stride or None)
-
-    def words(self, index: int, *, length: int, stride: int) -> list[str]:
-        return _pieces(self.at([index], length=length, stride=stride)[0].tolist(), self.transformer)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Sequences:
-    """Rows of tokens, each a sequence."""
-
-    rows: list[list[int]]
-    transformer: Transformer
-    notes: tuple[str, ...] = ()
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(map(len, self.rows))
-
-    def at(self, indices: Sequence[int], *, length: int, stride: int) -> Int[Tensor, "sequences length"]:
-        return torch.tensor([self.rows[i] for i in indices])
-
-    def words(self, index: int, *, length: int, stride: int) -> list[str]:
-        return _pieces(self.rows[index], self.transformer)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Pixels:
-    """Pictures, preprocessed for a model."""
-
-    pictures: Pictures
-    processor: Any | None
-    size: tuple[int, int]
-    dtype: torch.dtype
-    tokens: int = 0
-
-    @classmethod
-    def of(cls, pictures: Pictures, transformer: Transformer) -> "_Pixels":
-        if not _reads_pictures(transformer):
-            raise UnsupportedModelError(
-                f"{transformer.name!r} reads words, not pictures. Of a model of both, name the part for pictures, as "
-                "with family='clip_vision_model'.",
-                field="images",
-            )
-        side: Any = transformer.module.config.image_size  # type: ignore[union-attr]
-        size = (side, side) if isinstance(side, int) else (side[0], side[1])
-        dtype = next(transformer.module.parameters()).dtype
-        made = cls(pictures=pictures, processor=image_processor(transformer.name), size=size, dtype=dtype)
-        # the model decides how many tokens a picture has
-        first = transformer.activations(made.at([0], length=0, stride=0)).attention[0]
-        return replace(made, tokens=first.shape[-2])
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return (self.tokens,) * len(self.pictures.files)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return () if self.processor is not None else (NOTE,)
-
-    def at(
-        self, indices: Sequence[int], *, length: int, stride: int
+    def read(
+        indices: Sequence[int], _length: int = 0, _stride: int = 0
     ) -> Float[Tensor, "pictures channels rows columns"]:
-        found = [pixels(self.pictures.open(i), self.processor, size=self.size) for i in indices]
-        return torch.stack(found).to(self.dtype)
+        return torch.stack([pixels(pictures.open(i), processor, size=size) for i in indices]).to(dtype)
 
-    def words(self, index: int, *, length: int, stride: int) -> list[str]:
-        return [self.pictures.files[index]]
+    # the model decides how many tokens a picture has
+    tokens = transformer.activations(read([0])).attention[0].shape[-2]
+    return Inputs(
+        read=read,
+        named=lambda index, _pixels: [pictures.files[index]],
+        lengths=(tokens,) * len(pictures.files),
+        notes=() if processor is not None else (NOTE,),
+    )
 
 
 def vocabulary(module: nn.Module) -> int | None:
@@ -177,9 +148,9 @@ def _tokens(source: Text | TokenIds | Sentences, transformer: Transformer) -> li
     return rows
 
 
-def _pieces(tokens: list[int], transformer: Transformer) -> list[str]:
+def _pieces(transformer: Transformer) -> Callable[[int, Tensor], list[str]]:
     known = transformer.tokenizer
-    return [str(token) for token in tokens] if known is None else known.pieces(tokens)
+    return lambda _index, row: list(map(str, row.tolist())) if known is None else known.pieces(row.tolist())
 
 
 def _require_vocabulary(rows: Sequence[Sequence[int]], name: str, transformer: Transformer) -> None:

@@ -1,4 +1,4 @@
-"""Texts and tokenizers; without torch, so that a wrong file is refused before torch is imported."""
+"""Texts, tokenizers and windows of tokens; without torch, so that a wrong file is refused before torch is imported."""
 
 import hashlib
 import os
@@ -184,3 +184,65 @@ class WordNumbers:
 
     def _number(self, place: int) -> int:
         return self._first + place % self._room
+
+
+SpecialTokens = tuple[list[int], list[int]]
+
+
+def cut(
+    tokens: list[int],
+    name: str,
+    indices: Sequence[int],
+    *,
+    length: int,
+    frame: SpecialTokens = ([], []),
+    stride: int | None = None,
+) -> list[list[int]]:
+    """Cut windows of exactly ``length`` tokens out of a text.
+
+    Window i holds the tokens from ``i * stride`` on; by default the stride is the length. Special tokens, which count
+    towards the length, make every window begin and end as an input of the model does.
+
+    Args:
+        tokens: The tokens.
+        name: The name of the text, for the message.
+        indices: The windows, numbered from 0.
+        length: The number of tokens in a window.
+        frame: The special tokens in front of each window, and behind it.
+        stride: The number of tokens between the beginnings of windows.
+
+    Raises:
+        AssumptionError: If the text is too short, or no window is asked for.
+    """
+    if not indices:
+        raise AssumptionError("count must be at least 1 window, got 0.", field="sequences")
+    inner, step = _layout(frame, length, stride)
+    count, enough = max(indices) + 1, window_count(tokens, length=length, frame=frame, stride=stride)
+    if enough < count:
+        raise AssumptionError(
+            f"the text {name!r} has {len(tokens):,} tokens, enough for {enough} windows of "
+            f"{length}; {count} were asked for. Give a longer text, fewer windows, or shorter ones.",
+            field="sequences",
+        )
+    before, behind = frame
+    return [before + tokens[i * step : i * step + inner] + behind for i in indices]
+
+
+def window_count(
+    tokens: Sequence[int], *, length: int, frame: SpecialTokens = ([], []), stride: int | None = None
+) -> int:
+    """Count the windows that :func:`cut` finds room for."""
+    inner, step = _layout(frame, length, stride)
+    return max(0, (len(tokens) - inner) // step + 1)
+
+
+def _layout(frame: SpecialTokens, length: int, stride: int | None) -> tuple[int, int]:
+    """Return how many tokens of the text a window holds, and how far apart windows begin."""
+    special = sum(map(len, frame))
+    if length <= special:
+        raise AssumptionError(
+            f"a window of {length} tokens has no room beside {special} special tokens.", field="length"
+        )
+    if stride is not None and stride < 1:
+        raise AssumptionError(f"stride must be at least 1 token, got {stride}.", field="stride")
+    return length - special, length - special if stride is None else stride

@@ -16,21 +16,26 @@ from howsmooth.memory import require_memory
 
 LARGEST_FILE = 2**24  # bytes; those of real models are a few kilobytes
 MOST_LAYERS = 2_000
-MOST = 10**8  # the largest vocabularies have a few million words
-MOST_OF = {"num_labels": 10**6, "attention_types": MOST_LAYERS}  # configurations make lists of this length
-EXPERTS, MOST_EXPERTS = re.compile(r"(num|n)_\w*experts"), 10**4
-LAYERS = {
+# The least and the largest value of every size; the largest vocabularies have a few million words. Configurations make
+# lists as long as the number of labels, or as the pattern of attention types says.
+ENCODER_LAYERS = (
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers"),
     *("num_hidden_groups", "inner_group_num"),
-}
-# An encoder may come without a decoder, but not the other way round.
-DECODER_LAYERS = {"decoder_layers", "num_decoder_layers"}
-WIDTHS = {
+)
+DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")  # an encoder may come without a decoder
+WIDTHS = (
     *("hidden_size", "n_embd", "dim", "d_model", "embedding_size", "word_embed_proj_dim", "vocab_size"),
     *("intermediate_size", "hidden_dim", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"),
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
     *("num_key_value_heads", "head_dim", "d_kv", "max_position_embeddings", "n_positions", "image_size", "patch_size"),
-}
+)
+RANGES = (
+    dict.fromkeys(ENCODER_LAYERS, (1, MOST_LAYERS))
+    | dict.fromkeys(DECODER_LAYERS, (0, MOST_LAYERS))
+    | dict.fromkeys(WIDTHS, (1, 10**8))
+    | {"num_labels": (0, 10**6), "attention_types": (0, MOST_LAYERS)}
+)
+EXPERTS, MOST_EXPERTS = re.compile(r"(num|n)_\w*experts"), 10**4
 # GGUF: bytes of each type of number, by its code; 8 is a string, 9 an array.
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
@@ -51,8 +56,7 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
         known: The families of the loader.
     """
     config = _read(file, name)
-    for key, value in _sizes(config):
-        least, most = _range(key)
+    for key, value, (least, most) in _sizes(config):
         if not isinstance(value, int) or isinstance(value, bool):
             raise _refusal(name, f"says {key} = {_shown(value)}; it must be a whole number.")
         if not least <= value <= most:
@@ -66,15 +70,6 @@ def check_config_file(file: Path, name: str, *, family: str = "", known: Contain
         if family not in parts | {f"{model_type}_text_model", f"{model_type}_vision_model"}:
             says = f"says model_type = {_shown(model_type)}, got the family {family!r}; leave it out."
             raise _refusal(name, says, field="family")
-
-
-def _range(key: str) -> tuple[int, int]:
-    """Return the least and the largest value of a size."""
-    if EXPERTS.fullmatch(key):
-        return 0, MOST_EXPERTS
-    if key in LAYERS | DECODER_LAYERS:
-        return int(key in LAYERS), MOST_LAYERS
-    return (0, MOST_OF[key]) if key in MOST_OF else (1, MOST)
 
 
 def _read(file: Path, name: str) -> dict[str, Any]:
@@ -99,27 +94,29 @@ def _read(file: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every size, including those of the parts of a composed model."""
+def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, Any, tuple[int, int]]]:
+    """Yield every size and its range, including those of the parts of a composed model."""
     left = [config]  # and no recursion: it may be nested deeply
     while left:
         for key, value in left.pop().items():
+            limits = (0, MOST_EXPERTS) if EXPERTS.fullmatch(key) else RANGES.get(key)
             if isinstance(value, dict):
                 left.append(value)
-            elif value is not None and (key in LAYERS | DECODER_LAYERS | WIDTHS or EXPERTS.fullmatch(key)):
-                # some families have a size for each stage
-                yield from ((key, one) for one in (value if isinstance(value, list) else [value]))
-            elif key in MOST_OF:
-                yield from ((key, one) for one in _integers(value))
+            elif value is not None and limits is not None:
+                # some families have a size for each stage; a pattern of attention types holds their names too
+                names = key == "attention_types"
+                yield from ((key, size, limits) for size in _leaves(value) if not (names and isinstance(size, str)))
 
 
-def _integers(value: Any) -> Iterator[int]:
-    """Yield the integers in nested lists."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _integers(one)
-    elif isinstance(value, int):
-        yield value
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what nested lists hold."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left.extend(part)
+        else:
+            yield part
 
 
 def _refusal(name: str, what: str, *, field: str = "model") -> UnsupportedModelError:
@@ -163,7 +160,7 @@ def parameter_count(config: Any) -> int | None:
     even without memory, would take a millisecond for each layer.
     """
     try:
-        stacks = {key: n for key, n in config.to_dict().items() if key in LAYERS | DECODER_LAYERS and n}
+        stacks = {key: n for key, n in config.to_dict().items() if key in ENCODER_LAYERS + DECODER_LAYERS and n}
         least = _count(_with_layers(config, dict.fromkeys(stacks, 1)))
         more = {key: _count(_with_layers(config, dict.fromkeys(stacks, 1) | {key: 2})) - least for key in stacks}
         return least + sum((n - 1) * more[key] for key, n in stacks.items())

@@ -19,10 +19,16 @@ from howsmooth.errors import HowsmoothError, UnsupportedModelError
 from howsmooth.files import require_size
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer, WordNumbers
 from howsmooth.models.loading.config_checks import check_config_file, check_gguf, check_parameter_count, weights_size
-from howsmooth.models.loading.hub import check_reachable, check_tokenizer
-from howsmooth.models.loading.names import BUILT_IN, RANDOM, built_in_path, check_model_name, not_found
-from howsmooth.models.parts.ends import SentenceEmbedding, read_sentence_embedding
-from howsmooth.models.parts.output_heads import has_classes, has_untied_head
+from howsmooth.models.loading.names import (
+    BUILT_IN,
+    RANDOM,
+    built_in_path,
+    check_model_name,
+    check_reachable,
+    check_tokenizer,
+    not_found,
+)
+from howsmooth.models.parts.ends import SentenceEmbedding, has_classes, has_untied_head, read_sentence_embedding
 
 # Special tokens with ids below this are at the beginning of a vocabulary, others at its end.
 FIRST_IDS = 1000

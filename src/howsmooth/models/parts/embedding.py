@@ -9,7 +9,8 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.maps.norms import Norm
-from howsmooth.models.autograd.partial_forward import ForwardPass
+from howsmooth.models.autograd.hooks import ModuleCall
+from howsmooth.models.autograd.module_calls import input_of
 from howsmooth.models.families.parameters import token_table
 from howsmooth.models.parts.ends import EndMap
 
@@ -66,7 +67,7 @@ def embed(transformer: "Transformer", tokens: Int[Tensor, "*batch n"], padding: 
     device = next(transformer.module.parameters()).device
     rows = tokens.reshape(-1, tokens.shape[-1]).to(device)
     named = {} if padding is None else {"attention_mask": padding.reshape(rows.shape).to(device).long()}
-    found = ForwardPass(module=transformer.module, tokens=rows, named=named).input_of(path)
+    found = input_of(path, ModuleCall(module=transformer.module, positional=(rows,), named=named))
     return found.reshape(*tokens.shape, found.shape[-1])
 
 

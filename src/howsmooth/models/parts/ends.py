@@ -2,20 +2,155 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
-from howsmooth.maps.dense import Dense
+from howsmooth.maps.activations import Pointwise, soft_cap
+from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
 from howsmooth.models.attention_layer import AttentionLayer
-from howsmooth.models.families.parameters import token_table
-from howsmooth.models.parts.output_heads import ClassHead, LanguageHead, class_head, language_head
+from howsmooth.models.families.parameters import linear, token_table
+
+# Language models whose head is one matrix on the last hidden states.
+LANGUAGE_FAMILIES = frozenset(
+    (
+        *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite"),
+        *("llama", "mistral", "mixtral", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3"),
+    )
+)
+# Anybody can write a scale or a cap of the logits into a config.json; only these families use them.
+SCALED_LOGITS = ("granite",)
+CAPPED_LOGITS = ("gemma2", "gemma3_text")
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+LanguageHead = tuple[Dense | Pointwise, ...]
+CLASSIFIER = "ForSequenceClassification"
+# A linear layer, an activation and another linear layer on the first token, in one module.
+TWO_LAYER_HEADS = {**dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"), "electra": "gelu"}
+# One matrix on the last token that is not padding.
+LAST_TOKEN_HEADS = LANGUAGE_FAMILIES - {"granite"}
+CLASSIFIER_FAMILIES = frozenset((*TWO_LAYER_HEADS, *LAST_TOKEN_HEADS, "bert", "albert", "distilbert"))
+
+
+def has_untied_head(config: Any) -> bool:
+    """Return whether the weights hold a language head that is not tied to the embeddings, by the configuration."""
+    (kind, *_others) = getattr(config, "architectures", None) or [""]
+    return config.model_type in LANGUAGE_FAMILIES and kind.endswith(LANGUAGE_MODELS) and not _tied(config)
+
+
+def language_head(module: nn.Module, base: Any) -> LanguageHead | str:
+    """Read the language head of a model, or return why it has none; ``base`` is the model without its head."""
+    config = getattr(base, "config", None)
+    family = getattr(config, "model_type", None)
+    if family not in LANGUAGE_FAMILIES:
+        return "it is not of a family whose head over the vocabulary is read here"
+    like = next(base.parameters())
+    head: Any = getattr(module, "get_output_embeddings", lambda: None)() if module is not base else None
+    if head is None and not _tied(config):
+        return "it came without a head, and its embeddings are not tied to one"
+    table = token_table(base) if head is None else head
+    if table is None:
+        return "it came without a head, and its embeddings cannot be found"
+    return _head(table.weight.detach().to(like), getattr(head, "bias", None), config)
+
+
+def _head(weight: Tensor, bias: Tensor | None, config: Any) -> LanguageHead:
+    factor = 1 / config.logits_scaling if config.model_type in SCALED_LOGITS else 1.0
+    cap = config.final_logit_softcapping if config.model_type in CAPPED_LOGITS else None
+    shift = None if bias is None else factor * bias.detach().to(weight)
+    linear = Dense(weight=weight if factor == 1.0 else factor * weight, bias=shift)
+    return (linear,) if not cap else (linear, Pointwise(activation=soft_cap(float(cap)), dtype=weight.dtype))
+
+
+def _tied(config: Any) -> bool:
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassHead:
+    """The head of a classifier of sentences.
+
+    Attributes:
+        read_out: From one token to a score for each label.
+        last: Whether it reads the last token that is not padding; otherwise the first token.
+        labels: The names of the classes.
+        padding_token: The id of the padding token; none if the model has none.
+    """
+
+    read_out: MLP | Dense
+    last: bool
+    labels: tuple[str, ...]
+    padding_token: int | None = None
+
+    def maps(
+        self, X: Float[Tensor, "batch n d"], tokens: Int[Tensor, "batch n"], real: Bool[Tensor, "batch n"] | None
+    ) -> tuple[Pooling, MLP | Dense]:
+        """Return the maps from the last hidden states to the scores.
+
+        Args:
+            X: Hidden states.
+            tokens: The token ids: the module finds padding by its id, whether attention masks it or not.
+            real: True for the tokens of each sequence, if others only fill up the batch.
+        """
+        if not self.last:
+            return (Pooling.first(n=X.shape[-2], like=X), self.read_out)
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        words = real if self.padding_token is None else real & (tokens != self.padding_token)
+        # if all tokens are padding, the modules take the first
+        first = real & (real.cumsum(-1) == 1)
+        kept = torch.where(words.any(-1, keepdim=True), words, first)
+        # one sequence takes the same token whatever it is perturbed to, in a batch of any size
+        return (Pooling.last(real=kept[0] if len(kept) == 1 else kept, like=X), self.read_out)
+
+
+def has_classes(config: Any) -> bool:
+    """Return whether the weights hold a classifier that can be read, by the configuration."""
+    (kind, *_others) = getattr(config, "architectures", None) or [""]
+    return config.model_type in CLASSIFIER_FAMILIES and kind.endswith(CLASSIFIER)
+
+
+def class_head(module: nn.Module, base: Any) -> ClassHead | str:
+    """Read the classifier of a model, or return why it has none; ``base`` is the model without its head."""
+    config: Any = getattr(module, "config", None)
+    if not type(module).__name__.endswith(CLASSIFIER):
+        return "it was not trained to classify sentences: nothing of its weights is a classifier"
+    if config.model_type not in CLASSIFIER_FAMILIES:
+        return f"the classifiers of the family {config.model_type!r} are not read here"
+    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    like = next(base.parameters())
+    read_out = _read_out(module, base, config.model_type).to(like.dtype, like.device)
+    return ClassHead(
+        read_out=read_out,
+        last=config.model_type in LAST_TOKEN_HEADS,
+        labels=labels,
+        padding_token=config.get_text_config().pad_token_id,
+    )
+
+
+def _read_out(module: Any, base: Any, family: str) -> MLP | Dense:
+    if family in LAST_TOKEN_HEADS:
+        return linear(module.score)
+    if family in TWO_LAYER_HEADS:
+        head = module.classifier
+        return _two_layers(head.dense, head.out_proj, TWO_LAYER_HEADS[family])
+    if family == "distilbert":
+        return _two_layers(module.pre_classifier, module.classifier, "relu")
+    pooler = base.pooler if family == "albert" else base.pooler.dense
+    return _two_layers(pooler, module.classifier, "tanh")
+
+
+def _two_layers(first: Any, second: Any, activation: str) -> MLP:
+    up = linear(first)
+    # the pooler is a part of the model, which may have been moved; the classifier behind it was not
+    down = linear(second).to(up.weight.dtype, up.weight.device)
+    return MLP(up=up.weight, up_bias=up.bias, down=down.weight, down_bias=down.bias, activation=activation)
+
 
 EndMap = LayerNorm | RMSNorm | Dense
 # The poolings of sentence-transformers that can be read, as 1_Pooling/config.json names them.
@@ -38,6 +173,21 @@ class Stem:
 
     path: str | None = None
     maps: tuple[EndMap, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Backbone:
+    """A model without its head.
+
+    Attributes:
+        layers: Its layers, in the order in which they run.
+        stem: The maps from the sum of the embeddings to the first layer; none for an unknown family.
+        final: The maps behind the last layer.
+    """
+
+    layers: list[AttentionLayer]
+    stem: Stem | None = field(default_factory=Stem)
+    final: tuple[EndMap, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,35 +228,7 @@ class Ends:
     class_head: ClassHead | str = "it has no classifier that is read here"
 
 
-def read_ends(
-    module: nn.Module,
-    base: nn.Module,
-    layers: tuple[AttentionLayer, ...],
-    *,
-    stem: Stem | None,
-    final: tuple[EndMap, ...],
-    sentence: SentenceEmbedding | str | None,
-) -> Ends:
-    """Read both ends of a model.
-
-    Args:
-        module: The model as it was loaded.
-        base: The model without its head.
-        layers: Its layers.
-        stem: The maps in front of the first block.
-        final: The maps behind the last block.
-        sentence: How the files beside the weights say that it embeds sentences; none if they do not.
-    """
-    return Ends(
-        stem=stem,
-        final=final,
-        language_head=language_head(module, base),
-        sentence_embedding=_default_sentence_embedding(base, layers) if sentence is None else sentence,
-        class_head=class_head(module, base),
-    )
-
-
-def _default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) -> SentenceEmbedding | str:
+def default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) -> SentenceEmbedding | str:
     """Return the usual embedding of encoders of text: the mean of the tokens, normalised."""
     if any(layer.attention is None for layer in layers):
         return "nothing says how it embeds a sentence"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import altair as alt
 
+from howsmooth.models.map_names import MapName
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import ON_DARK, ON_LIGHT, PLAIN
 from howsmooth.report.drawing.panels import titled
@@ -107,7 +108,7 @@ def _longest(section: Section) -> int:
 def _by_head(section: Section) -> Rows:
     longest = _longest(section)
     records = (r for m in section.measurements for r in m.heads if r.ask.length == longest)
-    return cells(((r.ask.layer, int(r.ask.map.removeprefix("head:")), r) for r in records), digits=2)
+    return cells(((r.ask.layer, int(MapName.parse(r.ask.map).head or 0), r) for r in records), digits=2)
 
 
 def draw_by_head(section: Section) -> Chart:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import geometric_mean
 
+from howsmooth.models.map_names import MapName
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BOUND, INK, MEASURED, WITNESS, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
@@ -157,7 +158,7 @@ def _built_title(records: Sequence[Record]) -> str:
 
 
 def _built(section: Section, *, on_head: bool) -> list[Record]:
-    return [r for r in section.of_kind("extremal") if r.ask.map.startswith("head:") == on_head]
+    return [r for r in section.of_kind("extremal") if (MapName.parse(r.ask.map).kind == "head") == on_head]
 
 
 def _built_chart(name: str, about: str, *, on_head: bool, rank: int) -> ChartKind:

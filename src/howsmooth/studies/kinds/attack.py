@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_source
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described, to_json

@@ -12,7 +12,7 @@ from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_sentences
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
 from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
@@ -22,7 +22,7 @@ from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, S
 from howsmooth.wording import at_least, at_most, number
 
 if TYPE_CHECKING:
-    from howsmooth.certificates.scene import Scene
+    from howsmooth.certificates.sentence_certifier import SentenceCertifier
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.resources import Resources
@@ -220,14 +220,12 @@ def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resourc
 
 
 def _certified(ask: CertificateAsk, transformer: "Transformer", resources: "Resources") -> CertificateAnswer:
-    from howsmooth.certificates.reading import class_head, tokenizer_of
-    from howsmooth.certificates.sentence import inner_places
-    from howsmooth.certificates.slack import told
+    from howsmooth.certificates.sentences import class_head, ordinary_positions, tokenizer_of
     from howsmooth.studies.resources import seeded
 
-    scene, numbers = resources.latest(_scene, transformer, ask.sentence, ask.at, ask.layer)
-    places = ask.word or tuple(inner_places(transformer, numbers))
-    radius = scene.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
+    certifier, numbers = resources.latest(_certifier, transformer, ask.sentence, ask.at, ask.layer)
+    places = ask.word or tuple(ordinary_positions(transformer, numbers))
+    radius = certifier.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
     words = tokenizer_of(transformer).pieces(numbers)
     left = len(transformer.layers) - ask.layer
     return CertificateAnswer(
@@ -236,24 +234,24 @@ def _certified(ask: CertificateAsk, transformer: "Transformer", resources: "Reso
         certified=radius.certified,
         attacked=finite(radius.attacked),
         linear=finite(radius.linear),
-        slack=told(radius.slack, words, layers=left, first=ask.layer),
-        predicted=class_head(transformer).labels[scene.predicted],
-        margin=float(scene.rivals.margins.min()),
+        slack="" if radius.slack is None else radius.slack.in_words(words, layers=left, first=ask.layer),
+        predicted=class_head(transformer).labels[certifier.predicted],
+        margin=float(certifier.rivals.margins.min()),
         tokens=len(numbers),
-        table_seconds=scene.seconds,
+        table_seconds=certifier.seconds,
         word_seconds=radius.seconds,
     )
 
 
-def _scene(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[Scene, list[int]]":
+def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[SentenceCertifier, list[int]]":
     import torch
 
-    from howsmooth.certificates.reading import classified, read_sentence
-    from howsmooth.certificates.scene import Scene
+    from howsmooth.certificates.sentence_certifier import SentenceCertifier
+    from howsmooth.certificates.sentences import classifier_at, read_sentence
 
     numbers = read_sentence(transformer, sentence)
-    f, X = classified(transformer, torch.tensor(numbers), at=at, layer=layer)
-    return Scene(f, X), numbers
+    f, X = classifier_at(transformer, torch.tensor(numbers), at=at, layer=layer)
+    return SentenceCertifier(f, X), numbers
 
 
 def planned_certificates(certifying: Certifying, resources: "Resources") -> "PlannedAsks":
@@ -262,7 +260,7 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
     Raises:
         HowsmoothError: If anything cannot be had, or all sentences are misclassified; before any long work.
     """
-    from howsmooth.certificates.reading import class_head, read_sentence
+    from howsmooth.certificates.sentences import class_head, read_sentence
     from howsmooth.studies.plans.at_text import PlannedAsks
 
     model = resources.transformer(certifying.model, reading=certifying.reading)
@@ -290,7 +288,7 @@ def by_their_labels(
     Raises:
         AssumptionError: If there is no such class, or all of them are misclassified.
     """
-    from howsmooth.certificates.reading import label_number
+    from howsmooth.certificates.sentences import label_number
 
     for _sentence, label in labelled:
         if label is not None:
@@ -304,11 +302,11 @@ def by_their_labels(
 
 def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int]) -> list[tuple[int, ...]]:
     """Return which tokens move: each word by itself, or all of them together."""
-    from howsmooth.certificates.sentence import inner_places, word_places
+    from howsmooth.certificates.sentences import ordinary_positions, word_positions
 
-    groups = [places for word in certifying.words for places in word_places(model, tokens, word)]
+    groups = [places for word in certifying.words for places in word_positions(model, tokens, word)]
     if not certifying.words:
-        groups = [(place,) for place in inner_places(model, tokens)]
+        groups = [(place,) for place in ordinary_positions(model, tokens)]
     groups = list(dict.fromkeys(groups))
     if not certifying.together:
         return groups
@@ -319,11 +317,11 @@ def _misclassified(model: "Transformer", sentence: str, label: str | int | None)
     """Say that another class wins than the label, if there is one and it does."""
     import torch
 
-    from howsmooth.certificates.reading import class_head, classified, label_number, read_sentence
+    from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
 
     if label is None:
         return ""
-    f, X = classified(model, torch.tensor(read_sentence(model, sentence)))
+    f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
     labels, predicted = class_head(model).labels, int(f(X)[0].argmax())
     if predicted == label_number(model, label):
         return ""

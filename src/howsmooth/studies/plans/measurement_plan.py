@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, StudyError
 from howsmooth.models.inputs.sources import read_source
-from howsmooth.models.loading.hub import check_model
+from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import described, from_settings
 from howsmooth.studies.settings import (

@@ -1,0 +1,112 @@
+"""The smallest perturbation that an attack finds to change a prediction: an upper end for radii."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.composition import linearised
+from howsmooth.maps.protocols import Map
+from howsmooth.models.autograd.module_calls import ModuleClassifier
+
+Classifier = Map | ModuleClassifier
+STARTS, STEPS = 8, 60
+# How many shorter perturbations are tried between the best one and the origin.
+SHARES = 50
+MEMORY = 2**30
+
+
+def smallest_flip(
+    f: Classifier,
+    X: Float[Tensor, "n d"],
+    functionals: Float[Tensor, "rivals classes"],
+    tokens: Tensor,
+    *,
+    p: float,
+    between: tuple[float, float],
+    within: float = math.inf,
+    generator: torch.Generator,
+) -> tuple[float, float]:
+    """Search for the smallest perturbation of some tokens after which another class is predicted.
+
+    Steps go down the gradient of the smallest margin on a sphere that shrinks after a success and grows after a
+    failure, so that the search settles where the prediction changes.
+
+    Args:
+        f: The classifier, from embeddings to logits.
+        X: The embeddings.
+        functionals: The margins, as functionals of the logits.
+        tokens: The tokens that move.
+        p: The norm of perturbations.
+        between: The radii of the starts, which are spread over the orders of magnitude between these two.
+        within: The largest radius to try.
+        generator: Draws the starts.
+
+    Returns:
+        The size of the smallest perturbation that was found, infinite if there is none, and the smallest margin seen.
+    """
+    shape = (STARTS, len(tokens), X.shape[-1])
+    E = torch.randn(shape, generator=generator, dtype=X.dtype)
+    low, high = (math.log10(end) for end in between)
+    radius = torch.logspace(low, high, STARTS, dtype=X.dtype).clamp_max(within)
+    best, smallest_margin, found = math.inf, math.inf, E[0]
+    for step in range(STEPS):
+        E = E * (radius / _size(E, p))[:, None, None]
+        margins, gradient = descent_direction(f, X, E, tokens, functionals)
+        smallest_margin = min(smallest_margin, float(margins.min()))
+        sizes = _size(E, p)
+        flipped = margins <= 0
+        if bool(flipped.any()) and float(sizes[flipped].min()) < best:
+            first = int(torch.where(flipped, sizes, math.inf).argmin())
+            best, found = float(sizes[first]), E[first]
+        # Large steps first, small ones to settle; the radius follows at a third of the pace.
+        rate = 0.5 * (1 - step / STEPS) + 0.02
+        radius = torch.where(flipped, sizes * (1 - 0.3 * rate), sizes * (1 + 0.3 * rate)).clamp_max(within)
+        E = E - (rate * E.flatten(1).norm(dim=1))[:, None, None] * unit_directions(gradient)
+    if best == math.inf:
+        return best, smallest_margin
+    return min([best, *_shorter_flips(f, X, found, tokens, functionals, p)]), smallest_margin
+
+
+def _shorter_flips(f: Classifier, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor, p: float) -> list[float]:
+    """Return the sizes of shorter perturbations that change the prediction too.
+
+    A norm sees only the direction of :math:`x+e`, so that :math:`s(x+e)-x` has the same effect behind it as e.
+    """
+    shares = torch.linspace(0, 1, SHARES + 1, dtype=X.dtype)[1:, None, None]
+    shorter = shares * (X[tokens] + E) - X[tokens]
+    margins, _gradient = descent_direction(f, X, shorter, tokens, functionals)
+    return _size(shorter, p)[margins <= 0].tolist()
+
+
+def random_sphere(shape: tuple[int, int, int], p: float, generator: torch.Generator) -> Float[Tensor, "samples k d"]:
+    """Return perturbations of size one in random directions; half of them near the corners of balls that have some."""
+    E = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if p == 1.0:
+        # One coordinate dominates.
+        E[::2] = E[::2] ** 15
+    elif p == math.inf:
+        E[::2] = E[::2].sign()
+    return E / _size(E, p)[:, None, None]
+
+
+def descent_direction(
+    f: Classifier, X: Tensor, E: Tensor, tokens: Tensor, functionals: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest margin at every perturbation, and its gradient."""
+    Z = X.repeat(len(E), 1, 1)
+    Z[:, tokens] += E
+    logits, jacobian = f.value_and_jacobian(Z) if isinstance(f, ModuleClassifier) else linearised(f, Z, MEMORY)
+    margins, rival = (logits[:, 0] @ functionals.mT).min(-1)
+    # A gradient that is not finite gives no direction.
+    return margins, jacobian.vjp(functionals[rival][:, None])[:, tokens].nan_to_num(0.0, 0.0, 0.0)
+
+
+def unit_directions(G: Float[Tensor, "starts k d"]) -> Float[Tensor, "starts k d"]:
+    """Return directions of length one; zero where there is none."""
+    return G / G.flatten(1).norm(dim=1).clamp_min(1e-300)[:, None, None]
+
+
+def _size(E: Tensor, p: float) -> Tensor:
+    return torch.linalg.vector_norm(E.flatten(1), p, dim=1)

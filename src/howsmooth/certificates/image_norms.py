@@ -1,0 +1,177 @@
+r"""Norms of linear and quadratic images of a ball, the numbers :math:`|fTB|` and :math:`\|MTB\|` of Theorem 11.
+
+A scalar image :math:`f\cdot\xi` of the ball :math:`|\xi|_p\le1` has a dual norm, a vector image :math:`M\xi` the norm
+of a matrix. Quadratic images, of :ref:`exact second orders <second-order>`, are linear images of :math:`\xi\otimes\xi`.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
+
+# At most this many numbers of quadratic forms are unpacked at once, and this many of Gram matrices squared at once:
+# the latter should stay in the cache of the processor.
+UNPACKED, SQUARED = 2**23, 2**18
+# Sums of squares of columns are accurate between this and its inverse, in single precision too.
+SMALLEST = 1e-24
+
+
+@dataclass(frozen=True)
+class UnitBall:
+    r"""The unit ball :math:`|\xi|_p\le1` whose images are measured, p = 1, 2 or ∞."""
+
+    p: float = 2.0
+
+    def scalar_norms(self, columns: Float[Tensor, "groups r *more"]) -> Float[Tensor, "groups *more"]:
+        r"""Return :math:`\sup|f\cdot\xi|` for functionals f whose coefficients are along r."""
+        dual = {1.0: torch.inf, 2.0: 2.0, torch.inf: 1.0}[self.p]
+        return torch.linalg.vector_norm(columns, dual, dim=1)
+
+    def vector_norms(self, columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:
+        r"""Bound :math:`\sup|M\xi|_2` for matrices M, whose columns are along r and whose rows are along m."""
+        if self.p == 1.0:
+            return columns.norm(dim=-1).amax(1)
+        if columns.shape[1] == 1:
+            return columns[:, 0].norm(dim=-1)
+        if self.p == 2.0:
+            return block_norms(columns)
+        # The cube lies in a ball of radius √r; the sum of the lengths of its axes may be smaller.
+        around = columns.shape[1] ** 0.5 * block_norms(columns)
+        return torch.minimum(around, columns.norm(dim=-1).sum(1))
+
+
+EUCLIDEAN = UnitBall()
+
+
+def packed_pairs(r: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return the indices a ≤ b of all pairs of columns, and the factors 1 and √2 of a symmetric form there."""
+    a, b = torch.triu_indices(r, r)
+    # In double precision always: √2 in single precision is too small by more than proofs allow for.
+    return a, b, torch.where(a == b, 1, 2).double().sqrt()
+
+
+@dataclass(frozen=True)
+class SquaredBall(UnitBall):
+    r"""All :math:`\xi\otimes\xi` for :math:`|\xi|_p\le1`, in the coordinates :math:`\xi_a^2, \sqrt2\xi_a\xi_b`, a < b.
+
+    Columns are those of quadratic maps, packed: H(a, a) and :math:`\sqrt2H(a, b)`, as in :func:`packed_pairs`.
+    """
+
+    def scalar_norms(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:
+        r"""Bound :math:`\sup|\xi^\top H\xi|`: for p = 2 by the largest absolute eigenvalue."""
+        parts = columns.flatten(2).split(_forms_at_once(columns), dim=2)
+        return torch.cat([self._scalar(_unpacked(part)) for part in parts], dim=1).unflatten(1, columns.shape[2:])
+
+    def vector_norms(self, columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
+        r"""Bound :math:`\sup|H(\xi,\xi)|_2` for forms with values in m dimensions.
+
+        :math:`|\xi\otimes\xi|_F = 1`, so the norm of H as a matrix of m rows bounds it; and
+        :math:`|H(\xi,\xi)|^2\le\xi^\top\sum_mH_m^2\,\xi`.
+        """
+        flat = columns.flatten(2, -2)
+        parts = flat.split(max(1, _forms_at_once(columns) // columns.shape[-1]), dim=2)
+        return torch.cat([self._vector(part) for part in parts], dim=1).unflatten(1, columns.shape[2:-1])
+
+    def _scalar(self, H: Float[Tensor, "groups k r r"]) -> Float[Tensor, "groups k"]:
+        if self.p == 1.0:
+            return H.abs().amax((-2, -1))
+        scale = H.abs().amax((-2, -1), keepdim=True)
+        scaled = (H / torch.where(scale > 0, scale, 1.0)).contiguous()
+        euclidean = form_norms(scaled.flatten(0, 1)).view(H.shape[:2]) * scale[..., 0, 0]
+        # The cube lies in a ball of radius √r, whose square is r.
+        return euclidean if self.p == 2.0 else torch.minimum(H.shape[-1] * euclidean, H.abs().sum((-2, -1)))
+
+    def _vector(self, columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
+        H = _unpacked(columns)  # groups, k, m, r, r
+        if self.p == 1.0:
+            return H.norm(dim=-3).amax((-2, -1))
+        # Neither norm is always smaller: the first is for many different forms, the second for a single one.
+        matrix = largest_norms(columns.movedim(1, -2))
+        stacked = largest_norms(H.movedim(-1, -3).flatten(-2))
+        euclidean = torch.minimum(matrix, stacked)
+        return euclidean if self.p == 2.0 else torch.minimum(H.shape[-1] * euclidean, H.norm(dim=-3).sum((-2, -1)))
+
+
+def _unpacked(columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more r r"]:
+    """Return packed columns as symmetric matrices."""
+    # r(r+1)/2 columns
+    r = round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
+    a, b, factors = packed_pairs(r)
+    place = torch.empty(r, r, dtype=torch.long)
+    place[a, b] = place[b, a] = torch.arange(len(a))
+    weighted = columns / factors.view(-1, *[1] * (columns.ndim - 2))
+    return weighted.index_select(1, place.flatten()).unflatten(1, (r, r)).movedim((1, 2), (-2, -1))
+
+
+def _forms_at_once(columns: Tensor) -> int:
+    return max(1, UNPACKED // (2 * columns.shape[0] * columns.shape[1]))
+
+
+def block_norms(columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:
+    r"""Bound the largest singular value of every block, whose columns are along r and whose rows are along m.
+
+    As in :mod:`howsmooth.theory.linalg.eigenvalue_bounds`, with :math:`Y = G^8` for a Gram matrix G of v columns,
+
+    .. math:: \lambda_{\max}(Y) \le \frac{t_1}v + \Bigl((v-1)\bigl(\frac{t_2}v - \frac{t_1^2}{v^2}\bigr)\Bigr)^{1/2},
+              \qquad t_1 = \mathrm{tr}\,Y,\; t_2 = \|Y\|_F^2,
+
+    but blocks are not copied, numbers are scaled once, and only a few Gram matrices are squared at once: these norms
+    take most of the time of a table.
+
+    Example:
+        >>> blocks = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))[None, :, None]
+        >>> print(block_norms(blocks).shape, bool((block_norms(blocks) - 3).abs() < 1e-3))
+        torch.Size([1, 1]) True
+    """
+    groups, r, *more, m = columns.shape
+    at_once = max(1, SQUARED // (groups * min(r, m) ** 2))
+    stacked = columns.movedim((0, 1), (-3, -2))
+    places = [stacked[place] for place in itertools.product(*map(range, more))]
+    squares = []
+    for first in range(0, len(places), at_once):
+        some = places[first : first + at_once]
+        squares.append(_largest_eigenvalues(torch.cat([x @ x.mT if r < m else x.mT @ x for x in some])))
+    found = torch.cat(squares).view(*more, groups).movedim(-1, 0)
+    norms, inaccurate = found.sqrt(), ~((found > SMALLEST) & (found < 1 / SMALLEST))
+    if bool(inaccurate.any()):
+        # Blocks that over- or underflow are bounded again with scaled columns; most of them are zero.
+        largest = columns.abs().amax((1, -1))
+        norms = torch.where(largest == 0, 0.0, norms)
+        inaccurate = inaccurate & (largest != 0)
+        if bool(inaccurate.any()):
+            norms[inaccurate] = largest_norms(columns.movedim(1, -2)[inaccurate])
+    return norms
+
+
+def form_norms(H: Float[Tensor, "forms r r"]) -> Float[Tensor, " forms"]:
+    """Bound the largest absolute eigenvalue of symmetric matrices, whose largest entry is about one or zero.
+
+    Example:
+        >>> forms = torch.diag_embed(torch.tensor([[0.5, -1.0], [0.0, 0.0]], dtype=torch.float64))
+        >>> print(form_norms(forms).mul(1000).round().tolist())
+        [1000.0, 0.0]
+    """
+    at_once = max(1, SQUARED // H.shape[-1] ** 2)
+    found = torch.cat([_largest_eigenvalues(some @ some) for some in H.split(at_once)]).sqrt()
+    return torch.where(H.flatten(1).any(1), found, 0.0)
+
+
+def _largest_eigenvalues(G: Float[Tensor, "blocks v v"]) -> Float[Tensor, " blocks"]:
+    """Bound the largest eigenvalue of every Gram matrix by traces of its eighth power; G is overwritten."""
+    v, eps = G.shape[-1], torch.finfo(G.dtype).eps
+    # Scaled by the Frobenius norm, and not by the trace: eighth powers of eigenvalues then add up to v⁻⁴ at least.
+    size = G.flatten(1).square().sum(1).sqrt()
+    G *= (1 / size)[:, None, None]
+    square = G @ G
+    fourth = torch.bmm(square, square, out=G)
+    eighth = torch.bmm(fourth, fourth, out=square)
+    first = eighth.diagonal(dim1=-2, dim2=-1).sum(-1) / v
+    second = eighth.flatten(1).square().sum(1) / v
+    # A variance is a difference of two nearly equal numbers: their rounding error is added to it.
+    variance = second - first.square() + 8 * v * eps * second
+    top = first + ((v - 1) * variance.clamp_min(0)).sqrt()
+    return (1 + 32 * v * eps) * top.sqrt().sqrt().sqrt() * size

@@ -1,0 +1,220 @@
+"""Norms of derivatives in other metrics: what is attained and what is proven, against dense matrices."""
+
+import math
+
+import pytest
+import torch
+from oracles import dense_jacobian
+
+import howsmooth as hs
+from howsmooth import metrics
+from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.token_rows import attention_rows
+from howsmooth.spectral.metric_norms import DenseRows
+
+
+def head(rng, *, n, d, heads=2, k=2, size=1.0, **options):
+    def draw(*shape):
+        return size * torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    f = hs.Attention(
+        query=draw(heads, k, d), key=draw(heads, k, d), value=draw(heads, k, d), output=draw(heads, d, k), **options
+    )
+    return f, torch.randn(n, d, generator=rng, dtype=torch.float64)
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"positions": Positions(causal=True)},
+    "rotary": {"positions": Positions(rotary=Rotary())},
+    "capped": {"softcap": 2.0},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rows_in_closed_form_are_those_of_the_dense_derivative(options, rng):
+    f, X = head(rng, n=5, d=3, **options)
+    J = dense_jacobian(f, X).reshape(5, -1, 5, 3)
+    dense, rows = DenseRows(J), attention_rows(f.jacobian(X))
+    Y, E = torch.randn(5, rows.out, dtype=torch.float64), torch.randn(5, 5, 3, dtype=torch.float64)
+    w = torch.rand(2, 5, dtype=torch.float64) + 0.1
+    some = torch.tensor([4, 1])
+    torch.testing.assert_close(rows.pull(Y), dense.pull(Y))
+    torch.testing.assert_close(rows.push(E), dense.push(E))
+    torch.testing.assert_close(rows.gram(some, w), dense.gram(some, w))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_bracket_between_largest_tokens_is_narrow_and_holds_what_any_perturbation_attains(seed):
+    rng = torch.Generator().manual_seed(seed)
+    n, d = (int(torch.randint(1, 7, (), generator=rng)) for _axis in range(2))
+    f, X = head(rng, n=n, d=d, size=float(3 * torch.rand((), generator=rng)))
+    X = X * (30 if seed % 4 == 0 else 1)  # saturated rows too
+    found = hs.local_lipschitz(f, X, metric="token", rtol=1e-3, generator=rng)
+    assert found.confidence == 1.0
+    assert found.upper <= found.lower * 1.002
+    J = dense_jacobian(f, X).reshape(n, -1, n, d)
+    E = torch.nn.functional.normalize(torch.randn(200, n, d, dtype=torch.float64), dim=-1)
+    for _step in range(30):  # from many starts, by the plain alternating iteration
+        moved = torch.einsum("iajb,sjb->sia", J, E)
+        largest = moved.norm(dim=-1).argmax(-1)
+        y = moved[torch.arange(200), largest]
+        E = torch.nn.functional.normalize(
+            torch.einsum("siajb,sia->sjb", J[largest].unsqueeze(1), y.unsqueeze(1)), dim=-1
+        )
+    attained = torch.einsum("iajb,sjb->sia", J, E).norm(dim=-1).max()
+    assert attained <= found.upper
+    assert metrics.token.size(f.jacobian(X).jvp(found.direction)) >= found.lower * (1 - 1e-12)
+
+
+def test_the_sum_of_block_norms_is_never_smaller(rng):
+    f, X = head(rng, n=6, d=4)
+    J = dense_jacobian(f, X).reshape(6, -1, 6, 4)
+    sums = torch.linalg.matrix_norm(J.transpose(1, 2), 2).sum(-1).max()
+    assert hs.local_lipschitz(f, X, metric="token").lower <= sums
+
+
+def test_any_callable_is_measured_between_largest_tokens(rng):
+    f, X = head(rng, n=4, d=3)
+    by_autograd = hs.local_lipschitz(lambda X: f(X), X, metric="token", generator=rng)
+    exact = hs.local_lipschitz(f, X, metric="token", generator=rng)
+    torch.testing.assert_close(by_autograd.lower, exact.lower, rtol=2e-3, atol=0.0)
+
+
+def test_a_batch_is_measured_one_by_one(rng):
+    f, _X = head(rng, n=4, d=3)
+    X = torch.randn(3, 4, 3, generator=rng, dtype=torch.float64)
+    found = hs.local_lipschitz(f, X, metric="token")
+    alone = torch.stack([hs.local_lipschitz(f, x, metric="token").lower for x in X])
+    torch.testing.assert_close(found.lower, alone, rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("metric", ["entries", "sum"])
+def test_row_and_column_sums_are_exact(metric, rng):
+    f, X = head(rng, n=4, d=3)
+    J = dense_jacobian(f, X).abs()
+    truth = J.sum(1).max() if metric == "entries" else J.sum(0).max()
+    found = hs.local_lipschitz(f, X, metric=metric)
+    torch.testing.assert_close(found.lower, truth)
+    torch.testing.assert_close(found.upper, truth)
+
+
+def isometries(X, Y, rng):
+    M = torch.randn(3, 3, generator=rng, dtype=torch.float64)
+    M = M @ M.mT + 0.1 * torch.eye(3)
+    root = torch.linalg.cholesky(M).mT  # on column vectors
+    out, inner = X.norm(dim=-1), Y.norm(dim=-1)
+    per_token = torch.diag(1 / inner.repeat_interleave(3)), torch.diag(out.repeat_interleave(3))
+    eye = torch.eye(len(X), dtype=torch.float64)
+    yield metrics.relative, per_token
+    yield metrics.condition, (torch.eye(12) / Y.norm(), torch.eye(12) * X.norm())
+    yield metrics.weighted(M), (torch.kron(eye, root), torch.linalg.inv(torch.kron(eye, root)))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_isometric_metrics_are_singular_values_after_the_isometry(which, rng):
+    f, X = head(rng, n=4, d=3)
+    metric, (left, right) = list(isometries(X, f(X), rng))[which]
+    truth = torch.linalg.matrix_norm(left.double() @ dense_jacobian(f, X) @ right.double(), 2)
+    found = hs.local_lipschitz(f, X, metric=metric, generator=rng)
+    assert found.lower <= truth * (1 + 1e-12)
+    assert truth <= found.upper
+    at = metrics.as_metrics(metric).at(X, f(X))
+    torch.testing.assert_close(at.input.size(found.direction), torch.tensor(1.0, dtype=torch.float64))
+    moved = at.output.size(f.jacobian(X).jvp(found.direction))
+    torch.testing.assert_close(moved, found.lower.double(), rtol=1e-6, atol=0.0)
+
+
+def test_the_condition_number_is_the_norm_times_the_size_of_the_input_over_that_of_the_output(rng):
+    f, X = head(rng, n=4, d=3)
+    worst = hs.local_lipschitz(f, X, rtol=1e-6, generator=rng).lower
+    found = hs.local_lipschitz(f, X, metric="condition", rtol=1e-6, generator=rng).lower
+    torch.testing.assert_close(found, worst * X.norm() / f(X).norm(), rtol=1e-5, atol=0.0)
+
+
+PAIRS = [(a, b) for a in ("total", "token", "entries", "sum") for b in ("total", "token", "entries", "sum")]
+
+
+@pytest.mark.parametrize(("given", "wanted"), PAIRS)
+def test_between_any_two_metrics_the_bracket_holds_and_its_lower_end_is_attained(given, wanted, rng):
+    f, X = head(rng, n=3, d=2, heads=1)
+    pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
+    found = hs.local_lipschitz(f, X, metric=pair, generator=rng)
+    J = f.jacobian(X)
+    attained = pair.output.size(J.jvp(found.direction)) / pair.input.size(found.direction)
+    assert attained >= found.lower * (1 - 1e-9)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 6).reshape(-1, 3, 2)
+    noise = torch.randn(500, 3, 2, generator=rng, dtype=torch.float64)
+    for E in torch.cat((corners, noise, torch.eye(6, dtype=torch.float64).reshape(6, 3, 2))):
+        assert pair.output.size(J.jvp(E)) <= pair.input.size(E) * found.upper * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", [*metrics.NAMED, "weighted"])
+def test_the_steepest_step_is_the_dual_norm_and_projections_stay_inside(name, rng):
+    X, G, E, F = (torch.randn(4, 3, generator=rng, dtype=torch.float64) for _each in range(4))
+    metric = metrics.weighted(torch.diag(torch.tensor([1.0, 4.0, 9.0]))) if name == "weighted" else metrics.NAMED[name]
+    metric = metric.at(X)
+    step = metric.steepest(G)
+    one = torch.tensor(1.0, dtype=torch.float64)
+    torch.testing.assert_close(metric.size(step), one)
+    torch.testing.assert_close((G * step).sum(), metric.dual_size(G))
+    torch.testing.assert_close((metric.support(F) * F).sum(), metric.size(F))
+    torch.testing.assert_close(metric.dual_size(metric.support(F)), one)
+    assert (G * E).sum() <= metric.dual_size(G) * metric.size(E) * (1 + 1e-12)
+    assert metric.size(metric.nearest(E, 0.1)) <= 0.1 * (1 + 1e-12)
+    torch.testing.assert_close(metric.nearest(1e-3 * E / metric.size(E), 0.1), 1e-3 * E / metric.size(E))
+    low, high = metric.euclidean_ratios((4, 3))
+    assert E.norm() <= low * metric.size(E) * (1 + 1e-12)
+    assert metric.size(E) <= high * E.norm() * (1 + 1e-12)
+    torch.testing.assert_close(metric.size(metric.draw(X, rng)), one)
+
+
+@pytest.mark.parametrize("metric", [metrics.entries, metrics.sum, metrics.token, metrics.total])
+def test_projections_are_the_nearest_points(metric, rng):
+    E = torch.randn(3, 2, generator=rng, dtype=torch.float64)
+    nearest = metric.nearest(E, 0.7)
+    for _draw in range(300):
+        other = metric.draw(E, rng) * 0.7 * float(torch.rand((), generator=rng))
+        assert (E - nearest).norm() <= (E - other).norm() * (1 + 1e-12)
+
+
+def test_noise_shaped_as_the_tokens_has_size_one(rng):
+    spread = torch.tensor([1.0, 10.0, 0.1], dtype=torch.float64)
+    X = torch.randn(4000, 3, generator=rng, dtype=torch.float64) * spread
+    metric = metrics.covariance(X, ridge=1e-9)
+    sizes = metric.size((torch.eye(3, dtype=torch.float64) * spread).unsqueeze(1))
+    torch.testing.assert_close(sizes, torch.ones(3, dtype=torch.float64), rtol=0.1, atol=0.0)  # an estimate
+
+
+@pytest.mark.untyped
+def test_what_is_no_metric_is_refused(rng):
+    f, X = head(rng, n=3, d=2)
+    with pytest.raises(AssumptionError, match=r"no metric 'tokens'.*token"):
+        hs.local_lipschitz(f, X, metric="tokens")
+    with pytest.raises(DtypeError, match="metric must be one of"):
+        metrics.as_metrics(3)
+    with pytest.raises(AssumptionError, match="not zero"):
+        hs.local_lipschitz(f, torch.zeros_like(X), metric="relative")
+    with pytest.raises(AssumptionError, match="positive definite"):
+        metrics.weighted(-torch.eye(2))
+    with pytest.raises(AssumptionError, match=r"metric\.at\(X\)"):
+        metrics.relative.size(X)
+
+
+def test_an_operator_that_is_zero_has_norm_zero_in_every_metric(rng):
+    f = hs.Attention.single_head(A=torch.eye(2, dtype=torch.float64), V=torch.zeros(2, 2, dtype=torch.float64))
+    for name in ("total", "token", "entries", "sum"):
+        found = hs.local_lipschitz(f, torch.randn(3, 2, generator=rng, dtype=torch.float64), metric=name)
+        assert float(found.lower) == float(found.upper) == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
+def test_values_of_any_scale_are_bracketed(scale, rng):
+    f, X = head(rng, n=4, d=3)
+    tiny = hs.Attention(query=f.query, key=f.key, value=f.value * scale, output=f.output)
+    found = hs.local_lipschitz(tiny, X, metric="token", generator=rng)
+    truth = hs.local_lipschitz(f, X, metric="token", generator=rng)
+    assert math.isclose(float(found.lower), scale * float(truth.lower), rel_tol=2e-3)
+    assert found.lower <= scale * truth.upper
