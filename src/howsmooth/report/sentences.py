@@ -15,7 +15,7 @@ from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary, growth_of
-from howsmooth.wording import at_least, count, exponent, number, percent
+from howsmooth.wording import at_least, count, exponent, grows, number, percent
 
 NO_LAW = "no power law"
 
@@ -34,10 +34,7 @@ def sentence(measurement: Measurement) -> str:
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
     through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     typical = "" if worst.typical is None else worst.typical.said
-    grows = f"grows{through} {number(worst.constant)}-fold"
-    if worst.constant < 1:
-        grows = f"shrinks{through} to {number(worst.constant)} of its size"
-    clauses = [f"the worst small perturbation of {enters} {grows}{typical}"]
+    clauses = [f"the worst small perturbation of {enters} {grows(worst.constant, through)}{typical}"]
     if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
         tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")

@@ -212,14 +212,25 @@ class Sentences:
 
 
 def read_sentences(path: str | os.PathLike[str]) -> Sentences:
-    """Read ``.jsonl``: on each line a string, or an object with ``text`` or ``sentence``, and possibly ``label``."""
+    """Read sentences, one on each line; in ``.jsonl`` a string, or an object with ``text`` or ``sentence``.
+
+    Such an object may have a ``label``.
+    """
     name = os.fspath(path)
+    if not name.endswith(".jsonl"):
+        lines = tuple(line.strip() for line in read_text(name).content.splitlines() if line.strip())
+        return Sentences(name=name, lines=lines, labels=(None,) * len(lines))
     content = read_bytes(name, "a file of sentences", field=SENTENCES)
     found = [_sentence(value, f"{name!r}, line {n}") for n, value in _json_lines(content, name, field=SENTENCES)]
     if not found:
         raise FileError(f"{name!r} holds no sentence; we need one on each line, as JSON.", field=SENTENCES)
     lines, labels = zip(*found, strict=True)
     return Sentences(name=name, lines=lines, labels=labels)
+
+
+def one_sentence(text: str) -> Sentences:
+    """Return a sentence as a source of its own, which has no file."""
+    return Sentences(name=text, lines=(text,), labels=(None,))
 
 
 def _sentence(value: Any, place: str) -> tuple[str, str | int | None]:
@@ -252,13 +263,14 @@ Source = Text | TokenIds | Sentences | Pictures
 READERS: dict[str, Callable[[str], Source]] = {
     "text": read_text,
     "token_ids": read_token_ids,
+    "sentence": one_sentence,
     "sentences": read_sentences,
     "images": read_pictures,
 }
 
 
 def read_source(kind: str, place: str) -> Source:
-    """Read a source: ``text``, ``token_ids``, ``sentences`` or ``images``."""
+    """Read a source: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``."""
     return READERS[kind](place)
 
 

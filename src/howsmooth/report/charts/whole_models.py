@@ -12,7 +12,7 @@ from howsmooth.report.drawing.scales import drawable, labelled
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.composition import Composition, Depth, compositions, large
-from howsmooth.wording import count, number
+from howsmooth.wording import count, grows, number
 
 BLOCK, PRODUCT, TOGETHER, NOISE = "each block alone", "product of the blocks", "the blocks together", "random noise"
 WORST = "the worst error"
@@ -106,7 +106,7 @@ def draw_errors(section: Section) -> Chart:
     longest = max(every, key=lambda each: each.length)
     most = max(longest.depths, key=lambda depth: depth.onward)
     where = f"{longest.model} at {count(longest.length, 'token')}"
-    title = f"An error hurts {where} most where it enters layer {most.layer}: there it grows {number(most.onward)}-fold"
+    title = f"An error hurts {where} most where it enters layer {most.layer}: there it {grows(most.onward)}"
     rows = [row for each in every for row in over_layers(each, series)]
     return layer_panels(rows, ERRORS, up="multiplies errors by", title=title)
 
