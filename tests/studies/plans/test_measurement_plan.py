@@ -143,7 +143,7 @@ def test_a_module_in_memory_can_be_measured(module, tokenizer, small):
 @pytest.mark.slow
 def test_a_family_that_is_not_known_goes_by_autograd(module, tokenizer, small):
     transformer = hs.load(module("roformer", embedding_size=12), dtype=torch.float64, tokenizer=tokenizer)
-    measured = hs.measure(transformer, certificate=True, **small | {"lengths": [4]})
+    measured = hs.measure(transformer, certificate=True, per_head=True, **small | ONE)
     assert any("autograd" in note for note in measured.notes)
     windows = transformer.windows(read_text(small["text"]), length=4, count=2)
     for record in measured.records:
@@ -151,8 +151,8 @@ def test_a_family_that_is_not_known_goes_by_autograd(module, tokenizer, small):
         jacobian = torch.autograd.functional.jacobian(f, X).reshape(-1, X.numel())
         assert record.answer.lower == pytest.approx(float(torch.linalg.matrix_norm(jacobian, 2)), rel=1e-3)
         assert record.answer.local_upper is None
-    heads = hs.measure(transformer, per_head=True, **small | {"lengths": [4], "layers": [0]}).heads
-    assert [(r.ask.map, r.ask.window.index) for r in heads] == [(f"head:{h}", w) for h in range(3) for w in range(2)]
+    heads = [(record.ask.map, record.ask.window.index) for record in measured.heads]
+    assert heads == [(f"head:{h}", w) for h in range(3) for w in range(2)]
 
 
 @pytest.mark.slow
