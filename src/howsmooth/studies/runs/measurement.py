@@ -92,7 +92,7 @@ class Measurement(ResultTable):
         window = self.records[0].ask.window if self.records else None
         if window is None or not window.whole:
             return "window"
-        return {"sentences": "sentence", "images": "picture"}.get(window.source, "sequence")
+        return {"sentence": "sentence", "sentences": "sentence", "images": "picture"}.get(window.source, "sequence")
 
     @property
     def legend(self) -> str:
