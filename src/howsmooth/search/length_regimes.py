@@ -17,6 +17,7 @@ from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.search.ascent import PopulationAscent
 from howsmooth.search.measure_search import FewAtomMeasure, few_atom_measures, tied_pair_measures
+from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.starts import start_patterns
 from howsmooth.spectral.solvers import local_lipschitz
@@ -128,7 +129,7 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
     """
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
-    if isinstance(attention, MultiHead) and (not isinstance(attention, Attention) or attention.sink is not None):
+    if isinstance(attention, MultiHead) and not is_plain_softmax(attention):
         return _searched(attention, radius, lengths)
     head = require_mean_field(attention, "regimes", radius)
     places = list(few_atom_measures(head, radius))

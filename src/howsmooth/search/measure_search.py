@@ -19,6 +19,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.search.mean_field_context import counting
+from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_plain, require_unmasked
 from howsmooth.theory.heads import Head
@@ -152,7 +153,7 @@ def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[Me
         raise DtypeError(
             f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
         )
-    if isinstance(attention, Attention) and attention.sink is None:
+    if is_plain_softmax(attention):
         require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
     else:
         require_plain(attention, "a search over masses", causal=False)

@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import howsmooth.maps
 from howsmooth.errors import AssumptionError, nearest
@@ -58,6 +58,13 @@ def require_count(kind: str, count: float | None) -> None:
         raise AssumptionError(f"attention of the kind {kind!r} does not count tokens; leave count= out.", field="count")
     if count is not None and not 0 < count < math.inf:
         raise AssumptionError(f"count must be positive and finite, got {count}.", field="count")
+
+
+def is_plain_softmax(attention: object) -> "TypeGuard[Attention]":
+    """Tell whether attention is a softmax without sinks, for which theory knows explicit worst inputs."""
+    from howsmooth.maps.attention import Attention
+
+    return isinstance(attention, Attention) and attention.sink is None
 
 
 def of_kind(attention: "Attention", kind: str) -> "MultiHead":

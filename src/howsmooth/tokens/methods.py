@@ -21,6 +21,12 @@ from howsmooth.tokens.replacements import Replacements
 
 # So many tokens go through the model together.
 TOKENS = 2048
+# So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
+TRIED, CANDIDATES = 64, 256
+# How many singular directions are followed, and how far they are bracketed.
+DIRECTIONS, RTOL = 4, 0.1
+# How often nothing that was drawn may be spelled before a search gives up.
+MISSES = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,13 +164,6 @@ class Trials:
         rows[torch.arange(len(places)), places] = incoming
         return rows
 
-
-# So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
-TRIED, CANDIDATES = 64, 256
-# How many singular directions are followed, and how far they are bracketed.
-DIRECTIONS, RTOL = 4, 0.1
-# How often nothing that was drawn may be spelled before a search gives up.
-MISSES = 4
 
 Method = Callable[[Trials, torch.Generator], None]
 
