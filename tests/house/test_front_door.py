@@ -67,3 +67,10 @@ def test_importing_the_package_does_not_import_torch():
     rooms = ", ".join(package(stub).__name__ for stub in STUBS)
     code = f"import sys, {rooms}, howsmooth.cli.app, howsmooth.cli.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_the_front_door_measures_can_be_drawn():
+    # in a process of its own, where nothing else has imported the room that draws
+    code = "import howsmooth as hs; hs.measure; from howsmooth.studies.runs.result_table import DRAWERS; print(*DRAWERS)"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert {"Measurement", "Comparison"} <= set(shown.split())

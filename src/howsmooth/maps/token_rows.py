@@ -96,11 +96,9 @@ class AttentionRows:
         :math:`WGW^\top\preceq b^2I` follows from :math:`G\preceq b^2(W^\top W)^{-1}`, which needs no product with W for
         every row.
         """
-        G = self.head_gram(rows, w)
         form = self._output_form
-        if form is None:  # the output projection has no left inverse that float64 resolves
-            return positive_definite(bound, self.output @ G @ self.output.mT, None)  # type: ignore[operator]
-        return positive_definite(bound, G, form)
+        # without a form the output projection has no left inverse that float64 resolves
+        return positive_definite(bound, self.gram(rows, w) if form is None else self.head_gram(rows, w), form)
 
     @functools.cached_property
     def _output_form(self) -> Float[Tensor, "hv hv"] | None:
