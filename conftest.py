@@ -1,4 +1,4 @@
-"""Doctests use torch and the names of their own module; types are checked anew in every test."""
+"""Doctests use torch and the names of their own module; types are checked in the first calls."""
 
 import pytest
 import torch
@@ -11,6 +11,6 @@ def _torch_in_doctests(doctest_namespace: dict) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin to count calls anew; a search through drawn examples may check more of them."""
+    """Let the type checker know which test begins."""
     searches = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    typecheck.begin(calls=typecheck.SEARCHED if searches else typecheck.CALLS)
+    typecheck.begin_test(item.nodeid, searches=searches)

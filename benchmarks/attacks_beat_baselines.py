@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
-from howsmooth.spectral.vectors import norms
+from howsmooth.spectral.operators import norms
 
 HERE = Path(__file__).parent
 LENGTH, BUDGET, MORE = 16, 100, 10

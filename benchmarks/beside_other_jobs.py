@@ -33,7 +33,7 @@ print(time.perf_counter() - began)
 """
 # From the shell, the whole command is timed.
 COMMANDS = {
-    "howsmooth certify": ["certify", "reviews", "--text", "a gripping film"],
+    "howsmooth certify": ["certify", "reviews", "--sentence", "a gripping film"],
     "howsmooth measure": ["measure", "minilm", "--lengths", "32,64", "--sequences", "4"],
 }
 SMALLEST = {"a small layer": "hs.local_lipschitz(hs.Attention.random(heads=1, d=8, k=4), torch.randn(4, 8))"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import howsmooth as hs
-from howsmooth.maps.distances import Distances
+from howsmooth.maps.positions import Distances
 
 N, D = 7, 6  # tokens and their dimension
 

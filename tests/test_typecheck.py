@@ -1,4 +1,4 @@
-"""Types are checked in the first calls of every test."""
+"""Types are checked in the first calls of every file, and anew in every eighth test."""
 
 import jaxtyping
 import pytest
@@ -11,14 +11,25 @@ import howsmooth as hs
 from howsmooth.memory import gigabytes
 
 
-def test_a_function_is_checked_in_its_first_calls_of_every_test():
-    for _ in range(2):
+def test_a_function_is_checked_in_its_first_calls_of_every_file():
+    for file in ("tests/test_one.py", "tests/test_other.py"):
+        typecheck.begin_test(f"{file}::test_first", searches=False)
         for _ in range(typecheck.CALLS):
             with pytest.raises(jaxtyping.TypeCheckError):
                 gigabytes("many")
         with pytest.raises(TypeError, match="not supported between instances"):  # Python's own words
             gigabytes("many")
-        typecheck.begin()
+
+
+def test_one_test_in_eight_checks_every_function_anew():
+    checked = 0
+    for number in range(80):
+        typecheck.begin_test(f"tests/test_one.py::test_case[{number}]", searches=False)
+        for _ in range(typecheck.CALLS):
+            with pytest.raises(TypeError) as raised:
+                gigabytes("many")
+        checked += raised.type is jaxtyping.TypeCheckError
+    assert 3 < checked < 25
 
 
 @given(st.integers(0, 50))

@@ -1,19 +1,22 @@
 """The type checker of the tests: beartype, for which a whole number is a float, as for every other checker.
 
 A solver calls the same functions over and over, with shapes that repeat, and a check takes longer than most calls.
-So a test has each function checked in its first calls, and in many more where it searches through drawn examples.
+So each function is checked in its first calls of a test file and, as later tests may have other shapes, anew in every
+eighth test; a test that searches through drawn examples has many more calls checked.
 """
 
 import functools
 import inspect
 import sys
 from collections import Counter
+from zlib import crc32
 
 from beartype import BeartypeConf, beartype
 
-CALLS, SEARCHED = 6, 240
+CALLS, SEARCHED = 6, 60
+EVERY = 8
 _strict = beartype(conf=BeartypeConf(is_pep484_tower=True))
-_limit = CALLS
+_limit, _file = CALLS, ""
 _seen: Counter[str] = Counter()
 _trusted: list = []
 _inside: dict = {}
@@ -35,20 +38,31 @@ def checked(signature):
 
 
 def _checked(signature, name):
-    check = _strict(signature)
+    # made at the first call: to make the checks of all functions takes longer than to import the library
+    check = functools.cache(lambda: _strict(signature))
 
-    @functools.wraps(check)
+    @functools.wraps(signature)
     def counted(*args, **named):
         _seen[name] += 1
         if _seen[name] == _limit:
             _trust(name)
-        return (check if _seen[name] <= _limit else signature)(*args, **named)
+        return (check() if _seen[name] <= _limit else signature)(*args, **named)
 
     return counted
 
 
+def begin_test(node: str, *, searches: bool) -> None:
+    """Count calls anew where a file begins, in every eighth test, and in a search through drawn examples."""
+    global _file
+    file = node.partition("::")[0]
+    if searches or file != _file or crc32(node.encode()) % EVERY == 0:
+        begin(calls=SEARCHED if searches else CALLS)
+    # after a search, functions are checked anew in the next test
+    _file = "" if searches else file
+
+
 def begin(*, calls: int = CALLS) -> None:
-    """Begin a test: no function was called yet."""
+    """Begin to count: no function was called yet."""
     global _limit
     _limit = calls
     _seen.clear()

@@ -296,12 +296,10 @@ def others_64() -> Numbers:
     return found
 
 
-@run("howsmooth worst-case --model minilm --layer 4 --text alice --window 3 --eps 0.1")
+@run("howsmooth worst-case minilm --layer 4 --text alice --window 3 --eps 0.1")
 def near_text() -> Numbers:
     """The worst input near a text, as the command prints it."""
-    shown = printed(
-        "worst-case", *["--model", "minilm", "--layer", "4", "--text", "alice", "--window", "3", "--eps", "0.1"]
-    )
+    shown = printed("worst-case", *["minilm", "--layer", "4", "--text", "alice", "--window", "3", "--eps", "0.1"])
     _low, _high, attained, _times, upper = re.findall(r"\d[\d.,]*\d", shown.splitlines()[0].replace(",", ""))[:5]
     return {"attained": float(attained), "upper": float(upper), "outputs": {"answer": shown}}
 
@@ -313,13 +311,13 @@ def swap() -> Numbers:
     return {"outputs": {"answer": printed("swap", "minilm", "--sentence", sentence, "--whole-words", "--edits", "1")}}
 
 
-@run('howsmooth certify reviews --text "a gripping film"')
+@run('howsmooth certify reviews --sentence "a gripping film"')
 def certify() -> Numbers:
     """Certified radii of a sentence, and how far two synonyms are apart."""
     import howsmooth as hs
 
     with tempfile.TemporaryDirectory() as folder:
-        lines = printed("certify", "reviews", "--text", "a gripping film", "--out", folder).splitlines()
+        lines = printed("certify", "reviews", "--sentence", "a gripping film", "--out", folder).splitlines()
     first = next(i for i, line in enumerate(lines) if line.lstrip().startswith("token"))
     width = lines[first].index(" seconds")  # of this machine
     model: Any = hs.load("reviews")

@@ -51,7 +51,7 @@ def _row(parameter: Any) -> str:
     elif parameter.is_flag:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     else:
-        *others, last = parameter.opts
+        *others, last = sorted(parameter.opts, key=len)
         value = parameter.metavar or {int: "INT", float: "FLOAT"}.get(type(parameter.default), "VALUE")
         names = ", ".join([*(f"`{name}`" for name in others), f"`{last} {value}`"])
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
@@ -66,7 +66,7 @@ def _default(parameter: Any) -> str:
         if not parameter.secondary_opts:
             return ""
         default = parameter.opts[0] if default else parameter.secondary_opts[0]
-    return "" if default is None or callable(default) else f" Default: `{default}`."
+    return "" if default in (None, "") or callable(default) else f" Default: `{default}`."
 
 
 def write(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -17,8 +17,8 @@ here = hs.local_lipschitz(f, X)
 print(here)
 
 rows = []
-for eps in [0.01 * 2**i for i in range(7)]:
-    worst = hs.maximise(f, n=8, domain=hs.domains.Neighbourhood(X, eps), starts=2, steps=15)
+for eps in [0.01 * 3**i for i in range(5)]:
+    worst = hs.maximise(f, n=8, domain=hs.domains.Neighbourhood(X, eps), starts=2, steps=8)
     certificate = hs.bounds.neighbourhood_upper(f, X, eps=eps)
     rows += [
         {"eps": eps, "value": certificate.value, "kind": "certificate"},

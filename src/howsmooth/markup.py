@@ -1,8 +1,10 @@
-"""Results as HTML, for notebooks: every string is escaped."""
+"""Results as HTML for notebooks, every string escaped, and as JSON that every reader takes."""
 
 import html
+import json
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from howsmooth.wording import percent, visible
 
@@ -61,3 +63,22 @@ def _escaped(text: str) -> str:
 
 def _cells(values: Iterable[object], tag: str) -> str:
     return "".join(f"<{tag}>{_escaped(str(value))}</{tag}>" for value in values)
+
+
+def finite(value: Any) -> Any:
+    """Return plain values with ``None`` in place of every number that is not finite, however deep it lies.
+
+    Example:
+        >>> finite({"value": math.inf, "trace": [1.0, math.nan]})
+        {'value': None, 'trace': [1.0, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def strict_json(value: Any) -> str:
+    """Return plain values as JSON."""
+    return json.dumps(finite(value), allow_nan=False)

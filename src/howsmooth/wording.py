@@ -113,6 +113,18 @@ def exponent(value: float) -> str:
     return _true_minus(f"{round(value, 2) + 0.0:.2f}")
 
 
+def grows(factor: float, through: str = "") -> str:
+    """Say what becomes of a perturbation that is multiplied by a factor.
+
+    Example:
+        >>> grows(7.2345), grows(0.0647, " through 'mlp'")
+        ('grows 7.23-fold', "shrinks through 'mlp' to 0.0647 of its size")
+    """
+    if factor < 1:
+        return f"shrinks{through} to {number(factor)} of its size"
+    return f"grows{through} {number(factor)}-fold"
+
+
 def power_of_ten(power: int) -> str:
     """Write a power of ten, which may be far beyond a float.
 

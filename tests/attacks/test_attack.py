@@ -119,7 +119,7 @@ def test_ascent_attains_more_on_average_than_the_others_at_equal_budget(gauss):
 @pytest.mark.untyped
 @pytest.mark.parametrize("norm", NORMS)
 def test_on_random_heads_nothing_exceeds_a_ceiling(norm, gauss):
-    for number in range(12):
+    for number in range(6):  # all four radii, with and without a mask
         f = hs.Attention.single_head(A=gauss(2, 2), V=gauss(2, 2), causal=number % 3 == 0)
         found = hs.attack(f, gauss(3, 2), eps=10.0 ** (number % 4 - 2), norm=norm, budget=30)
         assert found.ceiling is not None
@@ -129,8 +129,8 @@ def test_on_random_heads_nothing_exceeds_a_ceiling(norm, gauss):
 @pytest.mark.untyped
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_ceiling_is_the_proven_displacement_and_below_eps_times_the_largest_slope(norm, gauss):
-    f, X, eps = layer(gauss, heads=2), gauss(2, N, D), 3.0
-    found = hs.attack(f, X, eps=eps, norm=norm, budget=30)
+    f, X, eps = layer(gauss, heads=1), gauss(2, N, D), 3.0
+    found = hs.attack(f, X, eps=eps, norm=norm, budget=10)
     for x, allowed in zip(X, found.ceiling, strict=True):
         ball = {"eps": eps, "per_token": norm == "token"}
         length = eps * math.sqrt(N) if norm == "token" else eps

@@ -97,6 +97,21 @@ def shown(_shown: Open) -> Iterator[Open]:
 
 
 @pytest.fixture
+def borrowed(_shown: Open) -> Iterator[Open]:
+    """Work with the report of a run that all tests look at; putting it back is cheaper than opening another."""
+    reports: list[Report] = []
+
+    def visit(run: str) -> Report:
+        reports.append(_shown(run, "light", DESKTOP))
+        return reports[-1]
+
+    yield visit
+    for report in reports:
+        report.reset()
+    assert [complaint for report in reports for complaint in report.watch.complaints] == []
+
+
+@pytest.fixture
 def open_report(browser: "Browser", runs: Runs) -> Iterator[Open]:
     """Open the report of a run, or a page; whatever the test does there, nothing may go wrong behind the scenes."""
     reports: list[Report] = []

@@ -18,6 +18,22 @@ READY = f"""() => Promise.race([
     new Promise((_, refuse) => setTimeout(() => refuse(new Error("the charts were not drawn in time")), {PATIENCE})),
 ])"""
 
+# Puts everything back that a reader can change: filters, axes, the chosen layer, the colouring, what is unfolded.
+RESET = """() => {
+    const filters = document.getElementById("filters"), changed = () => new Event("change", {bubbles: true});
+    filters.reset();
+    for (const details of document.querySelectorAll("details")) details.open = false;
+    for (const first of document.querySelectorAll("fieldset.colouring input[value=sensitivity]")) first.checked = true;
+    for (const closer of document.querySelectorAll(".closer")) {
+        const select = closer.querySelector("select.chosen-layer");
+        select.value = closer.dataset.layers.split(" ")[0];
+        select.dispatchEvent(changed());
+    }
+    filters.dispatchEvent(changed());
+    document.activeElement.blur();
+    window.scrollTo(0, 0);
+}"""
+
 # Colours as the eye gets them: computed, laid over whatever lies behind, and the contrast that WCAG 2 defines.
 COLOURS = """
 const brush = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -50,9 +66,9 @@ class Watch:
     complaints: list[str] = field(default_factory=list)
 
     def follow(self, page: "Page") -> None:
-        """Note errors, dialogs, new windows, and every request but the one for the page itself."""
+        """Note errors, warnings, dialogs, new windows, and every request but the one for the page itself."""
         note = self.complaints.append
-        page.on("console", lambda said: note(f"console: {said.text}") if said.type == "error" else None)
+        page.on("console", lambda said: note(f"console: {said.text}") if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: note(f"error: {error}"))
         page.on("dialog", lambda dialog: (note(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("popup", lambda other: note(f"window: {other.url}"))
@@ -74,6 +90,12 @@ class Report:
     def settle(self) -> None:
         """Wait until everything is drawn."""
         self.page.evaluate(READY)
+
+    def reset(self) -> None:
+        """Put everything back as it was when the page was opened."""
+        self.page.mouse.move(1, 1)
+        self.page.evaluate(RESET)
+        self.settle()
 
     def find(self, selector: str) -> "Locator":
         """Return what a selector finds on the page."""

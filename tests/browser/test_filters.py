@@ -34,8 +34,8 @@ def test_everything_is_shown_at_first(shown):
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_unchecked_leaves_the_table_and_every_chart(open_report):
-    report = open_report("small")
+def test_a_layer_that_is_unchecked_leaves_the_table_and_every_chart(borrowed):
+    report = borrowed("small")
     before = size(report)
     assert all(marks > 0 and cells > 0 for marks, cells in before.values()), before
     check_without(report, 2, before)
@@ -56,8 +56,8 @@ def check_without(report, layer, before):
 
 
 @pytest.mark.slow
-def test_without_any_layer_the_page_still_works(open_report):
-    report = open_report("small")
+def test_without_any_layer_the_page_still_works(borrowed):
+    report = borrowed("small")
     before = size(report)
     for layer in LAYERS:
         box(report, layer).uncheck()
@@ -76,8 +76,8 @@ def test_without_any_layer_the_page_still_works(open_report):
 
 
 @pytest.mark.slow
-def test_choosing_a_map_hides_the_others(open_report):
-    report = open_report("two maps")
+def test_choosing_a_map_hides_the_others(borrowed):
+    report = borrowed("two maps")
     chosen = report.find("select#filter-map")
     assert set(chosen.locator("option").evaluate_all("all => all.map(option => option.value)")) == {
         "",
@@ -99,8 +99,8 @@ def test_choosing_a_map_hides_the_others(open_report):
 
 
 @pytest.mark.slow
-def test_filters_by_layer_and_by_map_work_together(open_report):
-    report = open_report("two maps")
+def test_filters_by_layer_and_by_map_work_together(borrowed):
+    report = borrowed("two maps")
     box(report, 2).uncheck()
     report.find("select#filter-map").select_option("residual")
     report.settle()
@@ -111,8 +111,8 @@ def test_filters_by_layer_and_by_map_work_together(open_report):
     assert len(visible_rows(report)) == 4
 
 
-def test_the_scale_is_logarithmic_or_linear_at_a_click(open_report):
-    report = open_report("small")
+def test_the_scale_is_logarithmic_or_linear_at_a_click(borrowed):
+    report = borrowed("small")
     logarithmic = report.labels("constant_against_length")
     assert logarithmic
     report.find("input[name=scale][value=linear]").check()
@@ -125,8 +125,8 @@ def test_the_scale_is_logarithmic_or_linear_at_a_click(open_report):
     assert report.labels("constant_against_length") == logarithmic
 
 
-def test_every_redraw_has_a_promise_of_its_own(open_report):
-    report = open_report("small")
+def test_every_redraw_has_a_promise_of_its_own(borrowed):
+    report = borrowed("small")
     changes = {
         "layer": box(report, 0).uncheck,
         "scale": report.find("input[name=scale][value=linear]").check,
@@ -140,8 +140,8 @@ def test_every_redraw_has_a_promise_of_its_own(open_report):
         report.settle()
 
 
-def test_the_ladder_shows_the_chosen_layer(open_report):
-    report = open_report("small")
+def test_the_ladder_shows_the_chosen_layer(borrowed):
+    report = borrowed("small")
     choice = report.find("section.measurement select.chosen-layer")
     assert choice.locator("option:not([value=''])").count() == len(LAYERS)
     seen = []
@@ -168,8 +168,8 @@ def chosen(report):
     return int(said.pop())
 
 
-def test_a_row_of_the_answer_chooses_the_layer_below_by_mouse_and_by_keyboard(open_report):
-    report = open_report("small")
+def test_a_row_of_the_answer_chooses_the_layer_below_by_mouse_and_by_keyboard(borrowed):
+    report = borrowed("small")
     assert chosen(report) == 5  # the least smooth
     report.find('#answer-table tbody[data-layer="0"] tr.more').click()
     report.settle()
@@ -185,8 +185,8 @@ def test_a_row_of_the_answer_chooses_the_layer_below_by_mouse_and_by_keyboard(op
     assert chosen(report) == 5
 
 
-def test_filtering_down_to_one_layer_chooses_it(open_report):
-    report = open_report("small")
+def test_filtering_down_to_one_layer_chooses_it(borrowed):
+    report = borrowed("small")
     for layer in (2, 5):
         box(report, layer).uncheck()
     report.settle()
@@ -196,8 +196,8 @@ def test_filtering_down_to_one_layer_chooses_it(open_report):
     assert chosen(report) == 0
 
 
-def test_a_chosen_layer_that_is_hidden_gives_way_to_the_least_smooth_that_is_shown(open_report):
-    report = open_report("small")
+def test_a_chosen_layer_that_is_hidden_gives_way_to_the_least_smooth_that_is_shown(borrowed):
+    report = borrowed("small")
     box(report, 5).uncheck()
     report.settle()
     assert chosen(report) == 2
@@ -207,8 +207,8 @@ def test_a_chosen_layer_that_is_hidden_gives_way_to_the_least_smooth_that_is_sho
     assert chosen(report) == 5
 
 
-def test_layers_of_one_measurement_are_chosen_apart_from_those_of_another(open_report):
-    report = open_report("two maps")
+def test_layers_of_one_measurement_are_chosen_apart_from_those_of_another(borrowed):
+    report = borrowed("two maps")
     report.find('#answer-table tbody[data-map="residual"][data-layer="0"] button.choose').click()
     report.settle()
     choices = report.find(".closer .chosen-layer").evaluate_all("all => all.map(select => select.value)")

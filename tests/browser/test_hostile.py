@@ -16,6 +16,13 @@ INTRUDERS = """() => {
     return [...handlers, ...links, ...strays].map(element => element.outerHTML.slice(0, 200));
 }"""
 
+# Moves over every token; counts what a tooltip holds besides text.
+OVER_EVERY_TOKEN = """() => [...document.querySelectorAll("div.tokens span.token")].map(token => {
+    token.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 9, clientY: 9}));
+    const tooltip = document.getElementById("tooltip");
+    return tooltip.hidden || tooltip.textContent === "" ? 1 : tooltip.children.length;
+}).reduce((sum, one) => sum + one, 0)"""
+
 
 def kinds_of_elements(report):
     return report.page.evaluate(
@@ -66,13 +73,11 @@ def test_an_error_made_of_tags_is_shown_as_text(shown):
 @pytest.mark.slow
 def test_tooltips_show_tags_as_text(open_report):
     report = open_report("hostile")
-    tokens = report.find("div.tokens span.token")
-    for place in range(len(HOSTILE_TOKENS)):
-        report.hover(tokens.nth(place))
-        tooltip = report.tooltip("#tooltip")
-        assert tooltip.locator("script, img, svg, .pwned").count() == 0
+    report.hover(report.find("div.tokens span.token").first)
+    report.tooltip("#tooltip")
+    assert report.page.evaluate(OVER_EVERY_TOKEN) == 0
     for mark in ("symbol", "rect"):
-        for shape in report.find(f"figure.chart svg g.mark-{mark}.role-mark path").all()[::4]:
+        for shape in report.find(f"figure.chart svg g.mark-{mark}.role-mark path").all()[::12]:
             box = shape.bounding_box()
             if box and box["width"] > 1:
                 report.hover(shape)

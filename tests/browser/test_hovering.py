@@ -31,7 +31,7 @@ def test_a_point_tells_its_value_its_error_bar_and_its_sequence(shown, runs, nam
     report = shown("small")
     found = points(report, name)
     assert len(found) >= 2 * len(LAYERS)
-    for point in found:
+    for point in (found[0], found[len(found) // 2], found[-1]):  # one of each layer
         report.hover(point)
         text = report.tooltip(TOOLTIP).inner_text()
         ends = RANGE.search(text)
@@ -70,12 +70,13 @@ def test_the_tooltip_goes_away_with_the_mouse(shown):
 
 
 @pytest.mark.slow
-def test_charts_still_answer_after_a_filter(open_report):
-    report = open_report("small")
+def test_charts_still_answer_after_a_filter(borrowed):
+    report = borrowed("small")
     report.find('input[name=layer][value="0"]').uncheck()
     report.find("input[name=scale][value=linear]").check()
     report.settle()
-    for point in points(report, "constant_against_length"):
+    found = points(report, "constant_against_length")
+    for point in (found[0], found[-1]):
         report.hover(point)
         assert RANGE.search(report.tooltip(TOOLTIP).inner_text())
 

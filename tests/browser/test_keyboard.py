@@ -99,7 +99,7 @@ def test_filters_and_switches_work_from_the_keyboard(open_report):
 
 
 def test_the_numbers_unfold_from_the_keyboard(open_report):
-    report = open_report("small")
+    report = open_report("single")
     details = report.find("details.numbers").first
     details.locator("summary").focus()
     report.page.keyboard.press("Enter")

@@ -23,10 +23,10 @@ def is_dark(report):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_follows_the_system_until_it_is_switched(open_report, scheme):
-    report = open_report("small", scheme=scheme)
+    report = open_report("single", scheme=scheme)
     assert is_dark(report) == (scheme == "dark")
     assert theme(report) in (None, scheme)
-    drawing = report.drawing("constant_against_length")
+    drawing = report.drawing("bounds_ladder")
     other = {"light": "dark", "dark": "light"}[scheme]
     for expected in (other, scheme, other):
         report.find("button#theme").click()
@@ -36,7 +36,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(open_report, scheme):
     assert report.find("figure.chart svg").count() == report.find("figure.chart").count()
     report.find("button#theme").click()
     report.settle()
-    assert report.drawing("constant_against_length").count("<path") == drawing.count("<path")
+    assert report.drawing("bounds_ladder").count("<path") == drawing.count("<path")
 
 
 @pytest.mark.parametrize("run", ["small", "paper"])
@@ -62,7 +62,7 @@ def test_paper_is_white_and_has_no_buttons(open_report, run, scheme):
 
 
 def test_a_page_that_was_switched_to_dark_is_not_printed_dark(open_report):
-    report = open_report("small", scheme="light")
+    report = open_report("single", scheme="light")
     report.find("button#theme").click()
     report.settle()
     assert is_dark(report)

@@ -60,8 +60,8 @@ def test_stronger_colours_stand_for_larger_shares(open_report, runs, scheme):
             assert told[-1][1] > 20 + told[0][1]
 
 
-def test_switching_the_colouring_and_the_layer_recolours_the_tokens(open_report):
-    report = open_report("small")
+def test_switching_the_colouring_and_the_layer_recolours_the_tokens(borrowed):
+    report = borrowed("small")
     seen = set()
     for place in range(len(LAYERS)):
         choose(report, place)
@@ -72,8 +72,8 @@ def test_switching_the_colouring_and_the_layer_recolours_the_tokens(open_report)
 
 
 @pytest.mark.slow
-def test_a_token_tells_its_share(open_report, runs):
-    report = open_report("small")
+def test_a_token_tells_its_share(borrowed, runs):
+    report = borrowed("small")
     choose(report, 1)
     for what in ("sensitivity", "response"):
         colour_by(report, what)
@@ -94,10 +94,10 @@ def check_shares(report, runs, what):
     report.find("#tooltip").wait_for(state="hidden")
 
 
-def test_a_layer_without_this_window_has_no_colours_of_another(open_report, runs):
+def test_a_layer_without_this_window_has_no_colours_of_another(borrowed, runs):
     shown = len(runs.measurement("interrupted").tokens)
     assert 5 not in {record.ask.layer for record in runs.records("interrupted") if record.ask.length == shown}
-    report = open_report("interrupted")
+    report = borrowed("interrupted")
     choose(report, LAYERS.index(5))
     if report.find("div.tokens span.token:visible").count():
         assert max(report.colours(STRENGTHS)) < 1

@@ -1,5 +1,7 @@
 """What every test of a command may use: the command line, and a head in a file."""
 
+import functools
+
 import pytest
 import torch
 from command_line import howsmooth as howsmooth
@@ -25,4 +27,17 @@ def layer(rng):
 def head(matrices, howsmooth):
     """The arguments that name a good file in the current folder."""
     save_file(matrices, "head.safetensors")
-    return ["--A", "head.safetensors", "--V", "head.safetensors"]
+    return ["head.safetensors"]
+
+
+@pytest.fixture(scope="session")
+def kept_models():
+    from howsmooth.studies import resources
+
+    return functools.cache(resources._load)
+
+
+@pytest.fixture
+def loaded_once(kept_models, monkeypatch):
+    """Let commands that end before any work share the models that they load."""
+    monkeypatch.setattr("howsmooth.studies.resources._load", kept_models)

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import subprocess
 import sys
 
@@ -7,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 import howsmooth as hs
-from howsmooth.cli.app import main
 from howsmooth.cli.commands import COMMANDS, app
 from howsmooth.cli.layer import LayerSource
+from howsmooth.models.map_names import MAPS
+from howsmooth.studies.plans.paper import ALSO, FIGURES
 
 runner = CliRunner()
 
@@ -45,7 +45,8 @@ def test_a_command_that_cannot_be_imported_breaks_no_other(monkeypatch, howsmoot
 def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(howsmooth):
     result = howsmooth("measur")
     assert result.code == 2
-    assert "measure" in result.err
+    assert result.err.startswith("howsmooth: No such command 'measur'. Did you mean 'measure'")
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,10 @@ def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(howsmooth
     [
         ("bounds -n abc -r 1", "'--n'"),
         ("bounds -n 3", "'--radius'"),
-        ("demo -n 0", "'--tokens'"),
-        ("demo --heads x", "'--heads'"),
+        ("bounds minilm -n 3 -r 1 --threads 0", "'--threads'"),
+        ("compare one two --confidence x", "'--confidence'"),
+        ("measure --lenghts 8", "No such option: --lenghts"),
+        ("show", "Missing argument 'RUN'"),
     ],
 )
 def test_an_option_that_cannot_be_read_is_refused_in_one_line_that_names_it(arguments, said, howsmooth):
@@ -62,40 +65,52 @@ def test_an_option_that_cannot_be_read_is_refused_in_one_line_that_names_it(argu
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert said in result.err
-    assert result.err.endswith(f"see howsmooth {arguments.split()[0]} --help.\n")
+    assert result.err.endswith(f"See howsmooth {arguments.split()[0]} --help.\n")
 
 
 @pytest.mark.parametrize("command", ["bounds", "worst-case", "split", "regimes"])
 def test_every_command_about_one_layer_takes_the_same_options(command, howsmooth):
     shown = howsmooth(command, "--help").out
-    assert all(f"--{field.name.replace('_', '-')} " in shown for field in dataclasses.fields(LayerSource))
+    names = {field.name for field in dataclasses.fields(LayerSource)} - {"model"}
+    assert "[MODEL]" in shown
+    assert all(f"--{name}" in shown for name in names)
 
 
-def test_the_demo_answers_in_its_first_line():
-    result = runner.invoke(app, ["demo", "-n", "16", "-d", "24", "--heads", "3", "--causal"])
-    assert result.exit_code == 0
-    first, *_rest = result.output.splitlines()
-    assert "≤ Lip ≤" in first
-    assert "(99.9 %)" in first
+def test_a_help_of_80_columns_has_room_for_sentences_and_headings(howsmooth, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = howsmooth("bounds", "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  --layer, --layers <int>  Which layer." in lines
+    assert {"Arguments:", "A layer of a model:", "A file of weights in place of a model:", "Options:"} <= set(lines)
 
 
-def test_json_is_json_and_nothing_else():
-    arguments = ["demo", "-n", "16", "-d", "24", "--heads", "3", "--json", "--seed", "5"]
-    result = runner.invoke(app, arguments)
-    data = json.loads(result.output)
-    assert data["lower"] <= data["upper"] <= data["lower"] * 1.001
-    assert len(data["token_sensitivity"]) == 16
-    assert runner.invoke(app, arguments).output == result.output
+def test_the_help_names_every_map_and_every_figure(howsmooth):
+    for command, names in (("measure", MAPS), ("attack", MAPS), ("swap", MAPS), ("paper", (*FIGURES, *ALSO))):
+        said = howsmooth(command, "--help").out
+        assert [name for name in names if name not in said] == []
 
 
-def test_a_mistake_ends_in_one_sentence_and_code_two(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["howsmooth", "demo", "--heads", "5", "-d", "12"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "howsmooth: --dimension must be a multiple of --heads, got 12 and 5.\n"
+def test_every_command_that_computes_takes_threads_and_json(howsmooth):
+    for command in ("measure", "attack", "certify", "sweep", "paper", "bounds", "worst-case", "regimes", "split"):
+        assert all(option in howsmooth(command, "--help").out for option in ("--threads", "--json"))
+    for command in ("swap", "audit"):
+        assert all(option in howsmooth(command, "--help").out for option in ("--threads", "--json", "--device"))
+
+
+def test_a_shell_completes_commands_and_options(howsmooth, monkeypatch):
+    monkeypatch.setenv("_HOWSMOOTH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "howsmooth meas")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert howsmooth().out.split() == ["measure"]
+    monkeypatch.setenv("COMP_WORDS", "howsmooth measure --len")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert howsmooth().out.split() == ["--lengths"]
+
+
+def test_a_mistake_ends_in_one_sentence_and_code_two(howsmooth):
+    done = howsmooth("measure", "--rtol", "-1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "howsmooth: --rtol must be at least 7.1e-15 in float64, got -1.0.\n"
 
 
 def test_the_command_is_installed():

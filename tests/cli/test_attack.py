@@ -24,6 +24,7 @@ def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, ho
     assert (done.code, done.err) == (0, "")
     assert "attained / ε" in done.out
     assert "10 %" in done.out
+    assert done.out.startswith(howsmooth("show", "run").out)
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 * 2
     assert all(r.answer.attained > 0 for r in run.records)
@@ -33,7 +34,7 @@ def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, ho
     (found,) = again["attacks"]
     assert [(line["eps"], line["products"] <= 20) for line in found["lines"]] == [(0.01, True)] * 2 + [(3.0, True)] * 2
     assert len(read_run(tmp_path / "run").records) == 8
-    assert "attained" in howsmooth("show", "run").out
+    assert "products" in howsmooth("show", "run", "--records").out
     assert howsmooth("export", "run", "--to", "csv").code == 0
     assert howsmooth("figure", "run", "attained", "--out", "attained.svg").code == 0
 
@@ -65,6 +66,7 @@ def test_a_whole_model_is_attacked_too_and_nothing_is_above_a_ceiling(attack, tm
         (("--seed", "-1"), "seed must be"),
     ],
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_mistakes_are_one_line_before_any_work(attack, tmp_path, options, said):
     done = attack(*options)
     assert done.code == 2

@@ -105,7 +105,7 @@ def head(tmp_path):
 
 
 def test_every_kind_of_attention_can_be_split(howsmooth, head):
-    done = howsmooth("split", "--kind", "l2", "--A", head, "--tokens", head)
+    done = howsmooth("split", "--kind", "l2", head, "--tokens", head)
     assert done.code == 0, done.err
     assert done.out.startswith("The measure does not split")
     done = howsmooth("split", "--kind", "sigmoid", "--map-1d", "A=-1")
@@ -113,7 +113,7 @@ def test_every_kind_of_attention_can_be_split(howsmooth, head):
 
 
 def test_bounds_of_another_kind_are_printed(howsmooth, head):
-    done = howsmooth("bounds", "--kind", "l2-tied", "--A", head, "-n", "4", "-r", "2")
+    done = howsmooth("bounds", "--kind", "l2-tied", head, "-n", "4", "-r", "2")
     assert done.code == 0, done.err
     assert "Kim's bound" in done.out
     assert "≤ Lip ≤" in done.out
@@ -122,22 +122,21 @@ def test_bounds_of_another_kind_are_printed(howsmooth, head):
 def test_a_value_bias_widens_the_bound_of_the_softmax_that_is_off_by_one(howsmooth, tmp_path):
     one, path = np.ones((1, 1, 1)), str(tmp_path / "biased.npz")
     np.savez(path, query=one, key=one, value=one, value_bias=np.full((1, 1), 10.0))
-    layer = [option for name in ("query", "key", "value") for option in (f"--{name}", path)]
-    done = howsmooth("bounds", "--kind", "off-by-one", *layer, "-n", "1", "-r", "1")
+    done = howsmooth("bounds", "--kind", "off-by-one", path, "-n", "1", "-r", "1")
     assert done.code == 0, done.err
     assert done.out.startswith("5.0565 ≤ Lip ≤ 10.39 on 1 token")  # attained at x = 1; without the bias it was 2.7072
 
 
 @pytest.mark.parametrize("command", ["split", "bounds", "worst-case", "regimes"])
 def test_a_kind_that_is_not_known_is_refused(howsmooth, head, command):
-    done = howsmooth(command, "--kind", "l3", "--A", head)
+    done = howsmooth(command, "--kind", "l3", head)
     assert (done.code, done.out) == (2, "")
     assert "no kind of attention called 'l3'; did you mean l2" in done.err
 
 
 @pytest.mark.parametrize("kind", [("linear",), ("sigmoid", "--count", "4")])
 def test_regimes_of_another_kind_are_searched(howsmooth, head, kind):
-    done = howsmooth("regimes", "--kind", *kind, "--A", head, "--radius", "1", "--lengths", "3")
+    done = howsmooth("regimes", "--kind", *kind, head, "--radius", "1", "--lengths", "3")
     assert done.code == 0, done.err
     first, row = done.out.splitlines()
     assert first == "The largest constants that a search found; where they stop growing no theorem says."
@@ -157,7 +156,7 @@ def test_regimes_of_another_kind_are_searched(howsmooth, head, kind):
     ],
 )
 def test_regimes_say_what_they_need_of_a_kind(howsmooth, head, more, message):
-    done = howsmooth("regimes", "--A", head, "--radius", "1", "--lengths", "3", *more)
+    done = howsmooth("regimes", head, "--radius", "1", "--lengths", "3", *more)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert len(done.err.strip().splitlines()) == 1

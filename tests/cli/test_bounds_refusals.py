@@ -60,98 +60,101 @@ def bad_files():
     os.mkdir("taken.safetensors")
 
 
-STACK = "--query rows8.npy --key rows8.npy --value rows8.npy"
+def heads(query, key, value):
+    return f"--weight query={query}.npy --weight key={key}.npy --weight value={value}.npy"
+
+
+STACK = heads("rows8", "rows8", "rows8")
 REFUSALS = {
     # files
-    "--A missing.npz": "there is no file 'missing.npz'",
-    "--A missing.npz:A": "there is no file 'missing.npz'",
-    "--A missing": "there is no file 'missing'",
-    "--A ''": "there is no file ''",
-    f"--A {'x' * 5000}.npy": "there is no file",
-    "--A folder.npz": "is a folder",
-    "--A pipe.npz": "is not a regular file",
-    "--A weights.pt": "must end in one of .npz, .npy, .safetensors",
-    "--A cut_I4.npy": "cannot be read",
-    "--A cut_several.npz:score_matrix": "cannot be read",
-    "--A cut_model.safetensors:layer.0.query": "cannot be read",
-    "--A garbage.npy": "cannot be read",
-    "--A garbage.npz": "cannot be read",
-    "--A garbage.safetensors": "cannot be read",
-    "--A zero_bytes.npy": "cannot be read",
-    "--A zero_bytes.npz": "cannot be read",
-    "--A zero_bytes.safetensors": "cannot be read",
-    "--A objects.npy": "never loaded",
-    "--A objects.npz": "never loaded",
-    "--A none.npz": "holds no arrays",
+    "missing.npz": "there is no file 'missing.npz'",
+    "missing.npz:A": "there is no file 'missing.npz'",
+    "--weight A=missing": "there is no file 'missing'",
+    "--weight A=": "there is no file ''",
+    f"{'x' * 5000}.npy": "there is no file",
+    "folder.npz": "is a folder",
+    "pipe.npz": "is not a regular file",
+    "--weight A=weights.pt": "must end in one of .npz, .npy, .safetensors",
+    "cut_I4.npy": "cannot be read",
+    "cut_several.npz:score_matrix": "cannot be read",
+    "cut_model.safetensors:layer.0.query": "cannot be read",
+    "garbage.npy": "cannot be read",
+    "garbage.npz": "cannot be read",
+    "garbage.safetensors": "cannot be read",
+    "zero_bytes.npy": "cannot be read",
+    "zero_bytes.npz": "cannot be read",
+    "zero_bytes.safetensors": "cannot be read",
+    "objects.npy": "never loaded",
+    "objects.npz": "never loaded",
+    "none.npz": "holds no arrays",
     # keys
-    "--A several.npz": "'score_matrix', 'value_matrix': name the one for --A, as in 'several.npz:",
-    "--A several.npz:score_matrx": "has no array 'score_matrx'; it holds 'score_matrix', 'value_matrix': did you mean",
-    "--A several.npz:SCORE_MATRIX": "did you mean 'score_matrix'?",
-    "--A several.npz:qqq": "choose one of them",
-    "--A several.npz:": "has no array ''",
-    "--A model.safetensors": "'layer.0.key', 'layer.0.query'",
-    "--A model.safetensors:layer.0.qeury": "did you mean 'layer.0.query'?",
-    "--A I4.npy:A": "leave :A out",
+    "several.npz": "'score_matrix', 'value_matrix': name the one for A, as in 'several.npz:",
+    "several.npz:score_matrx": "has no array 'score_matrx'; it holds 'score_matrix', 'value_matrix': did you mean",
+    "several.npz:SCORE_MATRIX": "did you mean 'score_matrix'?",
+    "several.npz:qqq": "choose one of them",
+    "several.npz:": "has no array ''",
+    "model.safetensors": "'layer.0.key', 'layer.0.query'",
+    "model.safetensors:layer.0.qeury": "did you mean 'layer.0.query'?",
+    "I4.npy:A": "leave :A out",
     # numbers
-    "--A nan.npy": "4 of its 16 entries in 'nan.npy' are NaN or infinite",
-    "--A inf.npy": "NaN or infinite",
-    "--A nan.safetensors": "NaN or infinite",
-    "--A I4.npy --V nan.npy": "V must be finite",
-    "--A complex.npy": "A must hold real numbers, but is complex128",
-    "--A complex.safetensors": "A must hold real numbers",
-    "--A bool.npy": "must hold real numbers, but is bool",
-    "--A text.npy": "must hold real numbers",
-    "--A empty.npy": "must not be empty",
-    "--A empty.safetensors": "must not be empty",
+    "nan.npy": "4 of its 16 entries in 'nan.npy' are NaN or infinite",
+    "inf.npy": "NaN or infinite",
+    "nan.safetensors": "NaN or infinite",
+    "I4.npy --weight V=nan.npy": "V must be finite",
+    "complex.npy": "A must hold real numbers, but is complex128",
+    "complex.safetensors": "A must hold real numbers",
+    "bool.npy": "must hold real numbers, but is bool",
+    "text.npy": "must hold real numbers",
+    "empty.npy": "must not be empty",
+    "empty.safetensors": "must not be empty",
     # shapes
-    "--A vector.npy": "A must be a square matrix, (d, d), got the shape (4,)",
-    "--A number.npy": "A must be a square matrix",
-    "--A heads2.npy": "A must be a square matrix",
-    "--A wide.npy": "got the shape (4, 5)",
-    "--A I4.npy --V I5.npy": "V must be a matrix with as many columns as A, (v, 4), got the shape (5, 5)",
-    "--A I4.npy --V vector.npy": "V must be a matrix",
-    "--query vector.npy --key I4.npy --value I4.npy": "query must have 2 or 3 axes",
-    "--query I4.npy --key four_axes.npy --value I4.npy": "key must have 2 or 3 axes",
+    "vector.npy": "A must be a square matrix, (d, d), got the shape (4,)",
+    "number.npy": "A must be a square matrix",
+    "heads2.npy": "A must be a square matrix",
+    "wide.npy": "got the shape (4, 5)",
+    "I4.npy --weight V=I5.npy": "V must be a matrix with as many columns as A, (v, 4), got the shape (5, 5)",
+    "I4.npy --weight V=vector.npy": "V must be a matrix",
+    heads("vector", "I4", "I4"): "query must have 2 or 3 axes",
+    heads("I4", "four_axes", "I4"): "key must have 2 or 3 axes",
     f"{STACK} --heads 3": "query must split into 3 heads, but has 8 rows",
-    f"{STACK} --heads 4 --groups 3": "key must split into 3 groups",
-    f"{STACK} --heads 4 --groups 2": "must have the shape",
-    f"{STACK} --heads 2 --output wide.npy": "output must split into 2 heads, but has 5 columns",
-    "--query I4.npy --key I5.npy --value I4.npy": "key must have the shape",
-    "--query I4.npy --key I4.npy --value wide.npy": "value must have the shape",
-    "--query heads3.npy --key heads2.npy --value heads2.npy": "multiple of the key/value groups, got 3 and 2",
-    "--query heads3.npy --key heads3.npy --value heads3.npy --heads 2": "query must have 2 heads along its first axis",
-    "--query heads2.npy --key heads2.npy --value heads2.npy --output heads3.npy": "output must have 2 heads",
-    f"{STACK} --heads 2 --query-bias three.npy": "query_bias must split into 2 heads, but has 3 entries; see --heads",
-    f"{STACK} --heads 2 --key-bias four_axes.npy": "key_bias must have 1 or 2 axes, got the shape (1, 1, 4, 4)",
-    f"{STACK} --heads 2 --value-bias vector.npy": "value_bias must have the shape",
-    f"{STACK} --heads 2 --value-bias nan.npy": "value_bias must be finite",
-    f"{STACK} --query-bias several.npz": "name the one for --query-bias",
-    f"{STACK} --output-bias vector.npy": "--output-bias is added by the output projection; give --output too",
+    f"{STACK} --heads 2 --weight output=wide.npy": "output must split into 2 heads, but has 5 columns",
+    heads("I4", "I5", "I4"): "key must have the shape",
+    heads("I4", "I4", "wide"): "value must have the shape",
+    heads("heads3", "heads2", "heads2"): "multiple of the key/value groups",
+    f"{heads('heads3', 'heads3', 'heads3')} --heads 2": "query must have 2 heads along its first axis",
+    f"{heads('heads2', 'heads2', 'heads2')} --weight output=heads3.npy": "output must have 2 heads",
+    f"{STACK} --heads 2 --weight query_bias=three.npy": "query_bias must split into 2 heads, but has 3 entries",
+    f"{STACK} --heads 2 --weight key_bias=four_axes.npy": "key_bias must have 1 or 2 axes, got the shape (1, 1, 4, 4)",
+    f"{STACK} --heads 2 --weight value_bias=vector.npy": "value_bias must have the shape",
+    f"{STACK} --heads 2 --weight value_bias=nan.npy": "value_bias must be finite",
+    f"{STACK} --weight query_bias=several.npz": "name the one for query_bias",
+    f"{STACK} --weight output_bias=vector.npy": "output_bias is added by the output projection; give output too",
     # options
-    "--A I4.npy --key-bias vector.npy": "give either --A and --V, or --query, --key and --value; got --A, --key-bias",
-    "": "give the weights: --A and --V for one head, or --query, --key and --value, or --model and --layer; got none",
-    "--V I4.npy": "give the weights",
-    "--query I4.npy --key I4.npy": "got --query, --key",
-    "--A I4.npy --query I4.npy": "give either --A and --V, or --query",
-    "--A I4.npy --output I4.npy": "give either --A and --V",
-    "--A I4.npy --heads 2": "A is one head",
+    "I4.npy --weight key_bias=vector.npy": "a layer is either A and V, one head, or query, key and value; got A, key",
+    "": "give a model and its --layer, as in minilm --layer 4, or a file of weights with A, or query, key",
+    "--weight V=I4.npy": "give a model and its --layer",
+    "--weight query=I4.npy --weight key=I4.npy": "got query, key",
+    "I4.npy --weight query=I4.npy": "got A, query together",
+    "I4.npy --weight output=I4.npy": "got A, output together",
+    "I4.npy --heads 2": "A is one head",
     f"{STACK} --heads 0": "--heads must be at least 1, got 0",
-    f"{STACK} --groups -1": "--groups must be at least 1, got -1",
-    "--A I4.npy --scale inf": "scale must be finite",
-    "--A I4.npy --n 0": "n must be a whole number, at least 1, got 0",
-    "--A I4.npy --n -3": "got -3",
-    "--A I4.npy --radius 0": "radius must be positive and finite, got 0",
-    "--A I4.npy --radius -1": "radius must be positive",
-    "--A I4.npy --radius inf": "radius must be positive and finite, got inf",
-    "--A I4.npy --radius nan": "radius must be positive and finite, got nan",
+    "--weight B=I4.npy": "a layer has no array 'B'",
+    "--weight I4.npy": "--weight takes NAME=FILE[:KEY], as in A=head.npz, got 'I4.npy'",
+    "I4.npy --scale inf": "scale must be finite",
+    "I4.npy --n 0": "n must be a whole number, at least 1, got 0",
+    "I4.npy --n -3": "got -3",
+    "I4.npy --radius 0": "radius must be positive and finite, got 0",
+    "I4.npy --radius -1": "radius must be positive",
+    "I4.npy --radius inf": "radius must be positive and finite, got inf",
+    "I4.npy --radius nan": "radius must be positive and finite, got nan",
     # where to save
-    "--A I4.npy --save nowhere/witness.safetensors": "there is no folder 'nowhere'",
-    "--A I4.npy --save witness.npz": "--save writes a .safetensors file, got 'witness.npz'",
-    "--A I4.npy --save witness": "--save writes a .safetensors file",
-    "--A I4.npy --save taken.safetensors": "cannot be written over",
-    "--A I4.npy --save I4.npy/witness.safetensors": "there is no folder",
-    "--A I4.npy --save /proc/witness.safetensors": "nothing can be saved to '/proc'",
-    "--A model.safetensors:layer.0.query --save model.safetensors": "would write over the weights",
+    "I4.npy --save nowhere/witness.safetensors": "there is no folder 'nowhere'",
+    "I4.npy --save witness.npz": "--save writes a .safetensors file, got 'witness.npz'",
+    "I4.npy --save witness": "--save writes a .safetensors file",
+    "I4.npy --save taken.safetensors": "cannot be written over",
+    "I4.npy --save I4.npy/witness.safetensors": "there is no folder",
+    "I4.npy --save /proc/witness.safetensors": "nothing can be saved to '/proc'",
+    "model.safetensors:layer.0.query --save model.safetensors": "would write over the weights",
 }
 
 
@@ -184,7 +187,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_work(command, arguments, hows
 )
 def test_options_of_a_search_are_checked_first(arguments, message, howsmooth):
     np.save("I4.npy", np.eye(4))
-    result = howsmooth("worst-case", *DOMAIN, "--A", "I4.npy", *arguments.split())
+    result = howsmooth("worst-case", *DOMAIN, "I4.npy", *arguments.split())
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert message in result.err
@@ -195,7 +198,7 @@ def test_options_of_a_search_are_checked_first(arguments, message, howsmooth):
 )
 @pytest.mark.parametrize("command", ["bounds", "worst-case"])
 def test_a_wrong_call_exits_with_two_and_shows_no_traceback(command, arguments, howsmooth):
-    result = howsmooth(command, "--A", "A.npy", *arguments)
+    result = howsmooth(command, "A.npy", *arguments)
     assert (result.code, result.out) == (2, "")
     assert "Traceback" not in result.err
 
@@ -204,23 +207,23 @@ def test_a_wrong_call_exits_with_two_and_shows_no_traceback(command, arguments, 
 def test_files_without_permission_are_refused(howsmooth, tmp_path):
     np.save("A.npy", np.eye(4))
     os.chmod("A.npy", 0)
-    assert "may not be read" in howsmooth("bounds", *DOMAIN, "--A", "A.npy").err
+    assert "may not be read" in howsmooth("bounds", *DOMAIN, "A.npy").err
     os.chmod("A.npy", 0o600)
     os.mkdir("locked", mode=0o500)
-    result = howsmooth("bounds", *DOMAIN, "--A", "A.npy", "--save", "locked/w.safetensors")
+    result = howsmooth("bounds", *DOMAIN, "A.npy", "--save", "locked/w.safetensors")
     assert "nothing can be saved to 'locked'" in result.err
 
 
 def test_a_name_with_a_line_break_still_gives_one_line(howsmooth):
-    result = howsmooth("bounds", *DOMAIN, "--A", "a\nb.npy")
+    result = howsmooth("bounds", *DOMAIN, "a\nb.npy")
     assert result.code == 2
     assert result.err.count("\n") == 1
     np.savez("ab.npz", **{"x\ny": np.eye(2), "z": np.eye(2)})
-    assert howsmooth("bounds", *DOMAIN, "--A", "ab.npz").err.count("\n") == 1
+    assert howsmooth("bounds", *DOMAIN, "ab.npz").err.count("\n") == 1
 
 
 def test_a_long_list_of_names_is_cut(howsmooth):
     save_file({f"layer.{i}.weight": torch.eye(2) for i in range(300)}, "model.safetensors")
-    result = howsmooth("bounds", *DOMAIN, "--A", "model.safetensors:layer.77.wieght")
+    result = howsmooth("bounds", *DOMAIN, "model.safetensors:layer.77.wieght")
     assert "and 288 more: did you mean 'layer.77.weight'?" in result.err
     assert len(result.err) < 500

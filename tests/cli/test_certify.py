@@ -34,9 +34,10 @@ def predicted(small_classifier):
 
 @pytest.mark.slow
 def test_every_word_is_told_kept_shown_drawn_and_exported(certify, howsmooth, tmp_path):
-    done = certify("--text", TEXT)
+    done = certify("--sentence", TEXT)
     assert (done.code, done.err) == (0, "")
     assert "cannot change that" in done.out
+    assert done.out.startswith(howsmooth("show", "run").out)
     run = read_run(tmp_path / "run")
     records = {r.answer.spelled: r for r in run.records}
     assert sorted(records) == ["a", "film", "fine"]
@@ -45,12 +46,12 @@ def test_every_word_is_told_kept_shown_drawn_and_exported(certify, howsmooth, tm
     assert "Certified and attacked radius" in page
     assert "a fine film" in page
     # one word more: the others are there
-    again = json.loads(certify("--text", TEXT, "--word", "film,0", "--json").out)
+    again = json.loads(certify("--sentence", TEXT, "--word", "film,0", "--json").out)
     (found,) = again["certificates"]
     assert [word["places"] for word in found["words"]] == [[0], [3]]
     assert found["words"][1]["certified"] == records["film"].answer.certified
     assert len(read_run(tmp_path / "run").records) == 4
-    assert "certified" in howsmooth("show", "run").out
+    assert "spelled" in howsmooth("show", "run", "--records").out
     assert howsmooth("export", "run", "--to", "csv").code == 0
     assert howsmooth("figure", "run", "words", "--out", "words.svg").code == 0
 
@@ -58,7 +59,7 @@ def test_every_word_is_told_kept_shown_drawn_and_exported(certify, howsmooth, tm
 @pytest.mark.slow
 def test_words_move_together_in_other_norms_and_between_layers(certify):
     options = ("--together", "--p", "inf", "--at", "attention", "--layer", "1", "--json")
-    (found,) = json.loads(certify("--text", TEXT, *options).out)["certificates"]
+    (found,) = json.loads(certify("--sentence", TEXT, *options).out)["certificates"]
     assert (found["p"], found["at"], found["layer"]) == ("inf", "attention", 1)
     (word,) = found["words"]
     assert word["places"] == [1, 2, 3]
@@ -69,7 +70,7 @@ def test_words_move_together_in_other_norms_and_between_layers(certify):
 @pytest.mark.slow
 def test_sentences_of_another_class_are_said_and_the_others_certified(certify, tmp_path):
     (tmp_path / "sentences.txt").write_text("dull film\n\ngripping film\n", encoding="utf-8")
-    done = certify("--file", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
+    done = certify("--sentences", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
     assert done.code == 0
     assert done.err == "'dull film' is classified as 'bad', not 'good': misclassified, so not certified.\n"
     (record,) = read_run(tmp_path / "run").records
@@ -78,12 +79,12 @@ def test_sentences_of_another_class_are_said_and_the_others_certified(certify, t
 
 def test_synonyms_are_counted_and_a_combination_that_changes_the_prediction_is_told(certify, tmp_path):
     (tmp_path / "synonyms.json").write_text('{"film": ["movie", "mess"], "a": ["the"]}', encoding="utf-8")
-    done = certify("--text", TEXT, "--synonyms", "synonyms.json", "--json")
+    done = certify("--sentence", TEXT, "--synonyms", "synonyms.json", "--json")
     (found,) = json.loads(done.out)["sentences"]
     assert found["combinations"] == 6
     assert found["certified"] == (found["covered"] == 6) == (found["changed"] is None)
     assert done.code == int(not found["certified"])
-    told = certify("--text", TEXT, "--synonyms", "synonyms.json")
+    told = certify("--sentence", TEXT, "--synonyms", "synonyms.json")
     assert "6 combinations" in told.out
     assert not (tmp_path / "run").exists()
 
@@ -98,41 +99,42 @@ def check_refusal(done, said, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "give either --text"),
-        (("--text", "  "), "give either --text"),
-        (("--text", TEXT, "--file", "sentences.txt"), "give either --text"),
-        (("--file", "absent.txt"), "not there"),
-        (("--text", TEXT, "--p", "3"), "p must be one of 1, 2, inf"),
-        (("--text", TEXT, "--at", "mlp"), "embeddings or attention"),
-        (("--text", TEXT, "--layer", "1"), "embeddings come before all layers"),
-        (("--text", TEXT, "--at", "attention", "--layer", "9"), "layers 0 to 1, got 9"),
-        (("--text", TEXT, "--word", "99"), "tokens 0 to 4, got 99"),
-        (("--text", TEXT, "--word", "-1"), "tokens 0 to 4, got -1"),
-        (("--text", TEXT, "--word", "zebra"), "no word 'zebra'; its tokens are 1 a, 2 fine, 3 film"),
-        (("--text", TEXT, "--label", "LABEL_7"), "no class 'LABEL_7'; did you mean"),
-        (("--text", 30 * "film "), "positions for 20 tokens, and the sentence has 32"),
-        (("--text", "zxcv qwerty"), "unknown to the tokenizer"),
-        (("--text", TEXT, "--seed", "-1"), "seed must be"),
-        (("--text", TEXT, "--synonyms", "absent.json"), "not there"),
-        (("--text", TEXT, "--synonyms", "absent.json", "--word", "1"), "leave out --word"),
+        ((), "give either --sentence"),
+        (("--sentence", "  "), "--sentence must hold words, got nothing"),
+        (("--sentence", TEXT, "--sentences", "sentences.txt"), "give either --sentence"),
+        (("--sentences", "absent.txt"), "not there"),
+        (("--sentence", TEXT, "--p", "3"), "p must be one of 1, 2, inf"),
+        (("--sentence", TEXT, "--at", "mlp"), "embeddings or attention"),
+        (("--sentence", TEXT, "--layer", "1"), "embeddings come before all layers"),
+        (("--sentence", TEXT, "--at", "attention", "--layer", "9"), "layers 0 to 1, got 9"),
+        (("--sentence", TEXT, "--word", "99"), "tokens 0 to 4, got 99"),
+        (("--sentence", TEXT, "--word", "-1"), "tokens 0 to 4, got -1"),
+        (("--sentence", TEXT, "--word", "zebra"), "no word 'zebra'; its tokens are 1 a, 2 fine, 3 film"),
+        (("--sentence", TEXT, "--label", "LABEL_7"), "no class 'LABEL_7'; did you mean"),
+        (("--sentence", 30 * "film "), "positions for 20 tokens, and the sentence has 32"),
+        (("--sentence", "zxcv qwerty"), "unknown to the tokenizer"),
+        (("--sentence", TEXT, "--seed", "-1"), "seed must be"),
+        (("--sentence", TEXT, "--synonyms", "absent.json"), "not there"),
+        (("--sentence", TEXT, "--synonyms", "absent.json", "--word", "1"), "leave out --word"),
     ],
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_mistakes_are_one_line_before_any_work(certify, tmp_path, options, said):
     check_refusal(certify(*options), said, tmp_path)
 
 
 def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, predicted, tmp_path):
     winner, other = predicted
-    done = certify("--text", TEXT, "--label", other)
+    done = certify("--sentence", TEXT, "--label", other)
     check_refusal(done, f"is classified as {winner!r}, not {other!r}: misclassified", tmp_path)
     (tmp_path / "synonyms.json").write_text('["movie"]', encoding="utf-8")
-    done = certify("--text", TEXT, "--label", other, "--synonyms", "synonyms.json")
+    done = certify("--sentence", TEXT, "--label", other, "--synonyms", "synonyms.json")
     check_refusal(done, f"is classified as {winner!r}, not {other!r}: misclassified", tmp_path)
 
 
 def labelled(folder, *rows):
     (folder / "sentences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return "--file", "sentences.jsonl"
+    return "--sentences", "sentences.jsonl"
 
 
 @pytest.mark.slow
@@ -155,6 +157,7 @@ def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("--synonyms", "synonyms.json")], ids=["words", "synonyms"])
+@pytest.mark.usefixtures("loaded_once")
 def test_labels_that_no_class_has_are_refused_before_any_work(certify, tmp_path, options):
     (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
     for label, said in (("LABEL_7", "no class 'LABEL_7'; did you mean"), (2, "no class 2"), (-1, "no class -1")):
@@ -173,11 +176,11 @@ def test_what_a_line_holds_besides_is_refused_and_not_ignored(certify, tmp_path)
 
 
 def test_a_model_without_a_classifier_is_refused(certify, folder_model, tmp_path):
-    check_refusal(certify("--text", TEXT, model=folder_model), "has no classifier", tmp_path)
+    check_refusal(certify("--sentence", TEXT, model=folder_model), "has no classifier", tmp_path)
 
 
 def test_a_classifier_of_one_class_is_refused(certify, one_class, tmp_path):
-    check_refusal(certify("--text", TEXT, model=one_class), "has one class", tmp_path)
+    check_refusal(certify("--sentence", TEXT, model=one_class), "has one class", tmp_path)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_as_json_it_is_what_python_returns_and_nothing_else(two, howsmooth):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_it_draws_one_chart(form, two, howsmooth, tmp_path):
-    done = howsmooth("compare", *two, "-o", "ratios.svg", *form)
+    done = howsmooth("compare", *two, "--figure", "ratios.svg", *form)
     assert done.code == 0
     assert "Drawn in ratios.svg." in (done.err if form else done.out)
     assert (tmp_path / "ratios.svg").read_text().startswith("<svg")
@@ -62,7 +62,7 @@ def test_it_draws_one_chart(form, two, howsmooth, tmp_path):
     ("arguments", "said"),
     [
         (["one", "nowhere"], "'nowhere' holds no run"),
-        (["one", "two", "-o", "ratios.bmp"], "a figure ends in"),
+        (["one", "two", "--figure", "ratios.bmp"], "a figure ends in"),
         (["one", "two", "--confidence", "95"], "between 0 and 1, got 95"),
         (["one", "two", "--map", "block"], "they share attention"),
         (["one", "other"], "nothing in common: 'one' holds attention of m on t (layers 0, 1 at n = 4, 8, 16); 'other'"),

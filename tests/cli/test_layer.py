@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.cli.array_files import read_matrix
+from howsmooth.cli.array_files import read_array
 from howsmooth.cli.layer import LayerSource
 from howsmooth.errors import HowsmoothError
 
@@ -57,21 +57,21 @@ def test_every_kind_of_file_gives_the_same_map(A, V, matrices, tmp_path, monkeyp
     np.save("folder/V.npy", arrays["V"])
     save_file(matrices, "both.safetensors")
     save_file({"weight": matrices["A"]}, "alone.safetensors")
-    same_maps(LayerSource(A=A, V=V).read(), hs.Attention.single_head(**matrices))
+    same_maps(LayerSource(weight=[f"A={A}", f"V={V}"]).read(), hs.Attention.single_head(**matrices))
 
 
 def test_without_values_they_are_the_identity(matrices, tmp_path):
     path = str(tmp_path / "A.npy")
     np.save(path, matrices["A"].numpy())
     expected = hs.Attention.single_head(A=matrices["A"], V=torch.eye(4, dtype=torch.float64), causal=True)
-    same_maps(LayerSource(A=path, causal=True).read(), expected)
+    same_maps(LayerSource(model=path, causal=True).read(), expected)
 
 
 def test_the_scale_multiplies_the_scores(matrices, tmp_path):
     path = str(tmp_path / "w.safetensors")
     save_file(matrices, path)
     expected = hs.Attention.single_head(A=0.25 * matrices["A"], V=matrices["V"])
-    same_maps(LayerSource(A=path, V=path, scale=0.25).read(), expected)
+    same_maps(LayerSource(model=path, scale=0.25).read(), expected)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_matrices_with_and_without_a_head_axis_give_the_same_map(stacked, layer,
     flat = {name: getattr(layer, name).flatten(0, 1) for name in ("query", "key", "value")}
     flat["output"] = torch.cat(tuple(layer.output), dim=-1)
     save_file({name: (getattr(layer, name) if name in stacked else flat[name]) for name in flat}, path)
-    same_maps(LayerSource(query=path, key=path, value=path, output=path, heads=2).read(), layer)
+    same_maps(LayerSource(model=path, heads=2).read(), layer)
 
 
 def test_without_an_output_projection_the_heads_are_concatenated(layer, tmp_path):
     path = str(tmp_path / "layer.npz")
     np.savez(path, query=layer.query.numpy(), key=layer.key.numpy(), value=layer.value.numpy())
     expected = hs.Attention(query=layer.query, key=layer.key, value=layer.value)
-    same_maps(LayerSource(query=path, key=path, value=path).read(), expected)
+    same_maps(LayerSource(model=path).read(), expected)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_biases_that_lie_beside_their_matrices_are_read_with_them(ending, flat, 
         np.savez(path, **numpy_of(tensors))
     else:
         save_file(tensors, path)
-    source = LayerSource(**dict.fromkeys(NAMES, path))
+    source = LayerSource(model=path)
     source.check()
     same_maps(source.read(), biased)
 
@@ -123,27 +123,21 @@ def test_biases_are_named_where_they_lie_elsewhere(biased, tmp_path):
     weights, biases = str(tmp_path / "weights.npz"), str(tmp_path / "biases.npz")
     np.savez(weights, **{f"{name}.weight": getattr(biased, name).numpy() for name in NAMES})
     np.savez(biases, **{f"{name}.bias": getattr(biased, f"{name}_bias").numpy() for name in NAMES})
-    given = {name: f"{weights}:{name}.weight" for name in NAMES}
-    named = {f"{name}_bias": f"{biases}:{name}.bias" for name in NAMES}
-    same_maps(LayerSource(**given, **named).read(), biased)
-    plain = dataclasses.replace(biased, **dict.fromkeys(named))
-    same_maps(LayerSource(**given).read(), plain)
+    given = [f"{name}={weights}:{name}.weight" for name in NAMES]
+    named = [f"{name}_bias={biases}:{name}.bias" for name in NAMES]
+    same_maps(LayerSource(weight=given + named).read(), biased)
+    plain = dataclasses.replace(biased, **{f"{name}_bias": None for name in NAMES})
+    same_maps(LayerSource(weight=given).read(), plain)
 
 
 def test_a_bias_that_is_named_stands_in_place_of_the_one_beside(biased, tmp_path):
     path, other = str(tmp_path / "layer.npz"), str(tmp_path / "other.npy")
     np.savez(path, **{name: getattr(biased, name).numpy() for name in (*NAMES, "key_bias", "query_bias")})
     np.save(other, 2 * biased.query_bias.numpy())
-    found = LayerSource(**dict.fromkeys(NAMES, path), query_bias=other).read()
+    found = LayerSource(model=path, weight=[f"query_bias={other}"]).read()
     assert_close(found.query_bias, 2 * biased.query_bias)
     assert_close(found.key_bias, biased.key_bias)
     assert found.value_bias is None
-
-
-def test_a_matrix_that_is_named_by_its_key_comes_without_the_bias_beside_it(biased, tmp_path):
-    path = str(tmp_path / "layer.npz")
-    np.savez(path, **{name: getattr(biased, name).numpy() for name in (*NAMES, "query_bias")})
-    assert LayerSource(**{name: f"{path}:{name}" for name in NAMES}).read().query_bias is None
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -152,7 +146,7 @@ def test_groups_share_keys_and_values(flat, rng, tmp_path):
     query, key, value = (torch.randn(heads, 3, 5, generator=rng) for heads in (4, 2, 2))
     shaped = [x.flatten(0, 1) if flat else x for x in (query, key, value)]
     save_file(dict(zip(("query", "key", "value"), shaped, strict=True)), path)
-    read = LayerSource(query=path, key=path, value=path, heads=4, groups=2 if flat else None).read()
+    read = LayerSource(model=path, heads=4).read()
     same_maps(read, hs.Attention(query=query, key=key, value=value))
 
 
@@ -171,14 +165,14 @@ def test_groups_share_keys_and_values(flat, rng, tmp_path):
 def test_mixed_numbers_are_brought_to_one_dtype_that_loses_nothing(A, V, expected, tmp_path):
     path = str(tmp_path / "w.npz")
     np.savez(path, A=np.eye(3).astype(A), V=np.eye(3).astype(V))
-    assert LayerSource(A=path, V=path).read().dtype == expected
+    assert LayerSource(model=path).read().dtype == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32], ids=str)
 def test_half_precision_and_whole_numbers_of_safetensors_are_widened(dtype, tmp_path):
     path = str(tmp_path / "w.safetensors")
     save_file({"A": torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(dtype)}, path)
-    A = read_matrix(path, "A")
+    A = read_array(path, "A")
     assert A.dtype == (torch.float64 if dtype == torch.int32 else torch.float32)
     assert A.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
@@ -202,7 +196,7 @@ def test_a_damaged_file_is_read_or_refused_but_never_crashes(ending, matrices, t
     for data in damaged:
         path.write_bytes(data)
         try:
-            read_matrix(str(path), "A")
+            read_array(str(path), "A")
         except HowsmoothError as error:
             refusals.append(str(error))
     assert len(refusals) >= 60

@@ -175,6 +175,30 @@ def test_a_certificate_is_proven_when_it_is_asked_for(measure):
 
 
 @pytest.mark.slow
+def test_default_lengths_are_cut_to_what_the_model_has(measure, things):
+    done = measure("--layers", "0", "--sequences", "1", "--json")
+    name = str(things / "tiny")
+    assert done.code == 0, done.err
+    assert f"{name!r} has positions for 40 tokens: of the default lengths 8, 16, 32 are measured.\n" in done.err
+    assert sorted({record["length"] for record in json.loads(done.out)["records"]}) == [8, 16, 32]
+
+
+@pytest.mark.slow
+def test_a_sentence_and_files_of_sentences_are_measured_whole_in_their_order(howsmooth, things, tmp_path):
+    said = ["the queen of hearts", "alice", "a mad tea party"]
+    (tmp_path / "said.txt").write_text("\n".join(said), encoding="utf-8")
+    (tmp_path / "said.jsonl").write_text("\n".join(map(json.dumps, said)), encoding="utf-8")
+    command = ("measure", str(things / "tiny"), "--layer", "0", "--json")
+    one, lines, rows = (
+        [(record["window"], record["lower"]) for record in json.loads(howsmooth(*command, *more).out)["records"]]
+        for more in (("--sentence", said[0]), ("--sentences", "said.txt"), ("--sentences", "said.jsonl"))
+    )
+    assert lines == rows
+    assert [window for window, _lower in rows] == [0, 1, 2]
+    assert one == rows[:1]
+
+
+@pytest.mark.slow
 def test_one_length_has_no_exponent(measure):
     asked = ("--layers", "0", "--lengths", "6", "--sequences", "2")
     (layer,) = json.loads(measure(*asked, "--json").out)["layers"]
@@ -183,7 +207,7 @@ def test_one_length_has_no_exponent(measure):
     assert layer["exponent_high"] is None
     assert layer["constant"] > 0
     lines = measure(*asked).out.splitlines()
-    assert "exponent" not in "".join(line for line in lines if line.split()[:1] == ["layer"])
+    assert not any("exponent" in line for line in lines)
     assert not any(line.startswith("Worst by number of tokens") for line in lines)
 
 
@@ -313,12 +337,13 @@ def check_refusal(done, words, folder, before):
         (["--sentences", "said.jsonl"], "inputs come from one place, got text and sentences"),
         (["--threads", "0"], "threads must be at least 1"),
         (["--seed", "-1"], "seed must be between 0"),
-        (["--max-steps", "0"], "max_steps must be"),
+        (["--max-steps", "0"], "--max-steps must be"),
         (["--device", "cuda:77"], "the device 'cuda:77' cannot be used"),
         (["--special-tokens", "--lengths", "2"], "no room beside 2 special tokens"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(options, words, measure, tmp_path):
     rest = [] if "--lengths" in options else ["--lengths", "4"]
     many = [] if "--sequences" in options else ["--sequences", "20"]
@@ -336,6 +361,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(options, words, measure
         ("", "is a folder"),
     ],
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_a_text_that_cannot_be_read_is_refused(text, words, measure, tmp_path):
     check_refusal(measure("--lengths", "4", text=text), words, tmp_path, [])
 

@@ -20,7 +20,7 @@ QUICK = ("--steps", "2", "--starts", "1", "-n", "4")
 @pytest.fixture
 def near(howsmooth, folder_model, beginning):
     def run(*arguments):
-        place = ("--model", folder_model, "--layer", "1", "--text", beginning, "--window", "3", "--eps", "0.1")
+        place = (folder_model, "--layer", "1", "--text", beginning, "--window", "3", "--eps", "0.1")
         return howsmooth("worst-case", *place, *QUICK, *arguments)
 
     return run
@@ -89,7 +89,7 @@ def test_the_input_is_kept_with_what_it_is_near_to(near, folder_model, beginning
 
 @pytest.mark.slow
 def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
-    place = ("--model", folder_model, "--layer", "0", "--eps", "0.5", "--together")
+    place = (folder_model, "--layer", "0", "--eps", "0.5", "--together")
     done = howsmooth("worst-case", *place, *QUICK[:4])
     assert "Text: window 0 of alice, 16 tokens: " in done.out
     assert "all tokens together may move by 0.5" in done.out
@@ -98,24 +98,24 @@ def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--eps 0.1 --A I.npy", "a model reads; give --model and --layer"),
-        ("--eps 0.1 --model minilm", "--layer is missing"),
-        ("--eps 0 --model minilm --layer 1", "--eps must be positive and finite, got 0"),
-        ("--eps nan --model minilm --layer 1", "--eps must be positive and finite, got nan"),
-        ("--eps 1 --model minilm --layer 1 --window -1", "--window counts from 0, got -1"),
-        ("--eps 1 --model minilm --layer 1 -n 0", "n must be a whole number, at least 1, got 0"),
-        ("--eps 1 --model minilm --layer 1 --text nowhere.txt", "'nowhere.txt' is not there"),
-        ("--eps 1 --model minilm --layer 1 -r 3", "got both"),
-        ("--eps 1 --model minilm --layer 1 --map residual", "theorems are about attention alone"),
-        ("--eps 1 --model minilm --layer 1 --steps 0", "--steps must be at least 1"),
-        ("--eps 1 --model minilm --layer 1 --save near.txt", "--save writes a .safetensors file"),
-        ("--text a.txt --A I.npy -n 3 -r 1", "--text is for inputs near a text; add --eps"),
-        ("--eps 1 --model minilm --layer 1 --family brt", "there is no family 'brt'; did you mean bert"),
-        ("--eps 1 --model minilm --layer 1 --tokenizer no/where/near", "no tokenizer 'no/where/near'"),
-        ("--tokenizer minilm --A I.npy -n 3 -r 1", "--tokenizer is for inputs near a text; add --eps"),
-        ("--together --A I.npy -n 3 -r 1", "--together is for inputs near a text; add --eps"),
-        ("--A I.npy -n 3", "--radius is missing"),
-        ("--A I.npy", "--n and --radius is missing"),
+        ("--eps 0.1 I.npy", "a model reads; give a model and its --layer"),
+        ("--eps 0.1 minilm", "a model reads; give a model and its --layer"),
+        ("--eps 0 minilm --layer 1", "--eps must be positive and finite, got 0"),
+        ("--eps nan minilm --layer 1", "--eps must be positive and finite, got nan"),
+        ("--eps 1 minilm --layer 1 --window -1", "--window counts from 0, got -1"),
+        ("--eps 1 minilm --layer 1 -n 0", "n must be a whole number, at least 1, got 0"),
+        ("--eps 1 minilm --layer 1 --text nowhere.txt", "'nowhere.txt' is not there"),
+        ("--eps 1 minilm --layer 1 -r 3", "got both"),
+        ("--eps 1 minilm --layer 1 --map residual", "theorems are about attention alone"),
+        ("--eps 1 minilm --layer 1 --steps 0", "--steps must be at least 1"),
+        ("--eps 1 minilm --layer 1 --save near.txt", "--save writes a .safetensors file"),
+        ("--text a.txt I.npy -n 3 -r 1", "--text is for inputs near a text; add --eps"),
+        ("--eps 1 minilm --layer 1 --family brt", "there is no family 'brt'; did you mean bert"),
+        ("--eps 1 minilm --layer 1 --tokenizer no/where/near", "no tokenizer 'no/where/near'"),
+        ("--tokenizer minilm I.npy -n 3 -r 1", "--tokenizer is for inputs near a text; add --eps"),
+        ("--together I.npy -n 3 -r 1", "--together is for inputs near a text; add --eps"),
+        ("I.npy -n 3", "--radius is missing"),
+        ("I.npy", "-n and --radius is missing"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_before_anything_is_loaded(arguments, said, howsmooth, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_folder_that_says_neither_its_family_nor_its_tokenizer_is_read_when_to
     module().save_pretrained(bare)
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "model_type"}))
-    place = ("--model", str(bare), "--layer", "1", "--text", beginning, "--window", "3", "--eps", "0.1")
+    place = (str(bare), "--layer", "1", "--text", beginning, "--window", "3", "--eps", "0.1")
     told = ("--family", "bert", "--tokenizer", folder_model, "--save", "worst.safetensors")
     done = howsmooth("worst-case", *place, *QUICK, *told)
     assert done.code == 0
@@ -153,14 +153,14 @@ def test_a_folder_that_says_neither_its_family_nor_its_tokenizer_is_read_when_to
         about = kept.metadata()
     assert (about["family"], about["tokenizer"]) == ("bert", folder_model)
     for more, code in ((), 2), (("--family", "bert"), 0):
-        assert howsmooth("bounds", *place[:4], "-n", "3", "-r", "1", *more).code == code
+        assert howsmooth("bounds", *place[:3], "-n", "3", "-r", "1", *more).code == code
 
 
 @pytest.mark.slow
 def test_a_family_by_autograd_has_no_theorem_and_says_so(howsmooth, module, tokenizer, tmp_path, beginning):
     module("roformer").save_pretrained(tmp_path / "unknown")
     tokenizer.save_pretrained(tmp_path / "unknown")
-    place = ("--model", str(tmp_path / "unknown"), "--layer", "0", "--text", beginning, "--eps", "0.1")
+    place = (str(tmp_path / "unknown"), "--layer", "0", "--text", beginning, "--eps", "0.1")
     done = howsmooth("worst-case", *place, *QUICK)
     assert done.code == 0
     assert "Nothing is proven: the theorem is about attention in closed form." in done.out

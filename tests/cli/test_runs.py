@@ -107,6 +107,7 @@ def test_what_is_proven_is_rounded_to_the_side_where_it_stays_true_in_every_comm
             console.print(found)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     texts = (
+        howsmooth("show", "run", "--records").out,
         howsmooth("show", "run").out,
         re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL),
         " ".join(re.findall(r'"[^"]*"', page)),  # what is told to a pointer

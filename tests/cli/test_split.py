@@ -14,7 +14,7 @@ def line(tmp_path):
 
 
 def test_the_answer_is_the_first_line(howsmooth, line):
-    done = howsmooth("split", "--A", line, "--V", line, "--tokens", line, "--masses", line)
+    done = howsmooth("split", line, "--tokens", line, "--masses", line)
     assert done.code == 0, done.err
     assert done.out.splitlines()[0] == "The measure splits at atom 1: split 1.7569, move 1.1978, constant 1.7569."
 
@@ -22,15 +22,15 @@ def test_the_answer_is_the_first_line(howsmooth, line):
 def test_a_saved_measure_is_read(howsmooth, line, tmp_path):
     path = tmp_path / "mu.json"
     path.write_text('{"points": [[-5.3], [-0.5]], "weights": [0.5, 0.5]}', encoding="utf-8")
-    done = howsmooth("split", "--A", line, "--measure", str(path))
+    done = howsmooth("split", line, "--measure", str(path))
     assert done.out.startswith("The measure splits at atom 1"), done.err
 
 
 def test_json_is_all_there_is(howsmooth, line):
-    found = json.loads(howsmooth("split", "--A", line, "--tokens", line, "--json").out)
+    found = json.loads(howsmooth("split", line, "--tokens", line, "--json").out)
     assert found["splits"]
     assert found["splitting"]["split"] == pytest.approx(1.7569, abs=1e-4)
-    rows = json.loads(howsmooth("regimes", "--A", line, "--radius", "2", "--lengths", "10,100", "--json").out)["rows"]
+    rows = json.loads(howsmooth("regimes", line, "--radius", "2", "--lengths", "10,100", "--json").out)["rows"]
     assert [row["n"] for row in rows] == [10, 100]
 
 
@@ -39,9 +39,7 @@ def test_figures_are_drawn(howsmooth, line, tmp_path):
     done = howsmooth("split", "--map-1d", "A=-1,V=1", "--figure", str(tmp_path / "map.svg"))
     assert done.out.splitlines()[0] == "8.3 % of the pairs in [−6, 6]² split (A = −1, V = 1)"
     assert (tmp_path / "map.svg").read_text(encoding="utf-8").startswith("<svg")
-    done = howsmooth(
-        "regimes", "--A", line, "--radius", "2", "--lengths", "10,100,3000", "--figure", str(tmp_path / "r.svg")
-    )
+    done = howsmooth("regimes", line, "--radius", "2", "--lengths", "10,100,3000", "--figure", str(tmp_path / "r.svg"))
     assert done.out.startswith("The constant stops growing near n = 2,981")
     assert (tmp_path / "r.svg").exists()
 
@@ -53,19 +51,19 @@ def test_figures_are_drawn(howsmooth, line, tmp_path):
         (["split", "--map-1d", "V=1"], "needs A"),
         (["split", "--map-1d", "A=-1", "--figure", "x.bmp"], "change the ending"),
         (["split", "--map-1d", "A=-1", "--figure", "nowhere/x.svg"], "no folder"),
-        (["split", "--A", "LINE"], "--tokens"),
-        (["split", "--A", "LINE", "--tokens", "nothing.npz"], "no file"),
-        (["split", "--A", "LINE", "--tokens", "LINE:token"], "did you mean 'tokens'"),
-        (["split", "--A", "LINE", "--tokens", "LINE", "--masses", "LINE:A"], "masses must have one entry"),
-        (["split", "--A", "LINE", "--measure", "nothing.json"], "no file"),
-        (["split", "--A", "LINE", "--measure", "LINE"], ".json or .safetensors"),
-        (["split", "--A", "LINE", "--measure", "x.json", "--tokens", "LINE"], "either"),
-        (["split", "--A", "LINE", "--tokens", "LINE", "--eps", "0"], "eps must be positive"),
-        (["split", "--A", "LINE", "--tokens", "LINE", "--figure", "x.svg"], "nothing to draw"),
-        (["regimes", "--A", "LINE", "--radius", "0"], "radius"),
-        (["regimes", "--A", "LINE", "--radius", "2", "--lengths", "3,x"], "whole numbers"),
-        (["regimes", "--A", "LINE", "--radius", "2", "--lengths", "1"], "at least 3"),
-        (["regimes", "--radius", "2"], "give the weights"),
+        (["split", "LINE"], "--tokens"),
+        (["split", "LINE", "--tokens", "nothing.npz"], "no file"),
+        (["split", "LINE", "--tokens", "LINE:token"], "did you mean 'tokens'"),
+        (["split", "LINE", "--tokens", "LINE", "--masses", "LINE:A"], "masses must have one entry"),
+        (["split", "LINE", "--measure", "nothing.json"], "no file"),
+        (["split", "LINE", "--measure", "LINE"], ".json or .safetensors"),
+        (["split", "LINE", "--measure", "x.json", "--tokens", "LINE"], "either"),
+        (["split", "LINE", "--tokens", "LINE", "--eps", "0"], "eps must be positive"),
+        (["split", "LINE", "--tokens", "LINE", "--figure", "x.svg"], "nothing to draw"),
+        (["regimes", "LINE", "--radius", "0"], "radius"),
+        (["regimes", "LINE", "--radius", "2", "--lengths", "3,x"], "whole numbers"),
+        (["regimes", "LINE", "--radius", "2", "--lengths", "1"], "at least 3"),
+        (["regimes", "--radius", "2"], "give a model and its --layer"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

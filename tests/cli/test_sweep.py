@@ -78,6 +78,7 @@ def test_without_a_folder_the_run_is_called_after_the_study(study, howsmooth, tm
         ("rtol", "1e-300", "rtol must be at least"),
     ],
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_a_mistake_is_one_line_that_names_file_and_line_and_leaves_nothing(
     key, value, words, study, howsmooth, tmp_path, monkeypatch
 ):
@@ -98,6 +99,7 @@ def test_a_mistake_is_one_line_that_names_file_and_line_and_leaves_nothing(
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("loaded_once")
 def test_options_that_cannot_be_are_refused_and_leave_nothing(options, words, study, howsmooth, tmp_path):
     study(**SMALL)
     done = howsmooth("sweep", "study.toml", *options)

@@ -23,6 +23,7 @@ def test_a_whole_model_is_told_in_a_sentence_a_table_and_two_charts(howsmooth, f
     assert kinds.count("text") == 4
     assert "multiply to" in " ".join(done.out.split())
     assert "to here" in done.out
+    assert done.out.startswith(howsmooth("show", "run").out)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Layers do not multiply" in page
     assert "An error hurts" in page
@@ -53,6 +54,7 @@ def test_the_first_blocks_together_are_the_first_block_and_the_last_ones_end_the
 
 
 @pytest.mark.parametrize("other", [("--map", "mlp"), ("--layers", "0"), ("--per-head",)])
+@pytest.mark.usefixtures("loaded_once")
 def test_a_whole_model_has_no_choice_of_layers_maps_and_heads(howsmooth, folder_model, tmp_path, other):
     done = howsmooth("measure", folder_model, "--whole", *other, "--out", "run")
     assert done.code == 2

@@ -9,7 +9,7 @@ from draws import gaussian
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.ellipsoid import Ellipsoid
+from howsmooth.domains.norm_image import Ellipsoid
 
 KINDS = {"layer": hs.maps.LayerNorm, "rms": hs.maps.RMSNorm}
 
@@ -60,7 +60,7 @@ GAINS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [2, 3, 6])
+@pytest.mark.parametrize("d", [2, 6])
 @pytest.mark.parametrize("name", GAINS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_balls_around_the_image_touch_it_and_contain_it(rng, kind, name, d):

@@ -71,8 +71,8 @@ def parse(name, *arguments):
 def test_a_command_that_does_not_exist_is_noticed():
     with pytest.raises(KeyError):
         parse("mesure")
-    with pytest.raises(Exception, match="No such option: --layer"):
-        parse("measure", "--layer", "3")
+    with pytest.raises(Exception, match="No such option: --layr"):
+        parse("measure", "--layr", "3")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

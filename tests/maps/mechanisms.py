@@ -114,7 +114,7 @@ def plain_entmax(f, q, k, v):
 
     with torch.no_grad():
         low, high = z.amin(-1, keepdim=True) - 1e3, z.amax(-1, keepdim=True)
-        for _ in range(200):
+        for _ in range(60):
             middle = (low + high) / 2
             above = excess(middle) > 0
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)

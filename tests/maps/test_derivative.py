@@ -41,7 +41,7 @@ def test_products_match_the_dense_jacobian(case, rng):
     assert_close(J.vjp(G).flatten(), dense.mT @ G.flatten())
 
 
-@pytest.mark.parametrize("case", SINGLE, ids=str)
+@pytest.mark.parametrize("case", [c for c in SINGLE if "per head" in c.name or c.name == "everything"], ids=str)
 def test_rebuilding_the_weights_changes_nothing(case, rng):
     J, dense, E, G = products_and_dense(case, rng, memory=0)
     assert J.pattern.kept is None
@@ -57,6 +57,7 @@ def test_tiles_change_nothing(case, memory, rng, monkeypatch):
     monkeypatch.setattr(pattern, "LEAST_ROWS", 2)
     J, dense, E, G = products_and_dense(case, rng, memory=memory)
     assert len(J.pattern.tiles) == 4
+    assert (J.pattern.kept is None) == (memory == 0)
     assert_close(J.jvp(E).flatten(), dense @ E.flatten())
     assert_close(J.vjp(G).flatten(), dense.mT @ G.flatten())
 
@@ -94,15 +95,6 @@ def test_some_operators_of_a_batch_can_be_taken(case, memory, rng):
     axes = len(J.batch) - 1
     assert_close(some.jvp(E.flatten(0, axes)[index]), J.jvp(E).flatten(0, axes)[index])
     assert_close(some.vjp(G.flatten(0, axes)[index]), J.vjp(G).flatten(0, axes)[index])
-
-
-@pytest.mark.parametrize("case", CASES + BATCHED, ids=str)
-def test_the_vjp_is_the_adjoint_of_the_jvp(case, rng):
-    f, X = case.build(rng)
-    J = f.jacobian(X)
-    E = torch.randn(X.shape, dtype=X.dtype, generator=rng)
-    G = torch.randn(*J.batch, *J.codomain, dtype=X.dtype, generator=rng)
-    assert_close((J.jvp(E) * G).sum(), (J.vjp(G) * E).sum())
 
 
 @pytest.mark.slow

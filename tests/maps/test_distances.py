@@ -6,7 +6,7 @@ from cases import DISTANCES, D, N, layer
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.maps.distances import Distances
+from howsmooth.maps.positions import Distances
 from howsmooth.theory.at_input.local import local_upper
 from howsmooth.theory.ball.softmax import sharp_upper
 

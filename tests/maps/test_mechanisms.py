@@ -1,6 +1,7 @@
 """Every mechanism against its definition: values, products, batches, tiles, derivatives of derivatives."""
 
 import dataclasses
+import importlib
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.maps import attention_weights as pattern
+from howsmooth.search.mechanisms import COUNTING as COUNTING_KINDS
+from howsmooth.search.mechanisms import MECHANISMS
 
 FEATURE = {feature.name: feature for feature in FEATURES}
 CAUSAL = [Layer(kind, FEATURE["causal, grouped, weights"]) for kind in KINDS if kind.maskable]
@@ -166,3 +169,10 @@ def test_one_narrow_head_is_compressed_exactly(kind, rng):
     basis = torch.eye(N * 5, dtype=X.dtype).unflatten(-1, small.domain)
     assert_close(top(torch.stack([small.jvp(e).flatten() for e in basis])), top(dense_jacobian(f, X)))
     assert_close(embed(E).norm(), E.norm())
+
+
+def test_the_kinds_that_the_command_line_lists_are_those_that_classes_declare():
+    for kind, (module, name, fields) in MECHANISMS.items():
+        declared = getattr(importlib.import_module(f"howsmooth.maps.{module}"), name)
+        assert declared.kinds[kind] == fields
+        assert (kind in COUNTING_KINDS) == (kind in declared.counting_kinds)

@@ -8,7 +8,7 @@ from draws import gaussian
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, NonFiniteError, ShapeError
-from howsmooth.maps.distances import Distances
+from howsmooth.maps.positions import Distances
 from howsmooth.theory.assumptions import require_attention
 
 pytestmark = pytest.mark.untyped

@@ -155,7 +155,7 @@ def test_heads_that_are_changed_are_refused(head, rng):
 
 @pytest.mark.parametrize("family", each(sorted(EVERY)))
 def test_families_differ_from_their_modules_by_rounding_alone_whatever_the_size_of_their_weights(family, rng):
-    for gain in (0.1, 10, 100):
+    for gain in (0.1, 100):
         module = copy.deepcopy(build(family).module).float()
         with torch.no_grad():
             for parameter in module.parameters():

@@ -6,8 +6,9 @@ import re
 import pytest
 from measured import changed, grid, measurement, record
 
-from howsmooth.report.answer import answer_rows, columns_of
+from howsmooth.report.answer import answer_rows, columns_of, terms
 from howsmooth.report.sentences import growth_sentence, growth_words, sentence
+from howsmooth.studies.kinds import kind_names
 from howsmooth.theory.results import BoundsTable
 
 
@@ -29,7 +30,8 @@ def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_s
     ("found", "said", "unsaid"),
     [
         (measurement(grid(layers=1)), "layer 0 grows 2.41-fold", "smoothest"),
-        (measurement(grid(lower=0.0)), "grows 0-fold", "∞"),
+        (measurement(grid(lower=0.0)), "shrinks to 0 of its size", "∞"),
+        (measurement(grid(lower=0.065)), "shrinks to 0.065 of its size", "grows"),
         (measurement(grid(typical=None)), "grows 4.82-fold; for any 16 tokens", "random"),
         (measurement(grid(), planned=99), "So far, at 16 tokens", "At "),
         (measurement([record(0, 4, 0), record(1, 8, 0)]), "no length in common", "grows"),
@@ -119,3 +121,8 @@ def test_strips_place_all_numbers_on_one_logarithmic_line():
     # equal ratios lie equally far apart
     assert strips[0].marks[1][1] - strips[0].marks[0][1] == pytest.approx(strips[2].marks[1][1] - strips[2].marks[0][1])
     assert answer_rows([(0, measurement(grid(lower=0.0)))])[0].strip is None
+
+
+@pytest.mark.parametrize("kind", kind_names())
+def test_the_words_of_every_kind_of_record_are_explained(kind):
+    assert terms([], {kind})

@@ -107,7 +107,7 @@ def test_a_chart_takes_its_colours_from_the_palette_so_that_themes_replace_them(
 @pytest.mark.parametrize("name", [name for name in NAMES if next(k for k in charts() if k.name == name).per_layer])
 def test_the_rows_of_a_chart_of_one_layer_say_which_layer(name):
     kind, section, chart = drawn(name)
-    if kind.on_page:
+    if kind.on_page(section):
         assert {row["layer"] for row in rows_of(chart)} == {layer.layer for layer in kind.layers(section)}
 
 
@@ -135,6 +135,20 @@ def test_a_chart_that_would_be_empty_is_not_drawn():
     assert chart_names(EVERY["zeros only"]) == ["layers_by_length", "heads_by_layer", "bounds_ladder"]
     assert chart_names(EVERY["robustness, no shares"]) == ["robustness-relative_growth"]
     assert chart_names(EVERY["robustness, zeros at the shortest"]) == ["robustness-concentration"]
+
+
+def test_a_page_has_no_chart_of_a_single_dot_or_cell_though_it_can_be_asked_for():
+    assert [drawing.name for drawing in drawings(EVERY["zeros only"])] == ["layers_by_length", "bounds_ladder"]
+    assert [drawing.name for drawing in drawings(EVERY["one record"])] == ["bounds_ladder"]
+    assert "constant_against_length" in chart_names(EVERY["one record"])
+    assert drawings(EVERY["real, one record"]) == []
+    assert drawings(EVERY["monitor, one layer and step"]) == []
+
+
+def test_a_series_of_one_point_is_a_point_and_no_line():
+    (drawing,) = drawings(EVERY["attack, one radius, no ceiling"])
+    marks = {layer["mark"]["type"] for layer in drawing.spec["spec"]["layer"]}
+    assert marks == {"point"}
 
 
 def test_a_chart_is_added_by_one_file(tmp_path, monkeypatch):

@@ -64,5 +64,5 @@ def test_a_worst_input_is_offered_where_the_theory_has_one():
     ladder = BoundsTable(bounds=(lower_bound(5.0, "sharp_lower", "tokens in a ball", "a theorem"),))
     layer = dataclasses.replace(found.layers[1], ladder=ladder)
     assert worst_inputs(dataclasses.replace(found, layers=(found.layers[0], layer))) == {
-        1: "howsmooth worst-case --model m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
+        1: "howsmooth worst-case m --layer 1 --map attention --n 16 --radius 9 --save worst.safetensors"
     }

@@ -10,6 +10,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from drawn import attacks, certificates, pieces, watched
 from measured import LADDER, grid, heads, measurement, record, run_of
 from msgspec.structs import replace
 
@@ -181,6 +182,33 @@ def test_layers_without_a_common_length_are_not_ranked():
     assert "smoothest" not in page.text
 
 
+@pytest.mark.parametrize(
+    ("run", "title"),
+    [
+        (run_of(measurement(grid())), "How smooth is attention in m?"),
+        (run_of(measurement(grid(part="mlp"), map="mlp")), "How smooth is mlp in m?"),
+        (run_of(records=attacks(layers=1)), "Attacks on m, layer 0"),
+        (run_of(records=attacks()), "Attacks on m, layers 0 and 1"),
+        (run_of(records=certificates()), "How far may words move before reviews decides otherwise?"),
+        (run_of(records=watched()), "How smooth is mine while it is trained?"),
+        (run_of(measurement(grid(part="model"), map="model"), records=pieces()), "How smooth is minilm as a whole?"),
+        (run_of(), "How smooth is attention?"),
+    ],
+)
+def test_a_page_is_called_by_its_question_and_its_model(run, title):
+    page = render(run)
+    assert f"<h1>{title}</h1>" in page
+    assert f"<title>{title}</title>" in page
+
+
+def test_of_a_whole_model_its_blocks_come_first_and_no_layer_is_called_the_least_smooth():
+    one = measurement(grid(layers=1, lengths=(16,), part="model"), map="model")
+    page = Page(render(run_of(one, records=pieces())))
+    assert page.text.index("multiply to") < page.text.index("the worst small perturbation")
+    assert "least smooth" not in page.text
+    assert "layers_by_length" not in page.text
+
+
 def test_a_doubted_law_is_doubted_everywhere():
     bent = {4: 1.0, 8: 3.0, 16: 3.0}
     found = measurement([record(0, n, w, lower=bent[n] * (1 + 0.001 * w)) for n in bent for w in range(3)])
@@ -194,7 +222,7 @@ def test_a_run_of_the_paper_has_a_sentence_for_each_study_and_the_command():
     plan = plan_of(tuple(r.ask for r in records), figure="adversarial", command="howsmooth paper adversarial")
     page = Page(render(run_of(records=records, plans=(plan,), commands=(plan.command,))))
     assert "tied pairs attain" not in page.text.split("The answer")[0]
-    assert "Adversarial data: inputs built from one head . The paper's two points grow like n^0.50" in page.text
+    assert "The answer The paper's two points grow like n^0.50" in page.text
     assert "howsmooth paper adversarial" in page.text
     assert page.all("section", **{"class": "study"})[0]["data-name"] == "adversarial"
     assert {a.get("id") for a in page.all("dd")} >= {"term-inputs"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from draws import gaussian
 from oracles import constant
-from theory.example_layers import ROUNDING, form, random_layer
+from theory.example_layers import ROUNDING, form
 from theory.witness_checks import MEASURED, assert_honest, assert_in_ball, assert_on_image
 
 import howsmooth as hs
@@ -32,11 +32,14 @@ def tied_pair(n, radius):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_the_worst_input_of_the_identity_is_found(causal):
+def test_the_worst_input_of_the_identity_is_found(causal, rng):
     f = form(IDENTITY, causal=causal)
-    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0))
-    assert found.value >= 22.5
+    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), steps=20)
+    assert found.value >= 22.5  # more than any explicit input attains
     assert found.value <= constant(f, found.tokens) * (1 + 1e-12)
+    assert_honest(f, found, 10, rng)
+    assert_in_ball(found.tokens, 5.0)
+    assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
 
 
 @pytest.mark.slow
@@ -48,11 +51,12 @@ def test_random_starts_alone_find_it_too():
 @pytest.mark.slow
 def test_random_starts_alone_come_near_the_worst_masked_input():
     # the token that sees all others has to be the last one, and no small step changes the order of tokens
-    assert hs.maximise(alone(form(IDENTITY, causal=True)), n=10, domain=hs.domains.Ball(5.0)).value >= 20.9
+    f = alone(form(IDENTITY, causal=True))
+    assert hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), steps=60).value >= 20.9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "steps"), [(20, 100), (200, 5)])
+@pytest.mark.parametrize(("n", "steps"), [(20, 45), (200, 5)])
 def test_a_tied_pair_is_not_lost(n, steps):
     f, X = form(-IDENTITY), tied_pair(n, 4.0)
     found = hs.maximise(alone(f), n=n, domain=hs.domains.Ball(4.0), starts=[X], steps=steps)
@@ -78,26 +82,20 @@ DOMAINS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("causal", "name"), [(place % 2 == 1, name) for place, name in enumerate(DOMAINS)])
-def test_a_search_climbs_stays_in_its_domain_and_beats_its_starts(name, causal, rng):
+def test_a_search_climbs_stays_in_its_domain_beats_its_starts_and_tells_its_trace(name, causal, rng):
     f, X = layer(rng, causal=causal), gauss(rng, 5, 4)
-    domain, starts = DOMAINS[name](X), gauss(rng, 3, 5, 4)
-    found = hs.maximise(alone(f), n=5, domain=domain, starts=starts, steps=25, generator=rng)
+    domain, starts, seen = DOMAINS[name](X), gauss(rng, 3, 5, 4), []
+    found = hs.maximise(
+        alone(f), n=5, domain=domain, starts=starts, steps=25, generator=rng, progress=lambda *call: seen.append(call)
+    )
     begun = max(constant(f, x).item() for x in domain.nearest(starts))
     assert found.value > 1.02 * begun
     assert found.trace[0] == pytest.approx(begun, rel=1e-3)
     torch.testing.assert_close(domain.nearest(found.tokens), found.tokens, rtol=0, atol=1e-12)
     assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
     assert found.domain == domain.describe(5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DOMAINS)
-def test_the_trace_never_falls_and_ends_at_what_is_found(name, rng):
-    f, seen = layer(rng), []
-    domain = DOMAINS[name](gauss(rng, 5, 4))
-    found = hs.maximise(f, n=5, domain=domain, steps=12, progress=lambda *call: seen.append(call))
     assert list(found.trace) == sorted(found.trace)
-    assert len(found.trace) == 13
+    assert len(found.trace) == 26
     assert seen == list(enumerate(found.trace))[1:]
     assert found.trace[-1] <= found.measured.upper * (1 + 1e-12)
     assert found.value >= found.trace[-1] * 0.999
@@ -139,7 +137,7 @@ def test_theory_adds_inputs_to_the_starts_of_attention(rng):
 def test_the_same_generator_finds_the_same_input_and_the_global_one_is_left_alone(rng):
     f, before = layer(rng), torch.get_rng_state()
     runs = [
-        hs.maximise(alone(f), n=5, domain=hs.domains.Ball(2.0), steps=10, generator=generator)
+        hs.maximise(alone(f), n=5, domain=hs.domains.Ball(2.0), steps=4, generator=generator)
         for generator in (None, None, torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
     ]
     assert torch.equal(runs[0].tokens, runs[1].tokens)
@@ -160,8 +158,9 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_any_map_is_searched_and_tells_the_dimension(name, rng):
     f = MAPS[name](rng)
-    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=10)
+    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=4)
     assert found.value == pytest.approx(constant(f, found.tokens).item(), rel=1e-3)
+    assert found.value <= constant(f, found.tokens).item() * ROUNDING
     assert found.trace[-1] > found.trace[0]
 
 
@@ -186,7 +185,7 @@ def test_a_module_is_searched_in_its_own_precision_and_left_as_it_was():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_searched_in_float32(dtype, rng):
     f = layer(rng).to(dtype)
-    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=5)
+    found = hs.maximise(f, n=4, domain=hs.domains.Ball(2.0), starts=2, steps=2)
     assert found.tokens.dtype == torch.float32
     assert found.value == pytest.approx(constant(f.to(torch.float64), found.tokens.double()).item(), rel=1e-3)
 
@@ -222,31 +221,10 @@ def test_a_search_over_masses_takes_half_precision_in_float32():
 
 
 @pytest.mark.slow
-def test_search_beats_the_explicit_inputs_for_the_identity(rng):
-    f = form(torch.eye(2).double())
-    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), starts=4, steps=100, generator=rng)
-    assert found.value >= 22.5
-    assert_honest(f, found, 10, rng)
-    assert_in_ball(found.tokens, 5.0)
-    assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
-    assert found.trace
-    assert list(found.trace) == sorted(found.trace)
-    assert found.trace[-1] <= found.measured.upper.item() * ROUNDING
-
-
-@pytest.mark.slow
-def test_search_keeps_the_tied_pair_of_minus_the_identity(rng):
-    f = form(-torch.eye(2).double())
-    found = hs.maximise(f, n=10, domain=hs.domains.Ball(5.0), starts=4, steps=60, generator=rng)
-    assert found.value >= hs.inputs.tied_pair(f, 10, 5.0).value * 0.999
-    assert found.value <= hs.bounds.sharp_upper(f, n=10, radius=5.0).value
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_search_never_ends_below_its_starts(rng, causal):
     f = form(gaussian(rng, 3, 3), gaussian(rng, 3, 3), causal=causal)
-    found = hs.maximise(f, n=5, domain=hs.domains.Ball(2.0), starts=3, steps=15, generator=rng)
+    found = hs.maximise(f, n=5, domain=hs.domains.Ball(2.0), starts=3, steps=4, generator=rng)
     best = max(hs.inputs.tied_pair(f, 5, 2.0).value, hs.inputs.equal_tokens(f, 5, 2.0).value)
     assert found.value >= best / MEASURED
     assert_honest(f, found, 5, rng)
@@ -271,7 +249,7 @@ def test_what_search_finds_lies_in_its_domain_and_beats_random_inputs(rng, name)
     f, X = form(2 * gaussian(rng, 3, 3), gaussian(rng, 3, 3)), gaussian(rng, 4, 3)
     domain, holds = WITH_MEMBERSHIP[name]
     # upper ends hold at 99.9 %: how often they miss is counted in tests/spectral, here none may
-    found = hs.maximise(f, n=4, domain=domain(X), starts=3, steps=30, generator=torch.Generator().manual_seed(1))
+    found = hs.maximise(f, n=4, domain=domain(X), starts=3, steps=12, generator=torch.Generator().manual_seed(1))
     assert holds(X, found.tokens)
     assert_honest(f, found, 4, rng)
     random = gaussian(rng, 200, 4, 3)
@@ -288,21 +266,7 @@ def test_what_search_finds_lies_in_its_domain_and_beats_random_inputs(rng, name)
 def test_search_over_the_image_of_a_norm_stays_on_the_ellipsoid(rng, kind):
     f = form(gaussian(rng, 4, 4), gaussian(rng, 4, 4))
     norm_map = kind(gain=gaussian(rng, 4).abs() + 0.5, bias=gaussian(rng, 4))
-    found = hs.maximise(f, n=5, domain=hs.domains.LayerNormImage(norm_map), starts=3, steps=20, generator=rng)
+    found = hs.maximise(f, n=5, domain=hs.domains.LayerNormImage(norm_map), starts=3, steps=6, generator=rng)
     assert_on_image(found.tokens, norm_map)
     assert_honest(f, found, 5, rng)
     assert found.value <= hs.bounds.sharp_upper(f, n=5, radius=norm_map.image.radius).value * ROUNDING
-
-
-@pytest.mark.slow
-def test_search_takes_layers_and_compositions(rng):
-    attention = random_layer(rng, d=4, out=4)
-    maps = [
-        attention,
-        hs.maps.Residual(attention),
-        hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(4).double()), attention),
-    ]
-    for f in maps:
-        found = hs.maximise(f, n=4, d=4, domain=hs.domains.Sphere(2.0), starts=2, steps=5, generator=rng)
-        assert found.tokens.shape == (4, 4)
-        assert found.value <= constant(f, found.tokens).item() * ROUNDING

@@ -49,7 +49,7 @@ def test_the_constant_grows_like_the_root_of_the_length_and_then_stops():
 @pytest.mark.parametrize(("A", "atoms", "value"), [(-1.0, 3, 165.84), (8.0, 3, 278.0)])
 def test_worst_measures_are_few_unbalanced_diracs(A, atoms, value):
     f = hs.Attention.single_head(A=A * ONE, V=ONE)
-    worst = hs.maximise(f, n=atoms, domain=hs.domains.Ball(2.0), weights=True, steps=300)
+    worst = hs.maximise(f, n=atoms, domain=hs.domains.Ball(2.0), weights=True, steps=60)
     assert worst.value >= value
     assert_close(float(worst.weights.sum()), 1.0)
     assert bool((worst.tokens.abs() <= 2).all())
@@ -87,7 +87,7 @@ def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
 
 @pytest.mark.slow
 def test_the_map_of_pairs_is_that_of_splitting():
-    found = hs.search.splitting_map(A=-1.0, V=2.0, span=6.0, step=2.0)
+    found = hs.search.splitting_map(A=-1.0, V=2.0, span=6.0, step=3.0)
     f = hs.Attention.single_head(A=-ONE, V=2 * ONE)
     for i, x in enumerate(found.grid):
         for j, y in enumerate(found.grid):

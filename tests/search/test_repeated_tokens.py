@@ -19,7 +19,7 @@ OTHERS = [kind for kind in MECHANISMS if kind != "softmax"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(length_regimes, "STEPS", 4)
+    monkeypatch.setattr(length_regimes, "STEPS", 2)
     monkeypatch.setattr(length_regimes, "RUNS", 4)
     monkeypatch.setattr(length_regimes, "PATTERNS", 1)
 

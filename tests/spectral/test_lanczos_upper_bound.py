@@ -14,7 +14,7 @@ import howsmooth as hs
 from howsmooth.errors import ConvergenceWarning
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.lanczos_upper_bound import exceeds, least_overlap, upper_bound
-from howsmooth.spectral.vectors import random_start
+from howsmooth.spectral.operators import random_start
 
 N = 60
 

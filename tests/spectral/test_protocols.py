@@ -2,8 +2,8 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.spectral.deflation import Deflated
-from howsmooth.spectral.protocols import Compressible, Differentiable, Guessing, Separable, measurable
+from howsmooth.spectral.operators import Compressible, Differentiable, Guessing, Separable, measurable
+from howsmooth.spectral.solvers import Deflated
 
 
 def gauss(rng, *shape):

@@ -14,6 +14,30 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 
+# One map of each kind: that products are right for all others is known from tests/maps.
+KINDS = [
+    case
+    for case in CASES
+    if case.name
+    in (
+        "causal form, rectangular V",
+        "everything",
+        "rotary, grouped queries",
+        "concatenated heads",
+        "one narrow head",
+        "query norm, rotary, soft cap",
+        "token weights, one zero",
+        "head of a layer",
+        "distances, causal window",
+        "norms over all heads",
+        "layer norm",
+        "gated mlp",
+        "pooling",
+        "block, then the mean",
+        "side by side",
+    )
+]
+
 
 def assert_brackets(estimate, value):
     """The value lies inside the bracket, up to the rounding of the lower end."""
@@ -32,8 +56,7 @@ def exact_constant(case):
     return constant(*at_first(case))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_the_norm_is_that_of_the_dense_jacobian(case, rng):
     (f, X), exact = at_first(case), exact_constant(case)
     estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
@@ -59,8 +82,7 @@ def test_a_batch_gives_what_its_members_give(case, rng):
     assert estimate.token_sensitivity.shape == X.shape[:-1]
     dense = torch.func.jacrev(f)(X)
     count = torch.Size(case.batch).numel()
-    rows, columns = dense[0].numel() // X.numel() if count == 0 else dense.numel() // X.numel(), X.numel()
-    blocks = dense.reshape(count, rows // count, count, columns // count)
+    blocks = dense.reshape(count, -1, count, X.numel() // count)
     exact = torch.stack([torch.linalg.matrix_norm(blocks[b, :, b], 2) for b in range(count)])
     assert_close(estimate.lower.flatten(), exact)
 
@@ -137,8 +159,7 @@ def test_a_good_guess_saves_products_and_keeps_the_upper_bound_honest(rng):
     assert bool((informed.upper >= exact).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if "norm" not in c.name and "residual" not in c.name], ids=str)
+@pytest.mark.parametrize("case", [c for c in KINDS if "norm" not in c.name], ids=str)
 def test_without_certificate_every_map_is_measured_right_too(case, rng):
     f, X = at_first(case)
     estimate = hs.local_lipschitz(f, X, certify=False, rtol=1e-6, generator=rng)
@@ -151,15 +172,6 @@ def test_the_residual_is_the_distance_to_a_singular_value(rng):
     estimate = hs.spectral_norm(op, certify=False, rtol=1e-2, generator=rng)
     nearest = (op.entries - estimate.lower).abs().min()
     assert float(nearest) <= float(estimate.residual) * (1 + 1e-9)
-
-
-def test_the_same_generator_gives_the_same_digits():
-    f = hs.Attention.random(heads=2, d=16, generator=torch.Generator().manual_seed(1))
-    X = torch.randn(30, 16, generator=torch.Generator().manual_seed(2))
-    first, second = (hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    assert torch.equal(first.lower, second.lower)
-    assert torch.equal(first.upper, second.upper)
-    assert torch.equal(first.direction, second.direction)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -251,7 +263,7 @@ def test_tied_scores_are_measured_right():
 def test_clustered_tops_of_large_operators_stay_inside_the_error_bar(dtype, rng):
     entries = torch.linspace(0, 0.999, 10_000, dtype=torch.float64)
     entries[-50:] = 1 - 1e-6 * torch.rand(50, dtype=torch.float64, generator=rng)
-    op = Diagonal(entries.to(dtype), count=10)
+    op = Diagonal(entries.to(dtype), count=2)
     estimate = hs.spectral_norm(op, generator=rng)
     top = float(entries.to(dtype).max())
     assert bool((estimate.upper >= top).all())
@@ -349,11 +361,6 @@ def test_a_norm_is_as_steep_as_its_smallest_token(scales, seed):
 
 
 # Values of the theory
-
-
-def test_the_cesaro_operator_of_ten_tokens():
-    f = hs.Attention.single_head(A=torch.eye(2).double(), V=torch.eye(2).double(), causal=True)
-    assert float(hs.local_lipschitz(f, torch.ones(10, 2).double(), rtol=1e-9).lower) == pytest.approx(1.4101, abs=5e-5)
 
 
 def test_the_sharp_points_of_minus_identity():
@@ -591,19 +598,6 @@ def test_the_cesaro_operator_has_norm_1_4101(rng):
     f = hs.Attention.single_head(A=gaussian(rng, 2, 2), V=torch.eye(2).double(), causal=True)
     X = gaussian(rng, 1, 2).repeat(10, 1)
     assert hs.local_lipschitz(f, X, rtol=1e-6).lower == pytest.approx(1.4101, abs=5e-5)
-
-
-@pytest.mark.slow
-def test_the_sharp_points_reach_160_310():
-    e = torch.tensor([1.0, 0.0]).double()
-    z = torch.tensor([0.0, 1.0]).double()
-    X = 4 * torch.cat([z[None], -z[None], e.expand(198, 2)])  # θ = π/2, r = R = 4, A = −I
-    f = hs.Attention.single_head(A=-torch.eye(2).double(), V=torch.eye(2).double())
-    truth = torch.linalg.matrix_norm(dense_jacobian(f, X), ord=2)
-    assert truth.item() == pytest.approx(160.310, abs=5e-4)
-    estimate = hs.local_lipschitz(f, X)
-    assert estimate.lower <= truth * (1 + 1e-12)
-    assert estimate.upper >= truth * (1 - 1e-12)
 
 
 def test_tokens_and_weights_that_require_grad_are_measured_as_well(rng):

@@ -65,9 +65,9 @@ def exact(f, X):
     return found
 
 
-def finite_differences(of, x):
+def finite_differences(of, x, entries=4):
     """Return the gradient of a number by central differences in a few entries of ``x``, and those entries."""
-    places = torch.randperm(x.numel())[:4]
+    places = torch.randperm(x.numel())[:entries]
     slopes = []
     for place in places:
         ends = []
@@ -91,7 +91,7 @@ def test_value_and_gradients_are_those_of_the_exact_norm(name):
     assert_close(X.grad.view(-1)[places], slopes, rtol=1e-5, atol=1e-7)  # differences lose half of the digits
     for parameter in f.parameters():
         if parameter.grad is not None:
-            slopes, places = finite_differences(lambda: exact(f, X.detach()).sum(), parameter.data)
+            slopes, places = finite_differences(lambda: exact(f, X.detach()).sum(), parameter.data, entries=1)
             assert_close(parameter.grad.view(-1)[places], slopes, rtol=1e-5, atol=1e-7)
 
 
@@ -137,7 +137,7 @@ def test_warm_starts_reach_the_cold_value_while_weights_drift():
     f, X, state = block(8).double(), tokens(4, 6, 8), hs.training.WarmStart()
     ways = [0.2 * torch.randn_like(parameter) for parameter in f.parameters()]
     worst = []
-    for step in range(15):
+    for step in range(8):
         with torch.no_grad():
             for parameter, way in zip(f.parameters(), ways, strict=True):
                 parameter += 0.01 * way  # a hundredth of what weights scatter by

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.attacks.objective import Objective
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.vectors import broadcast, flat, random_start
+from howsmooth.spectral.operators import broadcast, flat, random_start
 
 # PGD: steps of a run, and their total length in diameters of the ball.
 PGD_STEPS, PGD_REACH = 40, 2.5

@@ -10,13 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.linear_operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Constrained, Differentiable
-from howsmooth.spectral.vectors import divide, norms, random_start
+from howsmooth.spectral.operators import Constrained, Differentiable, divide, norms, random_start
 
 Target = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]
@@ -102,14 +101,17 @@ def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Ten
     return recorded.detach(), vjp
 
 
-class CountedOperator:
-    """A linear operator that tells how often it was applied."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountedOperator(Operator):
+    """A linear operator that counts its products.
 
-    def __init__(self, op: LinearOperator, spend: Callable[[int], None]) -> None:
-        """Call ``spend`` with one for every product with ``op`` or its transpose."""
-        self.op, self.spend = op, spend
-        self.batch, self.domain, self.codomain = op.batch, op.domain, op.codomain
-        self.dtype, self.device = op.dtype, op.device
+    Attributes:
+        op: The operator.
+        spend: Called with one for every product with it or its transpose.
+    """
+
+    op: LinearOperator
+    spend: Callable[[int], None]
 
     def jvp(self, E: Tensor) -> Tensor:
         """Apply the operator."""
@@ -173,7 +175,7 @@ class Objective:
     ) -> None:
         """Begin at no perturbation; the derivative ``J`` at ``X`` and the value ``there`` are known."""
         self._f, self._target = f, target
-        self.J = CountedOperator(J, self._spend)
+        self.J = CountedOperator(op=J, spend=self._spend, **fields_of(J))
         self.X, self.there, self.ball, self.budget, self.spent = X, there, ball, budget, 0
         self.best = torch.zeros_like(X)
         self.value = torch.zeros(self.batch, dtype=torch.float64, device=X.device)

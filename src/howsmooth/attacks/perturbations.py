@@ -14,12 +14,10 @@ from howsmooth.attacks.objective import Objective, PerturbationBall, Target, che
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
-from howsmooth.markup import paragraph
+from howsmooth.markup import paragraph, strict_json
 from howsmooth.spectral.autograd import linearise
-from howsmooth.spectral.protocols import HALF, measurable, require_map
+from howsmooth.spectral.operators import HALF, measurable, norms, require_map
 from howsmooth.spectral.solvers import spectral_norm
-from howsmooth.spectral.vectors import norms
-from howsmooth.strict import strict_json
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
 from howsmooth.wording import at_least, at_most, number

@@ -19,8 +19,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.protocols import Jacobian, Map

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from howsmooth.studies.records import Failure, Record
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
+    from howsmooth.studies.runs.run import Run
 
 # How many failures are said in full, and how many records of a kind are shown.
 MANY, ROWS = 5, 40
@@ -98,6 +99,33 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
     # the middle leaves first: the ends say how it grows
     inner = [names[place] for place in columns[1:-1]]
     console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
+
+
+def print_run(run: "Run", *, records: bool) -> None:
+    """Print the answer of a run as the command that made it did, or its records as tables."""
+    from howsmooth.studies.kinds import kind_named
+
+    told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
+    for measurement in run.measurements if not records else ():
+        print_answer(measurement)
+    known = {record.ask.key: record for record in run.records if record.ask.key not in told}
+    # in the order in which they were asked for
+    keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
+    kinds: dict[str, list[Record]] = {}
+    for key in keys:
+        if key in known:
+            kinds.setdefault(known[key].ask.kind, []).append(known[key])
+    for kind, some in kinds.items():
+        if kind == "whole" and not records:
+            from howsmooth.studies.runs.composition import compositions
+
+            print_compositions(compositions(some))
+        elif (summarise := kind_named(kind).summarise) is not None and not records:
+            console = visible_console()
+            for each in summarise(some):
+                console.print(each)
+        else:
+            print_records(kind, some)
 
 
 def print_records(kind: str, records: "Sequence[Record]") -> None:

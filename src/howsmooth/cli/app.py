@@ -5,75 +5,55 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-TYPE_CHECKING = False  # as in howsmooth's own __init__: typing takes longer to import than all that stands here
-if TYPE_CHECKING:
-    from typing import Any
-
 INTERRUPTED = 130
-# Set while a Ctrl-C waits for somebody who handles it.
-_pending = threading.Event()
 
 
 def main() -> None:
-    """Run the command line."""
-    with one_line_on_interrupt():
+    """Run the command line; Ctrl-C ends it in one line, unless the work is one that can be stopped (``stoppable``)."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # signals come to the main thread alone
+    before = signal.signal(signal.SIGINT, _stop) if in_main_thread else None
+    try:
         from howsmooth.cli.commands import run
 
         run()
-
-
-@contextmanager
-def one_line_on_interrupt() -> Iterator[None]:
-    """Turn a Ctrl-C that nobody handled into one line and exit code 130, whatever became of it on its way.
-
-    Imports that are interrupted raise errors of their own, and callbacks swallow them: what counts is that the key was
-    pressed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals come to the main thread alone
-        return
-    _pending.clear()
-    before, hook = signal.signal(signal.SIGINT, _pressed), sys.unraisablehook
-    sys.unraisablehook = _without_interrupts(hook)
-    try:
-        yield
-    except BaseException:
-        if _pending.is_set():
-            _exit()
-        raise
     finally:
-        if not _pending.is_set():
-            sys.unraisablehook = hook
+        if in_main_thread:
             signal.signal(signal.SIGINT, before)
 
 
-def interrupt_handled() -> None:
-    """Say that a Ctrl-C was handled: the command ends by itself now, unless there is another one."""
-    _pending.clear()
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let the first Ctrl-C raise ``KeyboardInterrupt``: who catches it keeps what is done. The next one ends all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _raise)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _pressed(_number: int, frame: FrameType | None) -> None:
-    _pending.set()
+def _raise(_number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, _stop)
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            _exit()  # an import is under way: compiled modules that are interrupted meanwhile abort the process
+            _stop()  # an import is under way: compiled modules that are interrupted meanwhile abort the process
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def _without_interrupts(hook: "Any") -> "Any":
-    """Print nothing about a Ctrl-C that came in a callback."""
-    return lambda found: None if issubclass(found.exc_type, KeyboardInterrupt) else hook(found)
-
-
-def _exit() -> None:
+def _stop(_number: int = 0, _frame: FrameType | None = None) -> None:
     # whoever cannot wait presses again meanwhile
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stdout.flush()
-    print("Stopped.", file=sys.stderr, flush=True)
+    with suppress(Exception):  # the signal may have come in the middle of a flush
+        sys.stdout.flush()
+    os.write(2, b"Stopped.\n")
     # Why not sys.exit: on its way out the interpreter joins threads, and may end by the signal in place of our code.
-    # Whatever is open was closed while the interrupt came up to here, and records are kept by transactions.
+    # Records are kept by transactions, and files are written whole or not at all.
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Arrays in files: weights and measures are read, damaged or too large ones refused in a sentence; inputs are saved."""
+"""Arrays in files: weights and tokens are read, damaged or too large ones refused in a sentence; inputs are saved."""
 
 import difflib
 import math
@@ -9,81 +9,26 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.printing import say
-from howsmooth.errors import AssumptionError, DtypeError, FileError, NonFiniteError, ShapeError
-from howsmooth.files import HEADER, read_bytes, require_array, require_room, require_size
+from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.files import HEADER, require_array, require_room
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from howsmooth.theory.results import Witness
-    from howsmooth.transport.measures import DiscreteMeasure
 
 
 ENDINGS = (".npz", ".npy", ".safetensors")
-# How an archive begins, with arrays in it and without.
-ZIPPED = (b"PK\x03\x04", b"PK\x05\x06")
 # Bytes of memory for each entry: as it is stored, as float64, and what a norm takes of such a matrix.
 EACH = 4 * 8
 
 
-def read_matrix(source: str, name: str) -> "Tensor":
-    """Read one array as a tensor of float32 or float64, whichever loses nothing.
-
-    Args:
-        source: ``FILE`` or ``FILE:KEY``.
-        name: The option it was given to, and the key that is tried if none is given.
-
-    Raises:
-        FileError: If there is no such file or key, or the file is damaged.
-        DtypeError: If the entries are not real numbers.
-        ShapeError: If the array is empty.
-        NonFiniteError: If an entry is NaN or infinite.
-    """
-    import torch
-
-    path, key = split_source(source)
-    read = _read_safetensors if path.suffix == ".safetensors" else _read_numpy
-    with _explained(path):
-        x = read(path, key, name)
-    if x.numel() == 0:
-        raise ShapeError(f"{name} must not be empty, but has the shape {tuple(x.shape)} in {str(path)!r}.", field=name)
-    bad = x.numel() - int(torch.isfinite(x).sum())
-    if bad:
-        raise NonFiniteError(
-            f"{name} must be finite, but {bad} of its {x.numel()} entries in {str(path)!r} are NaN or infinite.",
-            field=name,
-        )
-    return x
-
-
-def holds_by_name(source: str, *names: str) -> bool:
-    """Tell whether a file that was given without a key holds arrays of these very names.
-
-    Raises:
-        FileError: If there is no such file, or it is damaged.
-    """
-    path, key = split_source(source)
-    if key is not None:
-        return False
-    with _explained(path):
-        return set(names) <= set(_names(path))
-
-
-def _names(path: Path) -> list[str]:
-    """Return the names of the arrays in a file; one that holds a single array has none."""
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return [member.filename.removesuffix(".npy") for member in archive.infolist()]
+def is_array_file(source: str) -> bool:
+    """Tell whether a source is written as a file of arrays, ``FILE`` or ``FILE:KEY``."""
+    return source.endswith(ENDINGS) or any(f"{ending}:" in source for ending in ENDINGS)
 
 
 def split_source(source: str) -> tuple[Path, str | None]:
@@ -110,9 +55,58 @@ def _require_readable(path: Path) -> None:
         raise FileError(f"{str(path)!r} may not be read; see its permissions.")
 
 
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in a file; an ``.npy`` file holds one without a name.
+
+    Raises:
+        FileError: If it is damaged.
+    """
+    with _explained(path):
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, framework="np") as file:  # which needs no torch
+                return list(file.keys())
+        # by its content: an archive may be called .npy
+        if not zipfile.is_zipfile(path) and path.suffix == ".npy":
+            return []
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def read_array(source: str, name: str) -> "Tensor":
+    """Read one array as a tensor of float32 or float64, whichever loses nothing.
+
+    Args:
+        source: ``FILE`` or ``FILE:KEY``.
+        name: What the array is for, and the key that is tried if none is given.
+
+    Raises:
+        FileError: If there is no such file or key, or the file is damaged or too large.
+        DtypeError: If the entries are not real numbers.
+        ShapeError: If the array is empty.
+        NonFiniteError: If an entry is NaN or infinite.
+    """
+    import torch
+
+    path, key = split_source(source)
+    chosen = _choose(array_names(path), path, key, name)
+    with _explained(path):
+        x = (_from_safetensors if path.suffix == ".safetensors" else _from_numpy)(path, chosen, name)
+    if x.numel() == 0:
+        raise ShapeError(f"{name} must not be empty, but has the shape {tuple(x.shape)} in {str(path)!r}.", field=name)
+    bad = x.numel() - int(torch.isfinite(x).sum())
+    if bad:
+        raise NonFiniteError(
+            f"{name} must be finite, but {bad} of its {x.numel()} entries in {str(path)!r} are NaN or infinite.",
+            field=name,
+        )
+    return x
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn whatever a reader stumbles over in a damaged file into one sentence."""
+    """Turn whatever a reader raises at a damaged file into one sentence."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks of the reader on the header of a file
@@ -128,90 +122,26 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_numpy(path: Path, key: str | None, name: str) -> "Tensor":
-    import numpy as np
-
-    with path.open("rb") as file:
-        if file.read(4) in ZIPPED:
-            return _read_archive(path, key, name)
-        file.seek(0)
-        require_array(file.read(HEADER), path.stat().st_size, str(path), each=EACH, field=name)
-        file.seek(0)
-        loaded = np.load(file, allow_pickle=False)
-    if key is not None:
-        raise FileError(f"{str(path)!r} holds one array without a name; leave :{key} out.", field=name)
-    return _from_numpy(loaded, path, name)
-
-
-def _read_archive(path: Path, key: str | None, name: str) -> "Tensor":
-    """Read one array of an ``.npz``; what it unpacks to is known from the directory, before anything is unpacked."""
-    import numpy as np
-
-    with zipfile.ZipFile(path) as archive:
-        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-        member = members[_choose(list(members), path, key, name)]
-        require_room(member.file_size, f"{member.filename!r} in {str(path)!r}, unpacked,", field=name)
-        with archive.open(member) as file:
-            require_array(file.read(HEADER), member.file_size, str(path), each=EACH, field=name)
-        with archive.open(member) as file:
-            return _from_numpy(np.lib.format.read_array(file, allow_pickle=False), path, name)
-
-
-def _from_numpy(array: "np.ndarray", path: Path, name: str) -> "Tensor":
-    import numpy as np
-    import torch
-
-    if array.dtype.kind not in "fiu":
-        raise DtypeError(f"{name} must hold real numbers, but is {array.dtype} in {str(path)!r}.", field=name)
-    if array.dtype.kind != "f":
-        _say_whole_numbers(name, str(array.dtype), path)
-    single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
-    with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinite, and is refused as such
-        native = np.ascontiguousarray(array, dtype=np.float32 if single else np.float64)
-    return torch.from_numpy(native).reshape(array.shape)
-
-
-def _read_safetensors(path: Path, key: str | None, name: str) -> "Tensor":
-    import torch
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        chosen = _choose(list(file.keys()), path, key, name)
-        shape = file.get_slice(chosen).get_shape()
-        require_room(EACH * math.prod(shape), f"{chosen!r} in {str(path)!r}, of shape {tuple(shape)},", field=name)
-        x: Tensor = file.get_tensor(chosen)
-    if x.is_complex() or x.dtype == torch.bool:
-        raise DtypeError(f"{name} must hold real numbers, but is {x.dtype} in {str(path)!r}.", field=name)
-    if not x.is_floating_point():
-        _say_whole_numbers(name, str(x.dtype).removeprefix("torch."), path)
-    single = x.is_floating_point() and x.dtype != torch.float64
-    return x.to(torch.float32 if single else torch.float64, copy=True)
-
-
-def _say_whole_numbers(name: str, dtype: str, path: Path) -> None:
-    """Say that whole numbers are taken as they are: quantised weights would need the scale that belongs to them."""
-    say(f"howsmooth: {name} in {str(path)!r} holds {dtype}, which is taken as real numbers, unscaled.", err=True)
-
-
 def _choose(names: list[str], path: Path, key: str | None, name: str) -> str:
-    """Pick the array that was named, or the only one, or the one called like the option."""
-    if not names:
+    """Pick the array that was named, or the only one, or the one of the name that is needed; '' without names."""
+    if not names and path.suffix != ".npy":
         raise FileError(f"{str(path)!r} holds no arrays.")
-    if key is not None:
-        if key in names:
-            return key
+    if key is None and len(names) < 2:
+        return "".join(names)
+    if not names:
+        raise FileError(f"{str(path)!r} holds one array without a name; leave :{key} out.", field=name)
+    if key is None and name in names:
+        return name
+    if key is None:
+        example = f"{path}:{_nearest(name, names) or names[0]}"
+        raise FileError(
+            f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for {name}, as in {example!r}."
+        )
+    if key not in names:
         nearest = _nearest(key, names)
         hint = f"did you mean {nearest!r}?" if nearest else "choose one of them."
         raise FileError(f"{str(path)!r} has no array {key!r}; it holds {_listed(names)}: {hint}")
-    if len(names) == 1:
-        return names[0]
-    if name in names:
-        return name
-    example = f"{path}:{_nearest(name, names) or names[0]}"
-    option = name.replace("_", "-")
-    raise FileError(
-        f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for --{option}, as in {example!r}."
-    )
+    return key
 
 
 def _nearest(key: str, names: list[str]) -> str | None:
@@ -224,69 +154,51 @@ def _listed(names: list[str], most: int = 12) -> str:
     return ", ".join([repr(name) for name in names[:most]] + rest)
 
 
-MEASURE_ENDINGS = (".json", ".safetensors")
+def _from_numpy(path: Path, chosen: str, name: str) -> "Tensor":
+    """Read an ``.npy`` file, or one of an archive; how large it is, headers say before anything is unpacked."""
+    import numpy as np
+    import torch
+
+    if chosen:
+        with zipfile.ZipFile(path) as archive:
+            found = next(found for found in archive.infolist() if found.filename.removesuffix(".npy") == chosen)
+            require_room(found.file_size, f"{found.filename!r} in {str(path)!r}, unpacked,", field=name)
+            with archive.open(found) as file:
+                require_array(file.read(HEADER), found.file_size, str(path), each=EACH, field=name)
+            with archive.open(found) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+    else:
+        with path.open("rb") as file:
+            require_array(file.read(HEADER), path.stat().st_size, str(path), each=EACH, field=name)
+            file.seek(0)
+            array = np.lib.format.read_array(file, allow_pickle=False)
+    _check_numbers(array.dtype.kind, array.dtype, path, name)
+    single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinite, and is refused as such
+        native = np.ascontiguousarray(array, dtype=np.float32 if single else np.float64)
+    return torch.from_numpy(native).reshape(array.shape)
 
 
-def check_measure(tokens: str | None, masses: str | None, measure: str | None) -> None:
-    """Refuse files that are missing or too many, before any is opened.
+def _from_safetensors(path: Path, chosen: str, name: str) -> "Tensor":
+    import torch
+    from safetensors import safe_open
 
-    Raises:
-        AssumptionError: If the options contradict each other.
-        FileError: If a file is not there, or of another kind.
-    """
-    if (tokens is None) == (measure is None):
-        raise AssumptionError(
-            "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
-            "or draw --map-1d A=-1,V=1.",
-            field="tokens",
-        )
-    if masses is not None and measure is not None:
-        raise AssumptionError("a saved measure has masses of its own; leave --masses out.", field="masses")
-    for source in (tokens, masses):
-        if source is not None:
-            split_source(source)
-    if measure is not None:
-        _check_saved(Path(measure))
+    with safe_open(path, framework="pt") as file:
+        shape = file.get_slice(chosen).get_shape()
+        require_room(EACH * math.prod(shape), f"{chosen!r} in {str(path)!r}, of shape {tuple(shape)},", field=name)
+        x: Tensor = file.get_tensor(chosen)
+    kind = "c" if x.is_complex() else "b" if x.dtype == torch.bool else "f" if x.is_floating_point() else "i"
+    _check_numbers(kind, str(x.dtype).removeprefix("torch."), path, name)
+    single = x.is_floating_point() and x.dtype != torch.float64
+    return x.to(torch.float32 if single else torch.float64, copy=True)
 
 
-def read_measure(tokens: str | None, masses: str | None, measure: str | None, *, causal: bool) -> "DiscreteMeasure":
-    """Read a measure; a sequence that masked attention sees has positions too."""
-    from howsmooth.transport.measures import DiscreteMeasure
-
-    if measure is not None:
-        return _load(Path(measure))
-    points = read_matrix(tokens or "", "tokens")
-    if points.ndim != 2:
-        raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.", field="tokens")
-    weights = None if masses is None else read_matrix(masses, "masses").to(points)
-    if weights is not None and weights.shape != points.shape[:1]:
-        raise ShapeError(
-            f"masses must have one entry for each of {len(points)} tokens, got {tuple(weights.shape)}.", field="masses"
-        )
-    return DiscreteMeasure(points, weights, DiscreteMeasure.from_sequence(points, causal=causal).positions)
-
-
-def _check_saved(path: Path) -> None:
-    if path.suffix not in MEASURE_ENDINGS:
-        raise FileError(f"a measure is a {' or '.join(MEASURE_ENDINGS)} file, got {str(path)!r}.", field="measure")
-    if not path.is_file():
-        raise FileError(f"there is no file {str(path)!r}.", field="measure")
-
-
-def _load(path: Path) -> "DiscreteMeasure":
-    from howsmooth.transport.measures import DiscreteMeasure
-
-    if path.suffix == ".safetensors":
-        require_size(path, "a measure", field="measure")
-        return DiscreteMeasure.load(path)
-    try:
-        return DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
-    except UnicodeDecodeError as error:
-        raise FileError(f"{str(path)!r} cannot be read: {error}.", field="measure") from error
-    except RecursionError as error:
-        raise FileError(f"{str(path)!r} is nested too deeply for a measure.", field="measure") from error
-    except (OverflowError, RuntimeError) as error:  # torch says it in one way or the other
-        raise FileError(f"{str(path)!r} holds a number that is too large for a float.", field="measure") from error
+def _check_numbers(kind: str, dtype: Any, path: Path, name: str) -> None:
+    """Refuse what is no real number, and report integers: quantised weights need the scale that belongs to them."""
+    if kind not in "fiu":
+        raise DtypeError(f"{name} must hold real numbers, but is {dtype} in {str(path)!r}.", field=name)
+    if kind != "f":
+        say(f"howsmooth: {name} in {str(path)!r} holds {dtype}, which is taken as real numbers, unscaled.", err=True)
 
 
 def require_writable(target: Path, sources: Iterable[Path]) -> None:

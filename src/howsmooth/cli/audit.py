@@ -1,6 +1,5 @@
 """``howsmooth audit``: does a layer of the user's own code keep the Lipschitz constant that is claimed for it?"""
 
-import ast
 import importlib.util
 import math
 import os
@@ -13,10 +12,10 @@ import typer
 
 from howsmooth.cli.array_files import require_writable
 from howsmooth.cli.memory_errors import require_room, too_large
-from howsmooth.cli.options import OptionJson, OptionN, OptionSave, OptionSeed
+from howsmooth.cli.options import OptionDevice, OptionJson, OptionN, OptionSave, OptionSeed, OptionThreads, set_threads
 from howsmooth.cli.printing import ascent_bar, print_json, say
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
-from howsmooth.files import read_bytes
+from howsmooth.files import require_size
 from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ def check_code(source: str) -> tuple[Path, str]:
     """Return the file and the name in it, without running anything.
 
     Raises:
-        AssumptionError: If it is not written as ``FILE.py:NAME``, or the file does not define the name.
-        FileError: If there is no such file, or it is no Python.
+        AssumptionError: If it is not written as ``FILE.py:NAME``.
+        FileError: If there is no such file, or it cannot be read.
     """
     file, colon, name = source.rpartition(":")
     if not colon or not file or not name.isidentifier():
@@ -38,15 +37,9 @@ def check_code(source: str) -> tuple[Path, str]:
         raise FileError(f"code is a .py file, got {file!r}.", field="code")
     if not path.is_file():
         raise FileError(f"there is no file {file!r}.", field="code")
+    require_size(path, "code", field="code")
     if not os.access(path, os.R_OK):
         raise FileError(f"{file!r} may not be read; see its permissions.", field="code")
-    try:
-        tree = ast.parse(read_bytes(path, "code", field="code"), file)
-    except (SyntaxError, ValueError) as error:
-        raise FileError(f"{file!r} is no Python: {error}.", field="code") from error
-    known = sorted(_defined(tree))
-    if name not in known and not _imports_everything(tree):
-        raise AssumptionError(f"{file!r} defines no {name!r}{nearest(name, known)}", field="code")
     return path, name
 
 
@@ -57,7 +50,7 @@ def run_code(path: Path, name: str) -> Any:
     """
     from torch import nn
 
-    from howsmooth.spectral.protocols import Differentiable
+    from howsmooth.spectral.operators import Differentiable
 
     spec = importlib.util.spec_from_file_location(f"howsmooth_audited_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -65,7 +58,15 @@ def run_code(path: Path, name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        found = getattr(module, name)
+    except SyntaxError as error:
+        raise FileError(f"{str(path)!r} is no Python: {error}.", field="code") from error
+    except Exception as error:  # whatever the code of others raises
+        raise AssumptionError(f"{path.name} failed: {type(error).__name__}: {error}", field="code") from error
+    if not hasattr(module, name):
+        known = sorted(known for known in vars(module) if not known.startswith("_"))
+        raise AssumptionError(f"{str(path)!r} defines no {name!r}{nearest(name, known)}", field="code")
+    found = getattr(module, name)
+    try:
         ready = isinstance(found, nn.Module) or (isinstance(found, Differentiable) and not isinstance(found, type))
         made = found if ready or not callable(found) else found()
     except Exception as error:  # whatever the code of others raises
@@ -78,30 +79,13 @@ def run_code(path: Path, name: str) -> Any:
     return made
 
 
-def _defined(tree: ast.Module) -> set[str]:
-    """Return the names that a file defines at its top level."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-    return names
-
-
-def _imports_everything(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
-
-
 FINDING = 1
 STEPS, STARTS = 60, 4
 
 
 def _checked_claim(claimed: float) -> float:
     if not 0 < claimed < math.inf:
-        raise AssumptionError(f"--claimed must be positive and finite, got {claimed}.", field="claimed")
+        raise AssumptionError(f"claimed must be positive and finite, got {claimed}.", field="claimed")
     return claimed
 
 
@@ -111,30 +95,29 @@ def _checked_ball(radius: float | None) -> float | None:
     return radius
 
 
-ArgumentCode = Annotated[
-    str, typer.Argument(metavar="FILE.py:NAME", help="A function that makes the layer, or the layer. The file is run.")
-]
-OptionClaimed = Annotated[
-    float,
-    typer.Option("--claimed", help="The constant that is claimed.", show_default=False, callback=_checked_claim),
-]
-OptionRadius = Annotated[
-    float | None,
-    typer.Option("--radius", "-r", help="Tokens in this ball; in all of space if left out.", callback=_checked_ball),
-]
-OptionD = Annotated[int | None, typer.Option("--d", help="The dimension of a token, where the layer does not tell.")]
-
-
 def audit(
-    code: ArgumentCode,
+    code: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME", help="A function that makes the layer, or the layer. The file is run."),
+    ],
     *,
-    claimed: OptionClaimed,
+    claimed: Annotated[
+        float,
+        typer.Option("--claimed", help="The constant that is claimed.", show_default=False, callback=_checked_claim),
+    ],
     n: OptionN,
-    radius: OptionRadius = None,
-    d: OptionD = None,
+    radius: Annotated[
+        float | None,
+        typer.Option("--radius", "-r", help="Tokens in this ball; any tokens if left out.", callback=_checked_ball),
+    ] = None,
+    d: Annotated[
+        int | None, typer.Option("--d", help="The dimension of a token, where the layer does not say it.")
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Steps of the ascent.")] = STEPS,
     starts: Annotated[int, typer.Option("--starts", help="Inputs of each pattern to start from.")] = STARTS,
     seed: OptionSeed = 0,
+    device: OptionDevice = None,
+    threads: OptionThreads = None,
     save: OptionSave = None,
     as_json: OptionJson = False,
 ) -> None:
@@ -152,7 +135,10 @@ def audit(
     require_room(n, d or 1)
     target = Path(f"{name}-refuted.safetensors") if save is None else save
     require_writable(target, [path])
+    set_threads(threads)
     layer = run_code(path, name)
+    if device is not None and hasattr(layer, "to"):
+        layer = layer.to(device=device)
 
     import torch
 

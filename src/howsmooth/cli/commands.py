@@ -7,45 +7,76 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
 from howsmooth.cli.memory_errors import too_large
 from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
 from howsmooth.errors import AssumptionError, HowsmoothError
 
-# What ``howsmooth --help`` lists, without importing any of them.
-COMMANDS = {
-    "measure": "Measure how smooth each attention layer of a model is on a text.",
-    "sweep": "Run a study file: a grid of measurements, here or on a cluster.",
-    "paper": "Repeat the experiments of the paper, from the definition.",
-    "runs": "List the runs in a folder.",
-    "show": "Show the answer of a run again.",
-    "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
-    "report": "Write the report of a run: one HTML file that needs no network.",
-    "figure": "Draw one figure of a run.",
-    "export": "Write the records of a run as one table.",
-    "models": "List what can be measured here.",
-    "demo": "Measure a layer with random weights at random tokens.",
-    "bounds": "Bound the constant of a layer on n tokens in a ball: every theorem.",
-    "worst-case": "Find n tokens in a ball where a layer is least smooth.",
-    "attack": "Attack a map of a model: what is attained, predicted and allowed.",
-    "certify": "Certify a classifier: how far words may move before it could change its mind.",
-    "split": "Tell whether cutting atoms in two beats moving them.",
-    "swap": "Find the words to replace, and by which, that move the output of a model most.",
-    "regimes": "Follow the worst constant of a head from few tokens to a measure.",
-    "audit": "Search for an input where a layer exceeds the constant that is claimed for it.",
-    "lab": "Write the lab: a page to see, by hand, why attention is not smooth.",
+# What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
+QUESTIONS = {
+    "How smooth is a model?": {
+        "measure": "Measure how smooth each attention layer of a model is on a text.",
+        "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
+        "models": "List what can be measured here.",
+    },
+    "How unsmooth can a layer be, and what is proven?": {
+        "bounds": "Bound the constant of a layer on n tokens in a ball: every theorem.",
+        "worst-case": "Find n tokens in a ball, or near a text, where a layer is least smooth.",
+        "regimes": "Follow the worst constant of a head from few tokens to a measure.",
+        "split": "Tell whether cutting atoms in two beats moving them.",
+        "audit": "Search for an input where a layer exceeds the constant that is claimed for it.",
+    },
+    "What can an attacker do, and what can nobody do?": {
+        "attack": "Attack a map of a model: what is attained, predicted and allowed.",
+        "swap": "Find the words to replace, and by which, that move the output of a model most.",
+        "certify": "Certify a classifier: how far words may move before its prediction could change.",
+    },
+    "Many questions at once": {
+        "sweep": "Run a study file: a grid of measurements, here or on a cluster.",
+        "paper": "Repeat the experiments of the paper, from the definition.",
+    },
+    "What was found?": {
+        "runs": "List the runs in a folder.",
+        "show": "Print the answer of a run again.",
+        "report": "Write the report of a run: one HTML file that needs no network.",
+        "figure": "Draw one figure of a run.",
+        "export": "Write the records of a run as one table.",
+        "lab": "Write the lab: a page to see, by hand, why attention is not smooth.",
+    },
 }
-
+COMMANDS = {name: said for commands in QUESTIONS.values() for name, said in commands.items()}
 
 # Commands that share a file.
 FILES = {
     **dict.fromkeys(("measure", "attack", "certify"), "run_commands"),
+    **dict.fromkeys(("sweep", "paper"), "study_commands"),
     **dict.fromkeys(("runs", "show", "compare", "report", "figure", "export"), "stored_runs"),
-    **dict.fromkeys(("demo", "models", "lab"), "first_steps"),
+    **dict.fromkeys(("models", "lab"), "first_steps"),
     **dict.fromkeys(("bounds", "regimes"), "layer_bounds"),
 }
+# How wide the names of options may be in a help text of 80 columns: longer ones have their description below.
+NAMES, WIDTH = 26, 100
+# What typer raises for a command line that it cannot read, of which it exports one kind alone.
+UsageError: Any = typer.BadParameter.__base__
+SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": WIDTH}
+
+
+class Command(TyperCommand):
+    """A command whose help lists its options under their headings, with room for descriptions to be sentences."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options, and the options of each heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                common = "Options" if parameter.param_type_name == "option" else "Arguments"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or common, []).append(record)
+        for heading in sorted(sections, key=lambda heading: heading == "Options"):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading], col_max=NAMES)
 
 
 class Commands(TyperGroup):
@@ -58,35 +89,41 @@ class Commands(TyperGroup):
         if name in COMMANDS:
             command = load(name)
             self.add_command(command, name)
-            options_by_keyword.update(
-                {parameter.name: _longest(parameter) for parameter in command.params if parameter.name}
-            )
+            options_by_keyword.update({parameter.name: _written(parameter) for parameter in command.params})
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under the questions that they answer."""
+        for question, commands in QUESTIONS.items():
+            formatter.write(f"\n{question}\n")
+            with formatter.indentation():
+                formatter.write_dl(list(commands.items()))
+
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an option that cannot be read is refused in one sentence, as every other mistake."""
+        """Run a command; what cannot be read is refused in one sentence, as every other mistake."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            command = getattr(error.ctx, "command_path", "howsmooth")
-            said = error.format_message().rstrip(".")
-            raise AssumptionError(f"{said}; see {command} --help.") from error
+        except UsageError as error:
+            said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
+            raise AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.") from error
 
 
-def _longest(parameter: Any) -> str:
-    """Return how the command line calls a parameter: its longest option, or the capitals of an argument."""
-    if parameter.param_type_name == "option":
-        return str(max(parameter.opts, key=len))
-    return str(parameter.metavar or parameter.name.upper())
+def _written(parameter: Any) -> str:
+    """Return how a parameter is written: the option of its name, or else the first; the capitals of an argument."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    own = f"--{parameter.name.replace('_', '-')}"
+    return own if own in parameter.opts else str(parameter.opts[0])
 
 
 def load(name: str) -> Any:
     """Import the file of a command and return what typer makes of it."""
     function = name.replace("-", "_")
     module = importlib.import_module(f"howsmooth.cli.{FILES.get(name, function)}")
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     # a command without a function of its own is declared by its kind of question
-    alone.command(name)(getattr(module, function, None) or module.declared_command(name))
+    called = getattr(module, function, None) or module.declared_command(name)
+    alone.command(name, cls=Command, context_settings=SETTINGS)(called)
     return typer.main.get_command(alone)
 
 
@@ -106,8 +143,9 @@ app = typer.Typer(
     cls=Commands,
     help="How smooth is attention? Measure, bound and attack its Lipschitz constant.\n\nExample: howsmooth measure",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
 )
 for name in COMMANDS:
     app.command(name)(_stand_in(name))

@@ -9,14 +9,15 @@ import typer
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
-from howsmooth.cli.option_groups import option_groups
 from howsmooth.cli.options import (
+    LENGTH,
     OptionFigure,
     OptionJson,
     OptionN,
     OptionRadius,
     OptionSave,
     OptionSearch,
+    option_groups,
     whole_numbers,
 )
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
@@ -42,9 +43,9 @@ def bounds(
 ) -> None:
     """Bound the Lipschitz constant of attention on n tokens in a ball: every theorem, and a measured input.
 
-    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear.
+    Of a layer of a model, or of weights in a file.
 
-    Example: howsmooth bounds --model minilm --layer 4 --map head:3 -n 64 -r 9
+    Example: howsmooth bounds minilm --layer 4 --map head:3 -n 64 -r 9
     """
     source.check()
     require_room(n)
@@ -56,7 +57,7 @@ def bounds(
     import torch
 
     import howsmooth as hs
-    from howsmooth.domains.ball import in_ball
+    from howsmooth.domains.domain import in_ball
 
     generator = torch.Generator().manual_seed(0)
     with within_reach(n, radius):
@@ -74,7 +75,6 @@ def bounds(
 
 
 def _print_ladder(attention: str, ladder: "BoundsTable", bracket: "Bracket", domain: str) -> None:
-
     console = visible_console()
     ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
     answer = f"{at_least(bracket.lower.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}"
@@ -137,10 +137,10 @@ def regimes(
     *,
     source: LayerSource,
     radius: OptionRadius,
-    lengths: Annotated[str, typer.Option("--lengths", help="Numbers of tokens, with commas.")] = LENGTHS,
+    lengths: Annotated[str, typer.Option(*LENGTH, metavar="3,10,…", help="How many tokens.")] = LENGTHS,
     count: Annotated[
         float | None,
-        typer.Option("--count", help=f"How many tokens all mass stands for, with --kind {' or '.join(COUNTING)}."),
+        typer.Option("--count", help=f"How many tokens unit mass represents, with --kind {' or '.join(COUNTING)}."),
     ] = None,
     as_json: OptionJson = False,
     figure: OptionFigure = None,
@@ -149,7 +149,7 @@ def regimes(
 
     Attention of another kind is searched, below the bound for so many tokens.
 
-    Example: howsmooth regimes --A heads.npz:A --radius 2 --figure regimes.svg
+    Example: howsmooth regimes head.npz --radius 2 --figure regimes.svg
     """
     source.check()
     numbers = whole_numbers(lengths, "--lengths", least=LEAST)

@@ -1,16 +1,23 @@
-"""The options that more than one command takes: each is declared, described and checked here, once.
+"""Options that more than one command takes, each declared and checked once; and groups of them, made from settings.
 
 Checks run while the command line is parsed: what cannot work is refused before anything heavy is imported.
 """
 
+import dataclasses
+import functools
+import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from msgspec import NODEFAULT
 
+from howsmooth.cli.printing import in_options
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import check_model_name
+from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 from howsmooth.theory.assumptions import require_length, require_radius
 
 T = TypeVar("T")
@@ -37,11 +44,6 @@ def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
     return found
 
 
-def numbers(text: str, option: str) -> list[float]:
-    """Read ``0.01,1,10``; refuse anything else."""
-    return _listed(text, option, float, "numbers with commas between them, as in 0.1,1,10")
-
-
 def _listed(text: str, option: str, kind: Callable[[str], T], needed: str) -> list[T]:
     try:
         return [kind(part) for part in text.split(",")]
@@ -50,26 +52,26 @@ def _listed(text: str, option: str, kind: Callable[[str], T], needed: str) -> li
         raise AssumptionError(f"{option} takes {needed}, got {text!r}.", field=field) from None
 
 
-def _checked_n(n: int) -> int:
-    require_length(n)
+def _checked_n(n: int | None) -> int | None:
+    if n is not None:
+        require_length(n)
     return n
 
 
-def _checked_radius(radius: float) -> float:
-    require_radius(radius)
+def _checked_radius(radius: float | None) -> float | None:
+    if radius is not None:
+        require_radius(radius)
     return radius
 
 
 def _checked_seed(seed: int) -> int:
     if not 0 <= seed < 2**63:
-        raise AssumptionError(f"--seed must be between 0 and 2^63 - 1, got {seed}.", field="seed")
+        raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {seed}.", field="seed")
     return seed
 
 
-def checked_model(model: str | None) -> str | None:
-    """Refuse a name that can stand for no model."""
-    if model is not None:
-        check_model_name(model)
+def _checked_model(model: str) -> str:
+    check_model_name(model)
     return model
 
 
@@ -95,12 +97,126 @@ OptionSave = Annotated[
 # What is asked about.
 ArgumentModel = Annotated[
     str,
-    typer.Argument(help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.", callback=checked_model),
+    typer.Argument(
+        metavar="MODEL",
+        help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.",
+        callback=_checked_model,
+    ),
 ]
-OptionN = Annotated[int, typer.Option("--n", "-n", help="How many tokens.", show_default=False, callback=_checked_n)]
+LENGTH = ("--lengths", "--n", "-n")
+OptionN = Annotated[int, typer.Option(*LENGTH, help="How many tokens.", show_default=False, callback=_checked_n)]
 OptionRadius = Annotated[
     float,
     typer.Option("--radius", "-r", help="The radius of the ball.", show_default=False, callback=_checked_radius),
 ]
 OptionSearch = Annotated[bool, typer.Option("--search", help="Look for a worse input by gradient ascent; slower.")]
 OptionSeed = Annotated[int, typer.Option("--seed", help="The seed of everything random.", callback=_checked_seed)]
+OptionDevice = Annotated[
+    str | None, typer.Option("--device", help="Where to compute, as torch names it; the CPU by default.")
+]
+OptionThreads = Annotated[int | None, typer.Option("--threads", help="How many threads a product uses.", min=1)]
+
+
+def set_threads(threads: int | None) -> None:
+    """Let torch use so many threads, if it was asked for."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+Command = Callable[..., None]
+# Other names of the same option.
+ALIASES = {"layers": ("--layer",), "layer": ("--layers",), "lengths": ("--n", "-n")}
+
+
+def option_groups(command: Command) -> Command:
+    """Replace the parameters of a command that are settings, or dataclasses of options, by the options they hold.
+
+    Settings declare their descriptions themselves (``howsmooth.studies.settings``); the fields of a dataclass are
+    annotated with options. Typer reads flat signatures alone, and no command has to repeat what others take too.
+    """
+    groups: dict[str, type] = {}
+    flat: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        is_settings = isinstance(kind, type) and issubclass(kind, JsonValue)
+        if is_settings or dataclasses.is_dataclass(kind):
+            groups[parameter.name] = kind
+            flat += _of_settings(kind) if is_settings else _of_dataclass(kind)
+        else:
+            flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        values = {name: _value(kind, given) for name, kind in groups.items()}
+        command(**values, **given)
+
+    called.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return called
+
+
+def _value(kind: type, given: dict[str, Any]) -> Any:
+    """Take the fields of a group out of what was given, and build the group."""
+    if dataclasses.is_dataclass(kind):
+        return kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+    said = {name: _read(setting, given.pop(name)) for name, setting in settings_of(kind).items()}
+    return from_settings(kind, {name: value for name, value in said.items() if value is not None})
+
+
+def _of_dataclass(kind: Any) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [_parameter(field.name, field.default, hints[field.name]) for field in dataclasses.fields(kind)]
+
+
+def _of_settings(kind: type[JsonValue]) -> list[inspect.Parameter]:
+    settings = settings_of(kind)
+    flags = {name: f"--{setting.option}" for name, setting in settings.items()}
+    return [_of_setting(setting, flags) for setting in settings.values()]
+
+
+def _of_setting(setting: Setting, flags: dict[str, str]) -> inspect.Parameter:
+    annotation = ArgumentModel if setting.name == "model" else Annotated[_plain(setting), _option(setting, flags)]
+    default = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else setting.default
+    # so that nothing at all and an empty word can be told apart
+    return _parameter(setting.name, None if default == "" else default, annotation)
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    missing = default is NODEFAULT or default is dataclasses.MISSING
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if missing else default,
+        annotation=annotation,
+    )
+
+
+def _plain(setting: Setting) -> Any:
+    """Return the type that typer reads: lists come as one word."""
+    if setting.item is None:
+        return str | None if setting.default == "" else setting.type
+    return str | None if setting.default is None else str
+
+
+def _option(setting: Setting, flags: dict[str, str]) -> Any:
+    flag = flags[setting.name]
+    return typer.Option(
+        f"{flag}/--no{flag[1:]}" if setting.default is True else flag,
+        *ALIASES.get(setting.name, ()),
+        help=in_options(setting.declared.get("description", ""), flags),
+        metavar=setting.declared.get("metavar"),
+        show_default=setting.default not in ("", None, False),
+    )
+
+
+def _read(setting: Setting, value: Any) -> Any:
+    if setting.item is None or not isinstance(value, str):
+        return value
+    # which numbers make sense, the declaration of the setting says
+    if setting.item is str:
+        return [word.strip() for word in value.split(",")]
+    if setting.item is float:
+        return _listed(value, f"--{setting.option}", float, "numbers with commas between them, as in 0.1,1,10")
+    return whole_numbers(value, f"--{setting.option}", least=-LARGEST)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from howsmooth.strict import strict_json
+from howsmooth.markup import strict_json
 from howsmooth.wording import at_least, visible
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def in_options(text: str, options: Mapping[str, str] = options_by_keyword) -> st
 
     text = keyword.sub(written, text)
     text = re.sub(rf"(?<![\w'\"/.-])({known})(?![\w'\"=])", lambda m: options[m[1]] if "_" in m[1] else m[1], text)
-    return re.sub(rf"^({known})(?= (must|is|are|has|takes|needs)\b)", lambda m: options[m[1]], text)
+    return re.sub(rf"^({known})(?= must\b)", lambda m: options[m[1]], text)
 
 
 AscentProgress = Callable[[int, float], None]

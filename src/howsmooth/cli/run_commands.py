@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from howsmooth.cli.app import INTERRUPTED, interrupt_handled
-from howsmooth.cli.option_groups import option_groups
-from howsmooth.cli.options import OptionJson
+from howsmooth.cli.app import INTERRUPTED, stoppable
+from howsmooth.cli.options import OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import FileError
 from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
 from howsmooth.studies.kinds.certified_radii import Certifying
 from howsmooth.studies.plans.measurement_plan import Measuring
+from howsmooth.wording import count
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
@@ -89,7 +89,6 @@ class RunOptions:
             with watching() as progress:
                 sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)
         except KeyboardInterrupt:
-            interrupt_handled()
             return True
         return False
 
@@ -114,8 +113,10 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
 
     resources = Resources()
     made = planned(measuring, resources)
+    for remark in made.subject.remarks:
+        say(f"{remark}.", err=True)
     execution = options.executor(resources, measuring.where.threads)
-    with execution as execute, Store(folder) as store, warnings.catch_warnings():
+    with stoppable(), execution as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
         before = len(store.done(made.every))
         made.begin(store)
@@ -140,7 +141,6 @@ def _print_measurement(
 ) -> None:
     """Print the answer, write the report, say where it is, and what else it tells."""
     from howsmooth.cli.answers import print_answer, print_compositions
-    from howsmooth.wording import count
 
     if as_json:
         typer.echo(found.to_json())
@@ -171,23 +171,25 @@ def declared_command(name: str) -> Callable[..., None]:
     return option_groups(command)
 
 
-OptionSynonyms = Annotated[
-    str | None,
-    typer.Option(
-        "--synonyms",
-        metavar="FILE",
-        help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
-    ),
-]
-
-
 @option_groups
-def certify(certifying: Certifying, *, synonyms: OptionSynonyms = None, options: RunOptions) -> None:
+def certify(
+    certifying: Certifying,
+    *,
+    synonyms: Annotated[
+        str | None,
+        typer.Option(
+            "--synonyms",
+            metavar="FILE",
+            help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
+        ),
+    ] = None,
+    options: RunOptions,
+) -> None:
     """Certify a classifier at a sentence: how far each word may move before the prediction could change, proven.
 
     Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
 
-    Example: howsmooth certify reviews --text "a gripping film"
+    Example: howsmooth certify reviews --sentence "a gripping film"
     """
     certifying.check()
     if synonyms is not None:
@@ -214,7 +216,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     made = declared.plan(settings, resources)
     for remark in made.remarks:
         say(remark, err=True)
-    with options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
+    with stoppable(), options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))
         interrupted = options.answer(made.asks, store, execute)
@@ -223,7 +225,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         _print_results(kind, list(found.values()), folder, as_json=options.as_json)
         report = report_page(folder, new=len(found) > before)
         if not options.as_json:
-            say(f"The report is {report}. {len(found)} records are in {folder}.")
+            say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
     exit_with_failures(failures, interrupted=interrupted, kept=kept)
 

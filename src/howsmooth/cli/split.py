@@ -2,16 +2,18 @@
 
 import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.array_files import check_measure, read_measure
+from howsmooth.cli.array_files import read_array, split_source
 from howsmooth.cli.layer import LayerSource
-from howsmooth.cli.option_groups import option_groups
-from howsmooth.cli.options import OptionFigure, OptionJson
+from howsmooth.cli.options import OptionFigure, OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, FileError, ShapeError
+from howsmooth.files import read_bytes, require_size
 from howsmooth.memory import require_memory
 from howsmooth.wording import at_least, number, percent
 
@@ -19,33 +21,92 @@ if TYPE_CHECKING:
     from howsmooth.maps.heads import MultiHead
     from howsmooth.transport.measures import DiscreteMeasure
 
-OptionTokens = Annotated[
-    str | None, typer.Option("--tokens", metavar="FILE[:KEY]", help="The atoms, (n, d): a sequence.")
-]
-OptionMasses = Annotated[
-    str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
-]
-OptionMeasure = Annotated[
-    str | None, typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors.")
-]
-OptionLine = Annotated[
-    str | None, typer.Option("--map-1d", metavar="A=…,V=…", help="All pairs of equal masses on the line instead.")
-]
 # The norm squares numbers of the size of V·A·span²: beyond this the square is no float.
 LARGEST = 1e150
 # Every pair of the grid takes a matrix of 2 × 2 numbers, and a computation holds some of these at once.
 PAIR = 8 * 4 * 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasureFiles:
+    """The files of a measure: a sequence of tokens and their masses, or a saved measure."""
+
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="FILE[:KEY]", help="The atoms, (n, d): a sequence.")
+    ] = None
+    masses: Annotated[
+        str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
+    ] = None
+    measure: Annotated[
+        str | None, typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors.")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse files that are missing or too many, before any is opened.
+
+        Raises:
+            AssumptionError: If the options contradict each other.
+            FileError: If a file is not there, or of another kind.
+        """
+        if (self.tokens is None) == (self.measure is None):
+            raise AssumptionError(
+                "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
+                "or draw --map-1d A=-1,V=1.",
+                field="tokens",
+            )
+        if self.masses is not None and self.measure is not None:
+            raise AssumptionError("a saved measure has masses of its own; leave --masses out.", field="masses")
+        for source in (self.tokens, self.masses):
+            if source is not None:
+                split_source(source)
+        if self.measure is not None and not self.measure.endswith((".json", ".safetensors")):
+            raise FileError(f"a measure is a .json or .safetensors file, got {self.measure!r}.", field="measure")
+        if self.measure is not None and not Path(self.measure).is_file():
+            raise FileError(f"there is no file {self.measure!r}.", field="measure")
+
+    def read(self, *, causal: bool) -> "DiscreteMeasure":
+        """Read the measure; a sequence that masked attention sees has positions too."""
+        from howsmooth.transport.measures import DiscreteMeasure
+
+        if self.measure is not None:
+            return _saved(self.measure)
+        points = read_array(self.tokens or "", "tokens")
+        if points.ndim != 2:
+            raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.", field="tokens")
+        weights = None if self.masses is None else read_array(self.masses, "masses").to(points)
+        if weights is not None and weights.shape != points.shape[:1]:
+            shape = tuple(weights.shape)
+            raise ShapeError(
+                f"masses must have one entry for each of {len(points)} tokens, got {shape}.", field="masses"
+            )
+        return DiscreteMeasure(points, weights, DiscreteMeasure.from_sequence(points, causal=causal).positions)
+
+
+def _saved(path: str) -> "DiscreteMeasure":
+    from howsmooth.transport.measures import DiscreteMeasure
+
+    if path.endswith(".safetensors"):
+        require_size(path, "a measure", field="measure")
+        return DiscreteMeasure.load(path)
+    try:
+        return DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path!r} cannot be read: {error}.", field="measure") from error
+    except RecursionError as error:
+        raise FileError(f"{path!r} is nested too deeply for a measure.", field="measure") from error
+    except (OverflowError, RuntimeError) as error:  # torch says it in one way or the other
+        raise FileError(f"{path!r} holds a number that is too large for a float.", field="measure") from error
+
+
 @option_groups
 def split(
     *,
     source: LayerSource,
-    tokens: OptionTokens = None,
-    masses: OptionMasses = None,
-    measure: OptionMeasure = None,
+    files: MeasureFiles,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
-    map_1d: OptionLine = None,
+    map_1d: Annotated[
+        str | None, typer.Option("--map-1d", metavar="A=…,V=…", help="All pairs of equal masses on the line instead.")
+    ] = None,
     span: Annotated[float, typer.Option("--span", help="With --map-1d: half the side of the square.")] = 6.0,
     step: Annotated[float, typer.Option("--step", help="With --map-1d: the step of the grid.")] = 0.3,
     as_json: OptionJson = False,
@@ -67,11 +128,11 @@ def split(
             "--figure draws the map of --map-1d; without it there is nothing to draw.", field="figure"
         )
     source.check()
-    check_measure(tokens, masses, measure)
+    files.check()
     if not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
     attention = source.read()
-    _attack(attention, read_measure(tokens, masses, measure, causal=attention.positions.causal), eps, as_json)
+    _attack(attention, files.read(causal=attention.positions.causal), eps, as_json)
 
 
 def parse_form(text: str) -> tuple[float, float]:
@@ -88,7 +149,7 @@ def parse_form(text: str) -> tuple[float, float]:
             found[name.strip()] = float(value)
         except ValueError:
             equals = ""
-        if not equals or name.strip() not in ("A", "V"):
+        if not equals or name.strip() not in ("A", "V") or math.isnan(found[name.strip()]):
             raise AssumptionError(f"--map-1d needs numbers as in A=-1,V=1, got {text!r}.", field="map_1d")
     if "A" not in found:
         raise AssumptionError(f"--map-1d needs A, as in A=-1,V=1, got {text!r}.", field="map_1d")
@@ -96,13 +157,10 @@ def parse_form(text: str) -> tuple[float, float]:
 
 
 def _check_grid(A: float, V: float, span: float, step: float) -> None:
-    """Refuse numbers that are none, and grids that do not fit into memory."""
+    """Refuse numbers that are too large, and grids that do not fit into memory."""
     if not 0 < step <= span < math.inf:
         raise AssumptionError(f"--step and --span must be positive, step the smaller, got {step} and {span}.")
-    if math.isnan(A) or math.isnan(V):
-        raise AssumptionError(f"--map-1d needs numbers, got A = {A} and V = {V}.", field="map_1d")
-    # as logarithms, since the product itself may be no float
-    if sum(math.log(max(1.0, abs(x))) for x in (A, V, span, span)) > math.log(LARGEST):
+    if math.prod(max(1.0, abs(x)) for x in (A, V, span, span)) > LARGEST:
         given = f"A = {number(A)}, V = {number(V)} and --span {number(span)}"
         raise AssumptionError(f"the numbers leave the range of floats for {given}; take smaller ones.")
     pairs = (2 * int(min(span / step, LARGEST)) + 1) ** 2

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from howsmooth.cli.options import OptionJson
+from howsmooth.cli.options import OptionFigure, OptionJson
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies.runs.database import FILE
 from howsmooth.wording import count
 
 MANY = 5
+ArgumentRun = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 
 def runs(
@@ -74,27 +75,27 @@ def _named(names: Iterable[str]) -> list[str]:
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")], as_json: OptionJson = False
+    run: ArgumentRun,
+    records: Annotated[
+        bool, typer.Option("--records", help="Print every record in tables, in place of the answer.")
+    ] = False,
+    as_json: OptionJson = False,
 ) -> None:
-    """Show the answer of a run again: constants, growth and bounds of each layer, and every other kind of record.
+    """Print the answer of a run again, as the command that made it did.
 
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
-    from howsmooth.cli.answers import print_answer, print_records, say_failures
+    from howsmooth.cli.answers import print_run, say_failures
     from howsmooth.studies.runs.run import read_run
     from howsmooth.studies.runs.store import flat
 
     found = read_run(run)
-    told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
-    others = [record for record in found.records if record.ask.key not in told]
     if as_json:
-        measured = [json.loads(measurement.to_json()) for measurement in found.measurements]
-        print_json({"measurements": measured, "records": [flat(record) for record in others]})
+        told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
+        others = [flat(record) for record in found.records if record.ask.key not in told]
+        print_json({"measurements": [json.loads(each.to_json()) for each in found.measurements], "records": others})
         return
-    for measurement in found.measurements:
-        print_answer(measurement)
-    for kind in sorted({record.ask.kind for record in others}):
-        print_records(kind, [record for record in others if record.ask.kind == kind])
+    print_run(found, records=records)
     if not found.records:
         say(f"Nothing in {run} is answered yet; of {found.planned} planned.")
     say_failures(found.failures)
@@ -119,42 +120,35 @@ def compare(
             "--confidence", help="The probability that all intervals hold together.", callback=_checked_confidence
         ),
     ] = 0.95,
-    output: Annotated[
-        str | None,
-        typer.Option("-o", "--out", "--output", metavar="FILE", help="Draw it: .svg, .pdf, .png or .html."),
-    ] = None,
+    figure: OptionFigure = None,
     as_json: OptionJson = False,
 ) -> None:
     """Compare two runs: how many times larger the constants of each layer are in the second, and what of it is real.
 
     Windows of the same tokens are compared each with itself; other texts as two independent samples.
 
-    Example: howsmooth compare runs/original runs/quantised -o ratios.svg
+    Example: howsmooth compare runs/original runs/quantised --figure ratios.svg
     """
-    from howsmooth.report.saving import checked_target
-
-    target = None if output is None else checked_target(output)
-
     from howsmooth.studies.runs.compare import compare as find
 
     found = find(first, second, map=part, per_head=per_head, confidence=confidence)
-    if target is not None:
+    if figure is not None:
         from howsmooth.report.saving import save_chart
 
-        save_chart(found.chart(), target)
+        save_chart(found.chart(), figure)
     if as_json:
         typer.echo(found.to_json())
     else:
         visible_console().print(found)
-    if target is not None:
-        say(f"Drawn in {target}.", err=as_json)
+    if figure is not None:
+        say(f"Drawn in {figure}.", err=as_json)
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: ArgumentRun,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes; RUN/report.html by default."),
+        typer.Option("--out", "-o", metavar="FILE", help="Where it goes; RUN/report.html by default."),
     ] = None,
 ) -> None:
     """Write one HTML file with the answer, the pictures and how to read them; it needs no network.
@@ -167,13 +161,14 @@ def report(
 
 
 def figure(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: ArgumentRun,
     name: Annotated[str, typer.Argument(metavar="NAME", help="As the report names it, or a part of that: length.")],
     output: Annotated[
-        str, typer.Option("-o", "--out", "--output", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
+        str, typer.Option("--out", "-o", metavar="FILE", help="Where it goes: .svg, .pdf, .png or .html.")
     ],
     layer: Annotated[
-        int | None, typer.Option("--layer", help="Which layer, for figures of one layer; the least smooth by default.")
+        int | None,
+        typer.Option("--layer", "--layers", help="Which layer, for figures of one layer; the least smooth by default."),
     ] = None,
     linear: Annotated[bool, typer.Option("--linear", help="Linear axes in place of logarithmic ones.")] = False,
 ) -> None:
@@ -203,7 +198,7 @@ class Format(enum.StrEnum):
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: ArgumentRun,
     to: Annotated[Format, typer.Option("--to", help="The format.")] = Format.CSV,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; records.FORMAT in the run by default.")
@@ -214,7 +209,6 @@ def export(
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
     from howsmooth.studies.runs.store import write_table
-    from howsmooth.wording import count
 
     target = Path(run) / f"records.{to}" if out is None else Path(out)
     records = write_table(run, target, to)

@@ -4,12 +4,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.options import ArgumentModel, OptionJson, OptionSeed
+from howsmooth.cli.options import (
+    LENGTH,
+    ArgumentModel,
+    OptionDevice,
+    OptionJson,
+    OptionSeed,
+    OptionThreads,
+    set_threads,
+)
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import RANDOM
-from howsmooth.models.map_names import MapName
+from howsmooth.models.map_names import MAPS, MapName
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search, read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -20,15 +28,15 @@ if TYPE_CHECKING:
     from howsmooth.tokens.swaps import Swap
 
 # How many tokens of a text are taken by default.
-LENGTH = 16
+TOKENS = 16
 
 OptionText = Annotated[
     str | None, typer.Option("--text", metavar="FILE", help="The beginning of a text; alice is shipped.")
 ]
 OptionSentence = Annotated[str | None, typer.Option("--sentence", help="A sentence, whole.")]
-OptionN = Annotated[int, typer.Option("--n", "-n", help="With --text: how many tokens.", min=1)]
+OptionN = Annotated[int, typer.Option(*LENGTH, help="With --text: how many tokens.", min=1)]
 OptionEdits = Annotated[int, typer.Option("--edits", help="How many tokens may be replaced.")]
-OptionMap = Annotated[str, typer.Option("--map", help="Which output: sentence, logits, model, attention, block, …")]
+OptionMap = Annotated[str, typer.Option("--map", help=f"Which output: {', '.join(MAPS)}.")]
 OptionMethod = Annotated[
     str | None,
     typer.Option("--method", help=f"{', '.join(METHODS)}; by default {ENUMERATION} where it can be done, else gcg."),
@@ -48,16 +56,18 @@ def swap(
     *,
     text: OptionText = None,
     sentence: OptionSentence = None,
-    n: OptionN = LENGTH,
+    n: OptionN = TOKENS,
     edits: OptionEdits = 1,
     map: OptionMap = "sentence",  # noqa: A002 — what everything else calls it
-    layer: Annotated[int, typer.Option("--layer", help="Of which layer, for a map of one.", min=0)] = 0,
+    layer: Annotated[int, typer.Option("--layer", "--layers", help="Of which layer, for a map of one.", min=0)] = 0,
     method: OptionMethod = None,
     budget: OptionBudget = None,
     candidates: OptionCandidates = None,
     whole_words: Annotated[bool, typer.Option("--whole-words", help="Replace words by words.")] = False,
     any_token: OptionAny = False,
     seed: OptionSeed = 0,
+    device: OptionDevice = None,
+    threads: OptionThreads = None,
     as_json: OptionJson = False,
 ) -> None:
     """Find the words to replace, and by which, that move the output of a model most.
@@ -81,7 +91,8 @@ def swap(
 
     import howsmooth as hs
 
-    transformer = hs.load(model)
+    set_threads(threads)
+    transformer = hs.load(model, device=device)
     transformer.check_map(map, layer)
     tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
     generator = torch.Generator().manual_seed(seed)

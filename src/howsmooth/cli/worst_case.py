@@ -1,6 +1,8 @@
-"""``howsmooth worst-case``: the input where attention is least smooth, and how near it comes to the proven maximum."""
+"""``howsmooth worst-case``: the input in a ball, or near a text, where attention is least smooth."""
 
+import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,25 +11,28 @@ import typer
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
-from howsmooth.cli.near_text import LENGTH, NearText, answer, as_dict, details
-from howsmooth.cli.option_groups import option_groups
-from howsmooth.cli.options import OptionJson, OptionSave, OptionSearch, OptionSeed
+from howsmooth.cli.options import LENGTH, OptionJson, OptionSave, OptionSearch, OptionSeed, option_groups, set_threads
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
+from howsmooth.models.inputs.text import ALICE, check_text
+from howsmooth.models.loading.names import check_tokenizer
 from howsmooth.theory.assumptions import require_length, require_radius
-from howsmooth.wording import at_least, count, interval, percent
+from howsmooth.wording import at_least, count, interval, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.maps.heads import MultiHead
+    from howsmooth.search.nearby import Nearby
     from howsmooth.theory.results import Bound, Witness
 
 STEPS, STARTS = 100, 4
+# How many tokens a window of a text has unless it is given, and how many words are named.
+TOKENS, NAMED = 16, 3
 NEAR = "Near a text, in place of a ball"
 OptionN = Annotated[
     int | None,
-    typer.Option("--n", "-n", help=f"How many tokens; near a text {LENGTH} if left out.", show_default=False),
+    typer.Option(*LENGTH, help=f"How many tokens; near a text {TOKENS} if left out.", show_default=False),
 ]
 OptionRadius = Annotated[
     float | None, typer.Option("--radius", "-r", help="The radius of the ball.", show_default=False)
@@ -36,54 +41,102 @@ OptionRadius = Annotated[
 ORIGINS = {
     "equal_tokens": "all tokens at the origin (equal tokens)",
     "two_point": "one token far from all others, along an eigenvector (two point, the paper's)",
-    "origin_token": "a token at the origin sees the others at both ends of a diameter (quiet token)",
+    "origin_token": "a token at the origin sees the others at both ends of a diameter (origin token)",
     "tied_pair": "two tokens tie for the attention of all others (tied pair)",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearOptions:
-    """Which inputs near a text are meant, as far as it was said."""
+class NearText:
+    """Which inputs near a text are searched: none without ``eps``."""
 
     eps: Annotated[
         float | None, typer.Option("--eps", help="How far every token may move (Euclidean norm).", rich_help_panel=NEAR)
     ] = None
     text: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.", rich_help_panel=NEAR
         ),
-    ] = None
+    ] = ALICE
     window: Annotated[
-        int | None,
-        typer.Option("--window", help="Which window of n tokens, from 0; the first by default.", rich_help_panel=NEAR),
-    ] = None
+        int, typer.Option("--window", help="Which window of n tokens, counted from 0.", rich_help_panel=NEAR)
+    ] = 0
     together: Annotated[
         bool, typer.Option("--together", help="--eps bounds all tokens together, not each one.", rich_help_panel=NEAR)
     ] = False
     tokenizer: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--tokenizer",
             metavar="DIR",
             help="A folder or hub id with the tokenizer; the model's own by default.",
             rich_help_panel=NEAR,
+            show_default=False,
         ),
-    ] = None
+    ] = ""
 
-    def inputs(self, n: int | None, radius: float | None) -> NearText | None:
-        """Return which inputs near a text are meant, or none for those in a ball."""
-        named = {name: value for name, value in vars(self).items() if name != "eps"}
-        given = {name: value for name, value in named.items() if value is not None and value is not False}
-        if self.eps is None:
-            for name in given:
-                raise AssumptionError(f"--{name} is for inputs near a text; add --eps.", field=name)
-            return None
-        if radius is not None:
+    def is_meant(self, radius: float | None) -> bool:
+        """Tell whether inputs near a text are meant, and not those in a ball.
+
+        Raises:
+            AssumptionError: If both are, or ``eps`` is missing.
+        """
+        if self.eps is not None and radius is not None:
             raise AssumptionError(
                 "give --radius for a ball, or --eps for the inputs near a text; got both.", field="eps"
             )
-        return NearText(eps=self.eps, n=LENGTH if n is None else n, **given)
+        for field in dataclasses.fields(self):
+            if self.eps is None and getattr(self, field.name) != field.default:
+                raise AssumptionError(f"--{field.name} is for inputs near a text; add --eps.", field=field.name)
+        return self.eps is not None
+
+    def check(self, source: LayerSource, n: int) -> None:
+        """Refuse what cannot be searched, before anything is loaded.
+
+        Raises:
+            AssumptionError: If a number is out of range, or there is no model to read the text.
+            FileError: If there is no such text.
+            UnsupportedModelError: If there is no such family or tokenizer.
+        """
+        if self.eps is None or not 0 < self.eps < math.inf:
+            raise AssumptionError(f"--eps must be positive and finite, got {self.eps}.", field="eps")
+        if self.window < 0:
+            raise AssumptionError(f"--window counts from 0, got {self.window}.", field="window")
+        require_length(n)
+        if source.layer is None:
+            raise AssumptionError("--eps searches near a text, which a model reads; give a model and its --layer.")
+        source.check()
+        if self.tokenizer:
+            check_tokenizer(self.tokenizer)
+        check_text(self.text)
+
+    def read(self, source: LayerSource, n: int) -> "tuple[Any, Tensor, list[str]]":
+        """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
+        import howsmooth as hs
+        from howsmooth.models.inputs.text import read_text
+        from howsmooth.search.claims import on_batches
+
+        set_threads(source.threads)
+        model, layer = source.model or "", source.layer or 0
+        transformer = hs.load(model, tokenizer=self.tokenizer or None, family=source.family or "", device=source.device)
+        transformer.layer(layer).check(source.map)
+        tokens = transformer.windows(read_text(self.text), length=n, count=self.window + 1)[self.window :]
+        f, batch = transformer.activations(tokens).at(layer, source.map)
+        assert transformer.tokenizer is not None  # there would be no windows
+        pieces = transformer.tokenizer.pieces(tokens[0].tolist())
+        if not isinstance(f, hs.Attention):
+            # a module that the model called with one window, whose masks and positions may not fit several
+            module = f
+            f = on_batches(lambda X: module(X) if X.ndim == 3 else module(X[None])[0], batch[0])
+        return f, batch[0], pieces
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What is kept beside the input that was found."""
+        norm = "all tokens together" if self.together else "each token"
+        tokenizer = {"tokenizer": self.tokenizer} if self.tokenizer else {}
+        return {"text": self.text, "window": str(self.window), "eps": f"{self.eps!r} for {norm}"} | tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,48 +179,51 @@ def worst_case(
     source: LayerSource,
     n: OptionN = None,
     radius: OptionRadius = None,
-    near: NearOptions,
+    near: NearText,
     how: SearchOptions,
 ) -> None:
     """Find n tokens in a ball where attention is least smooth, and how near they come to the proven maximum.
 
-    Of a layer of a model, or of weights: FILE, or FILE:KEY. Rows are outputs, as in torch.nn.Linear. With --eps, find
-    the worst input near a window of a text instead, and which words matter.
+    Of a layer of a model, or of weights in a file. With --eps, find the worst input near a window of a text instead,
+    and which words matter.
 
-    Example: howsmooth worst-case --model minilm --layer 4 --map head:3 -n 64 -r 9
+    Example: howsmooth worst-case minilm --layer 4 --map head:3 -n 64 -r 9
     """
-    inputs = near.inputs(n, radius)
-    how.check(searches=how.search or inputs is not None)
-    if inputs is not None:
-        _near_text(source, inputs, how)
+    near_text = near.is_meant(radius)
+    how.check(searches=how.search or near_text)
+    if near_text:
+        _near_text(source, near, TOKENS if n is None else n, how)
     else:
         _in_ball(source, *_ball(n, radius), how)
 
 
 def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
     if n is None or radius is None:
-        missing = " and ".join(name for name, value in (("--n", n), ("--radius", radius)) if value is None)
-        raise AssumptionError(f"tokens in a ball take --n and --radius, {missing} is missing; near a text take --eps.")
+        missing = " and ".join(name for name, value in (("-n", n), ("--radius", radius)) if value is None)
+        raise AssumptionError(f"tokens in a ball take -n and --radius, {missing} is missing; near a text take --eps.")
     require_length(n)
     require_radius(radius)
     return n, radius
 
 
-def _near_text(source: LayerSource, near: NearText, how: SearchOptions) -> None:
-    near.check(source)
-    how.begin(source, near.n)
-    f, X, pieces = near.read(source)
-    require_room(near.n, X.shape[-1])
+def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) -> None:
+    near.check(source, n)
+    how.begin(source, n)
+    f, X, pieces = near.read(source, n)
+    require_room(n, X.shape[-1])
+
+    from torch import nn
 
     from howsmooth.search.nearby import worst_nearby
 
     with ascent_bar(True, how.ascent["steps"]) as progress:
-        found = worst_nearby(f, X, eps=near.eps, per_token=not near.together, progress=progress, **how.ascent)
+        found = worst_nearby(f, X, eps=near.eps or 0.0, per_token=not near.together, progress=progress, **how.ascent)
     require_range(found.witness)
     if how.as_json:
-        print_json(as_dict(near, found, pieces))
+        print_json(_as_dict(near, found, pieces) | {"n": n})
     else:
-        _print_lines(answer(found), repr(f), *details(near, found, pieces))
+        name = "attention by autograd" if isinstance(f, nn.Module) else repr(f)
+        _print_lines(_near_answer(found), name, *_details(near, found, pieces))
     if how.save is not None:
         save_witness(found.witness, how.save, source.about | near.about, quiet=how.as_json)
 
@@ -179,7 +235,7 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     require_room(n, attention.d)
 
     import howsmooth as hs
-    from howsmooth.domains.ball import in_ball
+    from howsmooth.domains.domain import in_ball
 
     ascent = how.ascent
     with within_reach(n, radius):
@@ -232,7 +288,6 @@ def _print_witness(attention: str, witness: "Witness", upper: "Bound", origin: s
 
 
 def _print_lines(first: str, *others: str) -> None:
-
     console = visible_console(soft_wrap=True)
     console.print(first, style="bold")
     for line in others:
@@ -253,3 +308,70 @@ def _largest(shares: "Tensor") -> str:
     if len(leading) > 3:
         return f"{len(leading)} tokens alike, token {leading[0]} with {percent(float(shares[leading[0]]))}"
     return ", ".join(f"token {token} with {percent(float(shares[token]))}" for token in sorted(leading))
+
+
+def _as_dict(near: NearText, found: "Nearby", pieces: Sequence[str]) -> dict[str, Any]:
+    """Return everything but the tensors as plain values, with a row for each word."""
+    there, measured = found.there, found.witness.measured
+    columns = {
+        "word": _readable(pieces),
+        "moved": found.moved,
+        "alone": found.alone,
+        "sensitivity": measured.token_sensitivity.tolist(),
+        "response": measured.token_response.tolist(),
+    }
+    rows = zip(*columns.values(), strict=True)
+    return {
+        "at_text": {"lower": float(there.lower), "upper": float(there.upper), "confidence": there.confidence},
+        "witness": found.witness.as_dict(),
+        "growth": found.growth,
+        "upper": None if found.upper is None else found.upper.as_dict(),
+        "refused": found.refused or None,
+        **dataclasses.asdict(near),
+        "words": [dict(zip(columns, row, strict=True)) for row in rows],
+    }
+
+
+def _near_answer(found: "Nearby") -> str:
+    """Say in a line how large the constant is at the text, how large it gets near it, and what is proven."""
+    there = interval(float(found.there.lower), float(found.there.upper), digits=5)
+    times = "" if found.growth is None else f" (at least {at_least(found.growth, 4)} times that)"
+    proven = "" if found.upper is None else f"; no input so near exceeds {found.upper.digits}"
+    return (
+        f"Lip is {there} at the text, and ≥ {at_least(found.witness.value)} at the worst input near it{times}{proven}"
+    )
+
+
+def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str]:
+    """Say what was searched, and which words do it."""
+    from howsmooth.report.drawing.token_text import running_text
+
+    words = _readable(pieces)
+    radius = float(found.centre.double().norm(dim=-1).mean())
+    may = "all tokens together may move" if near.together else "every token may move"
+    share = f"{percent((near.eps or 0.0) / radius)} of the mean norm of a token, {number(radius)}"
+    measured = found.witness.measured
+    said = [
+        f"Text: window {near.window} of {near.text}, {count(len(pieces), 'token')}: {running_text(pieces)}",
+        f"Near: {may} by {number(near.eps or 0.0)} in the Euclidean norm: {share}.",
+        f"Moved furthest: {_most(words, found.moved, number)}.",
+        f"Moved alone, worth most: {_most(words, found.alone, at_least)}.",
+        f"Most sensitive there: {_most(words, measured.token_sensitivity.tolist(), percent)} of the worst direction.",
+        f"Most moved there: {_most(words, measured.token_response.tolist(), percent)} of the response.",
+    ]
+    return said + ([f"Nothing is proven: {found.refused}"] if found.upper is None else [])
+
+
+def _most(words: Sequence[str], values: Sequence[float], written: Callable[[float], str]) -> str:
+    """Name the words with the largest values, by their places; or say that all are alike."""
+    most, least = max(values), min(values)
+    if len(values) > 1 and most - least <= 1e-4 * most:
+        return f"all {len(values)} tokens alike, each {written(most)}"
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    return ", ".join(f"{words[i]!r} (token {i}) {written(values[i])}" for i in order[:NAMED])
+
+
+def _readable(pieces: Sequence[str]) -> list[str]:
+    from howsmooth.report.drawing.token_text import words
+
+    return [word for _space, word in words(pieces)]

@@ -1,4 +1,4 @@
-"""Where tokens may lie: sets of inputs, one in each file."""
+"""Where tokens may lie: sets of inputs."""
 
 from howsmooth.lazy_names import names_of_stub
 

@@ -1,10 +1,23 @@
-"""Domain: the protocol of sets of inputs, onto which tokens are projected and from which they are drawn."""
+"""Domains of tokens: the protocol, balls, spheres, and the inputs near a given one."""
 
+import math
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_finite, require_floating
+
+# Tokens are brought back to so many units in the last place below the radius: rounding leaves them inside.
+ROUNDING_UNITS = 8
+# Tokens nearer to the surface of a ball than this share of its radius lie on it.
+SURFACE = 1e-5
+# What rounding carried outside is shrunk so often before it is given up for the centre.
+SHRINKINGS = 4
 
 
 @runtime_checkable
@@ -51,3 +64,234 @@ def draw_correlated(
 def tokens(n: int) -> str:
     """Write a number of tokens."""
     return f"{n} token{'s' if n > 1 else ''}"
+
+
+@dataclass(frozen=True, eq=False)
+class Ball(TensorDataclass):
+    r"""All points within ``radius`` of ``centre``; as a domain of inputs, every token lies in it.
+
+    Attributes:
+        radius: The radius; zero only around a given centre, where it means that one point.
+        centre: The centre; ``None`` is the origin.
+
+    Example:
+        >>> Ball(5.0).nearest(torch.tensor([[3.0, 0.0], [0.0, 20.0]]))
+        tensor([[3.0000, 0.0000],
+                [0.0000, 5.0000]])
+    """
+
+    radius: float
+    centre: Float[Tensor, " d"] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the numbers once."""
+        if self.centre is not None:
+            require_floating(self.centre, "centre")
+            if self.centre.ndim != 1 or not self.centre.numel():
+                raise ShapeError(f"centre must be one point, (d,), got {tuple(self.centre.shape)}.", field="centre")
+            require_finite(self.centre, "centre")
+        if not 0 <= self.radius < math.inf or (self.radius == 0 and self.centre is None):
+            raise AssumptionError(
+                f"the radius of a ball must be positive and finite, got {self.radius}.", field="radius"
+            )
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """How many tokens an input has, and of which dimension; ``None`` where any will do."""
+        return None, None if self.centre is None else self.centre.numel()
+
+    @property
+    def scale(self) -> float:
+        """The unit of length for steps."""
+        return self.radius
+
+    def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Project every token onto the ball; what lies inside does not move."""
+        offset = self._offset(X)
+        norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
+        reach = self.radius * (1 - ROUNDING_UNITS * torch.finfo(X.dtype).eps)
+        projected = offset * (reach / norm.clamp_min(torch.finfo(X.dtype).tiny))
+        projected = projected if self.centre is None else projected + self.centre.to(X)
+        return torch.where(norm <= self.radius, X, projected)
+
+    def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return the direction of steepest ascent in the ball: tokens on its surface do not move outwards."""
+        offset = self._offset(X)
+        norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
+        normal = offset / norm.clamp_min(torch.finfo(X.dtype).tiny)
+        outwards = (normal * G).sum(-1, keepdim=True)
+        leaving = (norm >= self.radius * (1 - SURFACE)) & (outwards > 0)
+        return torch.where(leaving, G - normal * outwards, G)
+
+    def draw(
+        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "count n d"]:
+        """Draw inputs whose tokens are uniform in concentric balls, from a small one to the whole.
+
+        Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
+
+        Args:
+            count: How many inputs.
+            n: How many tokens each.
+            like: The dimension, dtype and device of a token.
+            generator: The source of randomness.
+        """
+        device = like.device if generator is None else generator.device
+        gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
+        uniform = torch.rand(count, n + 1, 1, dtype=like.dtype, device=device, generator=generator)
+        share = (torch.arange(count, device=device)[:, None, None] + uniform[:, :1]) / count
+        norm = self.radius * share * uniform[:, 1:] ** (1 / like.numel())
+        X = (torch.nn.functional.normalize(gauss, dim=-1) * norm).to(like)
+        return self.nearest(X if self.centre is None else X + self.centre.to(X))
+
+    def describe(self, n: int) -> str:
+        """Describe an input of ``n`` tokens in words."""
+        where = "" if self.centre is None else " around the given centre"
+        return f"{tokens(n)} in the ball of radius {self.radius:g}{where}"
+
+    def _offset(self, X: Tensor) -> Tensor:
+        return X if self.centre is None else X - self.centre.to(X)
+
+
+def in_ball(n: int, radius: float) -> str:
+    """Say where a statement about ``n`` tokens in the ball around the origin holds."""
+    return Ball(radius).describe(n)
+
+
+def measures_in_ball(radius: float) -> str:
+    """Say where a statement about measures in the ball around the origin holds."""
+    return f"measures in the ball of radius {radius:g}"
+
+
+@dataclass(frozen=True)
+class Sphere:
+    r"""Inputs whose tokens all have the norm ``radius``: what RMSNorm with equal gains puts out.
+
+    Example:
+        >>> Sphere(2.0).nearest(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+        tensor([[2., 0.],
+                [0., 2.]])
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        """Check the radius once."""
+        if not 0 < self.radius < math.inf:
+            raise AssumptionError(
+                f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
+            )
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """Any number of tokens of any dimension."""
+        return None, None
+
+    @property
+    def scale(self) -> float:
+        """The unit of length for steps."""
+        return self.radius
+
+    def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Scale every token to the radius; the origin, which has no direction, goes along the first axis."""
+        pole = torch.eye(1, X.shape[-1], dtype=X.dtype, device=X.device)
+        zero = (X == 0).all(-1, keepdim=True)
+        return self.radius * torch.nn.functional.normalize(torch.where(zero, pole, X), dim=-1, eps=0.0)
+
+    def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Drop the radial part of the gradient."""
+        normal = X / self.radius
+        return G - normal * (normal * G).sum(-1, keepdim=True)
+
+    def draw(
+        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "count n d"]:
+        """Draw tokens around a common direction, from close together to independent and uniform."""
+        return self.nearest(draw_correlated(count, n, like, generator))
+
+    def describe(self, n: int) -> str:
+        """Describe an input of ``n`` tokens in words."""
+        return f"{tokens(n)} on the sphere of radius {self.radius:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    r"""The inputs near a given one: :math:`\|Z-X\|_F \le \epsilon`, or :math:`|z_i-x_i| \le \epsilon` for every token.
+
+    Attributes:
+        X: The given input.
+        eps: How far its neighbours are.
+        per_token: Whether every token may move that far, or all of them together.
+
+    Example:
+        >>> Neighbourhood(torch.zeros(2, 1), eps=5.0).nearest(torch.tensor([[6.0], [8.0]]))
+        tensor([[3.],
+                [4.]])
+    """
+
+    X: Float[Tensor, "n d"]
+    eps: float
+    per_token: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the input once."""
+        require_floating(self.X, "X")
+        if self.X.ndim != 2 or not self.X.numel():
+            raise ShapeError(f"X must be one input, (n, d), got {tuple(self.X.shape)}.", field="X")
+        require_finite(self.X, "X")
+        if not 0 < self.eps < math.inf:
+            raise AssumptionError(f"eps must be positive and finite, got {self.eps}.", field="eps")
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """The shape of the given input."""
+        n, d = self.X.shape
+        return n, d
+
+    @property
+    def scale(self) -> float:
+        """The unit of length for the steps of a token."""
+        return self.eps if self.per_token else self.eps / math.sqrt(self.X.shape[0])
+
+    def nearest(self, Z: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Project onto the neighbourhood; what rounding carries outside is brought back, at worst to the centre.
+
+        The distance is taken in float64: near a large token, float32 has few numbers within a small ``eps``.
+        """
+        X = self.X.to(Z.device, torch.float64)
+        offset = self._ball.nearest(self._apart(Z.double() - X))
+        for _try in range(SHRINKINGS):
+            rounded = (X + offset.reshape(Z.shape)).to(Z.dtype)
+            length = torch.linalg.vector_norm(self._apart(rounded.double() - X), dim=-1, keepdim=True)
+            outside = length > self.eps
+            if not bool(outside.any()):
+                return rounded
+            # by twice what is too much: the next rounding may carry outwards again
+            offset = torch.where(outside, offset * (2 * self.eps / length - 1).clamp_min(0.5), offset)
+        return (X + torch.where(outside, 0.0, offset).reshape(Z.shape)).to(Z.dtype)
+
+    def direction(self, Z: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return the direction of steepest ascent in the neighbourhood: on its surface nothing moves outwards."""
+        return self._ball.direction(self._apart(Z - self.X.to(Z)), self._apart(G)).reshape(Z.shape)
+
+    def draw(
+        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "count n d"]:
+        """Draw from concentric neighbourhoods, from a small one to the whole; the first is the given input itself."""
+        whole = self._apart(self.X.to(like))
+        offsets = self._ball.draw(count, whole.shape[0], whole[0], generator)
+        offsets[:1] = 0
+        return self.nearest(self.X.to(like) + offsets.reshape(count, *self.X.shape))
+
+    def describe(self, n: int) -> str:
+        """Describe an input of ``n`` tokens in words."""
+        how = "every one" if self.per_token else "all together"
+        return f"{tokens(n)} within {self.eps:g} of a given input, {how}"
+
+    @property
+    def _ball(self) -> Ball:
+        return Ball(self.eps)
+
+    def _apart(self, Z: Tensor) -> Tensor:
+        """Return what may move on its own: the tokens, or the whole input as one long token."""
+        return Z if self.per_token else Z.flatten(-2).unsqueeze(-2)

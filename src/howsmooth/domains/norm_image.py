@@ -1,15 +1,147 @@
-"""The image of a LayerNorm or an RMSNorm."""
+"""The image of a normalisation: an ellipsoid with the smallest balls around it, and the domain of its surface."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
-from howsmooth.domains.domain import draw_correlated, tokens
-from howsmooth.domains.ellipsoid import Ellipsoid
+from howsmooth.domains.domain import Ball, draw_correlated, tokens
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.tensor_dataclass import TensorDataclass
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ellipsoid(TensorDataclass):
+    r"""The points :math:`\alpha\circ z + \beta` with :math:`|z| \le \sqrt d` and, if ``centred``, :math:`z \perp 1`.
+
+    Attributes:
+        gain: :math:`\alpha`, the stretch of each coordinate.
+        centre: :math:`\beta`.
+        centred: Whether ``z`` sums to zero.
+    """
+
+    gain: Float[Tensor, " d"]
+    centre: Float[Tensor, " d"]
+    centred: bool
+
+    @property
+    def ball(self) -> Ball:
+        r"""The smallest ball that contains the ellipsoid.
+
+        By symmetry its centre is :math:`\beta`; its radius is the longest half-axis.
+        """
+        return Ball(centre=self.centre, radius=math.sqrt(self._d * self._top()))
+
+    @property
+    def radius(self) -> float:
+        r"""The radius of the smallest ball around the origin that contains the ellipsoid.
+
+        This is the R of the theorems, which take balls around zero:
+
+        .. math:: R^2 = \max_{z} |\alpha\circ z+\beta|^2
+                  = \min_{\lambda > \lambda_1}\; d\lambda + |\beta|^2 + w^\top(\lambda - \Pi\,\alpha^2\,\Pi)^{-1}w,
+
+        :math:`w = \Pi(\alpha\circ\beta)`. Strong duality holds for one quadratic constraint, and every
+        :math:`\lambda` gives a valid radius, so an inexact minimisation errs on the safe side.
+        """
+        alpha, beta = self._arrays()
+        w = alpha * beta
+        base = float(beta @ beta)
+        top = self._top()
+        if np.linalg.norm(w) <= 1e-100 * (1 + top):
+            return math.sqrt(self._d * top + base)
+
+        def dual(gap: float) -> float:
+            inverse = 1.0 / (top - alpha**2 + gap)
+            rest = (w - ((w @ inverse) / inverse.sum() if self.centred else 0.0)) * inverse
+            # λ₁ is known to a few units in the last place: what that may hide is added
+            return self._d * (top + gap) + base + float(w @ rest) + 8 * unit * float(rest @ rest)
+
+        # the derivative shows that the gap is at most |w|/√d at the minimum; below the rounding of λ₁ it is no gap
+        unit = float(np.finfo(float).eps) * float((alpha**2).max())
+        most = float(np.linalg.norm(w)) / math.sqrt(self._d)
+        least = max(most * math.exp(-40.0), 64 * unit)
+        if most * math.e <= least:
+            square = dual(least)
+        else:
+            bounds = (math.log(least), math.log(most) + 1.0)
+            square = float(minimize_scalar(lambda t: dual(math.exp(t)), bounds=bounds).fun)
+        return math.sqrt(max(square, self._d * top)) * (1 + 1e-12)
+
+    @property
+    def _d(self) -> int:
+        return self.gain.numel()
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.gain.detach().double().cpu().numpy(), self.centre.detach().double().cpu().numpy()
+
+    def _top(self) -> float:
+        r"""Return :math:`\lambda_1`, the largest eigenvalue of :math:`\Pi\,\alpha^2\,\Pi`.
+
+        Without centring it is :math:`\max\alpha_i^2`. With it, :math:`\lambda_1` lies between the two largest
+        :math:`\alpha_i^2` and solves the secular equation :math:`\sum_i 1/(\alpha_i^2-\lambda) = 0`.
+        """
+        alpha, _beta = self._arrays()
+        squares = np.sort(alpha**2)[::-1]
+        if not self.centred:
+            return float(squares[0])
+        if self._d == 1:
+            return 0.0
+        low, high = float(squares[1]), float(squares[0])
+        gap = high - low
+        if gap <= 1e-14 * high:
+            return high
+
+        def secular(t: float) -> float:
+            # t = λ − low; multiplied by the two nearest poles so that the ends are finite and of opposite sign
+            rest = float(np.sum(1.0 / (squares[2:] - low - t))) if self._d > 2 else 0.0
+            return -(gap - t) + t + rest * t * (gap - t)
+
+        root = brentq(secular, 1e-18 * gap, gap, xtol=1e-300, rtol=1e-14)
+        return low + float(root)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StretchedSphere:
+    r"""The points :math:`x = \beta + Dz` with :math:`|z| = 1` and D diagonal (after centring), for tied pairs.
+
+    Attributes:
+        centre: :math:`\beta`.
+        stretch: The diagonal of D.
+        centred: Whether z sums to zero.
+        solid: Whether :math:`|z| < 1` is allowed too.
+    """
+
+    centre: Float[Tensor, " d"]
+    stretch: Float[Tensor, " d"]
+    centred: bool
+    solid: bool
+
+    @classmethod
+    def ball(cls, d: int, radius: float, *, solid: bool) -> "StretchedSphere":
+        """The ball of some radius around the origin of ``d`` dimensions, or its surface."""
+        zero = torch.zeros(d, dtype=torch.float64)
+        return cls(centre=zero, stretch=zero + radius, centred=False, solid=solid)
+
+    @classmethod
+    def image(cls, ellipsoid: Ellipsoid) -> "StretchedSphere":
+        """The surface of an ellipsoid: where a norm sends tokens whose spread is large against its eps."""
+        gain, centre = (x.detach().to("cpu", torch.float64) for x in (ellipsoid.gain, ellipsoid.centre))
+        return cls(centre=centre, stretch=math.sqrt(gain.numel()) * gain, centred=ellipsoid.centred, solid=False)
+
+    def pull(self, rows: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return rows · D."""
+        pulled = rows * self.stretch
+        return pulled - pulled.mean(-1, keepdim=True) if self.centred else pulled
+
+    def point(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """Return β + Dz."""
+        return self.centre + self.stretch * (z - z.mean() if self.centred else z)
 
 
 @runtime_checkable

@@ -4,7 +4,6 @@ from howsmooth.maps.attention import Attention as Attention
 from howsmooth.maps.composition import Chain as Chain
 from howsmooth.maps.composition import Residual as Residual
 from howsmooth.maps.composition import Sum as Sum
-from howsmooth.maps.dense import Dense as Dense
 from howsmooth.maps.mean_field_maps import mean_field as mean_field
 from howsmooth.maps.mechanisms.cosine import CosineAttention as CosineAttention
 from howsmooth.maps.mechanisms.differential import DifferentialAttention as DifferentialAttention
@@ -14,6 +13,7 @@ from howsmooth.maps.mechanisms.linear import LinearAttention as LinearAttention
 from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention as SigmoidAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention as SinkhornAttention
 from howsmooth.maps.mlp import MLP as MLP
+from howsmooth.maps.mlp import Dense as Dense
 from howsmooth.maps.mlp import GatedMLP as GatedMLP
 from howsmooth.maps.norms import LayerNorm as LayerNorm
 from howsmooth.maps.norms import RMSNorm as RMSNorm

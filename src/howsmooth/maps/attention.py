@@ -14,11 +14,9 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Projections
-from howsmooth.maps.query_key_transforms import NO_TRANSFORMS, Transforms
+from howsmooth.maps.positions import Distances, Positions
+from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
 from howsmooth.validation import require_finite, require_floating, require_parameter
 
@@ -111,7 +109,7 @@ class ScoreAttention(MultiHead):
         return AttentionJacobian(
             projections=projections,
             pattern=pattern,
-            scaled_k=pattern.k * self.score_scale,
+            scaled_k=pattern.k * self.score_scale,  # once here, and not in every product
             output=self._joined_output(),
             **on_tokens(X, self.out),
             distances=_scaled(self.positions.distances, self.score_scale, self.score_scale),
@@ -183,6 +181,7 @@ class Attention(ScoreAttention):
 
     sink: Float[Tensor, "*w heads"] | None = None
 
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"softmax": {}, "off-by-one": {}}
     for_each_head: ClassVar[tuple[str, ...]] = ("sink",)
 
     @classmethod

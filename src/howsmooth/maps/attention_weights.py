@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.distances import Distances
-from howsmooth.maps.positions import Positions
+from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Softmax, Tile, Weighting, Weights, Workspace, rows_of, unstack
 

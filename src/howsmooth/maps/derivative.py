@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.maps.attention_weights import AttentionPattern
-from howsmooth.maps.distances import Distances
 from howsmooth.maps.heads_derivative import HeadsJacobian
+from howsmooth.maps.positions import Distances
 from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Tile, Weights, Workspace, rows_of, unstack
 
@@ -86,6 +86,7 @@ class AttentionJacobian(HeadsJacobian):
         q, scaled_k, v = (_longest(x) for x in (self.pattern.q, self.scaled_k, self.pattern.v))
         info, output = torch.finfo(self.dtype), 1.0 if self.output is None else float(self.output.detach().norm())
         size = float(self.projections.weight.detach().norm())
+        # dS = dq·k + q·dk: the error of a normalised key meets q, that of a normalised query meets k
         total = 4 * info.eps * v * size * (q * key * stretch_k + scaled_k * query * stretch_q)
         if unnormalised:
             largest = max(float(P.detach().abs().max()) for _tile, P, _slope in self.pattern.weights())
@@ -142,6 +143,7 @@ class AttentionJacobian(HeadsJacobian):
         """Pull a cotangent of the means back to queries, keys and values."""
         pattern = self.pattern
         if (whole := pattern.whole) is not None and self.distances is None:
+            # the transpose of the short path above: dP = g vᵀ, then dq = dS k, dk = dSᵀ q, dv = Pᵀ g
             g = g.flatten(1, 2)
             dS = whole.vjp(torch.bmm(g, pattern.v.mT))
             return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
@@ -154,6 +156,7 @@ class AttentionJacobian(HeadsJacobian):
             if slope is not None:
                 dS = dS * slope
             dq = unstack(torch.bmm(dS, self.scaled_k[:, columns]), tile)
+            # a tile has complete rows, so its dq is final; dk and dv are sums over all tiles
             dk.add(columns, dS.mT, rows_of(pattern.q, tile))
             dv.add(columns, weights.P.mT, g_rows)
             if self.distances is not None:

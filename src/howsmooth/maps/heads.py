@@ -11,13 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
-from howsmooth.maps.joint_norm import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
+from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
+from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Layout, Projections, sizes_of
-from howsmooth.maps.query_key_transforms import Transforms
-from howsmooth.maps.query_side import QuerySide
+from howsmooth.maps.projections import Layout, Projections, Transforms, sizes_of
 from howsmooth.maps.rotary import Rotary
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
@@ -57,6 +55,9 @@ class MultiHead(TensorDataclass, ABC):
 
     # fields with one number for each head
     for_each_head: ClassVar[tuple[str, ...]] = ()
+    # the names of its kinds, each with the fields that select it, and those of them that need `count` on measures
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {}
+    counting_kinds: ClassVar[tuple[str, ...]] = ()
     # fields of a single head that differ from the defaults of the class
     single_head_defaults: ClassVar[dict[str, Any]] = {}
 

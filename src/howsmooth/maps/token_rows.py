@@ -10,21 +10,24 @@ where :math:`r_{ij}` is the query of i, pulled back through rotation and norm of
 :math:`C_i` are pulled back through those of the query at i. Nothing here has more than n²·d entries.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from howsmooth.linear_operators import positive_definite
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.joint_norm import JointNormJacobian
-from howsmooth.maps.norms import NormJacobian
-from howsmooth.maps.query_key_transforms import TransformJacobian
+from howsmooth.maps.norms import JointNormJacobian, NormJacobian
+from howsmooth.maps.projections import TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, unstack
 
 # More entries than these are not kept; without them only comparisons with the Euclidean norm are known.
 MOST_ENTRIES = 2**27
+# How wrong the inverse of a form may be.
+LARGEST_INVERSE_ERROR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,40 +87,101 @@ class AttentionRows:
 
     def gram(self, rows: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out out"]:
         r"""Return :math:`M_i = \sum_jJ_{ij}J_{ij}^\top/w_{ij}` for some output tokens i."""
-        found = torch.stack([self._gram(int(i), 1 / weights) for i, weights in zip(rows, w, strict=True)])
-        return found if self.output is None else self.output @ found @ self.output.mT
+        G = self.head_gram(rows, w)
+        return G if self.output is None else self.output @ G @ self.output.mT
 
-    def _gram(self, i: int, inverse: Float[Tensor, "n"]) -> Float[Tensor, "hv hv"]:
+    def below(self, rows: Tensor, w: Float[Tensor, "rows n"], bound: float) -> Bool[Tensor, " rows"]:
+        r"""Say for which rows a Cholesky factorisation proves :math:`\lambda_{\max}(M_i)<` ``bound``\ :sup:`2`.
+
+        :math:`WGW^\top\preceq b^2I` follows from :math:`G\preceq b^2(W^\top W)^{-1}`, which needs no product with W for
+        every row.
+        """
+        G = self.head_gram(rows, w)
+        form = self._output_form
+        if form is None:  # the output projection has no left inverse that float64 resolves
+            return positive_definite(bound, self.output @ G @ self.output.mT, None)  # type: ignore[operator]
+        return positive_definite(bound, G, form)
+
+    @functools.cached_property
+    def _output_form(self) -> Float[Tensor, "hv hv"] | None:
+        r"""A matrix that is at most :math:`(W^\top W)^{-1}`; none where rounding does not allow to say so."""
+        width = self.P.shape[0] * self.c.shape[-1]
+        identity = torch.eye(width, dtype=self.P.dtype, device=self.P.device)
+        if self.output is None:
+            return identity
+        S = self.output.mT @ self.output
+        factor, failed = torch.linalg.cholesky_ex(S)
+        if bool(failed):
+            return None
+        inverse = torch.cholesky_inverse(factor)
+        inverse = 0.5 * (inverse + inverse.mT)
+        # The eigenvalues of BS are those of S^{1/2} B S^{1/2}, and no norm of BS − I is below their distance from one.
+        wrong = float(torch.linalg.matrix_norm(inverse @ S - identity))
+        rounding = width * torch.finfo(S.dtype).eps * torch.linalg.matrix_norm(inverse) * torch.linalg.matrix_norm(S)
+        wrong += 4 * float(rounding)
+        return inverse / (1 + wrong) if wrong < LARGEST_INVERSE_ERROR else None
+
+    def head_gram(self, rows: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows hv hv"]:
         """Sum over input tokens in the space of all heads, term by term of the product of two blocks."""
-        P, c, r = self.P[:, i], self.c[:, i], self.r[:, i]
-        v = c.shape[-1]
-        weighted = P * inverse
-        V, K, Q = self.V.flatten(0, 1), self.K, self.Q
-        values = (weighted @ P.mT).repeat_interleave(v, 0).repeat_interleave(v, 1) * (V @ V.mT)
-        if r.shape[1] == 1:
-            keys = torch.einsum("hk,hkd->hd", r[:, 0], K)
-            sums = torch.einsum("gj,hjv->ghv", weighted, c)
-            mixed = torch.einsum("gah,ghv->gahv", (V @ keys.mT).unflatten(0, (-1, v)), sums).flatten(2).flatten(0, 1)
-            flat = c.transpose(0, 1).flatten(1)
-            gains = (keys @ keys.mT).repeat_interleave(v, 0).repeat_interleave(v, 1)
-            scores = (flat * inverse.unsqueeze(-1)).mT @ flat * gains
-        else:
-            VK = torch.einsum("gad,hkd->gahk", self.V, K)
-            mixed = torch.einsum("gj,gahk,hjk,hjv->gahv", weighted, VK, r, c).flatten(2).flatten(0, 1)
-            seen = torch.einsum("hjk,hkd->hjd", r, K)
-            gains = torch.einsum("gjd,hjd->ghj", seen, seen) * inverse
-            scores = torch.einsum("gja,ghj,hjb->gahb", c, gains, c).flatten(2).flatten(0, 1)
-        found = values + mixed + mixed.mT + scores
-        key = torch.einsum("hk,hkd->hd", r[:, i if r.shape[1] > 1 else 0], K)
-        block = torch.einsum("h,hvd->hvd", P[:, i], self.V) + c[:, i].unsqueeze(-1) * key.unsqueeze(1)
-        # the query term, whose factors are those of one head each
-        CQ = torch.einsum("hvk,hkd->hvd", self.C[:, i], Q).flatten(0, 1)
-        cross = block.flatten(0, 1) @ CQ.mT
-        return found + inverse[i] * (cross + cross.mT + CQ @ CQ.mT)
+        P, c, r, C = self.P[:, rows], self.c[:, rows], self.r[:, rows], self.C[:, rows]
+        weighted = P / w
+        values = _spread(torch.einsum("gij,hij->igh", weighted, P), c.shape[-1]) * self._VV
+        mixed, scores = self._score_products(weighted, c / w.unsqueeze(-1), c, r)
+        return values + mixed + mixed.mT + scores + self._query_products(rows, P, c, r, C, w)
+
+    def _score_products(self, weighted: Tensor, c_weighted: Tensor, c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the products of values with scores, and of scores with scores."""
+        if r.shape[2] == 1:
+            keys = torch.einsum("hik,hkd->ihd", r[:, :, 0], self.K)
+            sums = torch.einsum("gij,hijv->ighv", weighted, c)
+            seen = torch.einsum("gad,ihd->igah", self.V, keys)
+            mixed = torch.einsum("igah,ighv->igahv", seen, sums)
+            flat, flat_weighted = (x.permute(1, 2, 0, 3).flatten(2) for x in (c, c_weighted))
+            scores = flat_weighted.mT @ flat * _spread(keys @ keys.mT, c.shape[-1])
+            return mixed.flatten(3).flatten(1, 2), scores
+        VK = torch.einsum("gad,hkd->gahk", self.V, self.K)
+        mixed = torch.stack(
+            [torch.einsum("gj,gahk,hjk,hjv->gahv", weighted[:, i], VK, r[:, i], c[:, i]) for i in range(c.shape[1])]
+        )
+        seen = torch.einsum("hijk,hkd->hijd", r, self.K)
+        gains = torch.einsum("gijd,hijd->ighj", seen, seen)
+        scores = torch.einsum("gija,ighj,hijb->igahb", c_weighted, gains, c)
+        return mixed.flatten(3).flatten(1, 2), scores.flatten(3).flatten(1, 2)
+
+    def _query_products(self, rows: Tensor, P: Tensor, c: Tensor, r: Tensor, C: Tensor, w: Tensor) -> Tensor:
+        """Return what the query term adds: it meets its own block alone, and one head's factors each."""
+        place = torch.arange(len(rows), device=rows.device)
+        at = place, rows
+        key = torch.einsum("hik,hkd->ihd", r[:, place, rows if r.shape[2] > 1 else torch.zeros_like(rows)], self.K)
+        to_queries = torch.einsum("ihd,gkd->ihgk", key, self.Q)
+        P_own, c_own = P[:, at[0], at[1]], c[:, at[0], at[1]]
+        block = torch.einsum("hi,hvgk->ihvgk", P_own, self._VQ) + torch.einsum("hiv,ihgk->ihvgk", c_own, to_queries)
+        cross = torch.einsum("ihvgk,giuk->ihvgu", block, C).flatten(3).flatten(1, 2)
+        both = torch.einsum("hivk,hkgl->ihvgl", C, self._QQ)
+        both = torch.einsum("ihvgl,giul->ihvgu", both, C).flatten(3).flatten(1, 2)
+        return (cross + cross.mT + both) / w[at[0], at[1], None, None]
+
+    @functools.cached_property
+    def _VV(self) -> Float[Tensor, "hv hv"]:
+        V = self.V.flatten(0, 1)
+        return V @ V.mT
+
+    @functools.cached_property
+    def _VQ(self) -> Float[Tensor, "heads v heads k"]:
+        return torch.einsum("hvd,gkd->hvgk", self.V, self.Q)
+
+    @functools.cached_property
+    def _QQ(self) -> Float[Tensor, "heads k heads k"]:
+        return torch.einsum("hkd,gld->hkgl", self.Q, self.Q)
 
     def _by_head(self, Y: Float[Tensor, "n out"]) -> Float[Tensor, "heads n v"]:
         pulled = Y if self.output is None else Y @ self.output
         return pulled.unflatten(-1, (self.P.shape[0], -1)).transpose(0, 1)
+
+
+def _spread(x: Float[Tensor, "rows heads heads"], v: int) -> Float[Tensor, "rows hv hv"]:
+    """Repeat the number of two heads over all their coordinates."""
+    return x.repeat_interleave(v, 1).repeat_interleave(v, 2)
 
 
 def attention_rows(J: AttentionJacobian) -> AttentionRows | None:

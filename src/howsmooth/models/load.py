@@ -23,7 +23,7 @@ from howsmooth.models.parts.ends import (
     language_head,
 )
 from howsmooth.models.transformer import Transformer, weights_digest
-from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.operators import HALF
 from howsmooth.wording import percent
 
 Notes = tuple[str, ...]

@@ -142,7 +142,9 @@ class Transformer:
         """Raise an AssumptionError if the model has fewer positions."""
         limit = self.max_length
         if limit is not None and length > limit:
-            raise AssumptionError(f"{self.name!r} has positions for {limit} tokens, {got}.", field=field)
+            raise AssumptionError(
+                f"{self.name!r} has positions for {limit} tokens, {got}; at most {limit} fit.", field=field
+            )
 
     def embed(
         self, tokens: Int[Tensor, "*batch n"], *, padding: Bool[Tensor, "*batch n"] | None = None

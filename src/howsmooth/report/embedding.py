@@ -13,7 +13,12 @@ from howsmooth.report.drawing.tables import Chart, Rows
 from howsmooth.wording import visible
 
 DIGITS = 6
-GLOBALS = "window.vegaEmbed = vegaEmbed;"
+# Vega-Lite warns where it takes the layers of a panel for forks of the same data: they are, so this is not said.
+GLOBALS = """
+window.vegaEmbed = vegaEmbed;
+const { warn } = console;
+console.warn = (...said) => { if (!said.join(" ").includes("Detected faceted independent scales")) warn(...said); };
+"""
 # What ends a script element, begins a comment in one, or ends a line of JavaScript inside a string.
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 

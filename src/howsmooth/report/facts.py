@@ -67,7 +67,7 @@ def worst_inputs(m: Measurement) -> dict[int, str]:
     found = {}
     for layer in m.layers:
         if any(bound.side is Side.LOWER for bound in layer.ladder.bounds):
-            words = ["--model", m.model, "--layer", str(layer.layer), "--map", m.map]
+            words = [m.model, "--layer", str(layer.layer), "--map", m.map]
             words += ["--n", str(layer.length), "--radius", f"{layer.ball:g}", "--save", "worst.safetensors"]
             found[layer.layer] = command("worst-case", *words)
     return found

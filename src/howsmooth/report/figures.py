@@ -65,7 +65,7 @@ def drawings(section: Section) -> list[Drawing]:
             per_layer=kind.per_layer,
         )
         for kind in charts_of(section)
-        if kind.on_page
+        if kind.on_page(section)
     ]
 
 

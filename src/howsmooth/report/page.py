@@ -27,9 +27,15 @@ from howsmooth.wording import percent
 NAMED_TOKENS = 8
 # How many tokens of a long window are shown.
 SHOWN_TOKENS = 1024
-
-
 FILE = "report.html"
+# What a page is called, by the kind of its records: the first that is there.
+TITLES = {
+    "whole": "How smooth is {models} as a whole?",
+    "attack": "Attacks on {models}",
+    "certificate": "How far may words move before {models} decides otherwise?",
+    "monitor": "How smooth is {models} while it is trained?",
+    "text": "How smooth is {map} in {models}?",
+}
 # Every section of a run with its charts.
 Drawn = Mapping[Section, Sequence[Drawing]]
 
@@ -244,11 +250,18 @@ def _chart(drawing: Drawing) -> dict[str, Any]:
 
 
 def _title(run: Run) -> str:
-    models = list(dict.fromkeys(m.model for m in run.measurements))
-    if not models:
-        return "How smooth is attention?"
-    return f"How smooth is attention in {_listed(models)}?"
+    """Return the question of a run, and the models that it asks about."""
+    if run.figures:
+        return f"How smooth is attention? The paper's figures: {_listed(list(run.figures))}"
+    kinds = {record.ask.kind for record in run.records}
+    question = next((asked for kind, asked in TITLES.items() if kind in kinds), "How smooth is attention?")
+    asks = [record.ask for record in run.records if TITLES.get(record.ask.kind) == question]
+    models = _listed(list(dict.fromkeys(getattr(ask, "model", "") or getattr(ask, "training", "") for ask in asks)))
+    maps = {ask.map for ask in asks if ask.kind == "text" and not ask.map.startswith("head:")} or {"attention"}
+    layers = sorted({ask.layer for ask in asks if ask.kind == "attack"})
+    where = f", layer{'s' * (len(layers) > 1)} {_listed(list(map(str, layers)))}" if layers else ""
+    return question.format(models=models, map=maps.pop() if len(maps) == 1 else "attention") + where
 
 
 def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

@@ -45,7 +45,10 @@ def sections(run: Run) -> list[Section]:
     """Return a section for each measurement that no figure draws, for each figure, and for other kinds of records."""
     own = own_measurements(run)
     measured = [section_of(m, prefix) for m, prefix in zip(own, prefixes(own), strict=True)]
-    return [*measured, *_figures(run), *_others(run)]
+    others = list(_others(run))
+    # of a model as a whole, how its blocks work together is the answer; its own constant is a detail
+    first = [section for section in others if section.name == "whole"]
+    return [*first, *measured, *_figures(run), *(section for section in others if section not in first)]
 
 
 def section_of(measurement: Measurement, prefix: str = "") -> Section:

@@ -9,12 +9,13 @@ from typing import Any
 from howsmooth.models.map_names import MapName
 from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
+from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.summary import LayerSummary, growth_of
-from howsmooth.wording import at_least, count, exponent, number, percent
+from howsmooth.wording import at_least, count, exponent, grows, number, percent
 
 NO_LAW = "no power law"
 
@@ -33,7 +34,7 @@ def sentence(measurement: Measurement) -> str:
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
     through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     typical = "" if worst.typical is None else worst.typical.said
-    clauses = [f"the worst small perturbation of {enters} grows{through} {number(worst.constant)}-fold{typical}"]
+    clauses = [f"the worst small perturbation of {enters} {grows(worst.constant, through)}{typical}"]
     if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
         tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
@@ -224,6 +225,24 @@ def _measures(records: Records) -> str:
     )
 
 
+def _attacks(records: Records) -> str:
+    said = []
+    for each in summarise_attacks(r for r in records if r.ask.kind == "attack"):
+        ends, noise = each.linear_until, [line.attained for line in each.lines if line.method == "random"]
+        if not any(line.attained for line in each.lines):
+            said.append(f"{each.name}: nothing that was tried moves the output.")
+            continue
+        attained = extent(line.attained for line in each.best)
+        random = f", random ones {extent(noise)} times" if noise else ""
+        predicted = "the derivative predicts this within 10 % "
+        predicted += "at every ε that was tried" if ends is None else f"up to ε ≈ {number(ends, 2)}"
+        if ends == 0:
+            predicted = "already at the smallest ε the derivative is off by more than 10 %"
+        moved = f"the best perturbations move the output {attained} times as far as the input{random}"
+        said.append(f"{each.name}: {moved}; {predicted}.")
+    return " ".join(said)
+
+
 def _summaries(kind: str, records: Records) -> str:
     """Let the results of a kind speak, if it declares how its records are summed up."""
     summarise = kind_named(kind).summarise
@@ -263,5 +282,6 @@ KINDS: dict[str, Tell] = {
     "splitting": _splitting,
     "measures": _measures,
     "whole": _whole,
+    "attack": _attacks,
     "monitor": _monitor,
 }

@@ -13,9 +13,8 @@ from howsmooth.search.measure_search import MeasureMap, over_masses
 from howsmooth.search.norm_gradient import PRODUCTS, NormGradient, measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.starts import Starts, check_starts, empty_token, gather_starts
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.protocols import Differentiable, measurable, require_map
+from howsmooth.spectral.operators import Differentiable, broadcast, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.spectral.vectors import broadcast
 from howsmooth.theory.results import Witness
 
 # Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
@@ -72,7 +71,7 @@ def maximise(
 
     Example:
         >>> from howsmooth.maps.attention import Attention
-        >>> from howsmooth.domains.ball import Ball
+        >>> from howsmooth.domains.domain import Ball
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> maximise(Attention.single_head(A=identity, V=identity), n=10, domain=Ball(5.0)).value > 22.5
         True

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.search.ascent import maximise
+from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.inputs import candidates
 from howsmooth.theory.results import Bracket
@@ -41,14 +41,14 @@ def bracket(
         AssumptionError: If no theorem, or no explicit input, applies to this map.
 
     Example:
+        >>> from howsmooth.maps.attention import Attention
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> round(bracket(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).ratio, 2)
         1.19
     """
     upper = smallest_upper(attention, n=n, radius=radius)
-    if (
-        search or not isinstance(attention, Attention) or attention.sink is not None
-    ):  # from the same inputs, and never below the best of them
+    if search or not is_plain_softmax(attention):
+        # from the same inputs, and never below the best of them
         found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)

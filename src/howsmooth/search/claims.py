@@ -12,16 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from howsmooth.domains.ball import Ball
-from howsmooth.domains.domain import Domain
+from howsmooth.domains.domain import Ball, Domain
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
-from howsmooth.markup import paragraph
+from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.starts import empty_token, start_patterns
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.protocols import Differentiable, Recastable, require_map
-from howsmooth.strict import strict_json
+from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
 

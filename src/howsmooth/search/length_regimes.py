@@ -9,18 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
-from howsmooth.markup import paragraph, table
+from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.search.ascent import PopulationAscent
 from howsmooth.search.measure_search import FewAtomMeasure, few_atom_measures, tied_pair_measures
+from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.starts import start_patterns
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.strict import strict_json
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_plain, require_radius
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
@@ -129,7 +129,7 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
     """
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
-    if isinstance(attention, MultiHead) and (not isinstance(attention, Attention) or attention.sink is not None):
+    if isinstance(attention, MultiHead) and not is_plain_softmax(attention):
         return _searched(attention, radius, lengths)
     head = require_mean_field(attention, "regimes", radius)
     places = list(few_atom_measures(head, radius))

@@ -14,14 +14,13 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
-from howsmooth.markup import paragraph
+from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, query_jacobians
 from howsmooth.search.mechanisms import of_kind
 from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.protocols import DifferentiableOnMeasures, Separable
+from howsmooth.spectral.operators import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
-from howsmooth.strict import strict_json
 from howsmooth.transport.distances import conditional_wasserstein, wasserstein
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least

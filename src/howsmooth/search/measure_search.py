@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ball import Ball
-from howsmooth.domains.domain import Domain
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.domain import Ball, Domain
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.search.mean_field_context import counting
+from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_plain, require_unmasked
 from howsmooth.theory.heads import Head
@@ -153,7 +153,7 @@ def over_masses(attention: Any, n: int, domain: Domain, starts: Any) -> tuple[Me
         raise DtypeError(
             f"a search over masses takes an hs.Attention, got {type(attention).__name__}.", field="attention"
         )
-    if isinstance(attention, Attention) and attention.sink is None:
+    if is_plain_softmax(attention):
         require_unmasked(attention, "a search over masses", "a search over sequences (weights=False)")
     else:
         require_plain(attention, "a search over masses", causal=False)

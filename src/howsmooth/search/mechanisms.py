@@ -1,33 +1,43 @@
 """Attention mechanisms by name: the same projections, with another rule from scores to weights."""
 
+import ast
 import dataclasses
 import importlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import howsmooth.maps
 from howsmooth.errors import AssumptionError, nearest
 
 if TYPE_CHECKING:
     from howsmooth.maps.attention import Attention
     from howsmooth.maps.heads import MultiHead
 
+
+def _declared(field: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the values that classes of ``maps`` give a field, with their modules and names.
+
+    They are read from the sources, since the command line lists the kinds before it imports torch.
+    """
+    folder = Path(howsmooth.maps.__path__[0])
+    for path in (folder / "attention.py", *sorted((folder / "mechanisms").glob("*.py"))):
+        module = ".".join(path.relative_to(folder).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            for part in (part for part in node.body if isinstance(part, ast.AnnAssign)):
+                if ast.unparse(part.target) == field and part.value is not None:
+                    yield module, node.name, ast.literal_eval(part.value)
+
+
 # The module and class of each mechanism, and the fields that select it.
 MECHANISMS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "softmax": ("attention", "Attention", {}),
-    "off-by-one": ("attention", "Attention", {}),
-    "l2": ("mechanisms.l2", "L2Attention", {}),
-    "l2-tied": ("mechanisms.l2", "L2Attention", {"tied": True}),
-    "sigmoid": ("mechanisms.sigmoid", "SigmoidAttention", {}),
-    "linear": ("mechanisms.linear", "LinearAttention", {}),
-    "linear-plain": ("mechanisms.linear", "LinearAttention", {"normalised": False}),
-    "sinkhorn": ("mechanisms.sinkhorn", "SinkhornAttention", {}),
-    "cosine": ("mechanisms.cosine", "CosineAttention", {"eps": 0.01}),
-    "entmax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 1.5}),
-    "sparsemax": ("mechanisms.entmax", "EntmaxAttention", {"alpha": 2.0}),
+    kind: (module, name, fields) for module, name, kinds in _declared("kinds") for kind, fields in kinds.items()
 }
 
 # These count tokens: on measures they need `count`, the number of tokens that unit mass represents.
-COUNTING = ("sigmoid", "linear-plain", "entmax", "sparsemax")
+COUNTING = tuple(kind for _module, _name, kinds in _declared("counting_kinds") for kind in kinds)
 
 
 def check_kind(kind: str) -> str:
@@ -48,6 +58,13 @@ def require_count(kind: str, count: float | None) -> None:
         raise AssumptionError(f"attention of the kind {kind!r} does not count tokens; leave count= out.", field="count")
     if count is not None and not 0 < count < math.inf:
         raise AssumptionError(f"count must be positive and finite, got {count}.", field="count")
+
+
+def is_plain_softmax(attention: object) -> "TypeGuard[Attention]":
+    """Tell whether attention is a softmax without sinks, for which theory knows explicit worst inputs."""
+    from howsmooth.maps.attention import Attention
+
+    return isinstance(attention, Attention) and attention.sink is None
 
 
 def of_kind(attention: "Attention", kind: str) -> "MultiHead":

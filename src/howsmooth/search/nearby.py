@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.neighbourhood import Neighbourhood
+from howsmooth.domains.domain import Neighbourhood
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.search.ascent import maximise

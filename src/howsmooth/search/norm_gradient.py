@@ -14,9 +14,8 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.protocols import Differentiable
+from howsmooth.spectral.operators import Differentiable, flat, random_start, unit
 from howsmooth.spectral.solvers import local_lipschitz
-from howsmooth.spectral.vectors import flat, random_start, unit
 
 # Krylov steps from a start that is nearly right already.
 KRYLOV_STEPS = 4

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ball import Ball
+from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.search.mean_field_context import InContext, in_context, is_causal, outputs_at
 from howsmooth.transport.measures import DiscreteMeasure

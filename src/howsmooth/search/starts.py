@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from howsmooth.domains.ball import Ball
-from howsmooth.domains.domain import Domain
+from howsmooth.domains.domain import Ball, Domain, Sphere
 from howsmooth.domains.norm_image import LayerNormImage
-from howsmooth.domains.sphere import Sphere
 from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
@@ -18,7 +16,7 @@ from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.norms import Norm
 from howsmooth.search.measure_search import MeasureMap
-from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.operators import HALF
 from howsmooth.theory.inputs import candidates, tied_pair_on_image, tied_pair_on_sphere
 from howsmooth.theory.results import Witness
 from howsmooth.transport.measures import DiscreteMeasure

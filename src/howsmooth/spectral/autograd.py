@@ -17,15 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.protocols import (
+from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
     DifferentiableOnMeasures,
     HasPoints,
+    broadcast,
     measurable,
     require_map,
 )
-from howsmooth.spectral.vectors import broadcast
 from howsmooth.validation import require_finite, require_floating, require_like
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.protocols import Separable
-from howsmooth.spectral.vectors import norms
+from howsmooth.spectral.operators import Separable, norms
 
 Array = np.ndarray
 

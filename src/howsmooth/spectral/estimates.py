@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError
-from howsmooth.markup import paragraph, shaded, table
-from howsmooth.strict import strict_json
+from howsmooth.markup import paragraph, shaded, strict_json, table
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.

@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.linear_operators import LinearOperator, Operator, fields_of
+from howsmooth.linear_operators import FACTORISATION_UNITS, LinearOperator, Operator, fields_of, positive_definite
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import require_finite_products
-from howsmooth.spectral.protocols import Separable
+from howsmooth.spectral.operators import Separable, require_finite_products
 
 # The rows of a derivative are assembled from products if these are not more, and their entries neither.
 BASIS_PRODUCTS, DENSE_ENTRIES = 2048, 2**24
@@ -37,8 +36,8 @@ POWER_STEPS, ROUNDS = 100, 6
 LEAST_WEIGHT = 1e-7
 # Rows whose Gram matrices are made at once.
 ROWS_AT_ONCE = 32
-# The rounding of a Cholesky factorisation or an eigenvalue, in units of the dimension times eps.
-FACTORISATION_UNITS = 16
+# Rows are left alone once so many times their last gain does not reach the largest; that one, below this share of rtol.
+GAIN_FACTOR, STILL = 10.0, 0.01
 # Both ends are widened by so many units in the last place: conversions and sums of squares.
 MARGIN_UNITS = 8
 # Random starts of the alternating iteration where nothing is proven by it.
@@ -60,7 +59,10 @@ class TokenRows(Protocol):
         r"""Return :math:`\sum_jJ_{ij}e_{ij}`."""
 
     def gram(self, rows: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out out"]:
-        r"""Return :math:`\sum_jJ_{ij}J_{ij}^\top/w_{ij}` for some rows."""
+        r"""Return :math:`M_i = \sum_jJ_{ij}J_{ij}^\top/w_{ij}` for some rows."""
+
+    def below(self, rows: Tensor, w: Float[Tensor, "rows n"], bound: float) -> Bool[Tensor, " rows"]:
+        r"""Say for which rows it is proven that :math:`\lambda_{\max}(M_i)` is below the square of a bound."""
 
 
 @runtime_checkable
@@ -98,6 +100,10 @@ class DenseRows:
         """Sum the products of blocks with their transposes."""
         J = self.J[rows]
         return torch.einsum("iajb,icjb->iac", J / w[:, None, :, None], J)
+
+    def below(self, rows: Tensor, w: Float[Tensor, "rows n"], bound: float) -> Bool[Tensor, " rows"]:
+        """Factorise the difference to the square of the bound."""
+        return positive_definite(bound, self.gram(rows, w), None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -324,12 +330,15 @@ def bracket_rows(
     for _round in range(ROUNDS):
         goal = float(values.max()) * (1 + rtol / 2)
         unproven = (upper > goal).nonzero().flatten()
-        if not unproven.numel():
-            break
         starts = torch.zeros_like(Y)
         for some in unproven.split(ROWS_AT_ONCE):
-            bound, starts[some] = _largest_eigenvalues(rows.gram(some, _weights(sizes[some])), goal)
-            upper[some] = torch.minimum(upper[some], bound)
+            weights = _weights(sizes[some])
+            proven = rows.below(some, weights, goal) if goal > 0 else torch.zeros_like(some, dtype=torch.bool)
+            upper[some[proven]] = goal
+            if not bool(proven.all()):
+                rest = some[~proven]
+                bound, starts[rest] = _largest_eigenvalues(rows.gram(rest, weights[~proven]))
+                upper[rest] = torch.minimum(upper[rest], bound)
         unproven = unproven[upper[unproven] > goal]
         if not unproven.numel():
             break
@@ -353,7 +362,10 @@ def _weights(sizes: Float[Tensor, "rows n"]) -> Float[Tensor, "rows n"]:
 
 
 def _alternated(rows: TokenRows, Y: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
-    r"""Alternate until no row gains; return y and the sizes :math:`|J_{ij}^\top y_i|`."""
+    r"""Alternate until no row that matters gains; return y and the sizes :math:`|J_{ij}^\top y_i|`.
+
+    The values never fall. A row far below the largest is proven to be so by weights that are far from its best.
+    """
     value = torch.zeros(Y.shape[0], dtype=Y.dtype, device=Y.device)
     for _step in range(POWER_STEPS):
         s = rows.pull(Y)
@@ -361,24 +373,15 @@ def _alternated(rows: TokenRows, Y: Tensor, rtol: float) -> tuple[Tensor, Tensor
         Y = rows.push(s / torch.where(sizes > 0, sizes, 1.0).unsqueeze(-1))
         before, value = value, Y.norm(dim=-1)
         Y = Y / torch.where(value > 0, value, 1.0).unsqueeze(-1)
-        if bool((value <= before * (1 + 1e-2 * rtol)).all()):
+        # what a row may gain yet is small compared with how far it is from the largest
+        gains = value - before
+        if bool((GAIN_FACTOR * gains <= value.max() * (1 + GAIN_FACTOR * STILL * rtol) - value).all()):
             break
     return Y, rows.pull(Y).norm(dim=-1)
 
 
-def _largest_eigenvalues(M: Float[Tensor, "rows o o"], goal: float) -> tuple[Float[Tensor, " rows"], Tensor]:
-    """Bound the square roots of largest eigenvalues by the goal, or by themselves; then with their vectors."""
-    dimension = M.shape[-1]
-    room = 1 + FACTORISATION_UNITS * dimension * torch.finfo(M.dtype).eps
-    bound = M.new_full((len(M),), goal)
-    vectors = M.new_zeros(len(M), dimension)
-    failed = torch.ones(len(M), dtype=torch.bool, device=M.device)
-    if goal > 0:
-        identity = torch.eye(dimension, dtype=M.dtype, device=M.device)
-        _factor, info = torch.linalg.cholesky_ex((goal / room) ** 2 * identity - M)
-        failed = info != 0
-    if bool(failed.any()):
-        values, basis = torch.linalg.eigh(M[failed])
-        bound[failed] = values[:, -1].clamp_min(0).sqrt() * room
-        vectors[failed] = basis[..., -1]
-    return bound, vectors
+def _largest_eigenvalues(M: Float[Tensor, "rows o o"]) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows o"]]:
+    """Bound the square roots of largest eigenvalues, with their vectors."""
+    values, basis = torch.linalg.eigh(M)
+    room = 1 + FACTORISATION_UNITS * M.shape[-1] * torch.finfo(M.dtype).eps
+    return values[:, -1].clamp_min(0).sqrt() * room, basis[..., -1]

@@ -7,10 +7,17 @@ import torch
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.operators import check_operator, require_finite_products
+from howsmooth.spectral.operators import (
+    broadcast,
+    check_operator,
+    divide,
+    norms,
+    random_start,
+    require_finite_products,
+    unit,
+)
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.stopping import slack
-from howsmooth.spectral.vectors import broadcast, divide, norms, random_start, unit
 
 
 @torch.no_grad()

@@ -14,15 +14,21 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.markup import paragraph, table
+from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.operators import check_operator, compressed, require_finite_products
-from howsmooth.spectral.protocols import Constrained
+from howsmooth.spectral.operators import (
+    Constrained,
+    broadcast,
+    check_operator,
+    compressed,
+    norms,
+    random_start,
+    require_finite_products,
+    unit,
+)
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.spectral.vectors import broadcast, norms, random_start, unit
-from howsmooth.strict import strict_json
 from howsmooth.wording import count, estimated, percent
 
 # The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.

@@ -19,9 +19,9 @@ NOT_IN_KEY = msgspec.Meta(extra={"not_in_key": True})
 
 
 def described(text: str | None = None, **extra: str) -> msgspec.Meta:
-    """Describe a field: what the command line says of it, its ``metavar``, the ``plural`` of study files, a ``column``.
+    """Describe a field: its help on the command line, its ``metavar`` and ``option``, the ``plural`` of study files.
 
-    A bound at one input that declares a column is summed up for each layer, printed and drawn beside the constant.
+    A bound at one input that declares a ``column`` is summed up for each layer, printed and drawn beside the constant.
     """
     return msgspec.Meta(description=text, extra=dict(extra))
 
@@ -170,7 +170,7 @@ class Setting:
         path: The fields that lead to it.
         type: Its type.
         default: What it holds unless it is given; ``msgspec.NODEFAULT`` if it must be given.
-        declared: What else its declaration says: ``description``, ``metavar``, ``plural``.
+        declared: What else its declaration says: ``description``, ``metavar``, ``plural``, ``option``.
     """
 
     name: str
@@ -178,6 +178,11 @@ class Setting:
     type: Any
     default: Any
     declared: dict[str, Any]
+
+    @property
+    def option(self) -> str:
+        """What the command line calls it, without the dashes in front."""
+        return str(self.declared.get("option", self.name)).replace("_", "-")
 
     @property
     def item(self) -> Any:
@@ -216,6 +221,8 @@ def from_settings(kind: type[V], given: Mapping[str, Any]) -> V:
             raise FieldError(f"there is no {name!r}{nearest(name, known)}", field=name)
         if value == "" and known[name].declared.get("metavar") in ("FILE", "DIR"):
             raise FieldError(f"{name} must name a file or a folder, got nothing; leave it out.", field=name)
+        if isinstance(value, str) and not value.strip() and known[name].declared.get("metavar") == "SENTENCE":
+            raise FieldError(f"{name} must hold words, got nothing.", field=name)
         *above, last = known[name].path
         functools.reduce(lambda inner, step: inner.setdefault(step, {}), above, nested)[last] = value
     try:

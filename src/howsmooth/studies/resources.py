@@ -20,7 +20,7 @@ from howsmooth.models.inputs.sources import Source, read_source
 from howsmooth.models.load import load
 from howsmooth.models.loading.pretrained import tokenizer_named
 from howsmooth.models.transformer import Transformer
-from howsmooth.spectral.protocols import Differentiable
+from howsmooth.spectral.operators import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Window

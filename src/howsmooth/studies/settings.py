@@ -19,7 +19,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # Numbers of which a norm to three digits can be had; weights of half precision are measured in float32.
 MEASURED = ("float32", "float64")
 # Where inputs come from, by the field of Windows that says so; a text unless another is given.
-SOURCES = ("text", "token_ids", "sentences", "images")
+SOURCES = ("text", "token_ids", "sentence", "sentences", "images")
 
 
 class Solver(JsonValue, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Solver(JsonValue, frozen=True, kw_only=True):
     confidence: Annotated[float, described("The probability of upper ends; 0.999999999 costs a few steps more.")] = (
         0.999
     )
-    certify: Annotated[bool, described("Whether to go on until the bracket closes.")] = True
+    certify: Annotated[bool, described("Go on until the bracket closes.", option="bracket")] = True
     max_steps: Annotated[int, described("When the solver gives up.")] = 200
     seed: Annotated[int, described("The seed of everything random.")] = 0
 
@@ -116,7 +116,8 @@ class Windows(JsonValue, frozen=True, kw_only=True):
     Attributes:
         text: A file, or ``alice``.
         token_ids: Numbers of tokens in place of a text: one long row, cut as a text is, or rows, each measured whole.
-        sentences: Sentences in place of a text, each measured whole.
+        sentence: A sentence in place of a text, measured whole.
+        sentences: A file of sentences, each measured whole.
         images: A folder of pictures, each measured whole, for models of pictures.
         lengths: How many tokens a window has.
         sequences: How many windows of each length.
@@ -133,10 +134,12 @@ class Windows(JsonValue, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ] = ""
+    sentence: Annotated[str, described("A sentence in place of a text, measured whole.", metavar="SENTENCE")] = ""
     sentences: Annotated[
         str,
         described(
-            'Sentences in place of a text, each measured whole: .jsonl, a string or {"text": …} a line.', metavar="FILE"
+            'A file of sentences, each measured whole: one a line; or .jsonl, a string or {"text": …} a line.',
+            metavar="FILE",
         ),
     ] = ""
     images: Annotated[
@@ -215,7 +218,7 @@ class Window(JsonValue, frozen=True, kw_only=True):
     """One input: a window of a text, or a sequence that is measured whole.
 
     Attributes:
-        source: What kind of file it came from: ``text``, ``token_ids``, ``sentences`` or ``images``.
+        source: What kind of file it came from: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``.
         text: Where the file is.
         digest: The hash of what it holds, which tells texts apart.
         length: How many tokens the window has.
@@ -240,19 +243,18 @@ def options_of(*settings: JsonValue) -> list[str]:
 
     Example:
         >>> options_of(Solver(rtol=0.01, certify=False), Windows(lengths=(8, 16)))
-        ['--rtol', '0.01', '--no-certify', '--lengths', '8,16']
+        ['--rtol', '0.01', '--no-bracket', '--lengths', '8,16']
     """
     words: list[str] = []
     for group in settings:
         for setting in settings_of(type(group)).values():
             value = functools.reduce(getattr, setting.path, group)
             if value != setting.default:
-                words += _option(setting.name, value)
+                words += _option(setting.option, value)
     return words
 
 
-def _option(name: str, value: Any) -> list[str]:
-    flag = name.replace("_", "-")
+def _option(flag: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     if isinstance(value, tuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.strict import strict_json
+from howsmooth.markup import strict_json
 from howsmooth.theory.assumptions import refuse_biases, refuse_many_heads, require_scores_alone
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.heads import log, on_cpu

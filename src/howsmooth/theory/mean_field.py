@@ -4,8 +4,8 @@ import math
 
 from scipy.optimize import minimize_scalar
 
-from howsmooth.domains.ball import measures_in_ball
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.domain import measures_in_ball
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import (

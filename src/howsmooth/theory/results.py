@@ -16,10 +16,9 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError, NonFiniteError
 from howsmooth.files import whole
-from howsmooth.markup import paragraph, table
+from howsmooth.markup import finite, paragraph, strict_json, table
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.stopping import slack
-from howsmooth.strict import finite, strict_json
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least, at_most, power_of_ten
 

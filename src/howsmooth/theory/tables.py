@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from howsmooth.domains.ball import in_ball
+from howsmooth.domains.domain import in_ball
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead

@@ -16,11 +16,17 @@ from howsmooth.models.map_names import MapName
 from howsmooth.models.parts.block import chain, entering
 from howsmooth.models.parts.embedding import Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
-from howsmooth.spectral.deflation import singular_values
+from howsmooth.spectral.solvers import singular_values
 from howsmooth.tokens.replacements import Replacements
 
 # So many tokens go through the model together.
 TOKENS = 2048
+# So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
+TRIED, CANDIDATES = 64, 256
+# How many singular directions are followed, and how far they are bracketed.
+DIRECTIONS, RTOL = 4, 0.1
+# How often nothing that was drawn may be spelled before a search gives up.
+MISSES = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,13 +164,6 @@ class Trials:
         rows[torch.arange(len(places)), places] = incoming
         return rows
 
-
-# So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
-TRIED, CANDIDATES = 64, 256
-# How many singular directions are followed, and how far they are bracketed.
-DIRECTIONS, RTOL = 4, 0.1
-# How often nothing that was drawn may be spelled before a search gives up.
-MISSES = 4
 
 Method = Callable[[Trials, torch.Generator], None]
 

@@ -15,6 +15,8 @@ METHODS = (ENUMERATION, "random", "gradient", "gcg", "singular", "exhaustive")
 BUDGET = 1000
 # Maps that one row and one column of the scores decide; head:3 stands for any head.
 ENUMERATED = ("attention", "normed", "heads", "head:3")
+FIELD = "candidates"
+Listed = Mapping[str, list[str]] | list[str]
 
 
 def is_enumerated(name: str, layer: int) -> bool:
@@ -46,10 +48,6 @@ def check_search(name: str, *, layer: int, edits: int, method: str | None, budge
             field="method",
         )
     return method
-
-
-FIELD = "candidates"
-Listed = Mapping[str, list[str]] | list[str]
 
 
 def read_candidates(path: str | os.PathLike[str]) -> Listed:

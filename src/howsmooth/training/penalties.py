@@ -16,8 +16,15 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, No
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.protocols import HALF, Differentiable, measurable, require_map
-from howsmooth.spectral.vectors import flat, informed_start, random_start
+from howsmooth.spectral.operators import (
+    HALF,
+    Differentiable,
+    flat,
+    informed_start,
+    measurable,
+    random_start,
+    require_map,
+)
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.validation import require_sequences

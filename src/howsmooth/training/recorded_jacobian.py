@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
 from howsmooth.spectral.autograd import check_value, measuring, require_gradients, treats_batch_independently
-from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.operators import HALF
 from howsmooth.torch_internals import compiled, compiler_loaded
 
 

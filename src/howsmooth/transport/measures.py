@@ -18,7 +18,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
 from howsmooth.files import whole
-from howsmooth.strict import strict_json
+from howsmooth.markup import strict_json
 from howsmooth.validation import require_agreement, require_finite, require_floating, require_parameter, require_shape
 
 # How far from one the given masses may add up; they are normalised after that.

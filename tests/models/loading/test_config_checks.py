@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import transformers
+from models.loading.test_folders import KNOWN
 from models.small_models import CONFIGS, PICTURES, each
 
 import howsmooth as hs
@@ -175,7 +176,8 @@ def test_numbers_that_are_not_real_are_refused():
     assert caught.value.field == "dtype"
 
 
-@pytest.mark.parametrize("name", each(sorted({*CONFIGS} - PICTURES)))
+# The other families: in the tests of folders, which load them anyway.
+@pytest.mark.parametrize("name", each(sorted({*CONFIGS} - PICTURES - {*KNOWN})))
 def test_a_folder_without_a_vocabulary_has_no_tokenizer(name, saved):
     # the loader would make up one to which every word is unknown
     assert hs.load(str(saved(name))).tokenizer is None

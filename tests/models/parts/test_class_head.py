@@ -59,15 +59,22 @@ def test_a_model_without_a_classifier_says_so():
 
 
 PAD, EOS = 0, 7
-SENTENCES = {
-    "pads behind": [5, 9, 12, PAD, PAD],
-    "pads inside": [5, PAD, 9, 12, 31],
-    "pads inside and behind": [5, PAD, 9, PAD],
-    "pads in front": [PAD, PAD, 5, 9],
-    "nothing but pads": [PAD, PAD, PAD],
-    "no pads": [5, 9, 12, 31],
-    "the end of the sentence": [5, 9, 12, EOS],
-}
+SENTENCES = (
+    [5, 9, 12, PAD, PAD],  # pads behind
+    [5, PAD, 9, 12, 31],  # inside
+    [5, PAD, 9, PAD],  # inside and behind
+    [PAD, PAD, 5, 9],  # in front
+    [5, 9, 12, 31],  # none
+    [5, 9, 12, EOS],  # the end of the sentence
+    [PAD, PAD, PAD],  # nothing but pads
+)
+
+
+def batches(pad):
+    """Sentences of one length together; without a padding token the modules take one at a time."""
+    if pad is None:
+        return [torch.tensor([sentence]) for sentence in SENTENCES[-2:]]
+    return [torch.tensor([sentence for sentence in SENTENCES if len(sentence) == n]) for n in (5, 4, 3)]
 
 
 @pytest.mark.parametrize("family", each(sorted(LAST_TOKEN_HEADS)))
@@ -78,11 +85,10 @@ def test_a_head_on_the_last_token_takes_the_last_one_that_is_not_padding(family,
     for pad in (PAD, EOS, None):
         module.config.pad_token_id = pad
         model = hs.load(module)
-        for name, sentence in SENTENCES.items():
-            tokens = torch.tensor([sentence])
+        for tokens in batches(pad):
             f, X = model.activations(tokens).at(0, "classes")
             with torch.no_grad():
-                torch.testing.assert_close(f(X)[:, 0], module(tokens).logits, rtol=1e-4, atol=1e-4, msg=name)
+                torch.testing.assert_close(f(X)[:, 0], module(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_padded_sequences_of_a_batch_have_the_scores_that_they_have_alone(rng):

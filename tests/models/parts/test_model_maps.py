@@ -81,15 +81,23 @@ def rest(transformer, tokens, path, *, turn=0):
     return output
 
 
-def agrees(f, g, X, rng, family):
+def agrees(f, g, X, rng, family, *, derivatives=True):
+    if not derivatives:
+        with torch.no_grad():
+            return agrees_with(f(X), g(X), family)
     E = torch.randn(X.shape, dtype=torch.float64, generator=rng)
     G = torch.randn(f(X).shape, dtype=torch.float64, generator=rng)
     J = f.jacobian(X)
     for found, expected in zip((f(X), J.jvp(E), J.vjp(G)), products(g, X, E, G), strict=True):
-        allowed = tolerance(family)
-        if allowed:  # what a module rounds to float32 on its way is rounded in proportion
-            allowed["atol"] *= max(1.0, float(expected.abs().max()))
-        assert_close(found, expected, **allowed)
+        agrees_with(found, expected, family)
+    return None
+
+
+def agrees_with(found, expected, family):
+    allowed = tolerance(family)
+    if allowed:  # what a module rounds to float32 on its way is rounded in proportion
+        allowed["atol"] *= max(1.0, float(expected.abs().max()))
+    assert_close(found, expected, **allowed)
 
 
 @pytest.mark.slow
@@ -109,7 +117,7 @@ def test_whole_models_are_the_module_and_so_are_their_derivatives(family, rng):
         theirs["to:1"] = substituted(transformer, tokens, blocks[0], hear=blocks[1])
     for name, g in theirs.items():
         f, X = found.at(1 if name == "block" else 0, name)
-        agrees(f, g, X, rng, family)
+        agrees(f, g, X, rng, family, derivatives=name in ("block", "model"))  # the others are parts of the same chain
 
 
 @pytest.mark.parametrize("family", each(CONFIGS))

@@ -23,7 +23,7 @@ from theory.example_layers import (
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.theory.ball.layer import layer_bound
 from howsmooth.theory.ball.rotary_forms import RotaryDistances
 from howsmooth.theory.heads import combine_factors, heads_of

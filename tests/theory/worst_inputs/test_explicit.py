@@ -11,7 +11,7 @@ from theory.witness_checks import HEADS, assert_honest, assert_in_ball, assert_o
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs.origin_token import best_origin_token

@@ -9,7 +9,7 @@ from oracles import constant
 from theory.example_layers import ROUNDING, random_layer
 from torch.testing import assert_close
 
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs.tied_layer import best_pairs, proven, tied_in_all
 

@@ -10,7 +10,7 @@ from theory.example_layers import random_layer
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs.tied_layer import RotaryTiedProblem, best_pairs, pair_in_layer, proven, tied_in_all
 from howsmooth.theory.worst_inputs.tied_pair import TiedProblem, best_pair

@@ -8,8 +8,12 @@ const readout = (() => {
   const history = (now, value) => {
     trail.push([now, value]);
     while (trail.length > 0 && now - trail[0][0] > SECONDS * 1000) trail.shift();
-    const y = scaleOf(AXIS, 44, 4);
-    byId("history-line").setAttribute("d", `M${trail.map(([t, v]) => `${fixed(300 - ((now - t) / (SECONDS * 1000)) * 296)} ${fixed(y(Math.max(v, 1e-9)))}`).join("L")}`);
+    // the axis is as high as what was seen needs, and a jump is an upright line
+    const seen = trail.map(([, v]) => Math.max(v, 1e-9)), middle = Math.sqrt(Math.min(...seen) * Math.max(...seen));
+    const half = Math.max(2, Math.sqrt(Math.max(...seen) / Math.min(...seen)) * 1.1);
+    const y = scaleOf({ low: middle / half, high: middle * half, log: true }, 44, 4);
+    const x = (t) => fixed(300 - ((now - t) / (SECONDS * 1000)) * 296);
+    byId("history-line").setAttribute("d", trail.map(([t, v], i) => `${i === 0 ? `M${x(t)} ` : `H${x(t)}V`}${fixed(y(Math.max(v, 1e-9)))}`).join(""));
     byId("history-now").setAttribute("cy", fixed(y(Math.max(value, 1e-9))));
   };
 
@@ -58,16 +62,21 @@ const readout = (() => {
   const visited = pool(part("trail"), () => shape("circle", { r: 2.5 }));
   const BOX = { left: 52, right: 410, top: 14, bottom: 226 };
   let spec = null, been = [], beenAt = null;
-  const scales = () => [scaleOf(spec.x, BOX.left, BOX.right), scaleOf(spec.y, BOX.bottom, BOX.top)];
+  let highest = 0;
+  const scales = () => [scaleOf(spec.x, BOX.left, BOX.right), scaleOf({ ...spec.y, high: highest }, BOX.bottom, BOX.top)];
+  // The chart ends above its largest value: at a power of ten, or at a whole number; never lower than it began.
+  const heighten = (value) => {
+    if (!(value > highest) || !Number.isFinite(value)) return;
+    highest = spec.y.log ? 10 ** Math.min(12, Math.ceil(Math.log10(value) + 1e-9)) : Math.ceil(1.1 * value);
+    been = [];
+    drawAxes();
+  };
   const axes = (scene) => {
     spec = scene.chart;
     drawnFor = "";
     been = [];
-    const [x, y] = scales(), axis = part("axes");
-    axis.replaceChildren();
-    for (const tick of ticksOf(spec.x)) axis.append(shape("line", { x1: x(tick), x2: x(tick), y1: BOX.top, y2: BOX.bottom, class: "tick" }), shape("text", { x: x(tick), y: 243, class: "tick-label" }, tickText(tick)));
-    for (const tick of ticksOf(spec.y)) axis.append(shape("line", { x1: BOX.left, x2: BOX.right, y1: y(tick), y2: y(tick), class: "tick" }), shape("text", { x: BOX.left - 6, y: y(tick) + 4, class: "tick-label left" }, tickText(tick)));
-    axis.append(shape("text", { x: (BOX.left + BOX.right) / 2, y: 261, class: "axis-label" }, spec.x.label));
+    highest = spec.y.high;
+    drawAxes();
     byId("chart-title").textContent = spec.title;
     byId("chart-key").replaceChildren(...spec.lines.map(({ name, kind }) => {
       const item = document.createElement("li");
@@ -76,22 +85,36 @@ const readout = (() => {
       return item;
     }));
   };
+  const drawAxes = () => {
+    const [x, y] = scales(), axis = part("axes");
+    axis.replaceChildren();
+    for (const tick of ticksOf(spec.x)) axis.append(shape("line", { x1: x(tick), x2: x(tick), y1: BOX.top, y2: BOX.bottom, class: "tick" }), shape("text", { x: x(tick), y: 243, class: "tick-label" }, tickText(tick)));
+    for (const tick of ticksOf({ ...spec.y, high: highest })) axis.append(shape("line", { x1: BOX.left, x2: BOX.right, y1: y(tick), y2: y(tick), class: "tick" }), shape("text", { x: BOX.left - 6, y: y(tick) + 4, class: "tick-label left" }, tickText(tick)));
+    axis.append(shape("text", { x: (BOX.left + BOX.right) / 2, y: 261, class: "axis-label" }, spec.x.label));
+  };
   // Lines stay while nothing changes that they depend on.
   let drawnFor = "";
   const curves = (state) => {
-    const [x, y] = scales();
     const without = Object.fromEntries((spec.ignores ?? []).map((field) => [field, null]));
     const key = JSON.stringify({ ...state, eps: 0, ...without });
     if (key === drawnFor) return;
     drawnFor = key;
-    chartLines(spec.lines, (element, { kind, points }) => {
+    const lines = spec.lines.map(({ kind, points }) => ({ kind, found: points(state).filter(([, v]) => v !== null && Number.isFinite(v)) }));
+    heighten(Math.max(...lines.flatMap(({ found }) => found.map(([, v]) => v))));
+    const [x, y] = scales();
+    chartLines(lines, (element, { kind, found }) => {
       element.setAttribute("class", `curve ${kind}`);
-      const found = points(state).filter(([, v]) => v !== null && Number.isFinite(v));
       element.setAttribute("d", found.length > 1 ? `M${found.map(([u, v]) => `${fixed(x(u))} ${fixed(y(v))}`).join("L")}` : "");
     });
   };
   const point = (state, found) => {
-    const [x, y] = scales(), [u, v] = spec.at(state, found);
+    const [u, v] = spec.at(state, found);
+    if (v > highest) {
+      heighten(v);
+      drawnFor = ""; // the lines lie lower now
+      curves(state);
+    }
+    const [x, y] = scales();
     // where the state was at another radius is beside other lines
     const radius = spec.ignores?.includes("R") ? null : state.R;
     if (radius !== beenAt) been = [];

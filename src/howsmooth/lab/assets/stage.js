@@ -13,13 +13,13 @@ const stage = (() => {
   const targets = pool(layer("targets"), () => shape("circle", { class: "target" }));
   const dots = pool(layer("dots"), () => {
     const g = shape("g", { class: "dot", role: "button", "aria-roledescription": "dot that can be moved" });
-    g.append(shape("circle", { class: "halo" }), shape("circle", { class: "body" }), shape("text", { class: "dot-label" }));
+    g.append(shape("circle", { class: "halo" }), shape("circle", { class: "body" }), shape("text", { class: "dot-label" }), shape("line", { class: "leader" }));
     return g;
   });
   const handle = layer("handle");
 
   const flip = ([x, y]) => [UNIT * x, -UNIT * y];
-  // many dots are small dots
+  // many dots are small dots, and so are words
   let small = 1;
   const sizeOf = (c) => small * Math.min(0.115, 0.034 + 0.014 * Math.max(0, Math.log10(c) + 0.5));
   const pointAt = (event) => {
@@ -79,8 +79,22 @@ const stage = (() => {
     return paths;
   };
 
+  // Words that lie close together are written on a ring around them, in the order of their directions, each with a line.
+  const labelsApart = ({ labels, xi }) => {
+    if (!labels || Math.max(...xi.map(length)) > 0.3) return null;
+    const mean = [0, 1].map((axis) => xi.reduce((sum, x) => sum + x[axis], 0) / xi.length);
+    const angle = (i) => Math.atan2(-(xi[i][1] - mean[1]), xi[i][0] - mean[0]);
+    const order = xi.map((_, i) => i).sort((i, j) => angle(i) - angle(j)), first = angle(order[0]);
+    const found = [];
+    order.forEach((i, k) => {
+      const turn = first + (2 * Math.PI * k) / xi.length;
+      found[i] = [0.58 * UNIT * Math.cos(turn), 0.5 * UNIT * Math.sin(turn)];
+    });
+    return found;
+  };
+
   const draw = (state, m, found) => {
-    small = state.xi.length > 12 ? 0.5 : 1;
+    small = state.xi.length > 12 || state.labels ? 0.5 : 1;
     const step = [0.25, 0.5, 1, 2, 5].find((size) => state.R / size <= 6) ?? 10;
     const radii = Array.from({ length: Math.floor(state.R / step + 1e-9) }, (_, k) => (k + 1) * step).filter((r) => r < 0.94 * state.R);
     rings(radii, (g, r) => {
@@ -117,6 +131,7 @@ const stage = (() => {
     noise(random === null ? [] : [...random.moves.map((move, i) => [place(i), place(i, move)]), ...random.response.map((by, i) => [outAt(i), outAt(i, by)])],
       (element, [a, b]) => element.setAttribute("d", arrow(a, b, 9)));
 
+    const apart = labelsApart(state);
     targets(state.xi, (element, x) => { const [u, v] = flip(x); element.setAttribute("cx", fixed(u)); element.setAttribute("cy", fixed(v)); });
     dots(state.xi, (g, x, i) => {
       const [u, v] = flip(x), chosen = i === state.chosen, label = state.labels?.[i];
@@ -127,10 +142,12 @@ const stage = (() => {
       const hidden = (label !== undefined && state.xi.length >= 12) || state.linked?.includes(i); // too near to others
       g.children[2].textContent = chosen || !hidden ? name : "";
       // at the rim words lean inwards
-      const edge = Math.abs(x[0]) > 0.75;
+      const edge = Math.abs(x[0]) > 0.75, [lx, ly] = apart?.[i] ?? [edge ? 1.17 * UNIT * Math.sign(u) : u, v + UNIT * (sizeOf(state.c[i]) + 0.075)];
       g.children[2].setAttribute("text-anchor", !edge ? "middle" : x[0] < 0 ? "start" : "end");
-      g.children[2].setAttribute("x", edge ? 1.17 * UNIT * Math.sign(u) : fixed(u));
-      g.children[2].setAttribute("y", fixed(v + UNIT * (sizeOf(state.c[i]) + 0.075)));
+      g.children[2].setAttribute("x", fixed(lx));
+      g.children[2].setAttribute("y", fixed(apart ? ly + 5 : ly));
+      g.children[3].toggleAttribute("hidden", !apart);
+      if (apart) for (const [key, value] of Object.entries({ x1: u, y1: v, x2: 0.87 * lx, y2: 0.87 * ly })) g.children[3].setAttribute(key, fixed(value));
       g.classList.toggle("chosen", chosen);
       g.setAttribute("tabindex", chosen ? 0 : -1);
       g.setAttribute("aria-pressed", chosen);

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.query_key_transforms import TokenScaling, Transform, Transforms
+from howsmooth.maps.projections import TokenScaling, Transform, Transforms
 from howsmooth.maps.weighting import Softmax
 
 
@@ -40,6 +41,8 @@ class CosineAttention(ScoreAttention):
     gain: float = 1.0
     eps: float = 1e-6
     normalise_values: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"cosine": {"eps": 0.01}}
 
     @property
     def score_scale(self) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.query_key_transforms import Halves, Transforms
+from howsmooth.maps.projections import Halves, Transforms
 from howsmooth.maps.weighting import Pick, Tile, in_place, softmax, softmax_derivative, softmax_magnitudes
 from howsmooth.torch_internals import softmax_backward
 from howsmooth.validation import require_parameter
@@ -100,6 +100,7 @@ class SoftmaxDifferenceWeights:
         """Pull a cotangent of weights back to both scores."""
         if not in_place(D, self.first, self.subtracted):
             return torch.cat((softmax_backward(D, self.first), softmax_backward(-self.subtracted * D, self.second)))
+        # both cotangents are written where they will be read, stacked: a concatenation would copy two tiles
         both = D.new_empty(2 * D.shape[0], *D.shape[1:])
         one, two = both.chunk(2)
         softmax_backward(torch.mul(D, -self.subtracted, out=two), self.second, out=two)

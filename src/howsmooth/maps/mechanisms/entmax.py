@@ -1,6 +1,7 @@
 """EntmaxAttention: sparse weights."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -48,6 +49,9 @@ class EntmaxAttention(CountingAttention):
     """
 
     alpha: float = 1.5
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"entmax": {"alpha": 1.5}, "sparsemax": {"alpha": 2.0}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("entmax", "sparsemax")
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
@@ -116,6 +120,7 @@ class Entmax:
         visible = -torch.inf < S
         m = torch.where(visible, m, 0)
         z = (self.alpha - 1) * S
+        # τ moves with a common shift of the row: near zero its sums of squares keep their digits
         z = torch.where(visible, z - z.detach().amax(-1, keepdim=True), 0)
         t = (z - self._threshold(z, m)).relu()
         if self.alpha == 2:
@@ -132,6 +137,7 @@ class Entmax:
             each = self._from_sums(*(x.cumsum(-1) for x in _moments(top, m.gather(-1, order))))
             last = ((each <= top) * torch.arange(1, z.shape[-1] + 1, device=z.device)).amax(-1, keepdim=True)
             support = z >= top.gather(-1, last - 1)
+        # once more outside of no_grad, on the support alone: autograd follows this and not the sorting
         return self._from_sums(*(x.sum(-1, keepdim=True) for x in _moments(z, m * support)))
 
     def _from_sums(self, count: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """L2Attention: scores are squared distances of queries and keys."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.query_key_transforms import L2KeyLift, L2QueryLift, Transforms
+from howsmooth.maps.projections import L2KeyLift, L2QueryLift, Transforms
 from howsmooth.maps.weighting import Softmax
 
 
@@ -38,6 +39,8 @@ class L2Attention(ScoreAttention):
     """
 
     tied: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"l2": {}, "l2-tied": {"tied": True}}
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         value = self.value

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,9 +17,8 @@ from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
-from howsmooth.maps.projections import Layout
+from howsmooth.maps.projections import Layout, Transform, Transforms
 from howsmooth.maps.protocols import take
-from howsmooth.maps.query_key_transforms import Transform, Transforms
 from howsmooth.maps.weighting import Pick
 from howsmooth.validation import require_finite
 
@@ -61,6 +60,9 @@ class LinearAttention(MultiHead):
     normalised: bool = True
     features: Features = "elu"
     count: float | None = None
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"linear": {}, "linear-plain": {"normalised": False}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("linear-plain",)
 
     def on(self, measure: Atoms) -> "LinearAttention":
         """Return the map that moves the atoms of a measure; without a denominator ``count`` has to be given."""
@@ -210,6 +212,7 @@ class Unmasked(Visibility):
     def jvp(self, at: Triple, tangents: Triple) -> Tensor:
         """Apply the product rule; the changes of keys and values share one product."""
         (a, b, c), (da, db, dc) = at, tangents
+        # dbᵀc + bᵀdc, as one product over tokens stacked twice
         change = torch.cat((db, b), dim=-2).mT @ torch.cat((c, dc), dim=-2)
         return da @ (b.mT @ c) + a @ change
 
@@ -223,6 +226,7 @@ class Causal(Visibility):
         n = a.shape[-2]
         a, b, c = (_chunks(x) for x in (a, b, c))
         sums = b.mT @ c
+        # what all earlier chunks sum up to; within a chunk the triangle of weights is small enough to be written out
         before = sums.cumsum(-3) - sums
         return (a @ before + (a @ b.mT).tril() @ c).flatten(-3, -2)[..., :n, :]
 
@@ -234,6 +238,7 @@ class Causal(Visibility):
     def jvp(self, at: Triple, tangents: Triple) -> Tensor:
         """Apply the product rule; the changes of queries and keys share one sum."""
         (a, b, c), (da, db, dc) = at, tangents
+        # ⟨da,b⟩ + ⟨a,db⟩ is one scalar product of features stacked twice, so T(da,b,c) + T(a,db,c) is one sum
         b2 = torch.cat((b, db), dim=-1)
         return self.forward(torch.cat((da, a), dim=-1), b2, c) + self.forward(a, b, dc)
 
@@ -341,6 +346,7 @@ class LinearJacobian(HeadsJacobian):
     def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         g = self._undivided(g)
+        # ⟨g, T(a,b,c)⟩ is linear in each of the three, so every cotangent is the same sum with the roles exchanged
         da = self.visible.forward(g, self.c, self.b)
         db = self.visible.backward(self.c, g, self.a)
         dc = self.visible.backward(self.b, self.a, g)

@@ -5,7 +5,7 @@ For these kinds, twice as many tokens are not the same as twice the mass.
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.mean_field_maps import Atoms
-from howsmooth.maps.query_key_transforms import TokenScaling, Transforms
+from howsmooth.maps.projections import TokenScaling, Transforms
 from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, in_place
 from howsmooth.torch_internals import sigmoid_backward
 
@@ -95,6 +95,9 @@ class SigmoidAttention(CountingAttention):
     """
 
     bias: float | None = None
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"sigmoid": {}}
+    counting_kinds: ClassVar[tuple[str, ...]] = ("sigmoid",)
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]

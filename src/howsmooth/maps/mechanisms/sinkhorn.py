@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -45,6 +46,8 @@ class SinkhornAttention(ScoreAttention):
     """
 
     max_steps: int = MAX_STEPS
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"sinkhorn": {}}
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         n = X.shape[-2]
@@ -187,7 +190,7 @@ def _curvature(P: Tensor, masses: Tensor) -> Tensor:
     M = root.mT * P * inverse
     # column sums over masses: one at the solution, and what Newton's step needs elsewhere
     sums = (M * root.mT).sum(-2) * inverse[..., 0, :]
-    sums = torch.where(masses[..., 0, :] > 0, sums, 1)
+    sums = torch.where(masses[..., 0, :] > 0, sums, 1)  # a token without mass has no column to balance
     return torch.diag_embed(sums) - M.mT @ M + root.mT * root
 
 
@@ -220,6 +223,7 @@ class SinkhornWeights:
         B = self.balanced
         dP = softmax_derivative(D, self.P).view(B.P.shape)
         dg = -B.solve((B.masses.mT * dP).sum(-2, keepdim=True))
+        # L applied to the matrix 1 dgᵀ, whose rows are all alike: the row's mean is one product with P
         return (dP + B.P * (dg - B.P @ dg.mT)).flatten(1, 2)
 
     def vjp(self, D: Tensor) -> Tensor:

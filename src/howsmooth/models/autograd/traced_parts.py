@@ -21,6 +21,24 @@ from howsmooth.models.autograd.hooks import InputHook, ModuleCall, hooked
 from howsmooth.models.map_names import MapName
 
 Side = Literal["input", "output"]
+# By how many units in the last place a sum may differ that was added up in another order.
+UNITS = 16
+NO_SUM = (
+    "no module of this model was seen to read, or to put out, the sum of the residual stream and what its attention "
+    "puts out, so that its output projection is not known; use map='block', which is measured as a whole."
+)
+NO_FORM = "{name!r} needs a family that is read in closed form, which this model's is not; use map='block'."
+NO_BLOCK = "this model keeps attention and MLP apart, so that no module is a block; use map='attention'."
+NO_PROJECTION = (
+    "the output projection of this model's attention is no module of its own, so that its heads cannot be told apart; "
+    "use map='attention'."
+)
+NO_PRE_NORM = "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
+NO_RESIDUAL = "the residual sum of a layer that is differentiated by autograd is not measured; use map='block'."
+NO_HEADS = (
+    "which columns of the output projection belong to which head could not be seen in this model; use map='heads' for "
+    "all of them."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,27 +140,8 @@ def _copies(x: Any) -> tuple[Tensor, ...]:
     return tuple(part.detach().clone() for part in tensors(x))
 
 
-# By how many units in the last place a sum may differ that was added up in another order.
-UNITS = 16
 # The locations whose tensors add up to a part, or why it is not known.
 Locations = tuple[TensorLocation, ...] | str
-
-NO_SUM = (
-    "no module of this model was seen to read, or to put out, the sum of the residual stream and what its attention "
-    "puts out, so that its output projection is not known; use map='block', which is measured as a whole."
-)
-NO_FORM = "{name!r} needs a family that is read in closed form, which this model's is not; use map='block'."
-NO_BLOCK = "this model keeps attention and MLP apart, so that no module is a block; use map='attention'."
-NO_PROJECTION = (
-    "the output projection of this model's attention is no module of its own, so that its heads cannot be told apart; "
-    "use map='attention'."
-)
-NO_PRE_NORM = "this model normalises behind attention, not in front of it; use map='residual', or 'attention'."
-NO_RESIDUAL = "the residual sum of a layer that is differentiated by autograd is not measured; use map='block'."
-NO_HEADS = (
-    "which columns of the output projection belong to which head could not be seen in this model; use map='heads' for "
-    "all of them."
-)
 
 
 @dataclass(frozen=True, kw_only=True)

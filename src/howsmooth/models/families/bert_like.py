@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.distances import Distances
-from howsmooth.maps.positions import Positions
+from howsmooth.maps.positions import Distances, Positions
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.families.parameters import (
     fused_gated_mlp,

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.maps.activations import ACTIVATIONS, Activation, entrywise
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.rotary import Rotary
 from howsmooth.models.attention_layer import AttentionLayer

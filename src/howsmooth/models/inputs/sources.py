@@ -19,8 +19,6 @@ from howsmooth.models.inputs.text import Text, read_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-FIELD = "images"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Pillow may try these formats only, whatever the ending: for others, such as PostScript, it calls other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -31,6 +29,12 @@ BYTES_PER_PIXEL = 16
 # Without an image processor, pixels are normalised as for most ViTs: from 0 … 1 to −1 … 1.
 MEAN, DEVIATION = 0.5, 0.5
 NOTE = "the model comes without an image processor: pictures were resized to its size, and brought to −1 … 1"
+# Fields of errors.
+TOKEN_IDS, SENTENCES, IMAGES = "token_ids", "sentences", "images"
+# Bytes of memory for each token id: an object, and a pointer to it.
+BYTES_PER_ID = 40
+# The keys of a sentence in a JSON object, and that of its class.
+TEXT_KEYS, LABEL = ("text", "sentence"), "label"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -62,13 +66,13 @@ class Pictures:
                 require_room(
                     BYTES_PER_PIXEL * picture.width * picture.height,
                     f"the picture {file!r} of {size} pixels",
-                    field=FIELD,
+                    field=IMAGES,
                 )
                 return picture.convert("RGB")
         except FileError:
             raise
         except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-            raise FileError(f"the picture {file!r} cannot be read: {error}.", field=FIELD) from error
+            raise FileError(f"the picture {file!r} cannot be read: {error}.", field=IMAGES) from error
 
 
 def read_pictures(path: str | os.PathLike[str]) -> Pictures:
@@ -76,15 +80,15 @@ def read_pictures(path: str | os.PathLike[str]) -> Pictures:
     folder = Path(path)
     if not folder.is_dir():
         missing = "a file" if folder.exists() else "not there"
-        raise FileError(f"images must be a folder of pictures, but {str(path)!r} is {missing}.", field=FIELD)
+        raise FileError(f"images must be a folder of pictures, but {str(path)!r} is {missing}.", field=IMAGES)
     if importlib.util.find_spec("PIL") is None:
-        raise FileError("pictures are read by Pillow, which is not installed; run: pip install pillow", field=FIELD)
+        raise FileError("pictures are read by Pillow, which is not installed; run: pip install pillow", field=IMAGES)
     files = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
     if not files:
-        raise FileError(f"there is no picture ({', '.join(ENDINGS)}) in {str(path)!r}.", field=FIELD)
+        raise FileError(f"there is no picture ({', '.join(ENDINGS)}) in {str(path)!r}.", field=IMAGES)
     found = hashlib.sha256()
     for file in files:
-        require_size(folder / file, "a picture", field=FIELD, copies=1, most=LARGEST_PICTURE)
+        require_size(folder / file, "a picture", field=IMAGES, copies=1, most=LARGEST_PICTURE)
         found.update(hashlib.sha256((folder / file).read_bytes()).digest())
     return Pictures(name=os.fspath(path), files=tuple(files), digest=found.hexdigest()[:16])
 
@@ -108,18 +112,11 @@ def pixels(picture: Any, processor: Any | None, *, size: tuple[int, int]) -> "Te
             raise AssumptionError(
                 f"the model is made for pictures of {height} × {width} pixels, but the image processor beside it makes "
                 f"{found.shape[-2]} × {found.shape[-1]}; is it of another model?",
-                field=FIELD,
+                field=IMAGES,
             )
         return found
     values = torch.from_numpy(np.array(picture.resize((width, height)), dtype=np.float32) / 255)
     return ((values - MEAN) / DEVIATION).movedim(-1, 0)
-
-
-TOKEN_IDS, SENTENCES = "token_ids", "sentences"
-# Bytes of memory for each token id: an object, and a pointer to it.
-BYTES_PER_ID = 40
-# The keys of a sentence in a JSON object, and that of its class.
-TEXT_KEYS, LABEL = ("text", "sentence"), "label"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -212,14 +209,25 @@ class Sentences:
 
 
 def read_sentences(path: str | os.PathLike[str]) -> Sentences:
-    """Read ``.jsonl``: on each line a string, or an object with ``text`` or ``sentence``, and possibly ``label``."""
+    """Read sentences, one on each line; in ``.jsonl`` a string, or an object with ``text`` or ``sentence``.
+
+    Such an object may have a ``label``.
+    """
     name = os.fspath(path)
+    if not name.endswith(".jsonl"):
+        lines = tuple(line.strip() for line in read_text(name).content.splitlines() if line.strip())
+        return Sentences(name=name, lines=lines, labels=(None,) * len(lines))
     content = read_bytes(name, "a file of sentences", field=SENTENCES)
     found = [_sentence(value, f"{name!r}, line {n}") for n, value in _json_lines(content, name, field=SENTENCES)]
     if not found:
         raise FileError(f"{name!r} holds no sentence; we need one on each line, as JSON.", field=SENTENCES)
     lines, labels = zip(*found, strict=True)
     return Sentences(name=name, lines=lines, labels=labels)
+
+
+def one_sentence(text: str) -> Sentences:
+    """Return a sentence as a source of its own, which has no file."""
+    return Sentences(name=text, lines=(text,), labels=(None,))
 
 
 def _sentence(value: Any, place: str) -> tuple[str, str | int | None]:
@@ -252,13 +260,14 @@ Source = Text | TokenIds | Sentences | Pictures
 READERS: dict[str, Callable[[str], Source]] = {
     "text": read_text,
     "token_ids": read_token_ids,
+    "sentence": one_sentence,
     "sentences": read_sentences,
     "images": read_pictures,
 }
 
 
 def read_source(kind: str, place: str) -> Source:
-    """Read a source: ``text``, ``token_ids``, ``sentences`` or ``images``."""
+    """Read a source: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``."""
     return READERS[kind](place)
 
 

@@ -13,6 +13,7 @@ from howsmooth.files import read_bytes
 ALICE = "alice"
 # Advice for a tokenizer that is missing or wrong.
 OTHER_WAYS = "Give another with tokenizer=, or the numbers of tokens themselves with token_ids=, a .npy or .jsonl file."
+SpecialTokens = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -184,9 +185,6 @@ class WordNumbers:
 
     def _number(self, place: int) -> int:
         return self._first + place % self._room
-
-
-SpecialTokens = tuple[list[int], list[int]]
 
 
 def cut(

@@ -14,6 +14,7 @@ from howsmooth.models.families.registry import FAMILIES
 RANDOM = "random:"
 # A model of a hub is OWNER/NAME, or NAME alone for the oldest ones.
 HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+TIMEOUT = 2.0  # seconds; HF_HUB_ETAG_TIMEOUT in the environment overrides it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +149,6 @@ def _check_place(name: str) -> None:
 def _is_misspelt(name: str) -> bool:
     """Return whether a built-in name was meant: then no hub is asked."""
     return bool(difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8))
-
-
-TIMEOUT = 2.0  # seconds; HF_HUB_ETAG_TIMEOUT in the environment overrides it
 
 
 def check_model(name: str) -> None:

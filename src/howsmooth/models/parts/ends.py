@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
 from howsmooth.maps.activations import Pointwise, soft_cap
-from howsmooth.maps.dense import Dense
-from howsmooth.maps.mlp import MLP
+from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
 from howsmooth.models.attention_layer import AttentionLayer
@@ -37,6 +36,14 @@ TWO_LAYER_HEADS = {**dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpne
 # One matrix on the last token that is not padding.
 LAST_TOKEN_HEADS = LANGUAGE_FAMILIES - {"granite"}
 CLASSIFIER_FAMILIES = frozenset((*TWO_LAYER_HEADS, *LAST_TOKEN_HEADS, "bert", "albert", "distilbert"))
+EndMap = LayerNorm | RMSNorm | Dense
+# The poolings of sentence-transformers that can be read, as 1_Pooling/config.json names them.
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+POOLING_NAMES = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
 def has_untied_head(config: Any) -> bool:
@@ -151,16 +158,6 @@ def _two_layers(first: Any, second: Any, activation: str) -> MLP:
     # the pooler is a part of the model, which may have been moved; the classifier behind it was not
     down = linear(second).to(up.weight.dtype, up.weight.device)
     return MLP(up=up.weight, up_bias=up.bias, down=down.weight, down_bias=down.bias, activation=activation)
-
-
-EndMap = LayerNorm | RMSNorm | Dense
-# The poolings of sentence-transformers that can be read, as 1_Pooling/config.json names them.
-POOLING_FLAGS = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
-POOLING_NAMES = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

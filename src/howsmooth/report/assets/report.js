@@ -32,10 +32,36 @@
     return shown.map((row) => Object.fromEntries(fields.flatMap((name, i) => (row[i] === null ? [] : [[name, row[i]]]))));
   };
 
-  // Panels stand side by side as far as there is room.
-  const fitted = (spec, width) => {
-    if (!spec.columns) return typeof spec.width === "number" ? { ...spec, width: Math.min(spec.width, width - 150) } : spec;
-    return { ...spec, columns: Math.max(1, Math.min(spec.columns, Math.floor(width / (spec.spec.width + 62)))) };
+  // A chart takes the width it has: panels stand side by side as far as there is room, few ones are larger, and so are
+  // the cells of a small map. Legends of a narrow page are one column.
+  const MARGIN = 66, LARGER = 3.4, CELL = 110;
+  const distinct = (datasets, name) => new Set(Object.values(datasets).flat().map((row) => row[name])).size;
+  const fitted = (spec, datasets, width) => {
+    const found = width < 500 ? narrowed(spec, width) : spec;
+    if (found.columns) {
+      const { spec: panel, facet } = found;
+      const fitting = Math.floor(width / (panel.width + MARGIN));
+      const columns = Math.max(1, Math.min(found.columns, fitting, distinct(datasets, "panel")));
+      const square = panel.width === panel.height;
+      const larger = Math.max(0.5, Math.min(square ? 1.4 : LARGER, (width / columns - MARGIN) / panel.width));
+      const taller = square ? larger : Math.min(1.5, Math.max(1, larger));
+      const size = { width: panel.width * larger, height: typeof panel.height === "number" ? panel.height * taller : panel.height };
+      return { ...found, columns, spec: { ...panel, ...size }, facet: { ...facet, header: { ...facet.header, labelLimit: size.width + 25 } } };
+    }
+    if (found.width?.step) {
+      const columns = distinct(datasets, "column");
+      return { ...found, width: { step: Math.max(found.width.step, Math.min(CELL, Math.floor((width - MARGIN) / columns))) } };
+    }
+    if (typeof found.width !== "number") return found;
+    // a plane stays square; names stand left of what has as many rows as it needs
+    if (typeof found.height === "number") return { ...found, width: Math.min(found.width, width - 100), height: Math.min(found.height, width - 100) };
+    return { ...found, width: Math.max(140, Math.min(LARGER * found.width, width - 250)) };
+  };
+  const narrowed = (part, width) => {
+    if (Array.isArray(part)) return part.map((each) => narrowed(each, width));
+    if (part === null || typeof part !== "object") return part;
+    const found = Object.fromEntries(Object.entries(part).map(([name, each]) => [name, narrowed(each, width)]));
+    return found.legend?.columns ? { ...found, legend: { ...found.legend, columns: 1, labelLimit: width - 60 } } : found;
   };
 
   const isOfOneLayer = (element) => element.closest(".one-layer") !== null && element.closest(".measurement") !== null;
@@ -51,7 +77,7 @@
     const target = figure.querySelector(".drawing");
     const layers = layersFor(figure);
     const datasets = Object.fromEntries(Object.entries(chart.data).map(([name, data]) => [name, unpack(data, layers)]));
-    const spec = fitted(chart[scale()] || chart.log, figure.clientWidth || 900);
+    const spec = fitted(chart[scale()] || chart.log, datasets, figure.clientWidth || 900);
     drawn.get(figure)?.finalize();
     drawn.delete(figure);
     const empty = Object.values(datasets).every((rows) => rows.length === 0);
@@ -63,6 +89,9 @@
       drawn.set(figure, await vegaEmbed(target, { ...spec, datasets }, options));
       // The drawing is one picture with a description and a table; its parts say nothing by themselves.
       target.querySelector("svg").setAttribute("aria-hidden", "true");
+      // what is wider than the page can be scrolled, by keys too
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
     }
     figure.dataset.scale = chart.linear ? scale() : "log";
   };

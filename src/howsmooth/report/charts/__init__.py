@@ -26,7 +26,7 @@ class ChartKind:
             shows one at a time.
         table: The same as numbers.
         layers: The layers that a chart of one layer can show; none for charts of all layers.
-        on_page: Whether a page shows it; not if the page shows the same in another way.
+        on_page: Whether a page shows it; not if there is a single dot or cell, or if the page shows it in another way.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ChartKind:
     draw: Callable[..., Chart]
     table: Callable[[Section], Numbers]
     layers: Callable[[Section], list[LayerSummary]] | None = None
-    on_page: bool = True
+    on_page: Callable[[Section], bool] = lambda _section: True
 
     @property
     def per_layer(self) -> bool:

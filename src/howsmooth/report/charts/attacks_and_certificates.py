@@ -1,9 +1,11 @@
 """Attacks and certificates: what attacks attain below what the theory allows, and how far words may move."""
 
+from typing import Any
+
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY
+from howsmooth.report.drawing.palette import BLUE, BOUND, CERTIFICATE, GREEN, GREY, INK, PINK, TYPICAL, WITNESS, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
@@ -16,12 +18,12 @@ from howsmooth.wording import at_least, at_most, count, number
 
 PREDICTED, CEILING = "predicted", "what the theory allows"
 METHODS: Styles = {
-    CEILING: Style(mark="line", colour=GREY, dash=(2, 3)),
+    CEILING: Style(mark="line", colour=BOUND, dash=(2, 3)),
     PREDICTED: Style(mark="line", colour=INK, dash=(6, 4)),
-    "random": Style(mark="dotted line", colour=GREEN, side=Side.LOWER),
-    "fgsm": Style(mark="dotted line", colour=SKY, side=Side.LOWER),
+    "random": Style(mark="dotted line", colour=TYPICAL, side=Side.LOWER),
+    "fgsm": Style(mark="dotted line", colour=YELLOW, side=Side.LOWER),
     "pgd": Style(mark="dotted line", colour=PINK, side=Side.LOWER),
-    "singular": Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
+    "singular": Style(mark="dotted line", colour=GREEN, side=Side.LOWER),
     "ascent": Style(mark="dotted line", colour=BLUE, side=Side.LOWER),
 }
 PROVEN, OPEN, FOUND = "no perturbation changes it: proven", "not known", "one that changes it: found"
@@ -72,19 +74,20 @@ def draw_words(section: Section) -> Chart:
     low, high = min(sizes) / 2, 2 * max(sizes)
     rows = [row for each in every for row in _word_rows(each, low, high)]
     span = span_of([low, high])
-    x = alt.X("x:Q", title="size of the perturbation", scale=log_scale(span), axis=log_axis(span))
+    along: dict[str, Any] = {"title": "size of the perturbation", "scale": log_scale(span), "axis": log_axis(span)}
     y = alt.Y("word:N", title=None, sort=alt.EncodingSortField("place", op="min"), axis=alt.Axis(labelLimit=150))
-    styles = {PROVEN: BLUE, OPEN: GREY, FOUND: ORANGE}
+    styles = {PROVEN: CERTIFICATE, OPEN: GREY, FOUND: WITNESS}
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
-    legend = alt.Legend(title=None, orient="top", labelLimit=300, columns=3, symbolOpacity=1)
+    legend = alt.Legend(title=None, orient="top", labelLimit=300, columns=3, symbolOpacity=1, symbolStrokeWidth=0)
     fill = alt.Fill("series:N", scale=scale, legend=legend)
     told = [alt.Tooltip(f"{name}:N") for name in ("word", "certified", "attacked", "lost")]
     base = alt.Chart().encode(y=y, fill=fill, tooltip=told)
-    bars = base.mark_bar(height=11).transform_filter(alt.datum.series == PROVEN).encode(x=x, x2="to:Q")
-    between = base.mark_bar(height=11, opacity=0.35).transform_filter(alt.datum.series == OPEN).encode(x=x, x2="to:Q")
-    ticks = base.mark_point(shape="diamond", size=80, opacity=1, strokeWidth=0)
-    ticks = ticks.transform_filter(alt.datum.series == FOUND).encode(x=x)
-    chart = alt.LayerChart(layer=[between, bars, ticks]).properties(width=WIDTH, height=alt.Step(ROW))
+    # no filters: every sentence has its own words, and they are those of all its layers
+    faint = alt.condition(alt.datum.series == OPEN, alt.value(0.35), alt.value(1))
+    bars = base.mark_bar(height=11).encode(x=alt.X("x:Q", **along), x2="to:Q", opacity=faint)
+    ticks = base.mark_point(shape="triangle-right", size=80, opacity=1, strokeWidth=0)
+    ticks = ticks.encode(x=alt.X("found:Q", **along))
+    chart = alt.LayerChart(layer=[bars, ticks]).properties(width=WIDTH, height=alt.Step(ROW))
     return panels(chart, rows, title=_word_title(every), columns=1).resolve_scale(y="independent")
 
 
@@ -116,7 +119,7 @@ def _word_rows(each: CertifiedSentence, low: float, high: float) -> Rows:
         if proven > low:
             rows.append(known | {"series": PROVEN, "x": low, "to": proven})
         if found is not None:
-            rows.append(known | {"series": FOUND, "x": found})
+            rows.append(known | {"series": FOUND, "found": found})
     return rows
 
 

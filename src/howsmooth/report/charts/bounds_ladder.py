@@ -1,13 +1,13 @@
 """What is known about one layer, in two lanes: at this text, and for any input whose tokens are no longer."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, PINK, SKY
+from howsmooth.report.drawing import palette
 from howsmooth.report.drawing.panels import titled
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
@@ -18,8 +18,16 @@ from howsmooth.wording import at_most, interval, number
 TEXT_LANE, ANY_LANE = "At this text", "Any input, tokens no longer"
 TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
 ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
-COLOURS = {TYPICAL: SKY, MEASURED: BLUE, CERTIFIED: PINK, ATTAINED: GREEN, AT_MOST: ORANGE}
-SHAPES = dict(zip(COLOURS, ("diamond", "circle", "square", "triangle-right", "triangle-left"), strict=True))
+# The marks of the table on top of the page: an open circle for what is typical, a bar for what nothing exceeds.
+RING = "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0ZM-0.6,0A0.6,0.6,0,1,0,0.6,0A0.6,0.6,0,1,0,-0.6,0Z"
+BAR = "M-0.4,-1.3H0.4V1.3H-0.4Z"
+KINDS = {
+    TYPICAL: (palette.TYPICAL, RING),
+    MEASURED: (palette.MEASURED, "circle"),
+    CERTIFIED: (palette.CERTIFICATE, "square"),
+    ATTAINED: (palette.WITNESS, "triangle-right"),
+    AT_MOST: (palette.BOUND, BAR),
+}
 # What stands right of this share of the axis has its number on its left.
 MIDDLE, WIDTH, NAMES = 0.5, 520, 130
 
@@ -32,12 +40,14 @@ def layers(section: Section) -> list[LayerSummary]:
 def draw(section: Section, layer: int | None) -> Chart:
     """Draw the rungs of one layer; of all layers if none is named, for a page that shows one at a time."""
     chosen = [summary for summary in layers(section) if layer in (None, summary.layer)]
-    base = alt.Chart(alt.Data(values=[row for summary in chosen for row in _lanes(summary)])).encode(
+    rows = [row for summary in chosen for row in _lanes(summary)]
+    kinds = _kinds([row["kind"] for row in rows if "kind" in row])
+    base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=_names()),
         x=alt.X("log10:Q", title="Lipschitz constant", scale=_span(), axis=_decades()),
     )
-    spread = base.mark_rule(strokeWidth=6, opacity=0.4).encode(x="from:Q", x2="to:Q", color=_kinds()["color"])
-    marks = base.mark_point(filled=True, size=110, opacity=1).encode(**_kinds(), tooltip=_told())
+    spread = base.mark_rule(strokeWidth=6, opacity=0.4).encode(x="from:Q", x2="to:Q", color=kinds["color"])
+    marks = base.mark_point(filled=True, size=110, opacity=1).encode(**kinds, tooltip=_told())
     numbers = base.mark_text(
         fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
     )
@@ -132,16 +142,14 @@ def _title(summary: LayerSummary) -> str:
     return f"Layer {summary.layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
 
 
-def _kinds() -> dict[str, Any]:
+def _kinds(found: Sequence[str]) -> dict[str, Any]:
+    """Return colour and shape of each kind that is there, and one legend for both."""
     legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=260, symbolSize=90, symbolOpacity=1)
-    domain = list(COLOURS)
+    there = [name for name in KINDS if name in found]
+    colours, shapes = zip(*(KINDS[name] for name in there), strict=True)
     return {
-        "color": alt.Color(
-            "kind:N", title=None, scale=alt.Scale(domain=domain, range=list(COLOURS.values())), legend=legend
-        ),
-        "shape": alt.Shape(
-            "kind:N", title=None, scale=alt.Scale(domain=domain, range=list(SHAPES.values())), legend=legend
-        ),
+        "color": alt.Color("kind:N", title=None, scale=alt.Scale(domain=there, range=list(colours)), legend=legend),
+        "shape": alt.Shape("kind:N", title=None, scale=alt.Scale(domain=there, range=list(shapes)), legend=legend),
     }
 
 

@@ -60,7 +60,7 @@ def heat_map(rows: Rows, *, columns: str, step: int, title: str) -> Chart:
     # Every cell says its number, so there is no legend.
     scale = alt.Scale(type="log", scheme="viridis", domain=_domain(row["value"] for row in rows))
     colour = alt.Color("value:Q", scale=scale, legend=None)
-    numbers = base.mark_text(fontSize=11).encode(
+    numbers = base.mark_text(fontSize=12).encode(
         text="number:N", color=alt.condition("datum.light", alt.value(ON_LIGHT), alt.value(ON_DARK))
     )
     width = step * len({row["column"] for row in rows})
@@ -144,6 +144,8 @@ CHARTS = (
         rank=30,
         about="A heat map: the mean constant of each layer at each number of tokens.",
         wanted=lambda section: any(m.records for m in section.measurements),
+        # of one layer, the constant against the length says the same
+        on_page=lambda section: len({r.ask.layer for m in section.measurements for r in m.records}) > 1,
         draw=draw_by_length,
         table=lambda section: grid(_by_length(section), column="n = {}"),
     ),
@@ -154,6 +156,7 @@ CHARTS = (
         rank=40,
         about="A heat map: the mean constant of each head of each layer at the longest windows.",
         wanted=lambda section: any(m.heads for m in section.measurements),
+        on_page=lambda section: len(_by_head(section)) > 1,
         draw=draw_by_head,
         table=lambda section: grid(_by_head(section), column="head {}"),
     ),
@@ -163,6 +166,7 @@ CHARTS = (
         rank=20,
         about="A heat map: the constant of each layer at the training steps that were measured, at most sixteen.",
         wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("monitor")),
+        on_page=lambda section: len({r.ask.layer for r in section.of_kind("monitor")}) > 1,
         draw=draw_by_step,
         table=lambda section: grid(_by_step(section), column="step {}"),
     ),

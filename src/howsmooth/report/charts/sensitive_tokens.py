@@ -129,6 +129,6 @@ CHARTS = (
         draw=draw,
         table=table,
         layers=layers,
-        on_page=False,
+        on_page=lambda _section: False,
     ),
 )

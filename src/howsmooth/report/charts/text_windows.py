@@ -8,15 +8,16 @@ import altair as alt
 import numpy as np
 
 from howsmooth.report.charts import ChartKind
+from howsmooth.report.drawing import palette
 from howsmooth.report.drawing.measured_layers import TOLD, MeasuredLayer, WindowValue, described, measured_layers
-from howsmooth.report.drawing.palette import BLUE, FEW_TO_MANY, GREEN, GREY, ORANGE
+from howsmooth.report.drawing.palette import FEW_TO_MANY, GREY, YELLOW
 from howsmooth.report.drawing.panels import PANEL, Mark, Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, length_axis, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, ends, extent
 from howsmooth.report.sections import Section
 from howsmooth.report.sentences import NO_LAW, law_in_words, laws_in_words
 from howsmooth.studies.kinds.text import TextRecord
-from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
+from howsmooth.studies.runs.summary import mean_constant, typical_of
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_most, number
 
@@ -25,16 +26,16 @@ WINDOW, LAW, TYPICAL, RELEASED = "a window", "power law", "random perturbations"
 MEAN_OF_NO_LAW, MEAN = f"mean ({NO_LAW})", "geometric mean"
 MEASURED, CERTIFIED = "measured", "certificate"
 LENGTH_STYLES: Styles = {
-    TYPICAL: Style(mark="line", colour=GREEN, width=1.0),
-    RELEASED: Style(mark="line", colour=GREY, dash=(5, 3), width=1.5),
-    LAW: Style(mark="line", colour=ORANGE),
-    MEAN_OF_NO_LAW: Style(mark="line", colour=ORANGE, dash=(2, 2)),
+    TYPICAL: Style(mark="line", colour=palette.TYPICAL, width=1.0),
+    RELEASED: Style(mark="line", colour=YELLOW, dash=(5, 3), width=1.5),
+    LAW: Style(mark="line", colour=palette.FIT),
+    MEAN_OF_NO_LAW: Style(mark="line", colour=palette.FIT, dash=(2, 2)),
     # on top, so that a pointer finds them
-    WINDOW: Style(mark="points", colour=BLUE, side=Side.LOWER),
+    WINDOW: Style(mark="points", colour=palette.MEASURED, side=Side.LOWER),
 }
 CERTIFICATE_STYLES: Styles = {
-    CERTIFIED: Style(mark="dotted line", colour=GREEN, dash=(5, 3), side=Side.UPPER),
-    MEASURED: Style(mark="dotted line", colour=BLUE),
+    CERTIFIED: Style(mark="dotted line", colour=palette.CERTIFICATE, dash=(5, 3), side=Side.UPPER),
+    MEASURED: Style(mark="dotted line", colour=palette.MEASURED),
 }
 # Enough for a law to look smooth on linear axes too.
 STEPS = 25
@@ -44,6 +45,11 @@ FLAT = 1.02
 
 def _windows(section: Section) -> list[TextRecord]:
     return [record for m in section.measurements for record in m.records]
+
+
+def _drawable(section: Section, value: WindowValue) -> int:
+    """Count the windows that can be drawn; a single dot shows nothing on a page."""
+    return sum(drawable(value(r)) for r in _windows(section))
 
 
 def _constant(record: TextRecord) -> float:
@@ -70,22 +76,28 @@ def draw_lengths(section: Section) -> Chart:
     return _over_lengths(rows, LENGTH_STYLES, found, _length_title(found), told=TOLD, band=LAW)
 
 
-def table_lengths(section: Section) -> Numbers:
-    """Return a row for each layer and length."""
+def _table(
+    section: Section, head: tuple[str, ...], cells: Callable[[MeasuredLayer, int], Sequence[str]], *, named: bool = True
+) -> Numbers:
+    """Return a row for each layer and length that has cells; layers go by their names, or by their numbers alone."""
     rows: list[NumberRow] = []
     for place in measured_layers(section):
-        gains = dict(_typical(place))
-        for n in place.lengths:
-            here = place.at(n)
-            low, high = ends(here)
-            numbers = (number(n), str(len(here)), str(gains.get(n, "—")), low, number(mean_constant(here), 4), high)
-            rows.append((place.summary.layer, (_row_name(section, place), *numbers)))
-    head = ("layer", "tokens", "windows", "typical", "smallest", "mean", "largest (upper end)")
+        name = place.name if named or len(section.measurements) > 1 else str(place.summary.layer)
+        found = ((n, cells(place, n)) for n in place.lengths)
+        rows += [(place.summary.layer, (name, number(n), *numbers)) for n, numbers in found if numbers]
     return Numbers(head=head, rows=rows)
 
 
-def _row_name(section: Section, place: MeasuredLayer) -> str:
-    return place.name if len(section.measurements) > 1 else str(place.summary.layer)
+def table_lengths(section: Section) -> Numbers:
+    """Return a row for each layer and length."""
+
+    def cells(place: MeasuredLayer, n: int) -> Sequence[str]:
+        here, gain = place.at(n), typical_of(place.at(n))
+        low, high = ends(here)
+        return str(len(here)), str(gain or "—"), low, number(mean_constant(here), 4), high
+
+    head = ("layer", "tokens", "windows", "typical", "smallest", "mean", "largest (upper end)")
+    return _table(section, head, cells, named=False)
 
 
 def _length_rows(place: MeasuredLayer) -> Rows:
@@ -98,7 +110,8 @@ def _length_rows(place: MeasuredLayer) -> Rows:
     if law is not None and law.doubted:
         rows += points(place.means(_constant), series=MEAN_OF_NO_LAW, **at)
     rows += [row | at for row in _law_rows(place)]
-    rows += points(((n, gain.value) for n, gain in _typical(place)), series=TYPICAL, **at)
+    gains = [(n, gain.value) for n in place.lengths if (gain := typical_of(place.at(n))) is not None]
+    rows += points(gains, series=TYPICAL, **at)
     return rows + points(place.means(lambda r: r.answer.released_quantity), series=RELEASED, **at)
 
 
@@ -114,11 +127,6 @@ def _law_rows(place: MeasuredLayer) -> Rows:
         turned = [law.at(centre) * (n / centre) ** slope for slope in (law.low, law.high)]
         rows.append({"series": LAW, "x": n, "y": law.at(n), "low": min(turned), "high": max(turned)})
     return rows
-
-
-def _typical(place: MeasuredLayer) -> list[tuple[int, Typical]]:
-    """Return the root mean square gain of random perturbations at each length that has one."""
-    return [(n, gain) for n in place.lengths if (gain := typical_of(place.at(n))) is not None]
 
 
 def _heading(place: MeasuredLayer) -> str:
@@ -167,15 +175,14 @@ def draw_radii(section: Section) -> Chart:
 
 def table_radii(section: Section) -> Numbers:
     """Return a row for each layer and length."""
-    rows: list[NumberRow] = []
-    for place in measured_layers(section):
-        for n in place.lengths:
-            here = place.at(n)
-            radii = [r.answer.mean_radius for r in here]
-            numbers = (number(value, 4) for value in (min(radii), fmean(radii), max(radii), mean_constant(here)))
-            rows.append((place.summary.layer, (_row_name(section, place), number(n), *numbers)))
+
+    def cells(place: MeasuredLayer, n: int) -> Sequence[str]:
+        radii = [r.answer.mean_radius for r in place.at(n)]
+        values = (min(radii), fmean(radii), max(radii), mean_constant(place.at(n)))
+        return [number(value, 4) for value in values]
+
     head = ("layer", "tokens", "smallest radius", "mean radius", "largest radius", "mean constant")
-    return Numbers(head=head, rows=rows)
+    return _table(section, head, cells, named=False)
 
 
 def _radius_row(place: MeasuredLayer, record: TextRecord) -> dict[str, Any]:
@@ -221,11 +228,12 @@ def draw_certificates(section: Section) -> Chart:
     found = measured_layers(section)
     rows: Rows = []
     for place in found:
-        ratios = [ratio for _n, _measured, _certified, ratio in _certified(place) if ratio is not None]
+        measured, certified = dict(place.means(_constant)), dict(place.means(_certificate))
+        ratios = [certified[n] / measured[n] for n in place.lengths if n in measured and n in certified]
         said = f"looser by {_factors(ratios)}" if ratios else "no certificate"
         at = {"panel": f"{place.name}\n{said}", "layer": place.summary.layer}
-        rows += points(place.means(_constant), series=MEASURED, **at)
-        rows += points(place.means(_certificate), series=CERTIFIED, **at)
+        rows += points(measured.items(), series=MEASURED, **at)
+        rows += points(certified.items(), series=CERTIFIED, **at)
     pairs = ((_certificate(r), _constant(r)) for r in _windows(section))
     middle = median(bound / value for bound, value in pairs if bound and drawable(value))
     title = f"The certificate is {number(middle)} times the constant (median)"
@@ -234,21 +242,13 @@ def draw_certificates(section: Section) -> Chart:
 
 def table_certificates(section: Section) -> Numbers:
     """Return a row for each layer and length."""
-    rows: list[NumberRow] = []
-    for place in measured_layers(section):
-        for n, measured, certified, ratio in _certified(place):
-            numbers = (cell(measured), cell(certified, written=at_most), cell(ratio))
-            rows.append((place.summary.layer, (place.name, number(n), *numbers)))
-    return Numbers(head=("where", "tokens", "measured", "certificate", "certificate / measured"), rows=rows)
 
+    def cells(place: MeasuredLayer, n: int) -> Sequence[str]:
+        measured, certified = dict(place.means(_constant)).get(n), dict(place.means(_certificate)).get(n)
+        ratio = certified / measured if measured and certified else None
+        return cell(measured), cell(certified, written=at_most), cell(ratio)
 
-def _certified(place: MeasuredLayer) -> list[tuple[int, float | None, float | None, float | None]]:
-    """Return the mean constant, the mean certificate and their ratio at each length."""
-    measured, certified = dict(place.means(_constant)), dict(place.means(_certificate))
-    return [
-        (n, measured.get(n), certified.get(n), certified[n] / measured[n] if n in measured and n in certified else None)
-        for n in place.lengths
-    ]
+    return _table(section, ("where", "tokens", "measured", "certificate", "certificate / measured"), cells)
 
 
 def relative_to_the_shortest(found: list[MeasuredLayer]) -> WindowValue:
@@ -297,15 +297,14 @@ def _value_rows(found: Sequence[MeasuredLayer], value: WindowValue) -> Rows:
     return rows
 
 
-def _value_table(found: Sequence[MeasuredLayer], value: WindowValue, what: str) -> Numbers:
-    rows: list[NumberRow] = []
-    for place in found:
-        for n, mean in place.means(value):
-            here = [v for r in place.at(n) if (v := value(r))]
-            numbers = (number(end, 4) for end in (min(here), mean, max(here)))
-            rows.append((place.summary.layer, (place.name, number(n), str(len(here)), *numbers)))
+def _value_table(section: Section, value: WindowValue, what: str) -> Numbers:
+    def cells(place: MeasuredLayer, n: int) -> Sequence[str]:
+        here, means = [v for r in place.at(n) if (v := value(r))], dict(place.means(value))
+        ends = (min(here), means[n], max(here)) if n in means else ()
+        return [str(len(here)), *(number(end, 4) for end in ends)] if ends else ()
+
     head = ("where", "tokens", "windows", f"smallest {what}", f"mean {what}", f"largest {what}")
-    return Numbers(head=head, rows=rows)
+    return _table(section, head, cells)
 
 
 def _window_chart(
@@ -320,14 +319,16 @@ def _window_chart(
     title: Callable[[list[MeasuredLayer], WindowValue], str],
     column: str,
 ) -> ChartKind:
-    def wanted(section: Section) -> bool:
-        each = value(measured_layers(section))
-        return any(drawable(each(r)) for r in _windows(section))
+    def there(section: Section) -> int:
+        return _drawable(section, value(measured_layers(section)))
 
     def draw(section: Section) -> Chart:
         found = measured_layers(section)
         each = value(found)
-        styles = {WINDOW: Style(mark=mark, colour=BLUE, width=1.0), MEAN: Style(mark="line", colour=ORANGE)}
+        styles = {
+            WINDOW: Style(mark=mark, colour=palette.MEASURED, width=1.0),
+            MEAN: Style(mark="line", colour=palette.FIT),
+        }
         return _over_lengths(_value_rows(found, each), styles, found, title(found, each), up=up, told=TOLD)
 
     return ChartKind(
@@ -335,9 +336,10 @@ def _window_chart(
         sections=(section,),
         rank=rank,
         about=about,
-        wanted=wanted,
+        wanted=lambda section: there(section) > 0,
+        on_page=lambda section: there(section) > 1,
         draw=draw,
-        table=lambda section: _value_table(found := measured_layers(section), value(found), column),
+        table=lambda section: _value_table(section, value(measured_layers(section)), column),
     )
 
 
@@ -350,7 +352,8 @@ CHARTS = (
         about="The local Lipschitz constant against the number of tokens, one panel for each layer: a dot for each "
         "window, the fitted power law with its 95 % band (or the mean, where no power law describes the windows), and "
         "as a thin line what random perturbations are multiplied by.",
-        wanted=lambda section: any(drawable(_constant(r)) for r in _windows(section)),
+        wanted=lambda section: _drawable(section, _constant) > 0,
+        on_page=lambda section: _drawable(section, _constant) > 1,
         draw=draw_lengths,
         table=table_lengths,
     ),
@@ -361,7 +364,8 @@ CHARTS = (
         rank=20,
         about="The local Lipschitz constant against the mean radius of the tokens, one panel for each layer: a dot for "
         "each window, coloured by its number of tokens.",
-        wanted=lambda section: any(drawable(_constant(r)) and r.answer.mean_radius for r in _windows(section)),
+        wanted=lambda section: _drawable(section, lambda r: r.answer.mean_radius and r.answer.lower) > 0,
+        on_page=lambda section: _drawable(section, _constant) > 1,
         draw=draw_radii,
         table=table_radii,
     ),
@@ -371,7 +375,8 @@ CHARTS = (
         rank=45,
         about="The mean constant that was measured and the mean certificate, a bound that is proven at each window, "
         "against the number of tokens, one panel for each layer.",
-        wanted=lambda section: any(_certificate(r) and drawable(_constant(r)) for r in _windows(section)),
+        wanted=lambda section: _drawable(section, lambda r: _certificate(r) and _constant(r)) > 0,
+        on_page=lambda section: _drawable(section, _certificate) > 1,
         draw=draw_certificates,
         table=table_certificates,
     ),

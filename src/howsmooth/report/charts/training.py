@@ -43,6 +43,10 @@ def _readings(section: Section) -> list[Record]:
     return sorted(section.of_kind("monitor"), key=lambda r: (r.ask.training, r.ask.map, r.ask.rank))
 
 
+def _seen(section: Section) -> int:
+    return sum(drawable(r.answer.lower) for r in _readings(section))
+
+
 def _attained(r: Record) -> str:
     return cell(r.answer.lower, written=at_least)
 
@@ -59,7 +63,8 @@ CHARTS = (
         rank=10,
         about="The constant of each layer against the training step, on logarithmic axes: one line for each layer, "
         "dashed vertical lines at alarms; one panel for each training.",
-        wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("monitor")),
+        wanted=lambda section: _seen(section) > 0,
+        on_page=lambda section: _seen(section) > 1,
         draw=draw_steps,
         table=table_steps,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, INK, ORANGE
+from howsmooth.report.drawing.palette import BLUE, BOUND, GREY, HUES, INK, MEASURED, WITNESS
 from howsmooth.report.drawing.panels import PANEL, Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, extent
@@ -23,10 +23,10 @@ from howsmooth.wording import at_least, at_most, count, exponent, number, percen
 
 UPPER, FOUND, PLATEAU, CROSSING = "worst-case bound", "worst found", "measures attain", "crossing n*"
 STYLES: Styles = {
-    UPPER: Style(mark="line", colour=BLUE),
-    PLATEAU: Style(mark="line", colour=GREEN, dash=(5, 3)),
+    UPPER: Style(mark="line", colour=BOUND),
+    PLATEAU: Style(mark="line", colour=WITNESS, dash=(5, 3)),
     CROSSING: Style(mark="rule", colour=GREY, dash=(2, 3)),
-    FOUND: Style(mark="dotted line", colour=ORANGE, side=Side.LOWER),
+    FOUND: Style(mark="dotted line", colour=MEASURED, side=Side.LOWER),
 }
 ACROSS = "number of tokens n"
 ALONE = {"width": 480, "height": 300}
@@ -215,7 +215,7 @@ def _measure_layers() -> list[Any]:
     legend = alt.Legend(values=[1, 0.1, 0.01, 0.001, 1e-4], format="~g", symbolFillColor=BLUE, symbolStrokeWidth=0)
     size = alt.Size("mass:Q", scale=sizes, legend=legend)
     dots = base.mark_point(filled=True, color=BLUE, opacity=0.75).encode(size=size)
-    return [dots, base.mark_text(dy=-15, fontSize=10, color=INK).encode(text="label:N")]
+    return [dots, base.mark_text(dy=-15, fontSize=11, color=INK).encode(text="label:N")]
 
 
 CHARTS = (

@@ -6,23 +6,23 @@ from collections.abc import Callable
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, ORANGE, SKY
+from howsmooth.report.drawing.palette import BOUND, MEASURED, TYPICAL, YELLOW
 from howsmooth.report.drawing.panels import COLUMNS, Style, Styles, marks_of, panels
 from howsmooth.report.drawing.scales import drawable, labelled
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows, cell, extent
 from howsmooth.report.sections import Section
 from howsmooth.studies.runs.composition import Composition, Depth, compositions, large
-from howsmooth.wording import count, number
+from howsmooth.wording import count, grows, number
 
 BLOCK, PRODUCT, TOGETHER, NOISE = "each block alone", "product of the blocks", "the blocks together", "random noise"
 WORST = "the worst error"
 PRODUCTS: Styles = {
-    BLOCK: Style(mark="bars", colour=SKY),
-    PRODUCT: Style(mark="dotted line", colour=ORANGE, dash=(5, 3)),
-    TOGETHER: Style(mark="dotted line", colour=BLUE),
-    NOISE: Style(mark="dotted line", colour=GREEN),
+    BLOCK: Style(mark="bars", colour=YELLOW),
+    PRODUCT: Style(mark="dotted line", colour=BOUND, dash=(5, 3)),
+    TOGETHER: Style(mark="dotted line", colour=MEASURED),
+    NOISE: Style(mark="dotted line", colour=TYPICAL),
 }
-ERRORS: Styles = {WORST: Style(mark="dotted line", colour=BLUE), NOISE: Style(mark="dotted line", colour=GREEN)}
+ERRORS: Styles = {WORST: Style(mark="dotted line", colour=MEASURED), NOISE: PRODUCTS[NOISE]}
 # What a logarithmic axis of floats can hold.
 HIGHEST = 300.0
 PANEL = {"width": 330, "height": 210}
@@ -68,7 +68,7 @@ def layer_panels(rows: Rows, styles: Styles, *, title: str, up: str) -> alt.Face
     tooltip = [*named, alt.Tooltip("y:Q", title=up, format=",.4~r")]
     layers = [
         mark.encode(x=x, y=y, tooltip=named[:1] if mark.mark.type == "line" else tooltip)
-        for mark in marks_of(drawn, COLUMNS - 1)
+        for _name, mark in marks_of(drawn, COLUMNS - 1)
     ]
     chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows, title=title, columns=COLUMNS - 1)
     return chart.resolve_scale(x="independent", y="independent").resolve_axis(x="independent", y="independent")
@@ -106,7 +106,7 @@ def draw_errors(section: Section) -> Chart:
     longest = max(every, key=lambda each: each.length)
     most = max(longest.depths, key=lambda depth: depth.onward)
     where = f"{longest.model} at {count(longest.length, 'token')}"
-    title = f"An error hurts {where} most where it enters layer {most.layer}: there it grows {number(most.onward)}-fold"
+    title = f"An error hurts {where} most where it enters layer {most.layer}: there it {grows(most.onward)}"
     rows = [row for each in every for row in over_layers(each, series)]
     return layer_panels(rows, ERRORS, up="multiplies errors by", title=title)
 

@@ -6,7 +6,7 @@ from statistics import geometric_mean
 
 from howsmooth.models.map_names import MapName
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
+from howsmooth.report.drawing.palette import BOUND, INK, MEASURED, WITNESS, YELLOW
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
 from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
@@ -20,14 +20,14 @@ from howsmooth.wording import at_least, at_most, interval, number
 
 # What an answer holds, what readers call it, and how it is drawn.
 BOUNDS: dict[str, tuple[str, Style]] = {
-    "discrete_upper": ("the paper's bound", Style(mark="line", colour=GREY, dash=(5, 3), width=1.5)),
-    "sharp_upper": ("worst-case bound", Style(mark="line", colour=BLUE)),
-    "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=GREEN, side=Side.LOWER)),
+    "discrete_upper": ("the paper's bound", Style(mark="line", colour=BOUND, dash=(5, 3), width=1.5)),
+    "sharp_upper": ("worst-case bound", Style(mark="line", colour=BOUND)),
+    "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=WITNESS, side=Side.LOWER)),
     "two_point": ("two points attain", Style(mark="dotted line", colour=YELLOW, side=Side.LOWER)),
-    "discrete_lower": ("the paper's lower bound", Style(mark="line", colour=PINK, dash=(5, 3), width=1.5)),
+    "discrete_lower": ("the paper's lower bound", Style(mark="line", colour=INK, dash=(5, 3), width=1.5)),
 }
 ASCENT = "search"
-STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=INK, side=Side.LOWER)}
+STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=MEASURED, side=Side.LOWER)}
 SIZE = {"width": 430, "height": 280}
 AXES = {"length": "number of tokens n", "radius": "radius R"}
 BOUNDS_ABOUT = (
@@ -38,7 +38,7 @@ BUILT_ABOUT = (
     "The constant of {}, against the number of tokens: the paper's two points and tied pairs, each with the multiple "
     "of √n that fits best, one panel for each head."
 )
-BUILT = {"two_point": ("two points", ORANGE), "tied_pair": ("tied pairs", BLUE)}
+BUILT = {"two_point": ("two points", YELLOW), "tied_pair": ("tied pairs", WITNESS)}
 
 
 def at_commonest(section: Section, field: str) -> list[Record]:

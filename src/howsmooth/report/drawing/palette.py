@@ -5,8 +5,11 @@ from typing import Any
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 INK, GREY, BLUE, ORANGE, GREEN = "#222222", "#8a8a8a", "#0072b2", "#d55e00", "#009e73"
-SKY, PINK, YELLOW = "#56b4e9", "#cc79a7", "#e69f00"
-HUES = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
+PINK, YELLOW = "#cc79a7", "#e69f00"
+HUES = (BLUE, ORANGE, GREEN, PINK, YELLOW)
+# One colour for one meaning, on every page: what was measured, what random perturbations do, what no input exceeds,
+# what an explicit input attains, what is proven at one input, what is fitted to the data.
+MEASURED, TYPICAL, BOUND, WITNESS, CERTIFICATE, FIT = BLUE, GREY, ORANGE, GREEN, PINK, INK
 # What a page writes in place of each: a variable of its stylesheet, so that dark, light and paper need no new drawing.
 VARIABLES = {
     INK: "var(--ink)",
@@ -15,7 +18,6 @@ VARIABLES = {
     ORANGE: "var(--orange)",
     GREEN: "var(--green)",
     PINK: "var(--pink)",
-    SKY: "var(--sky)",
     YELLOW: "var(--yellow)",
 }
 # From few to many. Variables cannot be mixed, so these are neither light nor dark: they show on any page.

@@ -1,8 +1,9 @@
 """Panels side by side with logarithmic axes: points and lines, one series over the other, under a wrapped title."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import altair as alt
@@ -82,33 +83,42 @@ def series_panels(
         told: What is told of a point besides.
         band: The series that has a band between ``low`` and ``high``.
     """
-    drawn = {name: style for name, style in styles.items() if any(row.get("series") == name for row in rows)}
+    drawn = {name: _shown(style, name, rows) for name, style in styles.items() if _most(name, rows)}
     span = span_of([row["x"] for row in rows if "x" in row])
     heights = span_of([row[name] for row in rows for name in ("y", "low", "high") if name in row])
     x = alt.X("x:Q", title=across, scale=log_scale(span), axis=axis or log_axis(span))
     y = alt.Y("y:Q", title=up, scale=log_scale(heights), axis=log_axis(heights))
     # a line is one mark: it has a name, and no value of its own to tell
     named = [alt.Tooltip("series:N", title="what")]
-    tooltip = [
-        *named,
-        alt.Tooltip("x:Q", title=across, format=",.4~r"),
-        alt.Tooltip("told:N", title=up),
-        *told,
-    ]
+    valued = [*named, alt.Tooltip("x:Q", title=across, format=",.4~r"), alt.Tooltip("told:N", title=up)]
     pointed = {name: style for name, style in drawn.items() if style.mark in ("points", "dotted line", "bars")}
     rows = [
         row | {"told": pointed[row["series"]].written(row["y"])} if row.get("series") in pointed else row
         for row in rows
     ]
     columns = COLUMNS if len({row["panel"] for row in rows}) > 1 else COLUMNS - 1
-    marks = marks_of(drawn, columns)
-    layers = [mark.encode(x=x, y=y, tooltip=tooltip if mark.mark.type != "line" else named) for mark in marks]
+    layers = []
+    for name, mark in marks_of(drawn, columns):
+        # what is told besides is known of points, and not of means that are drawn as points
+        tooltip = [*valued, *told] if styles[name].mark == "points" else valued
+        layers.append(mark.encode(x=x, y=y, tooltip=named if mark.mark.type == "line" else tooltip))
     layers += [_only(mark_rule(style), name).encode(x=x) for name, style in drawn.items() if style.mark == "rule"]
     if band in drawn:
         area = alt.Chart().mark_area(color=drawn[band].colour, opacity=0.22)
         low = alt.Y("low:Q", title=up, scale=log_scale(heights))
         layers.insert(0, _only(area, band).encode(x=x, y=low, y2="high:Q"))
     return panels(alt.LayerChart(layer=layers).properties(**size), rows, title=title)
+
+
+def _most(series: str, rows: Rows) -> int:
+    """Count the points that a series has in the panel where it has most."""
+    return max(Counter(row["panel"] for row in rows if row.get("series") == series).values(), default=0)
+
+
+def _shown(style: Style, series: str, rows: Rows) -> Style:
+    """Return how a series is drawn: a line through one point cannot be seen, so that it is a point."""
+    lines = style.mark in ("line", "dotted line") and _most(series, rows) == 1
+    return replace(style, mark="points") if lines else style
 
 
 def panels(chart: alt.LayerChart, rows: Rows, *, title: str, columns: int = COLUMNS) -> alt.FacetChart:
@@ -134,34 +144,33 @@ def points(pairs: Iterable[tuple[float, float | None]], **fields: Any) -> Rows:
     return [{"x": x, "y": y, **fields} for x, y in pairs if drawable(x) and drawable(y)]
 
 
-def marks_of(drawn: Styles, columns: int) -> list[alt.Chart]:
-    """Return the marks of every series.
+def marks_of(drawn: Styles, columns: int) -> list[tuple[str, alt.Chart]]:
+    """Return the marks of every series, with its name.
 
-    Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot. The
-    dots of a dotted line take a third channel, which has no legend.
+    Points are coloured by their fill and lines by their stroke: two legends, so that a line is not told by a dot.
     """
-    stroke, dash, fill, dots = _channels(drawn, columns)
+    stroke, dash, fill = _channels(drawn, columns)
     layers = []
     for name, style in drawn.items():
         if style.mark == "points":
             mark = alt.Chart().mark_point(filled=True, size=28, opacity=0.85)
-            layers.append(_only(mark, name).encode(fill=fill))
+            layers.append((name, _only(mark, name).encode(fill=fill)))
         elif style.mark == "bars":
             # a logarithmic axis has no zero; from one, a bar says whether something grows or shrinks
             bars = alt.Chart().mark_bar(opacity=0.55)
-            layers.append(_only(bars, name).encode(fill=fill, y2=alt.Y2Datum(1)))
+            layers.append((name, _only(bars, name).encode(fill=fill, y2=alt.Y2Datum(1))))
         elif style.mark != "rule":
             opacity = 0.5 if style.mark == "threads" else 1.0
             line = _only(alt.Chart().mark_line(strokeWidth=style.width, opacity=opacity), name)
             detail = {"detail": "window:N"} if style.mark == "threads" else {}
-            layers.append(line.encode(stroke=stroke, strokeDash=dash, **detail))
+            layers.append((name, line.encode(stroke=stroke, strokeDash=dash, **detail)))
         if style.mark == "dotted line":
-            mark = alt.Chart().mark_point(filled=True, size=28, opacity=1)
-            layers.append(_only(mark, name).encode(color=dots))
+            dots = alt.Chart().mark_point(filled=True, size=28, opacity=1, color=style.colour)
+            layers.append((name, _only(dots, name)))
     return layers
 
 
-def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill, alt.Color]:
+def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill]:
     lines = {name: style for name, style in drawn.items() if style.mark not in ("points", "rule", "bars")}
     marks = {name: style for name, style in drawn.items() if style.mark in ("points", "bars")}
     colours = {name: style.colour for name, style in drawn.items()}
@@ -186,7 +195,6 @@ def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, 
             "series:N", title=None, scale=scale(lines, (list(s.dash) for s in lines.values())), legend=stroked
         ),
         alt.Fill("series:N", title=None, scale=scale(marks, (colours[n] for n in marks)), legend=dotted),
-        alt.Color("series:N", title=None, scale=scale(drawn, colours.values()), legend=None),
     )
 
 

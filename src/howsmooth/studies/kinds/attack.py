@@ -43,12 +43,14 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
     """What is to be attacked, as the command line says it: an option for each field."""
 
     NAME = "attack"
-    layer: Annotated[int | None, described("Which attention layer; all by default.")] = None
+    layers: Annotated[tuple[int, ...] | None, described("Which attention layers; all by default.", metavar="0,2,5")] = (
+        None
+    )
     map: Annotated[
         str,
         described(
             "What is attacked: attention, heads, head:3, normed, residual, mlp or block of a layer; or "
-            "model, network, sentence, logits, to:3, from:3, layers:2-4."
+            "model, network, sentence, logits, classes, to:3, from:3, layers:2-4."
         ),
     ] = "attention"
     eps: Annotated[tuple[float, ...], described("How far tokens may move.", metavar="0.01,0.1,…")] = EPS
@@ -222,7 +224,7 @@ def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsk
     base = model_and_text(
         attacking.model, attacking.windows, attacking.where, attacking.reading, resources, parts=[part]
     )
-    layers = base.layers(None if attacking.layer is None else [attacking.layer], part)
+    layers = base.layers(attacking.layers, part)
     shared = {name: getattr(attacking, name) for name in ("norm", "budget", "bounded", "solver")}
     asks = [
         ask
@@ -230,7 +232,13 @@ def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsk
         for method in dict.fromkeys(attacking.method)
         for ask in base.each(AttackAsk, layers, part, eps=eps, method=method, **shared)
     ]
-    return PlannedAsks(asks=tuple(asks), transformer=base.transformer, inputs=base.inputs, command=attacking.command)
+    return PlannedAsks(
+        asks=tuple(asks),
+        transformer=base.transformer,
+        inputs=base.inputs,
+        command=attacking.command,
+        remarks=tuple(f"{remark}." for remark in base.remarks),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

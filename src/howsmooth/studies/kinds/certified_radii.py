@@ -11,7 +11,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from howsmooth.certificates.settings import PLACES, check_place, norm_named
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_sentences
-from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
 from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, to_json
@@ -39,8 +38,8 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
 
     NAME = "certify"
     model: str = "reviews"
-    text: Annotated[str, described("A sentence.", metavar="SENTENCE")] = ""
-    file: Annotated[
+    sentence: Annotated[str, described("A sentence.", metavar="SENTENCE")] = ""
+    sentences: Annotated[
         str,
         described(
             'Sentences: one on each line; or .jsonl, a string or {"text": …, "label": …} a line.', metavar="FILE"
@@ -70,9 +69,10 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         Raises:
             HowsmoothError: If there is no such model, place, norm or file, or nothing to certify.
         """
-        if bool(self.text.strip()) == bool(self.file):
+        if bool(self.sentence.strip()) == bool(self.sentences):
             raise AssumptionError(
-                'give either text=, as in text="a gripping film", or file=, a file of sentences.', field="text"
+                'give either sentence=, as in sentence="a gripping film", or sentences=, a file of them.',
+                field="sentence",
             )
         norm_named(self.p)
         check_place(self.at, self.layer)
@@ -80,7 +80,7 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         self.where.check()
         if any(label is not None for _sentence, label in self._read) and self.label:  # and refuses a missing file
             raise AssumptionError(
-                f"{self.file!r} has labels of its own, and label={self.label} is given besides; leave out one.",
+                f"{self.sentences!r} has labels of its own, and label={self.label} is given besides; leave out one.",
                 field="label",
             )
         check_model(self.model)
@@ -99,16 +99,13 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
     @property
     def _read(self) -> tuple[tuple[str, str | int | None], ...]:
         """The sentences as they are given, with labels where a file has some."""
-        if not self.file:
-            return ((self.text.strip(), None),)
-        if self.file.endswith(".jsonl"):
-            found = read_sentences(self.file)
-            return tuple(dict.fromkeys(zip(map(str.strip, found.lines), found.labels, strict=True)))
-        lines = (line.strip() for line in read_text(self.file).content.splitlines())
-        return tuple(dict.fromkeys((line, None) for line in lines if line))
+        if not self.sentences:
+            return ((self.sentence.strip(), None),)
+        found = read_sentences(self.sentences)
+        return tuple(dict.fromkeys(zip(map(str.strip, found.lines), found.labels, strict=True)))
 
     @property
-    def sentences(self) -> tuple[str, ...]:
+    def each(self) -> tuple[str, ...]:
         """The sentences, each once."""
         return tuple(dict.fromkeys(sentence for sentence, _label in self.labelled))
 
@@ -120,7 +117,7 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         """Where records go unless told otherwise: the same question, the same folder."""
-        return default_folder(self.model, "certify", [self, self.sentences])
+        return default_folder(self.model, "certify", [self, self.each])
 
 
 class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
@@ -487,7 +484,7 @@ KINDS = (
 
             Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
 
-            Example: howsmooth certify reviews --text "a gripping film"
+            Example: howsmooth certify reviews --sentence "a gripping film"
             """,
             results="certificates",
             done="certified",

@@ -206,7 +206,7 @@ def _released(f: "Measurable", X: "Tensor", J: "LinearOperator") -> "Tensor":
     r"""Return :math:`\|J^\top f(X)\|^{1/2}`: what iterating on the value instead of the tangent converges to."""
     import torch
 
-    from howsmooth.spectral.vectors import norms
+    from howsmooth.spectral.operators import norms
 
     with torch.no_grad():
         return norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt()

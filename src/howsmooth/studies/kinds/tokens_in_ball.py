@@ -126,7 +126,7 @@ def _worst_sequence(ask: AscentAsk, resources: "Resources") -> AscentAnswer:
 
 
 def _maximum(ask: "AscentAsk | MeasuresAsk", resources: "Resources", **others: Any) -> "Witness":
-    from howsmooth.domains.ball import Ball
+    from howsmooth.domains.domain import Ball
     from howsmooth.search.ascent import maximise
     from howsmooth.studies.resources import seeded
 

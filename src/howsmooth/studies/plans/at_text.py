@@ -18,7 +18,7 @@ from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import Compute, ModelReading, Solver, Window, Windows
+from howsmooth.studies.settings import LENGTHS, Compute, ModelReading, Solver, Window, Windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +31,7 @@ class ModelAndText:
         windows: Which windows of it, one by one.
         where: Where the model is, and with which numbers it computes.
         reading: How the model was read.
+        remarks: What the user has to know before: that lengths were left out.
     """
 
     transformer: Transformer
@@ -38,6 +39,7 @@ class ModelAndText:
     windows: tuple[Window, ...]
     where: Compute
     reading: ModelReading
+    remarks: tuple[str, ...] = ()
 
     def layers(self, layers: Sequence[int] | None, part: str) -> list[int]:
         """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone.
@@ -128,6 +130,7 @@ def model_and_text(
     check_device(where.device)
     transformer = resources.transformer(model, where, reading)
     inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
+    windows, remarks = _within_positions(windows, transformer) if inputs.lengths is None else (windows, ())
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
     return ModelAndText(
         transformer=transformer,
@@ -136,7 +139,19 @@ def model_and_text(
         # the CPU has two names, and one key
         where=replace(where, dtype=dtype, device="" if where.device == "cpu" else where.device),
         reading=reading,
+        remarks=remarks,
     )
+
+
+def _within_positions(windows: Windows, transformer: Transformer) -> tuple[Windows, tuple[str, ...]]:
+    """Leave out the default lengths that are too long for a model, and say so; lengths that are given stay."""
+    limit = transformer.max_length
+    if limit is None or windows.lengths != LENGTHS or max(LENGTHS) <= limit:
+        return windows, ()
+    lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    taken = ", ".join(map(str, lengths))
+    said = f"{transformer.name!r} has positions for {limit} tokens: of the default lengths {taken} are measured"
+    return replace(windows, lengths=lengths), (said,)
 
 
 def _windows(windows: Windows, source: Source, inputs: Inputs) -> tuple[Window, ...]:

@@ -49,7 +49,7 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
         str,
         described(
             "What is measured: attention, heads, head:3, normed, residual, mlp or block of every layer; or "
-            "once: model, network, sentence, logits, to:3, from:3, layers:2-4."
+            "once: model, network, sentence, logits, classes, to:3, from:3, layers:2-4."
         ),
     ] = "attention"
     per_head: Annotated[bool, described("Measure every head by itself too.")] = False
@@ -147,7 +147,7 @@ class PlannedMeasurement:
         """Keep what is known about the model, the windows and the plan before any work."""
         from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 
-        keep_model(store, self.subject.transformer, self.subject.inputs.notes)
+        keep_model(store, self.subject.transformer, self.subject.inputs.notes + self.subject.remarks)
         keep_words(store, self.asks, self.subject.inputs)
         for plan in self.plans:
             store.keep_plan(plan)
@@ -218,10 +218,11 @@ def measure(
         progress: True for a bar, on a terminal or in a notebook; or what is called after each step with how far the
             work is.
         **settings: What the command line takes, under the same names: ``text`` (a file in UTF-8; *Alice's Adventures
-            in Wonderland* by default), ``token_ids``, ``sentences`` or ``images`` in place of a text, ``family``,
-            ``tokenizer``, ``layers``, ``lengths``, ``sequences``, ``map`` (of a layer:
+            in Wonderland* by default), ``token_ids``, ``sentence``, ``sentences`` or ``images`` in place of a text,
+            ``family``, ``tokenizer``, ``layers``, ``lengths``, ``sequences``, ``map`` (of a layer:
             ``attention``, ``heads``, ``head:3``, ``normed``, ``residual``, ``mlp``, ``block``; of many, measured once:
-            ``model``, ``network``, ``sentence``, ``logits``, ``to:3``, ``from:3``, ``layers:2-4``), ``per_head``,
+            ``model``, ``network``, ``sentence``, ``logits``, ``classes``,
+            ``to:3``, ``from:3``, ``layers:2-4``), ``per_head``,
             ``special_tokens``, ``stride``, ``rtol``, ``confidence``, ``certify``, ``max_steps``, ``seed``, ``device``,
             ``dtype``, ``threads``, ``certificate``, ``released``.
 

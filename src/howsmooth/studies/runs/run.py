@@ -155,4 +155,5 @@ def _beside(plans: Iterable[RunPlan]) -> set[str]:
 
 def _place(record: Record) -> tuple[int, ...]:
     layer, _name, head, index = record.ask.rank
-    return layer, record.ask.length, head, index
+    # sequences that are measured whole stay in the order of their file
+    return layer, 0 if record.ask.window.whole else record.ask.length, head, index

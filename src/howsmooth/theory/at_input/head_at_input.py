@@ -11,8 +11,7 @@ from torch import Tensor
 from howsmooth.errors import ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.joint_norm import of_each_head
-from howsmooth.maps.norms import NormJacobian
+from howsmooth.maps.norms import NormJacobian, of_each_head
 from howsmooth.theory.assumptions import require_numbers
 from howsmooth.theory.heads import Head, heads_of, on_cpu
 from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from howsmooth.domains.ball import in_ball
+from howsmooth.domains.domain import in_ball
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import (

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ball import in_ball
+from howsmooth.domains.domain import in_ball
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.heads import MultiHead
 from howsmooth.theory.assumptions import require_plain, require_size

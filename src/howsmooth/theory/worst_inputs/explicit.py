@@ -8,13 +8,11 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
-from howsmooth.domains.ball import ROUNDING_UNITS, in_ball
-from howsmooth.domains.ellipsoid import StretchedSphere
-from howsmooth.domains.norm_image import HasImage, LayerNormImage
-from howsmooth.domains.sphere import Sphere
+from howsmooth.domains.domain import ROUNDING_UNITS, Sphere, in_ball
+from howsmooth.domains.norm_image import HasImage, LayerNormImage, StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.spectral.protocols import HALF
+from howsmooth.spectral.operators import HALF
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import has_key_bias, has_query_bias, require_causal_or_none, require_size
 from howsmooth.theory.ball.softmax import origin_token_value, single_plain_head

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.rotary import Rotary, Rotation

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.ellipsoid import StretchedSphere
+from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.heads import Head, log
 from howsmooth.theory.linalg.lbfgs import lowest_point

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.strict import finite, strict_json
+from howsmooth.markup import finite, strict_json
 from howsmooth.theory.results import BoundsTable, Bracket, lower_bound, upper_bound
 
 EYE = torch.eye(2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""``howsmooth paper``: the paper's figures from the definition, and the checks that its readers ask for."""
+"""Many questions at once: ``howsmooth sweep``, a grid of the user's own, and ``howsmooth paper``, that of the paper."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,91 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howsmooth.cli.option_groups import option_groups
+from howsmooth.cli.app import stoppable
+from howsmooth.cli.options import OptionThreads, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
+from howsmooth.errors import AssumptionError
+from howsmooth.studies.settings import command
+from howsmooth.wording import count, duration
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
+    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
+
+
+@option_groups
+def sweep(
+    study: Annotated[str, typer.Argument(metavar="STUDY.toml", help="The grid: models, layers, lengths, maps, seeds.")],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the questions and estimate the time; do nothing.")
+    ] = False,
+    threads: OptionThreads = 1,
+    options: RunOptions,
+) -> None:
+    """Run a study file: every question of its grid that is not answered in the run folder yet.
+
+    Killed at any moment, it loses at most what it was working on, and the same command goes on from there.
+
+    Example: howsmooth sweep study.toml --workers 2
+    """
+    from howsmooth.studies.plans.study import keep_bounds, parts, read_study
+
+    grid = read_study(study)
+    folder = options.folder(lambda: Path("runs") / _file_name(grid.name))
+
+    from howsmooth.studies.resources import Resources
+
+    resources = Resources()
+    made = parts(grid, resources, command("sweep", study))
+    if dry_run:
+        _estimate(made, folder, options, resources)
+        return
+
+    from howsmooth.studies.runs.store import Store
+
+    asks = [ask for part in made for ask in part.asks]
+    with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
+        for part in made:
+            part.begin(store)
+        interrupted = options.answer(asks, store, execute)
+        if not interrupted:
+            keep_bounds(store, made)
+        done, failures = len(store.done(asks)), store.failures(asks)
+    if options.as_json:
+        print_json({"run": str(folder), "asks": len(asks), "done": done, "failed": len(failures)})
+    else:
+        say(f"{done} of {len(asks)} answered, {len(failures)} failed. Records are in {folder}.")
+        say(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
+        say(f"Take them along: howsmooth export {folder} --to csv")
+    exit_with_failures(failures, interrupted=interrupted)
+
+
+def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, resources: "Resources") -> None:
+    """Time the smallest piece of work of each model, and extrapolate."""
+    from howsmooth.studies.runs.database import FILE
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.workers import expected_seconds
+
+    asks = [ask for part in made for ask in part.asks]
+    done = frozenset[str]()
+    if (folder / FILE).is_file():
+        with Store(folder) as store:
+            done = store.done(asks)
+    seconds = expected_seconds([ask for ask in asks if ask.key not in done], resources) / max(1, options.workers)
+    resources.release()
+    counts = {"run": str(folder), "asks": len(asks), "done": len(done), "left": len(asks) - len(done)}
+    if options.as_json:
+        print_json(counts | {"expected_seconds": seconds})
+        return
+    say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"
 
 
 @option_groups
@@ -22,8 +99,8 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="[FIGURE]…",
-            help="real, adversarial, worst, regimes, splitting, measures, robustness, "
-            "bounds, transition; all by default.",
+            help="real, adversarial, whole, worst, regimes, transition, splitting, measures, robustness, bounds; all "
+            "by default.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
@@ -32,6 +109,7 @@ def paper(
         typer.Option("--model", help="A model in place of the defaults, as often as needed; a folder or a hub id."),
     ] = None,
     *,
+    threads: OptionThreads = None,
     options: RunOptions,
 ) -> None:
     """Repeat the experiments of the paper, with the constant itself, error bars and sharper bounds.
@@ -48,19 +126,24 @@ def paper(
     sizes = QUICK if quick else FULL
     asks = {name: [*figure.asks(sizes, model or tuple(MODELS))] for name, figure in chosen.items()}
 
+    from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
 
     resources = Resources()
     _check_models(asks, resources)
     words = ["paper", *(figures or ()), *["--quick"] * quick]
     words += [word for name in model or () for word in ("--model", name)]
-    interrupted = _run(asks, folder, resources, words, options)
+    with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
+        keep_figures(store, asks, words)
+        interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)
+        if not interrupted:
+            keep_models(store, resources)
     exit_with_failures(_print_figures(folder, options.as_json), interrupted=interrupted)
 
 
 def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
     """Load every model once before any long work, so that a name or a layer that leads nowhere is refused now."""
-    from howsmooth.errors import AssumptionError
     from howsmooth.studies.asks import AboutHead, AtText
 
     every = [ask for found in asks.values() for ask in found if isinstance(ask, AtText | AboutHead) and ask.model]
@@ -74,27 +157,12 @@ def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
             )
 
 
-def _run(
-    asks: "dict[str, list[Ask]]", folder: Path, resources: "Resources", words: Sequence[str], options: RunOptions
-) -> bool:
-    from howsmooth.studies.plans.paper import keep_figures, keep_models
-    from howsmooth.studies.runs.store import Store
-
-    with options.executor(resources, None) as execute, Store(folder) as store:
-        keep_figures(store, asks, words)
-        interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)
-        if not interrupted:
-            keep_models(store, resources)
-    return interrupted
-
-
 def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
     from howsmooth.report.saving import save_chart
     from howsmooth.studies.runs.run import read_run
-    from howsmooth.wording import count
 
     run = read_run(folder)
     drawn = {section: drawings(section) for section in sections(run)}
