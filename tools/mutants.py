@@ -546,6 +546,7 @@ class Judge:
         self.items = session.items
         for name in self.finders:
             importlib.import_module(f"howsmooth.{name.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}")
+        gc.unfreeze()  # the tests freeze what they collected, and frozen objects are not seen
         gc.collect()
         self.live = live_functions(self.finders)
         # what was computed before is not taken for what a mutant computes
