@@ -1,5 +1,7 @@
 """One small model in a folder, and the beginning of a book: what studies and their commands are tried on."""
 
+import pickle
+
 import pytest
 import torch
 import transformers
@@ -65,3 +67,21 @@ def save_model(module, tokenizer):
 def folder_model(save_model, tmp_path_factory):
     """Return a folder with a small model: what other processes can load."""
     return save_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bounds_once():
+    """Bound the same layer at the same length and radius once a session: it takes most of a small measurement."""
+    from howsmooth.studies.runs import run_metadata
+
+    compute, known = run_metadata.table, {}
+
+    def table(f, **how):
+        key = pickle.dumps((f, sorted(how.items())))
+        if key not in known:
+            known[key] = compute(f, **how)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_metadata, "table", table)
+        yield

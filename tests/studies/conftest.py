@@ -6,13 +6,13 @@ import distributed
 import pytest
 import torch
 from asked import windows
-from small import beginning, folder_model, module, save_model, tokenizer
+from small import beginning, bounds_once, folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.resources import Resources
 
-__all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
+__all__ = ["beginning", "bounds_once", "folder_model", "module", "save_model", "tokenizer"]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -74,6 +74,7 @@ CHANGED = {
     "whole": True,
     "text": "my book.txt",
     "token_ids": "ids.npy",
+    "sentence": "a gripping film",
     "sentences": "said.jsonl",
     "images": "my pictures",
     "family": "bert",
@@ -106,7 +107,9 @@ def test_a_setting_is_typed_as_it_is_called(name):
     assert CHANGED.keys() == settings_of(Measuring).keys() - {"model"}
     measuring = from_settings(Measuring, {name: CHANGED[name]})
     flag, *rest = options_of(measuring)
-    assert flag.removeprefix("--").removeprefix("no-" if name == "certify" else "").replace("-", "_") == name
+    option = settings_of(Measuring)[name].option
+    assert flag == f"--no-{option}" if CHANGED[name] is False else flag == f"--{option}"
+    assert option.replace("-", "_") == {"certify": "bracket"}.get(name, name)
     assert len(rest) == (0 if isinstance(CHANGED[name], bool) else 1)
     if isinstance(CHANGED[name], tuple):
         assert rest == [",".join(map(str, CHANGED[name]))]

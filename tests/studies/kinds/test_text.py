@@ -12,7 +12,7 @@ from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
 from howsmooth.studies.sweep.sweep import answered, batches, cells
 
-LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 16), 3
+LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 12), 3
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,7 @@ def test_every_map_is_measured_as_its_dense_jacobian_says(family, part, loaded, 
     measured = hs.measure(
         transformer,
         text=beginning,
+        layers=[0, 1] if family == "bert" else [1],
         lengths=[5],
         sequences=2,
         map=part,
@@ -130,7 +131,7 @@ def test_every_map_is_measured_as_its_dense_jacobian_says(family, part, loaded, 
         certificate=True,
     )
     cut = transformer.windows(read_text(beginning), length=5, count=2)
-    assert len(measured.records) == 4
+    assert len(measured.records) == (4 if family == "bert" else 2)
     for record in measured.records:
         f, X = transformer.activations(cut[record.ask.window.index][None]).at(record.ask.layer, part)
         truth, answer = float(torch.linalg.matrix_norm(dense(f, X), 2)), record.answer
@@ -212,9 +213,9 @@ def test_special_tokens_frame_every_window(tiny, beginning, states):
 @pytest.mark.slow
 def test_a_record_does_not_depend_on_what_is_measured_beside_it(tiny, beginning, found):
     alone = hs.measure(
-        tiny, text=beginning, layers=[1], lengths=[16], sequences=WINDOWS, released=True, certificate=True
+        tiny, text=beginning, layers=[1], lengths=[12], sequences=WINDOWS, released=True, certificate=True
     )
-    assert [r.answer for r in alone.records] == [r.answer for r in found.at(layer=1, length=16)]
+    assert [r.answer for r in alone.records] == [r.answer for r in found.at(layer=1, length=12)]
 
 
 def test_a_field_that_nobody_gave_has_its_default():

@@ -109,17 +109,17 @@ def test_one_row_of_token_ids_is_cut_as_its_text_is(tiny, small, usual, tokenize
 
 @pytest.mark.slow
 def test_a_model_without_a_tokenizer_reads_token_ids_or_with_the_tokenizer_of_another(
-    bare, small, save_model, tmp_path
+    bare, small, folder_model, tmp_path
 ):
     weights, few = str(bare / "weights"), small | {"layers": [0], "lengths": [4]}
     with pytest.raises(hs.errors.UnsupportedModelError, match=r"tokenizer=, or .* token_ids=") as refusal:
         hs.measure(weights, **few)
     assert refusal.value.field == "tokenizer"
-    whole = hs.measure(save_model(tmp_path / "model"), **few)
-    lent = hs.measure(weights, tokenizer=tmp_path / "model", **few)
+    whole = hs.measure(folder_model, **few)
+    lent = hs.measure(weights, tokenizer=folder_model, **few)
     assert [a.mean_radius for a in answers(lent)] == [a.mean_radius for a in answers(whole)]
-    assert {r.ask.reading.tokenizer for r in lent.records} == {str(tmp_path / "model")}
-    assert lent.commands[0].endswith(f"--tokenizer {tmp_path / 'model'}")
+    assert {r.ask.reading.tokenizer for r in lent.records} == {folder_model}
+    assert lent.commands[0].endswith(f"--tokenizer {folder_model}")
     np.save(tmp_path / "ids.npy", np.arange(100))
     assert hs.measure(weights, token_ids=tmp_path / "ids.npy", layers=[0], lengths=[4], sequences=2).openings[4, 1] == (
         "4",
@@ -293,8 +293,8 @@ def test_weights_in_half_precision_are_measured_in_float32_and_the_result_says_s
     assert "Note: " in repr(found)
 
 
-def test_a_study_takes_every_input(bare, save_model, files, tmp_path):
-    model = save_model(tmp_path / "model")
+def test_a_study_takes_every_input(bare, folder_model, files, tmp_path):
+    model = folder_model
     study = tmp_path / "study.toml"
     study.write_text(
         f"model = {json.dumps(str(bare / 'untyped'))}\nfamily = 'bert'\ntokenizers = [{json.dumps(model)}]\n"

@@ -17,7 +17,7 @@ from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
 
-LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 16), 3
+LAYERS, LENGTHS, WINDOWS = (0, 1), (8, 12), 3
 ONE = {"layers": [1], "lengths": [4]}  # the smallest question
 
 
@@ -50,15 +50,15 @@ def test_there_is_one_record_for_each_layer_length_and_window_in_this_order(foun
 @pytest.mark.slow
 def test_a_layer_is_summed_up_at_its_longest_length(found, tiny):
     for summary in found.layers:
-        last = [record.answer for record in found.at(layer=summary.layer, length=16)]
-        assert (summary.length, summary.windows) == (16, WINDOWS)
+        last = [record.answer for record in found.at(layer=summary.layer, length=12)]
+        assert (summary.length, summary.windows) == (12, WINDOWS)
         assert summary.constant == pytest.approx(geometric_mean(a.lower for a in last))
         assert (summary.least, summary.most) == (min(a.lower for a in last), max(a.upper for a in last))
         assert summary.typical.value == pytest.approx((sum(a.typical**2 for a in last) / WINDOWS) ** 0.5)
         assert summary.radius == pytest.approx(sum(a.mean_radius for a in last) / WINDOWS)
         assert summary.reach == max(answer.reach for answer in last)
         assert summary.reach <= summary.ball <= 1.001 * summary.reach
-        bound = hs.bounds.smallest_upper(tiny.layers[summary.layer].attention, n=16, radius=summary.ball)
+        bound = hs.bounds.smallest_upper(tiny.layers[summary.layer].attention, n=12, radius=summary.ball)
         assert (summary.any_input.value, summary.any_input.name) == (bound.value, bound.name)
         assert summary.any_input.value > summary.most
         assert summary.local_upper is None
@@ -75,9 +75,9 @@ def test_the_growth_of_a_layer_is_that_of_its_records(found):
 @pytest.mark.slow
 def test_the_tokens_are_the_beginning_of_the_book(found):
     assert found.tokens[:6] == ("alice", "'", "s", "adventures", "in", "wonderland")
-    assert len(found.tokens) == 16
+    assert len(found.tokens) == 12
     assert found.openings.keys() == {(n, w) for n in LENGTHS for w in range(WINDOWS)}
-    assert found.openings[16, 0] == found.tokens[:8]
+    assert found.openings[12, 0] == found.tokens[:8]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_module_in_memory_can_be_measured(module, tokenizer, small):
 @pytest.mark.slow
 def test_a_family_that_is_not_known_goes_by_autograd(module, tokenizer, small):
     transformer = hs.load(module("roformer", embedding_size=12), dtype=torch.float64, tokenizer=tokenizer)
-    measured = hs.measure(transformer, certificate=True, **small | {"lengths": [4]})
+    measured = hs.measure(transformer, certificate=True, per_head=True, **small | ONE)
     assert any("autograd" in note for note in measured.notes)
     windows = transformer.windows(read_text(small["text"]), length=4, count=2)
     for record in measured.records:
@@ -151,8 +151,8 @@ def test_a_family_that_is_not_known_goes_by_autograd(module, tokenizer, small):
         jacobian = torch.autograd.functional.jacobian(f, X).reshape(-1, X.numel())
         assert record.answer.lower == pytest.approx(float(torch.linalg.matrix_norm(jacobian, 2)), rel=1e-3)
         assert record.answer.local_upper is None
-    heads = hs.measure(transformer, per_head=True, **small | {"lengths": [4], "layers": [0]}).heads
-    assert [(r.ask.map, r.ask.window.index) for r in heads] == [(f"head:{h}", w) for h in range(3) for w in range(2)]
+    heads = [(record.ask.map, record.ask.window.index) for record in measured.heads]
+    assert heads == [(f"head:{h}", w) for h in range(3) for w in range(2)]
 
 
 @pytest.mark.slow

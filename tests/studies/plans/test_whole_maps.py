@@ -55,8 +55,8 @@ def test_the_layer_at_which_it_begins_may_be_named(tiny, beginning):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["model", "sentence"])
-def test_its_report_is_written(name, tiny, beginning, tmp_path):
-    hs.measure(tiny, text=beginning, map=name, out=tmp_path / "run", **QUICK)
-    page = hs.write_report(tmp_path / "run", tmp_path / "page.html")
-    assert name in page.read_text(encoding="utf-8")
+def test_its_report_is_written(tiny, beginning, tmp_path):
+    for name in ("model", "sentence"):
+        hs.measure(tiny, text=beginning, map=name, out=tmp_path / "run", **QUICK)
+    page = hs.write_report(tmp_path / "run", tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(f"through &#39;{name}&#39;" in page for name in ("model", "sentence"))

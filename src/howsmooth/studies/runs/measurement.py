@@ -100,13 +100,15 @@ class Measurement(ResultTable):
         gains = [layer.typical for layer in self.layers if layer.typical is not None]
         at = f"this {self.thing}" if all(layer.windows == 1 for layer in self.layers) else f"these {self.thing}s"
         interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
-        return (
-            f"Typical: what random perturbations are multiplied by{interval}. "
-            f"Worst: what the worst one is multiplied by (mean over {self.thing}s); attained at "
-            f"each {self.thing}, and {self._closeness}. "
-            "Any input: the smallest proven bound for as many tokens, none longer than the longest here; R is their "
-            "mean norm. The worst grows like n^exponent; a question mark says that no power law describes it."
-        )
+        said = {
+            "typical": f"Typical: what random perturbations are multiplied by{interval}.",
+            "worst": f"Worst: what the worst one is multiplied by (mean over {self.thing}s); attained at each "
+            f"{self.thing}, and {self._closeness}.",
+            "any input": "Any input: the smallest proven bound for as many tokens, none longer than the longest here; "
+            "R is their mean norm.",
+            "exponent": "The worst grows like n^exponent; a question mark says that no power law describes it.",
+        }
+        return " ".join(meaning for column, meaning in said.items() if column in self.columns)
 
     @property
     def accuracy(self) -> str:
