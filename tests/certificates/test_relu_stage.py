@@ -93,19 +93,15 @@ def test_the_remainder_lies_along_its_directions_whatever_lines_and_axes_are(rng
     assert float(R.abs().max()) > 0
 
 
-def rectified(seed):
-    """A random network with rectified units."""
-    for tried in range(seed, seed + 200):
-        drawn = draw(tried)
-        if "relu" in drawn.what and "squared" not in drawn.what:
-            return drawn
-    raise AssertionError("no rectified network among the draws")
+@pytest.fixture(scope="module")
+def drawn():
+    """A random network with ReLU units."""
+    networks = (draw(seed) for seed in range(200) if seed % 10 != 9)  # without the trained ones
+    return next(each for each in networks if "relu" in each.what and "squared" not in each.what)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 300])
-def test_margins_are_those_of_the_shifted_centre(seed):
-    drawn = rectified(seed)
+def test_margins_are_those_of_the_shifted_centre(drawn):
     rivals, table = Rivals.of(drawn.f(drawn.X)[0]), RemainderTable(drawn.f, drawn.X)
     reach = {
         place: torch.ones(len(drawn.X), 1).double()
@@ -125,9 +121,7 @@ def test_margins_are_those_of_the_shifted_centre(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 300])
-def test_other_lines_prove_the_same_at_no_radius_and_more_at_theirs(seed):
-    drawn = rectified(seed)
+def test_other_lines_prove_the_same_at_no_radius_and_more_at_theirs(drawn):
     f, X, tokens = drawn.f, drawn.X, drawn.tokens
     rivals, table = Rivals.of(f(X)[0]), RemainderTable(f, X)
     proof = Proof(table, rivals, tokens, UnitBall(drawn.p))

@@ -42,33 +42,38 @@ def every(some):
     return {i: list(range(len(each))) for i, each in some.items()}
 
 
-@pytest.mark.parametrize("size", [1e-3, 1e-2, 0.1])
+@pytest.mark.parametrize("size", [1e-3, 0.1])
 def test_no_point_of_a_hull_has_a_smaller_margin_than_is_proven(certifier, rng, size):
     some = moves(rng, certifier, size)
     for share in (0.3, 1.0):
         proven = search(certifier, some).margin(every(some), share)
-        for _ in range(60):
-            Z = certifier.embeddings.clone()
-            for i, each in some.items():
-                weights = torch.rand(len(each), generator=rng, dtype=torch.float64) ** 4
-                corner = torch.zeros_like(weights)
-                corner[int(torch.randint(len(each), (1,), generator=rng))] = 1.0
-                chosen = corner if torch.rand(1, generator=rng) < 0.7 else weights / weights.sum().clamp_min(1.0)
-                Z[i] += share * chosen @ each
-            assert float((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min()) >= proven
+        Z = certifier.embeddings.repeat(60, 1, 1)
+        for i, each in some.items():
+            weights = torch.rand(60, len(each), generator=rng, dtype=torch.float64) ** 4
+            inside = weights / weights.sum(1, keepdim=True).clamp_min(1.0)
+            corners = torch.eye(len(each)).double()[torch.randint(len(each), (60,), generator=rng)]
+            Z[:, i] += share * torch.where(torch.rand(60, 1, generator=rng) < 0.7, corners, inside) @ each
+        assert float(margins_at(certifier, Z).min()) >= proven
+
+
+def margins_at(certifier, Z):
+    return (certifier.classifier(Z)[:, 0] @ certifier.rivals.functionals.mT).amin(1)
+
+
+def all_margins(certifier, some):
+    """Return the margins of all combinations, the sentence itself among them."""
+    combinations = list(itertools.product(*([0 * each[0], *each] for each in some.values())))
+    Z = certifier.embeddings.repeat(len(combinations), 1, 1)
+    for k, i in enumerate(some):
+        Z[:, i] += torch.stack([combination[k] for combination in combinations])
+    return margins_at(certifier, Z)
 
 
 def test_the_first_order_of_a_hull_is_exact(certifier, rng):
     some = moves(rng, certifier, 1e-7)
     proven = search(certifier, some).margin(every(some), 1.0)
-    margins = []
-    for combination in itertools.product(*([None, *each] for each in some.values())):
-        Z = certifier.embeddings.clone()
-        for i, move in zip(some, combination, strict=True):
-            Z[i] += 0 if move is None else move
-        margins.append(float((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min()))
     centre = float(certifier.rivals.margins.min())
-    assert centre - proven == pytest.approx(centre - min(margins), rel=1e-3)
+    assert centre - proven == pytest.approx(centre - float(all_margins(certifier, some).min()), rel=1e-3)
 
 
 def test_sizes_add_the_largest_of_every_word(rng):
@@ -88,23 +93,13 @@ def test_moves_that_help_cost_nothing(certifier, rng):
     assert min(margins) < centre - 1e-9
 
 
-def brute_force(certifier, some):
-    kept = 0
-    for combination in itertools.product(*([None, *each] for each in some.values())):
-        Z = certifier.embeddings.clone()
-        for i, move in zip(some, combination, strict=True):
-            Z[i] += 0 if move is None else move
-        kept += bool((certifier.classifier(Z)[0] @ certifier.rivals.functionals.mT).min() > 0)
-    return kept
-
-
 @pytest.mark.parametrize(("size", "budget"), [(1e-3, 4096), (0.5, 4096), (0.3, 5), (1.5, 8)])
 def test_counts_are_those_of_all_combinations(certifier, rng, size, budget):
     some = moves(rng, certifier, size)
     found = search(certifier, some, budget)
     found.run()
     assert found.combinations == 3 * 4 * 2
-    kept = brute_force(certifier, some)
+    kept = int((all_margins(certifier, some) > 0).sum())
     assert found.proven + found.unchanged <= kept
     if budget > 24:
         assert found.proven + found.unchanged == kept

@@ -81,7 +81,7 @@ def test_a_gain_of_another_size_is_refused():
 
 
 def test_a_layer_norm_over_all_heads_is_refused():
-    with pytest.raises(hs.errors.AssumptionError, match=r"must be an hs\.RMSNorm") as caught:
+    with pytest.raises(hs.errors.AssumptionError, match=r"must be an hs\.maps\.RMSNorm") as caught:
         layer(gauss, key_norm=layer_norm(gauss, 12))
     assert caught.value.field == "key_norm"
 
