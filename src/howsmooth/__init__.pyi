@@ -21,6 +21,9 @@ from howsmooth.metrics import Metrics as Metrics
 from howsmooth.models.load import load as load
 from howsmooth.models.transformer import Transformer as Transformer
 from howsmooth.report.page import write_report as write_report
+from howsmooth.report.results import compare as compare
+from howsmooth.report.results import measure as measure
+from howsmooth.report.results import read_run as read_run
 from howsmooth.search import audit as audit
 from howsmooth.search import bracket as bracket
 from howsmooth.search import maximise as maximise
@@ -33,10 +36,7 @@ from howsmooth.spectral import singular_values as singular_values
 from howsmooth.spectral import spectral_norm as spectral_norm
 from howsmooth.spectral import typical_gain as typical_gain
 from howsmooth.studies import Measurement as Measurement
-from howsmooth.studies import compare as compare
 from howsmooth.studies import growth as growth
-from howsmooth.studies import measure as measure
-from howsmooth.studies import read_run as read_run
 from howsmooth.theory import bounds as bounds
 from howsmooth.theory import inputs as inputs
 from howsmooth.theory.results import Bound as Bound

@@ -233,3 +233,13 @@ def test_squares_of_radii_multiply_norms_and_are_infinite_where_they_overflow(rn
     f, X = network(rng)
     proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([1]), EUCLIDEAN)
     assert proof.margins(1e200).tolist() == [-math.inf, -math.inf]
+
+
+def test_slack_is_the_group_that_takes_most_of_any_margin(rng, monkeypatch):
+    f, X = network(rng)
+    proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([1]), EUCLIDEAN, second_order=False)
+    groups = proof.table.groups
+    proof._transfer = torch.zeros(len(groups), 2, dtype=torch.float64)
+    proof._transfer[0, 0], proof._transfer[3, 1] = 1.0, 2.0
+    monkeypatch.setattr(proof._word, "remainders", lambda eps: torch.ones(len(groups), dtype=torch.float64))
+    assert proof.slack(0.1) == groups[3]

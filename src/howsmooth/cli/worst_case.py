@@ -14,7 +14,7 @@ from howsmooth.cli.memory_errors import require_range, require_room, within_reac
 from howsmooth.cli.options import LENGTH, OptionJson, OptionSave, OptionSearch, OptionSeed, option_groups, set_threads
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.text import ALICE, check_text
+from howsmooth.models.inputs.text import ALICE, read_text
 from howsmooth.models.loading.names import check_tokenizer
 from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, number, percent
@@ -109,7 +109,7 @@ class NearText:
         source.check()
         if self.tokenizer:
             check_tokenizer(self.tokenizer)
-        check_text(self.text)
+        read_text(self.text)
 
     def read(self, source: LayerSource, n: int) -> "tuple[Any, Tensor, list[str]]":
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
-from howsmooth.models.inputs.text import check_text
+from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import check_model_name
 from howsmooth.models.map_names import MapName
 
@@ -18,8 +18,8 @@ import howsmooth.models.loading.names, howsmooth.models.families.registry
 from howsmooth.models.loading.names import check_model
 from howsmooth.models.loading.names import check_model_name
 from howsmooth.models.map_names import MapName
-from howsmooth.models.inputs.text import check_text
-check_model_name("minilm"), check_model_name("somebody/something"), MapName.parse("head:3"), check_text("alice")
+from howsmooth.models.inputs.text import read_text
+check_model_name("minilm"), check_model_name("somebody/something"), MapName.parse("head:3"), read_text("alice")
 check_model("random:bert")
 assert not {"torch", "transformers", "numpy", "huggingface_hub"} & set(sys.modules)
 """
@@ -112,11 +112,11 @@ def test_what_is_no_text_is_refused(tmp_path, content, words):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(FileError, match=words) as caught:
-        check_text(file)
+        read_text(file)
     assert caught.value.field == "text"
 
 
 @pytest.mark.parametrize(("path", "what"), [("/dev/zero", "a device or a pipe"), ("/", "a folder")])
 def test_a_text_must_be_a_file(path, what):
     with pytest.raises(FileError, match=what):
-        check_text(path)
+        read_text(path)

@@ -58,11 +58,6 @@ def read_text(path: str | os.PathLike[str] | None = None) -> Text:
     return Text(name=name, content=content)
 
 
-def check_text(path: str | os.PathLike[str] | None) -> None:
-    """Check that a text can be read."""
-    read_text(path)
-
-
 @runtime_checkable
 class Tokenizer(Protocol):
     """A tokenizer."""
