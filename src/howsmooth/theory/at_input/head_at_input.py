@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import ShapeError
+from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian, of_each_head
@@ -254,7 +255,8 @@ def _query_vjp(rows: Float[Tensor, "v n k"], jacobian: AttentionJacobian, norm: 
 
 
 def _expanded(norm: NormJacobian, like: Tensor) -> NormJacobian:
-    return dataclasses.replace(norm, z=norm.z.expand_as(like), stretch=norm.stretch.expand_as(like))
+    z, stretch = norm.z.expand_as(like), norm.stretch.expand_as(like)
+    return NormJacobian(z=z, stretch=stretch, centred=norm.centred, **on_tokens(z))
 
 
 def head_errors(
