@@ -71,6 +71,8 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_what_the_front_door_measures_can_be_drawn():
     # in a process of its own, where nothing else has imported the room that draws
-    code = "import howsmooth as hs; hs.measure; from howsmooth.studies.runs.result_table import DRAWERS; print(*DRAWERS)"
+    code = (
+        "import howsmooth as hs; hs.measure; from howsmooth.studies.runs.result_table import DRAWERS; print(*DRAWERS)"
+    )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert {"Measurement", "Comparison"} <= set(shown.split())
