@@ -80,7 +80,7 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
         least, most = (float(end) for end in around.strip("[]").split(","))
         assert 0.1 < least < float(typical) < most < float(worst) < float(bound.replace(",", ""))
     # what `bounds` prints for the same tokens
-    layer = ("--model", "minilm", "--layer", "5")
+    layer = ("minilm", "--layer", "5")
     proven = json.loads(howsmooth("bounds", *layer, "--n", "16", "--radius", longest, "--json").out)
     assert bound == at_most(min(b["value"] for b in proven["bounds"] if b["side"] == "upper"), 3)
     assert f"for any 16 tokens no longer than {longest}, the longest here, at most {bound}-fold" in " ".join(lines[:5])

@@ -58,6 +58,6 @@ def test_the_first_blocks_together_are_the_first_block_and_the_last_ones_end_the
 def test_a_whole_model_has_no_choice_of_layers_maps_and_heads(howsmooth, folder_model, tmp_path, other):
     done = howsmooth("measure", folder_model, "--whole", *other, "--out", "run")
     assert done.code == 2
-    assert "leave map, layers and per_head out" in done.err
+    assert "leave --map, --layers and --per-head out" in done.err
     assert done.err.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -58,7 +58,7 @@ def packed_pairs(r: int) -> tuple[Tensor, Tensor, Tensor]:
 class SquaredBall(UnitBall):
     r"""All :math:`\xi\otimes\xi` for :math:`|\xi|_p\le1`, in the coordinates :math:`\xi_a^2, \sqrt2\xi_a\xi_b`, a < b.
 
-    Columns are those of quadratic maps, packed: H(a, a) and :math:`\sqrt2H(a, b)`, as in :func:`packed_pairs`.
+    Columns are those of quadratic maps, packed: H(a, a) and :math:`\sqrt2H(a, b)`, as in ``packed_pairs``.
     """
 
     def scalar_norms(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:

@@ -232,8 +232,8 @@ def _attacks(records: Records) -> str:
         if not any(line.attained for line in each.lines):
             said.append(f"{each.name}: nothing that was tried moves the output.")
             continue
-        attained = extent(line.attained for line in each.best)
-        random = f", random ones {extent(noise)} times" if noise else ""
+        attained = extent((line.attained for line in each.best), at_least)
+        random = f", random ones {extent(noise, at_least)} times" if noise else ""
         predicted = "the derivative predicts this within 10 % "
         predicted += "at every ε that was tried" if ends is None else f"up to ε ≈ {number(ends, 2)}"
         if ends == 0:

@@ -81,7 +81,7 @@ def local_lipschitz(
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
-        metric: How perturbations and changes are measured: a name or a value of :mod:`howsmooth.metrics`.
+        metric: How perturbations and changes are measured: a name, or a value of ``hs.metrics``.
         rtol: The bracket to reach: ``upper / lower <= 1 + rtol``.
         confidence: The probability, over the random start, with which ``upper`` holds.
         certify: Whether to go on until the bracket closes. Otherwise stop once the residual is below ``rtol`` times

@@ -18,7 +18,7 @@ from howsmooth.wording import at_least, at_most, count, number
 
 PREDICTED, CEILING = "predicted", "what the theory allows"
 METHODS: Styles = {
-    CEILING: Style(mark="line", colour=BOUND, dash=(2, 3)),
+    CEILING: Style(mark="line", colour=BOUND, dash=(2, 3), side=Side.UPPER),
     PREDICTED: Style(mark="line", colour=INK, dash=(6, 4)),
     "random": Style(mark="dotted line", colour=TYPICAL, side=Side.LOWER),
     "fgsm": Style(mark="dotted line", colour=YELLOW, side=Side.LOWER),

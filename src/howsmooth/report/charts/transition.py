@@ -23,8 +23,8 @@ from howsmooth.wording import at_least, at_most, count, exponent, number, percen
 
 UPPER, FOUND, PLATEAU, CROSSING = "worst-case bound", "worst found", "measures attain", "crossing n*"
 STYLES: Styles = {
-    UPPER: Style(mark="line", colour=BOUND),
-    PLATEAU: Style(mark="line", colour=WITNESS, dash=(5, 3)),
+    UPPER: Style(mark="line", colour=BOUND, side=Side.UPPER),
+    PLATEAU: Style(mark="line", colour=WITNESS, dash=(5, 3), side=Side.LOWER),
     CROSSING: Style(mark="rule", colour=GREY, dash=(2, 3)),
     FOUND: Style(mark="dotted line", colour=MEASURED, side=Side.LOWER),
 }

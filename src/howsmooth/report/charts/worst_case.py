@@ -20,11 +20,14 @@ from howsmooth.wording import at_least, at_most, interval, number
 
 # What an answer holds, what readers call it, and how it is drawn.
 BOUNDS: dict[str, tuple[str, Style]] = {
-    "discrete_upper": ("the paper's bound", Style(mark="line", colour=BOUND, dash=(5, 3), width=1.5)),
-    "sharp_upper": ("worst-case bound", Style(mark="line", colour=BOUND)),
+    "discrete_upper": ("the paper's bound", Style(mark="line", colour=BOUND, dash=(5, 3), width=1.5, side=Side.UPPER)),
+    "sharp_upper": ("worst-case bound", Style(mark="line", colour=BOUND, side=Side.UPPER)),
     "tied_pair": ("tied pair attains", Style(mark="dotted line", colour=WITNESS, side=Side.LOWER)),
     "two_point": ("two points attain", Style(mark="dotted line", colour=YELLOW, side=Side.LOWER)),
-    "discrete_lower": ("the paper's lower bound", Style(mark="line", colour=INK, dash=(5, 3), width=1.5)),
+    "discrete_lower": (
+        "the paper's lower bound",
+        Style(mark="line", colour=INK, dash=(5, 3), width=1.5, side=Side.LOWER),
+    ),
 }
 ASCENT = "search"
 STYLES: Styles = dict(BOUNDS.values()) | {ASCENT: Style(mark="points", colour=MEASURED, side=Side.LOWER)}

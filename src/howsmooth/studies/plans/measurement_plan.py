@@ -86,7 +86,7 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
         MapName.parse(self.map)
         if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
             raise AssumptionError(
-                "a whole model is measured in all its layers and blocks: leave map, layers and per_head out.",
+                "a whole model is measured in all its layers and blocks: leave map=, layers= and per_head= out.",
                 field="whole",
             )
         if self.per_head and MapName.parse(self.map).spans_layers:
