@@ -70,6 +70,10 @@ def measured(*arguments: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield json.loads(printed(*arguments, "--json", "--out", folder)), folder
 
 
+def _value(typical: Any) -> float | None:
+    return None if typical is None else typical.value
+
+
 def spread(values: list[float]) -> Numbers:
     """Return what prose says of several windows: their mean and range."""
     return {"mean": statistics.fmean(values), "least": min(values), "most": max(values)}
@@ -127,14 +131,14 @@ def whole() -> Numbers:
     table = [
         [
             *(d.layer, d.block, 10**d.log_product, d.to, 10**d.log_gap),
-            *(d.typical_to, d.onward, d.typical_onward),
+            *(_value(d.typical_to), d.onward, _value(d.typical_onward)),
         ]
         for d in depths
     ]
     return {
         "product": {"mean": 10 ** depths[-1].log_product, "least": min(products), "most": max(products)},
         "whole": {**spread([lower["from:0", 0, w] for w in windows]), "mean": depths[0].onward},
-        "typical": {**spread([typical["from:0", w] for w in windows]), "mean": depths[0].typical_onward},
+        "typical": {**spread([typical["from:0", w] for w in windows]), "mean": _value(depths[0].typical_onward)},
         "block": ends([d.block for d in depths]),
         "table": table,
         "layer_2": [depths[2].block, depths[2].to / depths[1].to],
