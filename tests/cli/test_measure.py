@@ -195,7 +195,8 @@ def test_a_sentence_and_files_of_sentences_are_measured_whole_in_their_order(how
     )
     assert lines == rows
     assert [window for window, _lower in rows] == [0, 1, 2]
-    assert one == rows[:1]
+    # in company a sentence starts from another random vector, and both brackets are as wide as rtol
+    assert [(window, pytest.approx(lower, rel=2e-3)) for window, lower in one] == rows[:1]
 
 
 @pytest.mark.slow
