@@ -6,7 +6,7 @@ from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
 from howsmooth.report.drawing.tables import Chart, Rows
-from howsmooth.studies.runs.comparison import Comparison, LayerDifference, Verdict, bracketed
+from howsmooth.studies.runs.comparison import Comparison, LayerDifference, DifferenceVerdict, bracketed
 from howsmooth.wording import number, percent
 
 LARGER, SMALLER, NEITHER = "larger", "smaller", "not told apart"
@@ -61,7 +61,7 @@ def _row(difference: LayerDifference, found: Comparison) -> dict:
     ratio = difference.ratio
     assert ratio is not None  # the caller has left those out
     low, high = ratio.within or ratio.near
-    told = {Verdict.LARGER: LARGER, Verdict.SMALLER: SMALLER}.get(difference.verdict, NEITHER)
+    told = {DifferenceVerdict.LARGER: LARGER, DifferenceVerdict.SMALLER: SMALLER}.get(difference.verdict, NEITHER)
     return {
         "panel": _panel(difference, found),
         "layer": difference.layer,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.studies.runs.comparison import Verdict, bracketed, paired_ratio
+from howsmooth.studies.runs.comparison import DifferenceVerdict, bracketed, paired_ratio
 from howsmooth.studies.runs.store import Store
 
 
@@ -41,13 +41,13 @@ def test_of_the_same_windows_a_difference_is_found_that_is_smaller_than_their_sc
     found = hs.compare(measurement(BEFORE), measurement(scaled(BEFORE, 1.05)))
     assert found.paired
     assert [(row.layer, row.length) for row in found.rows] == [(k, n) for k in (0, 1) for n in (4, 8, 16)]
-    assert {row.verdict for row in found.rows} == {Verdict.LARGER}
+    assert {row.verdict for row in found.rows} == {DifferenceVerdict.LARGER}
     for row in found.rows:
         assert row.ratio.value == pytest.approx(1.05)
         assert 1 < row.ratio.within[0] < 1.05 < row.ratio.within[1]
         assert row.windows == (3, 3)
     smaller = hs.compare(measurement(scaled(BEFORE, 1.05)), measurement(BEFORE))
-    assert {row.verdict for row in smaller.rows} == {Verdict.SMALLER}
+    assert {row.verdict for row in smaller.rows} == {DifferenceVerdict.SMALLER}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_sentences_are_pairs_whatever_their_lengths_and_tokens():
         found.append(measurement(whole, openings={(4 + w + more, w): (str(more),) for w in range(3)}))
     compared = hs.compare(*found)
     (row,) = compared.rows
-    assert (row.length, row.windows, row.paired, row.verdict) == (None, (3, 3), True, Verdict.LARGER)
+    assert (row.length, row.windows, row.paired, row.verdict) == (None, (3, 3), True, DifferenceVerdict.LARGER)
     assert row.place == "layer 0"
     assert compared.columns[:2] == ["layer", "windows"]
     with pytest.raises(AssumptionError, match="at whole sequences"):
@@ -98,8 +98,8 @@ def test_sentences_are_pairs_whatever_their_lengths_and_tokens():
 
 def test_a_difference_within_the_error_bars_is_never_real_though_all_windows_agree():
     found = hs.compare(measurement(BEFORE), measurement(scaled(BEFORE, 1.0005)))
-    assert {row.verdict for row in found.rows} == {Verdict.ALIKE}
-    assert {row.verdict for row in hs.compare(measurement(BEFORE), measurement(BEFORE)).rows} == {Verdict.ALIKE}
+    assert {row.verdict for row in found.rows} == {DifferenceVerdict.ALIKE}
+    assert {row.verdict for row in hs.compare(measurement(BEFORE), measurement(BEFORE)).rows} == {DifferenceVerdict.ALIKE}
 
 
 def test_without_upper_ends_no_difference_is_real():
@@ -137,7 +137,7 @@ def test_one_window_and_constants_of_zero_are_told_and_take_nothing_from_the_oth
     before = [*grid(layers=1, lengths=(8,)), record(1, 8, 0), *(record(2, 8, w) for w in range(2))]
     after = [changed(r, lower=0.0, upper=0.0) if r.ask.layer == 2 else r for r in scaled(before, 2.0)]
     found = hs.compare(measurement(before), measurement(after))
-    assert [row.verdict for row in found.rows] == [Verdict.LARGER, Verdict.ONE, Verdict.ZERO]
+    assert [row.verdict for row in found.rows] == [DifferenceVerdict.LARGER, DifferenceVerdict.ONE, DifferenceVerdict.ZERO]
     assert [row.ratio is None for row in found.rows] == [False, False, True]
     alone = hs.compare(measurement(before[:3]), measurement(after[:3]))
     assert found.rows[0] == alone.rows[0]

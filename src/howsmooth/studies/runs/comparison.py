@@ -110,7 +110,7 @@ def _exp(log: float) -> float:
     return math.exp(log) if log < math.log(np.finfo(float).max) else math.inf
 
 
-class Verdict(enum.StrEnum):
+class DifferenceVerdict(enum.StrEnum):
     """What came of a comparison; the value is what the user reads."""
 
     LARGER = "larger"
@@ -148,24 +148,24 @@ class LayerDifference:
     ratio: Ratio | None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DifferenceVerdict:
         """Whether the difference is real, that is, whether the interval, error bars counted in, leaves out 1."""
         if self.ratio is None:
-            return Verdict.ZERO
+            return DifferenceVerdict.ZERO
         if self.ratio.within is None:
-            return Verdict.ONE
+            return DifferenceVerdict.ONE
         low, high = self.ratio.within
         if low > 1:
-            return Verdict.LARGER
+            return DifferenceVerdict.LARGER
         if high < 1:
-            return Verdict.SMALLER
+            return DifferenceVerdict.SMALLER
         least, most = self.ratio.near
-        return Verdict.ALIKE if least <= 1 <= most else Verdict.OPEN
+        return DifferenceVerdict.ALIKE if least <= 1 <= most else DifferenceVerdict.OPEN
 
     @property
     def real(self) -> bool:
         """Whether the second run is told apart from the first here."""
-        return self.verdict in (Verdict.LARGER, Verdict.SMALLER)
+        return self.verdict in (DifferenceVerdict.LARGER, DifferenceVerdict.SMALLER)
 
     @property
     def place(self) -> str:

@@ -1,0 +1,139 @@
+r"""Ranges of linear and quadratic functions on a box.
+
+A box of inputs is :math:`x = x_0 + e\circ\xi` with :math:`\xi\in[-1,1]^m`. The network sees it through the coordinates
+:math:`y = U\xi` of the first tokens, far fewer than there are pixels; the nonlinearities that are relaxed add symbols
+:math:`\eta\in[-1,1]` of their own behind these.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.maps.affine import Affine
+
+# Sums of products in float64 are off by far less than this share of the sum of their absolute values.
+ROUNDING = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class BoxSymbols:
+    r"""The symbols :math:`\xi` behind coordinates :math:`y = U\xi`, in blocks that share no symbol.
+
+    Attributes:
+        generators: U, one matrix for each block; blocks are padded with zeros to one size.
+    """
+
+    generators: Float[Tensor, "blocks c s"]
+
+    @classmethod
+    def of(cls, embedding: Affine, widths: Float[Tensor, " m"]) -> tuple["BoxSymbols", Float[Tensor, "n d r"]]:
+        """Return the symbols of a box with these half-widths, and the derivative of the first tokens in y.
+
+        Tokens that read common inputs share a block; patches that do not overlap have one each.
+        """
+        matrix = embedding.weight.flatten(2) * widths  # n, d, m
+        n, d, _inputs = matrix.shape
+        groups = _groups((matrix != 0).any(1))
+        sizes = [(len(tokens) * d, int(reads.sum())) for tokens, reads in groups]
+        rows, columns = (max(size[axis] for size in sizes) for axis in (0, 1))
+        generators = matrix.new_zeros(len(groups), rows, columns)
+        derivative = matrix.new_zeros(n, d, len(groups), rows)
+        for place, ((tokens, reads), (height, width)) in enumerate(zip(groups, sizes, strict=True)):
+            generators[place, :height, :width] = matrix[tokens][..., reads].flatten(0, 1)
+            for k, token in enumerate(tokens):
+                derivative[token, :, place, k * d : (k + 1) * d] = torch.eye(d, dtype=matrix.dtype)
+        return cls(generators), derivative.flatten(2)
+
+    @property
+    def coordinates(self) -> int:
+        """How many coordinates y has."""
+        return self.generators.shape[0] * self.generators.shape[1]
+
+    def pixels(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch symbols"]:
+        r"""Return the coefficients :math:`U^\top f` of linear functions of y on the symbols of the box."""
+        blocks = f[..., : self.coordinates].unflatten(-1, self.generators.shape[:2])
+        return torch.einsum("...bc,bcs->...bs", blocks, self.generators).flatten(-2)
+
+    def linear_range(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch"]:
+        r"""Return :math:`\max_\xi\langle f,(y,\eta)\rangle = |U^\top f_y|_1+|f_\eta|_1`."""
+        flat = f.reshape(-1, f.shape[-1])
+        found = [self.pixels(part).abs().sum(-1) + part[:, self.coordinates :].abs().sum(-1) for part in flat.split(512)]
+        return torch.cat(found).reshape(f.shape[:-1]) * (1 + ROUNDING)
+
+    def quadratic_range(
+        self, H: Float[Tensor, "forms r r"]
+    ) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
+        r"""Bound quadratic forms: return a, b with :math:`-a\le(y,\eta)^\top H(y,\eta)\le b` on the box.
+
+        For weights :math:`w>0` of the symbols, :math:`S = U\,\mathrm{diag}(w)^{-1}U^\top = CC^\top` has
+        :math:`y^\top S^{-1}y\le\sum_aw_a\xi_a^2\le\sum_aw_a`, so that the form lies between the extreme eigenvalues of
+        :math:`C^\top HC`, times :math:`\sum_aw_a`. This is the dual of the semidefinite relaxation over signs at one
+        point; at a form of rank one the weights taken here, the row norms of :math:`U^\top HU`, attain the maximum.
+        Where forms have many directions, it is smaller than :math:`\sum_{ab}|U^\top HU|_{ab}` by their square root.
+        """
+        sizes = H.abs().amax((1, 2))
+        unit = torch.nan_to_num(H / sizes.clamp_min(1e-300)[:, None, None], nan=0.0, posinf=0.0, neginf=0.0)
+        below, above = self._unit_range(unit)
+        # what is not finite has no range
+        size = torch.where(sizes.isfinite(), sizes, torch.inf)
+        return torch.nan_to_num(size * below, nan=torch.inf), torch.nan_to_num(size * above, nan=torch.inf)
+
+    def _unit_range(self, H: Float[Tensor, "forms r r"]) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
+        """Bound quadratic forms with entries of order one."""
+        U, base = self.generators, self.coordinates
+        blocks, rows, _symbols = U.shape
+        gram = U @ U.mT
+        free = H.shape[-1] - base
+        GH = torch.cat(
+            [(gram @ H[:, :base].unflatten(1, (blocks, rows))).flatten(1, 2), H[:, base:]], 1
+        )  # the Gram matrix of all symbols times H
+        T = H.mT @ GH
+        diagonal = T[:, :base, :base].unflatten(2, (blocks, rows)).unflatten(1, (blocks, rows))
+        diagonal = diagonal.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # forms, blocks, rows, rows
+        w = _weights((U * (diagonal @ U)).sum(2))
+        S = (U / w.unsqueeze(2)) @ U.mT
+        size = S.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-300)
+        # A larger S is a larger set of y; this much keeps the factorisation from failing.
+        C = torch.linalg.cholesky(S + 1e-12 * size[..., None, None] * torch.eye(rows, dtype=U.dtype))
+        total = w.sum((1, 2))
+        X = _both_sides(C, H[:, :base, :base])
+        if free:
+            v = _weights(T[:, base:, base:].diagonal(dim1=1, dim2=2))
+            total = total + v.sum(1)
+            root = v.rsqrt()
+            cross = (C.mT @ H[:, :base, base:].unflatten(1, (blocks, rows))).flatten(1, 2) * root[:, None]
+            corner = H[:, base:, base:] * root[:, None] * root[..., None]
+            X = torch.cat([torch.cat([X, cross], 2), torch.cat([cross.mT, corner], 2)], 1)
+        values = torch.linalg.eigvalsh(X)
+        lost = ROUNDING * torch.linalg.matrix_norm(X)
+        return (lost - values[:, 0]).clamp_min(0) * total, (values[:, -1] + lost).clamp_min(0) * total
+
+
+def _weights(squares: Tensor) -> Tensor:
+    """Return row norms, none of them zero."""
+    norms = squares.clamp_min(0).sqrt()
+    return norms + 1e-3 * norms.flatten(1).amax(1)[(..., *(None,) * (norms.ndim - 1))] + 1e-150
+
+
+def _both_sides(C: Tensor, H: Tensor) -> Tensor:
+    r"""Return :math:`C^\top HC` for a C in blocks."""
+    blocks, rows = C.shape[1:3]
+    left = (C.mT @ H.unflatten(1, (blocks, rows))).flatten(1, 2)
+    return (C.mT @ left.mT.unflatten(1, (blocks, rows))).flatten(1, 2)
+
+
+def _groups(reads: Tensor) -> list[tuple[list[int], Tensor]]:
+    """Return groups of tokens that read no common input, each with the inputs that it reads."""
+    groups: list[tuple[list[int], Tensor]] = []
+    for token, mask in enumerate(reads):
+        if not mask.any():
+            continue
+        together = [group for group in groups if (group[1] & mask).any()]
+        tokens = sorted([token, *(t for group in together for t in group[0])])
+        for group in together:
+            groups.remove(group)
+            mask = mask | group[1]
+        groups.append((tokens, mask))
+    return groups

@@ -1,0 +1,165 @@
+"""Properties to verify: a box of inputs, and the outputs that none of them may have. VNN-LIB files are read."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import FieldError, FileError, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Property:
+    r"""No input of a box has an unsafe output.
+
+    Attributes:
+        lower: The least value of every input.
+        upper: The largest.
+        unsafe: Sets of outputs, each a pair (A, b) for :math:`\{y: Ay\ge b\}`; their union is unsafe.
+
+    Example:
+        >>> robust = Property.robust(torch.zeros(2), eps=0.1, label=0, classes=3)
+        >>> len(robust.unsafe), robust.unsafe[0][0].tolist()
+        (2, [[-1.0, 1.0, 0.0]])
+    """
+
+    lower: Float[Tensor, " inputs"]
+    upper: Float[Tensor, " inputs"]
+    unsafe: tuple[tuple[Float[Tensor, "rows outputs"], Float[Tensor, " rows"]], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty box."""
+        if self.lower.shape != self.upper.shape or self.lower.ndim != 1:
+            raise ShapeError(
+                f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
+                f"{tuple(self.upper.shape)}."
+            )
+        if not bool((self.lower <= self.upper).all()):
+            raise FieldError("every lower bound of an input must be a number below its upper bound.", field="lower")
+        if not self.unsafe:
+            raise FieldError("a property says which outputs are unsafe; this one names none.", field="unsafe")
+
+    @classmethod
+    def robust(cls, x: Tensor, *, eps: float, label: int, classes: int) -> "Property":
+        """Say that no input within eps of x, entry by entry, is put into another class than this one."""
+        flat = x.detach().double().flatten()
+        rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
+        rivals = [k for k in range(classes) if k != label]
+        return cls(flat - eps, flat + eps, tuple((rows[k : k + 1], flat.new_zeros(1)) for k in rivals))
+
+
+def read_vnnlib(path: str | Path) -> Property:
+    """Read a property in VNN-LIB: bounds of inputs ``X_i``, and conditions on outputs ``Y_i`` that are unsafe."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+    bounds: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    outputs, unsafe = set[int](), [[]]  # type: ignore[var-annotated]
+    for form in _forms(path, text):
+        if form[0] in ("declare-const", "declare-fun") and form[1].startswith("Y_"):
+            outputs.add(int(form[1][2:]))
+        if form[0] != "assert":
+            continue
+        either = _either(path, form[1])
+        atoms = [atom for terms in either for atom in terms]
+        if len(atoms) == 1 and set(atoms[0][0]) == {("X", _only(atoms[0][0]))}:
+            _tighten(bounds, atoms[0])
+        elif any(name == "X" for terms, _ in atoms for name, _k in terms):
+            raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
+        else:
+            unsafe = [[*old, *new] for old in unsafe for new in either]
+    size = max(max(bounds[0], default=-1), max(bounds[1], default=-1)) + 1
+    missing = [k for k in range(size) if k not in bounds[0] or k not in bounds[1]]
+    if missing or not size:
+        raise FileError(f"{path} does not bound X_{missing[0] if missing else 0} on both sides.")
+    width = max(outputs, default=-1) + 1
+    lower, upper = (torch.tensor([side[k] for k in range(size)], dtype=torch.float64) for side in bounds)
+    return Property(lower, upper, tuple(_rows(part, width) for part in unsafe if part))
+
+
+Atom = tuple[dict[tuple[str, int], float], float]  # Σ coefficient · variable ≥ constant
+
+
+def _forms(path: str | Path, text: str) -> Iterator[list[Any]]:
+    stack: list[list[Any]] = [[]]
+    for word in re.findall(r"[()]|[^\s()]+", re.sub(r";[^\n]*", "", text)):
+        if word == "(":
+            stack.append([])
+        elif word == ")":
+            if len(stack) == 1:
+                raise FileError(f"{path} closes more parentheses than it opens.")
+            done = stack.pop()
+            if len(stack) == 1:
+                yield done
+            stack[-1].append(done)
+        else:
+            stack[-1].append(word)
+    if len(stack) > 1:
+        raise FileError(f"{path} does not close all its parentheses.")
+
+
+def _either(path: str | Path, form: Any) -> list[list[Atom]]:
+    """Return a condition as alternatives, each a list of inequalities that hold together."""
+    head, *parts = form if isinstance(form, list) else [form]
+    if head == "or":
+        return [terms for part in parts for terms in _either(path, part)]
+    if head == "and":
+        found: list[list[Atom]] = [[]]
+        for part in parts:
+            found = [[*old, *new] for old in found for new in _either(path, part)]
+        return found
+    if head in ("<=", ">=", "<", ">") and len(parts) == 2:
+        left, right = (_linear(path, part) for part in parts)
+        sign = 1 if head in (">=", ">") else -1
+        names = {*left[0], *right[0]}
+        terms = {name: sign * (left[0].get(name, 0.0) - right[0].get(name, 0.0)) for name in names}
+        return [[(terms, sign * (right[1] - left[1]))]]
+    raise FileError(f"{path} has a condition that is not read: {head}.")
+
+
+def _linear(path: str | Path, form: Any) -> tuple[dict[tuple[str, int], float], float]:
+    if isinstance(form, str):
+        named = re.fullmatch(r"([XY])_(\d+)", form)
+        if named:
+            return {(named[1], int(named[2])): 1.0}, 0.0
+        try:
+            return {}, float(form)
+        except ValueError:
+            raise FileError(f"{path} has a term that is not read: {form}.") from None
+    head, *parts = form
+    terms = [_linear(path, part) for part in parts]
+    if head == "*" and len(terms) == 2 and (not terms[0][0] or not terms[1][0]):
+        (names, constant), factor = (terms[1], terms[0][1]) if not terms[0][0] else (terms[0], terms[1][1])
+        return {name: factor * c for name, c in names.items()}, factor * constant
+    if head not in ("+", "-") or not terms:
+        raise FileError(f"{path} has a term that is not read: {head}.")
+    signs = [1.0] * len(terms) if head == "+" else [1.0 if k == 0 < len(terms) - 1 else -1.0 for k in range(len(terms))]
+    total: dict[tuple[str, int], float] = {}
+    for sign, (names, _constant) in zip(signs, terms, strict=True):
+        for name, c in names.items():
+            total[name] = total.get(name, 0.0) + sign * c
+    return total, sum(sign * constant for sign, (_names, constant) in zip(signs, terms, strict=True))
+
+
+def _only(terms: dict[tuple[str, int], float]) -> int:
+    return next(iter(terms))[1] if terms else -1
+
+
+def _tighten(bounds: tuple[dict[int, float], dict[int, float]], atom: Atom) -> None:
+    ((_name, k), c), constant = next(iter(atom[0].items())), atom[1]
+    side, pick = (bounds[0], max) if c > 0 else (bounds[1], min)
+    side[k] = pick(side.get(k, constant / c), constant / c)
+
+
+def _rows(part: list[Atom], width: int) -> tuple[Tensor, Tensor]:
+    A = torch.zeros(len(part), width, dtype=torch.float64)
+    for row, (terms, _constant) in enumerate(part):
+        for (_name, k), c in terms.items():
+            A[row, k] = c
+    return A, torch.tensor([constant for _terms, constant in part], dtype=torch.float64)

@@ -1,0 +1,275 @@
+r"""Verdicts: whether a property of a network holds, with a proof or a counterexample."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.maps.affine import Affine
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.composition import Chain, Residual
+from howsmooth.maps.mlp import MLP
+from howsmooth.maps.protocols import Map
+from howsmooth.verification.attention_expansion import AttentionExpansion
+from howsmooth.verification.box_symbols import BoxSymbols
+from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
+from howsmooth.verification.properties import Property, read_vnnlib
+from howsmooth.verification.relu_relaxation import ReLURelaxation
+from howsmooth.verification.taylor_model import TaylorModel
+
+# Of the sum of all magnitudes that enter a margin, as an allowance for its rounding errors.
+ALLOWANCE = 1e-9
+ATTACK_STEPS, ATTACK_STARTS = 20, 4
+# Second orders are bounded by products of ranges; by forms for scores and hidden units; for queries, keys and values too.
+LEVELS = 3
+# Forms cost the cube of their size each. Where those of all scores would cost more than so many multiplications,
+# splitting is the better use of the time.
+AFFORDABLE = 1e11
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Whether a property holds.
+
+    Attributes:
+        status: ``proven``, ``falsified``, or ``unknown``.
+        margins: For every unsafe set, how far all outputs provably stay out of it; negative where that is not proven,
+            NaN where nothing was tried.
+        counterexample: An input of the box whose output is unsafe, if one was found.
+        outputs: Its output.
+        seconds: How long it took.
+        nodes: How many pieces the box was split into, by the signs of hidden units.
+        level: How closely second orders were bounded: 0, 1 or 2.
+        uses: Of the margin that is proven least: its value at the centre, and what each kind of change takes off.
+    """
+
+    status: Literal["proven", "falsified", "unknown"]
+    margins: Float[Tensor, " sets"]
+    counterexample: Float[Tensor, " inputs"] | None
+    outputs: Float[Tensor, " outputs"] | None
+    seconds: float
+    nodes: int = 0
+    level: int = 0
+    uses: dict[str, float] | None = None
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        how = {
+            "proven": f"no input of the box is unsafe ({self.nodes} pieces)",
+            "falsified": "an input of the box is unsafe: see .counterexample",
+            "unknown": "neither a proof nor a counterexample was found",
+        }
+        return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
+
+
+def verify(network: Map | str | Path, property: Property | str | Path, *, timeout: float = 100.0) -> Verdict:
+    r"""Prove that no input of a box has an unsafe output, or find one that has.
+
+    Theorems 15 and 16: second-order Taylor models of all stages, quadratic forms of the margin bounded by weighted
+    eigenvalues, and splitting by the signs of ReLUs.
+
+    Args:
+        network: An ONNX file, or a chain of an :class:`~howsmooth.maps.Affine` embedding, residual blocks of attention
+            and of ReLU layers, and an affine readout, in float64.
+        property: A VNN-LIB file, or a :class:`~howsmooth.verification.Property`.
+        timeout: Seconds after which the answer is ``unknown``.
+    """
+    started = time.monotonic()
+    if not timeout > 0:
+        raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
+    wanted = property if isinstance(property, Property) else read_vnnlib(property)
+    run: Callable[[Tensor], Tensor] | None = None
+    if isinstance(network, str | Path):
+        from howsmooth.verification.onnx_network import read_onnx, session_of
+
+        run, network = session_of(network), read_onnx(network)
+    stages = _Stages.of(network, wanted)
+    found = _falsify(stages, wanted, run)
+    if found is not None:
+        margins = torch.full((len(wanted.unsafe),), torch.nan, dtype=torch.float64)
+        return Verdict("falsified", margins, *found, time.monotonic() - started)
+    return _prove(stages, wanted, started, started + timeout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stages:
+    """The parts of a network."""
+
+    network: Chain
+    embedding: Affine
+    blocks: tuple[Attention | MLP, ...]
+    readout: Affine
+
+    @classmethod
+    def of(cls, network: Map, wanted: Property) -> "_Stages":
+        maps = network.maps if isinstance(network, Chain) else ()
+        if len(maps) < 2 or not isinstance(maps[0], Affine) or not isinstance(maps[-1], Affine):
+            raise AssumptionError(
+                "a network to verify is a Chain that begins and ends with an Affine map; got "
+                f"{type(network).__name__}. ONNX files are read as such chains."
+            )
+        blocks = []
+        for f in maps[1:-1]:
+            inner = f.map if isinstance(f, Residual) else f
+            if not isinstance(f, Residual) or not isinstance(inner, Attention | MLP):
+                raise AssumptionError(f"boxes are verified through residual attention and ReLU layers; got {f!r}.")
+            blocks.append(inner)
+        if network.dtype != torch.float64:
+            raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
+        inputs, outputs = maps[0].weight[0, 0].numel(), maps[-1].bias.numel()
+        if inputs != len(wanted.lower):
+            raise ShapeError(f"the network has {inputs} inputs, the property bounds {len(wanted.lower)}.")
+        if any(A.shape[1] != outputs for A, _b in wanted.unsafe):
+            raise ShapeError(f"the network has {outputs} outputs, the property speaks of {wanted.unsafe[0][0].shape[1]}.")
+        assert isinstance(network, Chain)
+        return cls(network, maps[0], tuple(blocks), maps[-1])
+
+    def outputs(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        n, d = self.embedding.weight.shape[2:]
+        return self.network(x.unflatten(-1, (n, d))).flatten(-2)
+
+
+def _falsify(
+    stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
+    """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
+    generator = torch.Generator().manual_seed(0)
+    centre, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
+    sets = len(wanted.unsafe)
+    for restart in range(ATTACK_STARTS):
+        start = torch.zeros(sets, len(centre), dtype=torch.float64)
+        if restart:
+            start.bernoulli_(generator=generator).mul_(2).sub_(1)
+        xi = start
+        for step in range(ATTACK_STEPS):
+            xi = xi.detach().requires_grad_()
+            y = stages.outputs(centre + half * xi)
+            inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
+            for k in (inside >= 0).nonzero().squeeze(-1).tolist():
+                found = _replayed((centre + half * xi[k].detach()).clamp(wanted.lower, wanted.upper), stages, wanted, run)
+                if found is not None:
+                    return found
+            (gradient,) = torch.autograd.grad(inside.sum(), xi)
+            xi = (xi.detach() + 2 * (1 - step / ATTACK_STEPS) ** 2 * gradient.sign()).clamp(-1, 1)
+        if restart and float(inside.detach().max()) < -0.5 * float(inside.detach().abs().max()):
+            break  # far from any: proofs are the better use of the time
+    return None
+
+
+def _replayed(
+    x: Tensor, stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return an input and its output if the network itself, in its own precision, finds it unsafe."""
+    y = stages.outputs(x) if run is None else run(x)
+    unsafe = any(bool((A @ y >= b).all()) for A, b in wanted.unsafe)
+    return (x, y) if unsafe else None
+
+
+def _prove(stages: _Stages, wanted: Property, started: float, deadline: float) -> Verdict:
+    rows = torch.cat([A for A, _b in wanted.unsafe])
+    bounds = torch.cat([b for _A, b in wanted.unsafe])
+    place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
+    best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+    nodes, uses, level = 0, {}, 0
+    levels = LEVELS
+    for level in range(LEVELS):
+        model = _expanded(stages, wanted, level)
+        levels = LEVELS if _cost_of_forms(stages, model) < AFFORDABLE else 1
+        margins = _Margins.of(model, stages.readout, rows, bounds, level)
+        best = torch.maximum(best, margins.lower)
+        bent = model.derivative.shape[-1] > model.symbols.coordinates
+        units = BentUnits.of(model) if bent and bool(model.derivative.isfinite().all()) else None
+        for row in (k for k in best.argsort().tolist() if best[k] <= 0):
+            if units is None or bool((best[place == place[row]] > 0).any()):
+                continue
+            last, now = level == levels - 1, time.monotonic()
+            if level == 0 and not last:
+                break  # the next level is cheap, and closer
+            outcome = split(units, margins.objective(row), deadline if last else now + (deadline - now) / 3)
+            nodes += outcome.nodes
+            best[row] = max(float(best[row]), outcome.lower if not outcome.positive else max(outcome.lower, 1e-300))
+            if not outcome.positive:
+                break
+        uses = margins.uses(int(margins.lower.argmin()))
+        if _all_excluded(best, place) or level == levels - 1 or time.monotonic() > deadline:
+            break
+    per_set = torch.stack([best[place == k].max() for k in range(len(wanted.unsafe))])
+    status: Literal["proven", "unknown"] = "proven" if bool((per_set > 0).all()) else "unknown"
+    return Verdict(status, per_set, None, None, time.monotonic() - started, nodes, level, uses)
+
+
+def _cost_of_forms(stages: _Stages, model: TaylorModel) -> float:
+    """Return about how many multiplications the forms of all scores take."""
+    heads = sum(len(f.query) for f in stages.blocks if isinstance(f, Attention))
+    return float(heads * len(model.centre) ** 2 * model.derivative.shape[-1] ** 3)
+
+
+def _all_excluded(best: Tensor, place: Tensor) -> bool:
+    """Say whether of every unsafe set one inequality is violated on the whole box."""
+    return all(bool((best[place == k] > 0).any()) for k in place.unique())
+
+
+def _expanded(stages: _Stages, wanted: Property, level: int) -> TaylorModel:
+    centre, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
+    # the centre and the half-widths are rounded, so that the box they stand for is made a little larger
+    half = half + 4 * torch.finfo(torch.float64).eps * (centre.abs() + half)
+    symbols, derivative = BoxSymbols.of(stages.embedding, half)
+    n, d = stages.embedding.weight.shape[2:]
+    model = TaylorModel(symbols, stages.embedding(centre.reshape(n, d)), derivative)
+    for f in stages.blocks:
+        if isinstance(f, Attention):
+            AttentionExpansion(f, model, forms=level > 0, all_forms=level > 1)
+        else:
+            ReLURelaxation(f, model, forms=level > 0)
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class _Margins:
+    """Rows of outputs that must be negative, as functions of the box and of bent units."""
+
+    centre: Float[Tensor, " rows"]
+    pixels: Float[Tensor, "rows s"]
+    units: Float[Tensor, "rows c"]
+    second_order: Float[Tensor, " rows"]
+    remainder: Float[Tensor, " rows"]
+
+    @classmethod
+    def of(cls, model: TaylorModel, readout: Affine, rows: Tensor, bounds: Tensor, level: int) -> "_Margins":
+        functionals = -torch.einsum("ko,ond->knd", rows, readout.weight[0])
+        centre = (functionals * model.centre).sum((1, 2)) - rows @ readout.bias[0] + bounds
+        found = model.range(functionals, forms=True)
+        base = model.symbols.coordinates
+        magnitude = (functionals.abs() * model.centre.abs()).sum((1, 2)) + (rows.abs() @ readout.bias[0].abs())
+        magnitude = magnitude + bounds.abs() + found.linear.abs().sum(1) + found.below + found.remainder
+        return cls(
+            centre - ALLOWANCE * magnitude,
+            model.symbols.pixels(found.linear),
+            found.linear[:, base:],
+            found.below * (1 + ALLOWANCE),
+            found.remainder * (1 + ALLOWANCE),
+        )
+
+    @property
+    def lower(self) -> Float[Tensor, " rows"]:
+        """How far each row is below zero on the whole box."""
+        linear = self.pixels.abs().sum(1) + self.units.abs().sum(1)
+        found = self.centre - linear * (1 + ALLOWANCE) - self.second_order - self.remainder
+        return torch.nan_to_num(found, nan=-torch.inf)  # what is no number proves nothing
+
+    def objective(self, row: int) -> MarginFunction:
+        """Return one row for splitting."""
+        centre = self.centre[row] - self.second_order[row] - self.remainder[row]
+        return MarginFunction(centre, self.pixels[row], self.units[row])
+
+    def uses(self, row: int) -> dict[str, float]:
+        """Say what takes how much off the margin of one row."""
+        parts = {"pixels": self.pixels.abs().sum(1), "relu": self.units.abs().sum(1)}
+        parts |= {"second order": self.second_order, "remainder": self.remainder}
+        return {"centre": float(self.centre[row])} | {name: float(x[row]) for name, x in parts.items()}

@@ -1,0 +1,105 @@
+"""Taylor models of random networks: no input of the box is outside of what they say."""
+
+import pytest
+import torch
+from verification.small_networks import gaussian, network, outputs
+
+import howsmooth as hs
+from howsmooth.verification.attention_expansion import AttentionExpansion
+from howsmooth.verification.properties import Property
+from howsmooth.verification.relu_relaxation import ReLURelaxation
+from howsmooth.verification.verdicts import _expanded, _Margins, _Stages
+
+LEVELS = (0, 1, 2)
+
+
+def around(rng, f, eps):
+    """A box of this size, points of it (corners and inner ones), and the property that class 0 is never beaten."""
+    x = gaussian(rng, f.maps[0].weight.shape[-1])
+    wanted = Property.robust(x, eps=eps, label=0, classes=3)
+    corner = torch.randint(0, 2, (300, len(x)), generator=rng).double() * 2 - 1
+    inner = corner * torch.rand(300, 1, generator=rng).double()
+    return wanted, x + eps * torch.cat([corner, inner])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("eps", [1e-4, 0.02, 0.3, 3.0])
+def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
+    for layers, shared in ((1, False), (2, False), (2, True), (3, False)):
+        f = network(rng, layers=layers, shared_inputs=shared)
+        wanted, points = around(rng, f, eps)
+        stages = _Stages.of(f, wanted)
+        model = _expanded(stages, wanted, level)
+        rows = torch.cat([A for A, _b in wanted.unsafe])
+        margins = _Margins.of(model, stages.readout, rows, torch.zeros(len(rows), dtype=torch.float64), level)
+        found = -(outputs(f, points) @ rows.mT)
+        assert (margins.lower <= found.amin(0)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_hidden_units_scores_and_weights_stay_in_their_ranges(rng, level):
+    f = network(rng, layers=2)
+    wanted, points = around(rng, f, 0.1)
+    model = _expanded(_Stages.of(f, wanted), wanted, level)
+    tokens = f.maps[0](points.unsqueeze(-2))
+    for stage, block in zip(model.stages, f.maps[1:-1], strict=True):
+        if isinstance(stage, ReLURelaxation):
+            y = tokens @ block.map.up.mT + block.map.up_bias
+            assert (stage.lower <= y.amin(0) + 1e-9).all()
+            assert (y.amax(0) - 1e-9 <= stage.upper).all()
+            assert not ((y > 0).any(0) & (y < 0).any(0) & ~stage.bent).any()
+        else:
+            assert isinstance(stage, AttentionExpansion)
+            q, k = (
+                torch.einsum("hed,bnd->bhne", w, tokens) + b[:, None]
+                for w, b in zip(stage.heads.weights[:2], stage.heads.biases[:2], strict=True)
+            )
+            a = stage.heads.scale * (q @ k.mT - stage.q @ stage.k.mT)
+            b = a - (stage.P * a).sum(-1, keepdim=True)
+            # the truth is computed here as a difference of scores, which leaves 1e-12 of them in a saturated row
+            assert (b.abs().amax(0) <= (stage.alpha1 + stage.alpha2) * (1 + 1e-9) + 1e-10).all()
+        tokens = block(tokens)
+
+
+def test_the_bound_is_of_third_order_where_nothing_bends(rng):
+    f = network(rng, layers=1)
+    x = gaussian(rng, 6)
+    losses = []
+    for eps in (1e-2, 1e-3):
+        wanted = Property.robust(x, eps=eps, label=0, classes=3)
+        stages = _Stages.of(f, wanted)
+        model = _expanded(stages, wanted, 2)
+        assert not model.stages[-1].bent.any()
+        rows = torch.cat([A for A, _b in wanted.unsafe])
+        losses.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double(), 2))
+    for a, b in zip(losses[0].second_order, losses[1].second_order, strict=True):
+        assert a / b == pytest.approx(100, rel=1e-3)
+    # in one layer, what enters attention is linear: nothing of second order is left over
+    assert losses[0].remainder.max() / losses[1].remainder.max() == pytest.approx(1000, rel=0.05)
+
+
+def test_closer_levels_are_closer(rng):
+    f = network(rng, layers=2, n=4, inputs=9)
+    wanted, _points = around(rng, f, 0.03)
+    stages = _Stages.of(f, wanted)
+    rows = torch.cat([A for A, _b in wanted.unsafe])
+    lowers = []
+    for level in LEVELS:
+        model = _expanded(stages, wanted, level)
+        lowers.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double(), level).lower.min().item())
+    assert lowers[0] < lowers[1]
+    assert lowers[0] < lowers[2]
+
+
+def test_what_has_no_expansion_is_refused(rng):
+    f = network(rng, layers=1)
+    wanted, _points = around(rng, f, 0.1)
+    attention = f.maps[1].map
+    for changes in ({"softcap": 3.0}, {"positions": hs.maps.Positions(causal=True)}):
+        import dataclasses
+
+        other = hs.maps.Chain(f.maps[0], hs.maps.Residual(dataclasses.replace(attention, **changes)), *f.maps[2:])
+        with pytest.raises(hs.errors.AssumptionError, match="plain softmax attention"):
+            _expanded(_Stages.of(other, wanted), wanted, 0)
+    with pytest.raises(hs.errors.AssumptionError, match="begins and ends with an Affine"):
+        _Stages.of(attention, wanted)

@@ -1,0 +1,115 @@
+"""Verdicts: known answers, counterexamples that are replayed, refusals."""
+
+import pytest
+import torch
+from verification.small_networks import gaussian, network, outputs
+
+import howsmooth as hs
+from howsmooth.maps.affine import Affine
+from howsmooth.verification import Property, Verdict, verify
+
+
+def attacked(f, x, eps, label, rng):
+    """The least margin that steps along signs of gradients find."""
+    xi = torch.randint(-1, 2, (32, len(x)), generator=rng).double()
+    for step in range(30):
+        xi.requires_grad_()
+        y = outputs(f, x + eps * xi)
+        margins = y[:, [label]] - y
+        worst = margins + 1e9 * torch.nn.functional.one_hot(torch.tensor(label), 3)
+        (gradient,) = torch.autograd.grad(worst.amin(1).sum(), xi)
+        xi = (xi.detach() - 2 * (1 - step / 30) ** 2 * gradient.sign()).clamp(-1, 1)
+    y = outputs(f, x + eps * xi)
+    return float((y[:, [label]] - y + 1e9 * torch.nn.functional.one_hot(torch.tensor(label), 3)).min())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_that_is_proven_can_be_attacked_and_what_is_falsified_is_unsafe(seed):
+    rng = torch.Generator().manual_seed(seed)
+    f = network(rng, layers=1 + seed % 2)
+    x = gaussian(rng, 6)
+    label = int(outputs(f, x).argmax())
+    verdicts = []
+    for eps in (0.001, 0.05, 3.0):
+        wanted = Property.robust(x, eps=eps, label=label, classes=3)
+        verdict = verify(f, wanted, timeout=2)
+        verdicts.append(verdict.status)
+        least = attacked(f, x, eps, label, rng)
+        if verdict.status == "proven":
+            assert least > 0
+            assert (verdict.margins > 0).all()
+        if verdict.status == "falsified":
+            assert (wanted.lower <= verdict.counterexample).all()
+            assert (verdict.counterexample <= wanted.upper).all()
+            assert int(outputs(f, verdict.counterexample).argmax()) != label
+    assert verdicts[0] == "proven"
+    order = ["proven", "unknown", "falsified"]
+    assert verdicts == sorted(verdicts, key=order.index)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_planted_counterexample_just_inside_is_found_and_just_outside_the_box_is_safe(rng, inside):
+    """A margin that is 1 − |x|₁ up to a constant block: the nearest unsafe point of the box is a corner at ε = 1/6."""
+    silent = network(rng, layers=1)
+    weight = torch.zeros(3, 4, 1, 6).double()
+    for k in range(6):
+        weight[k // 3 + 1, k % 3, 0, k] = 1.0
+    readout = torch.zeros(1, 2, 3, 4).double()
+    readout[0, 1, 1, :3] = readout[0, 1, 2, :3] = 1.0
+    blocks = [hs.maps.Residual(_scaled(block.map, 1e-9)) for block in silent.maps[1:-1]]
+    f = hs.maps.Chain(
+        Affine(weight=weight, bias=torch.zeros(3, 4).double()),
+        *blocks,
+        Affine(weight=readout, bias=torch.tensor([[1.0, 0.0]]).double()),
+    )
+    eps = (1 / 6) * (1 + (1e-4 if inside else -1e-4))
+    wanted = Property.robust(torch.zeros(6).double(), eps=eps, label=0, classes=2)
+    assert verify(f, wanted, timeout=20).status == ("falsified" if inside else "proven")
+
+
+def _scaled(f, size):
+    import dataclasses
+
+    if isinstance(f, hs.maps.MLP):
+        return dataclasses.replace(f, down=size * f.down, down_bias=size * f.down_bias)
+    return dataclasses.replace(f, output=size * f.output, output_bias=size * f.output_bias)
+
+
+def test_of_an_unsafe_set_one_inequality_that_fails_is_enough(rng):
+    f = network(rng, layers=1)
+    x = gaussian(rng, 6)
+    y = outputs(f, x)
+    A = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]]).double()
+    impossible = (A, torch.stack([y[0] - 5, y[1] + 5]))
+    verdict = verify(f, Property(x - 0.01, x + 0.01, (impossible,)), timeout=20)
+    assert verdict.status == "proven"
+    assert verdict.margins.item() > 4
+    possible = (A, torch.stack([y[0] - 5, y[1] - 5]))
+    assert verify(f, Property(x - 0.01, x + 0.01, (possible,)), timeout=20).status == "falsified"
+
+
+def test_infinite_numbers_prove_nothing(rng):
+    f = network(rng, layers=1)
+    x = gaussian(rng, 6)
+    wanted = Property.robust(x, eps=1e200, label=0, classes=3)
+    assert verify(f, wanted, timeout=5).status != "proven"
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(rng):
+    f = network(rng, layers=1)
+    wanted = Property.robust(gaussian(rng, 5), eps=0.1, label=0, classes=3)
+    with pytest.raises(hs.errors.ShapeError, match="6 inputs, the property bounds 5"):
+        verify(f, wanted)
+    with pytest.raises(hs.errors.ShapeError, match="3 outputs"):
+        verify(f, Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=4))
+    with pytest.raises(hs.errors.AssumptionError, match="float64"):
+        verify(f.to(torch.float32), Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=3))
+    with pytest.raises(hs.errors.AssumptionError, match="positive number of seconds"):
+        verify(f, wanted, timeout=0)
+    with pytest.raises(hs.errors.FieldError, match="lower bound"):
+        Property(torch.ones(2), torch.zeros(2), wanted.unsafe)
+
+
+def test_a_verdict_says_what_it_is():
+    verdict = Verdict("unknown", torch.zeros(1), None, None, 1.5)
+    assert repr(verdict) == "Verdict(unknown: neither a proof nor a counterexample was found, 1.5 s)"
