@@ -1,4 +1,4 @@
-"""Measuring in another metric costs little more: no more for isometries, product by product, three times for the largest token.
+"""Other metrics cost little more: nothing for isometries, at most three times as much for the largest token.
 
 Layers of MiniLM at 64 tokens of Alice. Times are minima of process time, the metrics in turn; products are counted.
 """

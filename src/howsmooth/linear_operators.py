@@ -82,4 +82,3 @@ def on_tokens(X: Float[Tensor, "*batch n d"], out: int | None = None) -> dict[st
 def fields_of(op: LinearOperator) -> dict[str, Any]:
     """Return the fields of an operator with the shapes of another."""
     return {name: getattr(op, name) for name in ("batch", "domain", "codomain", "dtype", "device")}
-

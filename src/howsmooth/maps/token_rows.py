@@ -9,7 +9,7 @@ block of output token i and input token j is, for heads h side by side and the o
 where :math:`r_{ij}` is the query of i, pulled back through rotation and norm of the key at j, and rows of
 :math:`C_i` are pulled back through those of the query at i. For a cotangent y of output token i, all
 :math:`J_{ij}^\top y` lie in the span of two vectors for each head, the pulled values :math:`z^h = V^{h\top}u^h` and the
-keys :math:`K^{h\top}r^h_{ij}`, but for j = i. Their norms, and sums over j, need the Gram matrices of these vectors only.
+keys :math:`K^{h\top}r^h_{ij}`, but for j = i. Their norms, and sums over j, need only the Gram matrices of these.
 """
 
 import dataclasses
@@ -101,10 +101,8 @@ class AttentionRows:
         a = 1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)
         weighted = P * a.unsqueeze(1)
         values = (weighted @ P.mT) @ z + weighted[place, :, rows].unsqueeze(-1) * own.unsqueeze(1)
-        if r.shape[2] == 1:
-            keys = (t @ weighted.mT).unsqueeze(-1) * r
-        else:
-            keys = (t.unsqueeze(2) * weighted.unsqueeze(1)) @ r
+        same = r.shape[2] == 1  # every key sees the same query
+        keys = (t @ weighted.mT).unsqueeze(-1) * r if same else (t.unsqueeze(2) * weighted.unsqueeze(1)) @ r
         moved = values.transpose(0, 1) @ self.V.mT + keys.permute(2, 0, 1, 3).flatten(2) @ self.values_by_keys.mT
         moved = moved.transpose(0, 1) + ((a.unsqueeze(1) * on_keys).unsqueeze(2) @ c).squeeze(2)
         pulled = (P_own.unsqueeze(1) @ z).squeeze(1) + own

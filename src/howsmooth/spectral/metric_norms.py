@@ -135,13 +135,13 @@ class ProductRows:
         self, Y: Float[Tensor, "rows out"], w: Float[Tensor, "rows n"] | None
     ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows n"]]:
         """Pull the cotangent of each row back, and push it forward under weights."""
-        found = []
+        moved, lengths = [], []
         for place, (row, y) in enumerate(zip(self.at.tolist(), Y, strict=True)):
             s = self.op.vjp(_at_row(self.op, row, y)).reshape(self.op.domain)
             sizes, E = _divided(s, None if w is None else w[place])
-            found.append((self.op.jvp(E.reshape(*self.op.batch, *self.op.domain)).reshape(self.op.codomain)[row], sizes))
-        moved, sizes = zip(*found, strict=True)
-        return torch.stack(moved), torch.stack(sizes)
+            moved.append(self.op.jvp(E.reshape(*self.op.batch, *self.op.domain)).reshape(self.op.codomain)[row])
+            lengths.append(sizes)
+        return torch.stack(moved), torch.stack(lengths)
 
 
 def _divided(s: Float[Tensor, "*rows n d"], w: Float[Tensor, "*rows n"] | None) -> tuple[Tensor, Tensor]:
@@ -470,9 +470,7 @@ class _RowSearch:
             a = (moved * basis[:, -1]).sum(-1)
             for _twice in range(2):
                 moved = moved - ((basis @ moved.unsqueeze(-1)).mT @ basis).squeeze(1)
-            diagonal, beside = (
-                np.c_[x, y.double().cpu()] for x, y in ((diagonal, a), (beside, moved.norm(dim=-1)))
-            )
+            diagonal, beside = (np.c_[x, y.double().cpu()] for x, y in ((diagonal, a), (beside, moved.norm(dim=-1))))
             if step % CHECKED and step < last:
                 basis = torch.cat((basis, _unit(moved).unsqueeze(1)), dim=1)
                 continue
