@@ -2,9 +2,9 @@ r"""Scaled dot-product attention with exact derivatives of every order, in memor
 
 With :math:`S = s\,qk^\top + m`, :math:`P = \mathrm{softmax}(S)` and :math:`o = Pv`, let :math:`x = (q, k, v, m)`,
 let :math:`\dot x` be a direction, g a cotangent of o, and :math:`\varphi(x;\dot x;g) = \langle g, Do(x)\dot x\rangle`.
-Then :math:`\partial_g\varphi` is the Jacobian-vector product, :math:`\partial_{\dot x}\varphi` the vector-Jacobian product,
-and :math:`\partial_x\varphi` is every second derivative but one: what double backward, forward over reverse and reverse
-over forward need. These three have closed forms. All of them are sums over tiles of complete rows of S,
+Then :math:`\partial_g\varphi` is the Jacobian-vector product, :math:`\partial_{\dot x}\varphi` the vector-Jacobian
+product, and :math:`\partial_x\varphi` is what double backward, forward over reverse and reverse over forward need.
+These three have closed forms. All of them are sums over tiles of complete rows of S,
 
 .. math:: F(x) = \sum_t E_t\,f(R_t x),
 
@@ -13,16 +13,19 @@ such a sum are such sums again, of the derivatives of f: what has no closed form
 """
 
 import dataclasses
+import functools
 import itertools
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
@@ -37,30 +40,32 @@ from howsmooth.torch_internals import (
 # Taken when this file is imported: others may put `sdpa` in its place.
 TORCH_SDPA = functional.scaled_dot_product_attention
 # How many scores a tile has (so that it stays in the cache), and how many of its rows belong to one head if possible.
-TILE, ROWS = 2**18, 128
+TILE, ROWS = 2**19, 256
 
-# Which axis of a tensor, besides the batch, tiles cut: queries and outputs have rows, keys and values columns, masks both.
+# Which axes tiles cut, besides those of the batch: queries and outputs have rows, keys and values columns, masks both.
 Kind = Literal["rows", "columns", "scores"]
 Tensors = tuple[Tensor, ...]
+Attend = Callable[..., Tensor]
 TileFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def sdpa(
-    query: Float[Tensor, "*batch n_q k"],
-    key: Float[Tensor, "*batch n_k k"],
-    value: Float[Tensor, "*batch n_k v"],
+    query: Float[Tensor, "... n_q k"],
+    key: Float[Tensor, "... n_k k"],
+    value: Float[Tensor, "... n_k v"],
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Float[Tensor, "*batch n_q v"]:
-    r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, as ``torch.nn.functional.scaled_dot_product_attention`` does.
+) -> Float[Tensor, "... n_q v"]:
+    r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, with exact derivatives of every order.
 
-    The values are torch's, by its fused kernels. Derivatives of every order are exact, in forward and reverse mode and
-    any mix of them, under ``torch.func``, ``torch.vmap`` and checkpointing. Memory is linear in the number of tokens:
-    the log-sum-exp of each row is kept, and weights are rebuilt, a few rows at a time. Half precision is
-    accumulated in float32. Rows that a mask hides completely are zero, and so are their derivatives.
+    Arguments and values are those of ``torch.nn.functional.scaled_dot_product_attention``, by its fused kernels.
+    Derivatives are exact in forward and reverse mode and any mix of them, under ``torch.func``, ``torch.vmap`` and
+    checkpointing. Memory is linear in the number of tokens: the log-sum-exp of each row is kept, and weights are
+    rebuilt, a few rows at a time. Half precision is accumulated in float32. Rows that a mask hides completely are zero,
+    and so are their derivatives. Compiled code calls torch's function, and leaves the graph inside ``torch.func``.
 
     In matrix products of the size of :math:`qk^\top`, a Jacobian-vector product takes 5, a vector-Jacobian
     product 5, a second derivative 12. A mask may be differentiated too; then its derivative is of its own size.
@@ -105,17 +110,105 @@ def sdpa(
         masked=attn_mask is not None,
         varied=4 if attn_mask is not None and attn_mask.is_floating_point() else 3,
     )
-    found, _log_sum_exp = TiledSum.apply(Value(settings), *inputs)
+    found, _log_sum_exp = _TiledSum.apply(_Value(settings), *inputs)
     found = found.reshape(*batch, *found.shape[-2:])
     return found.flatten(-4, -3) if enable_gqa else found
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool) -> None:
+@contextmanager
+def use_sdpa(module: nn.Module) -> Iterator[nn.Module]:
+    """Let a module call :func:`sdpa` wherever it calls torch's function, until the end of the ``with`` block.
+
+    For ``nn.MultiheadAttention`` (with ``need_weights=False``), ``nn.TransformerEncoder``, models of the transformers
+    library that run ``attn_implementation="sdpa"``, and every other module that calls
+    ``torch.nn.functional.scaled_dot_product_attention`` by this name. Torch's fast path, which has no derivatives, is
+    off while the module runs.
+
+    Args:
+        module: The module; at the end it is as it was.
+    """
+    with calls_replaced(module, sdpa):
+        yield module
+
+
+@contextmanager
+def calls_replaced(module: nn.Module, function: Attend) -> Iterator[None]:
+    """Let a module call a function of the same values in place of torch's."""
+
+    def replaced(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def with_function(*positional: Any, **named: Any) -> Any:
+            with in_place_of_torch(function):
+                return forward(*positional, **named)
+
+        return with_function
+
+    # Why every part: a checkpoint runs some of them again on the way back, outside of the module
+    parts = list(module.modules())
+    own = [vars(part).get("forward") for part in parts]
+    for part in parts:
+        part.forward = replaced(part.forward)
+    try:
+        yield
+    finally:
+        for part, forward in zip(parts, own, strict=True):
+            del part.forward
+            if forward is not None:
+                part.forward = forward
+
+
+class _Replacements(threading.local):
+    """The functions that stand in the place of torch's in this thread, the last one on top."""
+
+    def __init__(self) -> None:
+        self.functions: list[Attend] = []
+
+
+_REPLACEMENTS, _LOCK = _Replacements(), threading.Lock()
+_open_blocks, _fast_path = 0, True
+
+
+@contextmanager
+def in_place_of_torch(function: Attend = sdpa) -> Iterator[None]:
+    """Put :func:`sdpa`, or another function of the same values, in the place of torch's, for this thread."""
+    global _open_blocks, _fast_path  # torch has one attribute for all threads
+    functions = _REPLACEMENTS.functions
+    if functions and functions[-1] is function:
+        yield
+        return
+    with _LOCK:
+        if _open_blocks == 0:
+            _fast_path = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            functional.scaled_dot_product_attention = _current
+        _open_blocks += 1
+    functions.append(function)
+    try:
+        yield
+    finally:
+        functions.pop()
+        with _LOCK:
+            _open_blocks -= 1
+            if _open_blocks == 0:
+                torch.backends.mha.set_fastpath_enabled(_fast_path)
+                functional.scaled_dot_product_attention = TORCH_SDPA
+
+
+def _current(*positional: Any, **named: Any) -> Tensor:
+    functions = _REPLACEMENTS.functions
+    return (functions[-1] if functions else TORCH_SDPA)(*positional, **named)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
+) -> None:
     shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
     if not query.dtype == key.dtype == value.dtype:
         raise DtypeError(f"query, key and value need one dtype, got {query.dtype}, {key.dtype}, {value.dtype}.")
     if min(query.ndim, key.ndim, value.ndim) < 2 + enable_gqa:
-        raise ShapeError(f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {shapes}.")
+        raise ShapeError(
+            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {shapes}."
+        )
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(f"query and key need the same features, key and value the same tokens, got {shapes}.")
     if enable_gqa and (key.shape[-3] != value.shape[-3] or query.shape[-3] % key.shape[-3]):
@@ -143,7 +236,8 @@ class Settings:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of the inputs."""
-        return ("rows", "columns", "columns", "scores")[: 3 + self.masked]
+        kinds: tuple[Kind, ...] = ("rows", "columns", "columns", "scores")
+        return kinds[: 3 + self.masked]
 
 
 @dataclass(frozen=True)
@@ -166,7 +260,7 @@ class Tile:
         cuts = (*self.batch, *cuts)
         return x[tuple(slice(None) if size == 1 else cut for cut, size in zip(cuts, x.shape, strict=False))]
 
-    def restrict(self, x: Tensor, kind: Kind) -> Float[Tensor, "stack rows columns"]:
+    def restrict(self, x: Tensor, kind: Kind) -> Tensor:
         """Return that part with one batch axis, in the precision that is computed with."""
         part = self.region(x, kind)
         if kind == "scores" and part.shape[:-2].numel() > 1:
@@ -214,18 +308,18 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-class TiledSum(torch.autograd.Function):
+class _TiledSum(torch.autograd.Function):
     r"""The sum :math:`\sum_t E_t\,f(R_tx)` of a rule; its derivatives are the sums of other rules."""
 
     @staticmethod
-    def forward(rule: "Rule", *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(rule: "_Rule", *tensors: Tensor) -> tuple[Tensor, ...]:
         return rule.evaluate(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.rule, *tensors = inputs
         ctx.count = len(tensors)
-        kept = output if isinstance(ctx.rule, Value) else ()
+        kept = output if isinstance(ctx.rule, _Value) else ()
         if kept:
             ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*tensors, *kept)
@@ -240,17 +334,17 @@ class TiledSum(torch.autograd.Function):
         return ctx.rule.push(ctx.saved_tensors, tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], rule: "Rule", *tensors: Tensor) -> tuple[Any, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], rule: "_Rule", *tensors: Tensor) -> tuple[Any, int]:
         # one more batch axis in front; what is the same for all entries is a view
         batched = [
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(tensors, in_dims[1:], strict=True)
         ]
-        return TiledSum.apply(rule, *batched), 0
+        return _TiledSum.apply(rule, *batched), 0
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class _Rule(ABC):
     """A function of tiles; unless a rule knows better, its derivatives are those of the function, tile by tile.
 
     Attributes:
@@ -292,7 +386,10 @@ class Rule(ABC):
                 totals = [self._zeros(part, kind, tensors) for part, kind in zip(parts, self.outputs, strict=True)]
             for total, part, kind in zip(totals, parts, self.outputs, strict=True):
                 tile.extend(total, part, kind)
-        return tuple(total.to(tensors[3 if kind == "scores" else 0].dtype) for total, kind in zip(totals, self.outputs, strict=True))
+        return tuple(
+            total.to(tensors[3 if kind == "scores" else 0].dtype)
+            for total, kind in zip(totals, self.outputs, strict=True)
+        )
 
     def _zeros(self, part: Tensor, kind: Kind, tensors: tuple[Tensor, ...]) -> Tensor:
         q, k = tensors[:2]
@@ -302,11 +399,11 @@ class Rule(ABC):
 
     def pull(self, tensors: Tensors, cotangents: Tensors, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
         """Return the cotangents of the inputs."""
-        return self.spread(TiledSum.apply(Transposed(self.settings, self), *tensors, *cotangents))
+        return self.spread(_TiledSum.apply(_Transposed(self.settings, self), *tensors, *cotangents))
 
     def push(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Return the tangents of the outputs."""
-        return TiledSum.apply(Linearised(self.settings, self), *tensors, *self.gather(tensors, tangents))
+        return _TiledSum.apply(_Linearised(self.settings, self), *tensors, *self.gather(tensors, tangents))
 
     def gather(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> list[Tensor]:
         """Return the tangents of what varies, zero where there is none."""
@@ -325,7 +422,7 @@ class Rule(ABC):
         if mask is None:
             return _softmax(S)
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask
-        empty = (S == -math.inf).all(-1, keepdim=True)
+        empty = (-math.inf == S).all(-1, keepdim=True)
         return _softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
     def of_varied(self, hidden: Tensor | None, parts: Tensors) -> tuple[TileFunction, list[Tensor]]:
@@ -340,10 +437,11 @@ class Rule(ABC):
     def split(self, parts: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensors]:
         """Return q, k, v, m, and the other inputs."""
         count = 3 + self.settings.masked
-        return *parts[:3], parts[3] if self.settings.masked else None, parts[count:]
+        q, k, v = parts[:3]
+        return q, k, v, parts[3] if self.settings.masked else None, parts[count:]
 
 
-class Value(Rule):
+class _Value(_Rule):
     """Attention, and the log-sum-exp of its scores where a fused kernel has it."""
 
     @property
@@ -370,20 +468,24 @@ class Value(Rule):
         if settings.varied == 4 and not needed[3]:
             settings = dataclasses.replace(settings, varied=3)
         *x, o, log_sum_exp = tensors
-        found = TiledSum.apply(Pullback(settings), *x, cotangents[0], o, log_sum_exp)
+        found = _TiledSum.apply(_Pullback(settings), *x, cotangents[0], o, log_sum_exp)
         return *found, *(None,) * (len(x) - len(found))
 
     def push(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         settings = self.settings
         if settings.varied == 4 and tangents[3] is None:
             settings = dataclasses.replace(settings, varied=3)
-        *x, _o, log_sum_exp = tensors
-        (found,) = TiledSum.apply(Pushforward(settings), *x, *Value(settings).gather(tensors, tangents))
+        *x, _o, _log_sum_exp = tensors
+        (found,) = _TiledSum.apply(_Pushforward(settings), *x, *_Value(settings).gather(tensors, tangents))
         return found, None
 
 
-class Pushforward(Rule):
-    r"""The Jacobian-vector product :math:`\dot o = \dot Pv + P\dot v`, :math:`\dot P = P\circ(\dot S - \mathrm{rowsum}(P\circ\dot S))`."""
+class _Pushforward(_Rule):
+    r"""The Jacobian-vector product :math:`\dot o = \dot Pv + P\dot v`.
+
+    Here :math:`\dot P = P\circ(\dot S - \mathrm{rowsum}(P\circ\dot S))` and
+    :math:`\dot S = s(\dot qk^\top + q\dot k^\top) + \dot m`.
+    """
 
     @property
     def inputs(self) -> tuple[Kind, ...]:
@@ -409,14 +511,16 @@ class Pushforward(Rule):
         count = len(self.settings.kinds)
         x = tensors[:count]
         none = x[0].new_empty(*x[0].shape[:-2], 0)
-        second = TiledSum.apply(SecondDerivative(self.settings), *tensors, *cotangents)
-        first = TiledSum.apply(Pullback(self.settings), *x, *cotangents, cotangents[0], none)
+        second = _TiledSum.apply(_SecondDerivative(self.settings), *tensors, *cotangents)
+        first = _TiledSum.apply(_Pullback(self.settings), *x, *cotangents, cotangents[0], none)
         return *second, *(None,) * (count - len(second)), *first
 
 
-class Pullback(Rule):
-    r"""The vector-Jacobian product: :math:`D = P\circ(G - \mathrm{rowsum}(P\circ G))` with :math:`G = gv^\top`, then
-    :math:`\bar q = sDk`, :math:`\bar k = sD^\top q`, :math:`\bar v = P^\top g`, :math:`\bar m = D`.
+class _Pullback(_Rule):
+    r"""The vector-Jacobian product.
+
+    With :math:`G = gv^\top` and :math:`D = P\circ(G - \mathrm{rowsum}(P\circ G))` it is :math:`\bar q = sDk`,
+    :math:`\bar k = sD^\top q`, :math:`\bar v = P^\top g`, :math:`\bar m = D`.
 
     Its last two inputs, o and the log-sum-exp, are for the fused kernel; its derivatives do not pass through them.
     """
@@ -433,7 +537,9 @@ class Pullback(Rule):
         q, k, v, mask, (g, o, log_sum_exp) = self.split(tensors)
         if log_sum_exp.shape[-1] and self.settings.varied == 3:
             settings = self.settings
-            return fused_attention_backward(g, q, k, v, o, log_sum_exp, mask, causal=settings.causal, scale=settings.scale)
+            return fused_attention_backward(
+                g, q, k, v, o, log_sum_exp, mask, causal=settings.causal, scale=settings.scale
+            )
         return super().evaluate(tensors)
 
     def tile(self, hidden: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -445,21 +551,21 @@ class Pullback(Rule):
 
     def pull(self, tensors: Tensors, cotangents: Tensors, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
         *x, g, _o, _log_sum_exp = tensors
-        *second, first = TiledSum.apply(SecondDerivative(self.settings, "reverse"), *x, *cotangents, g)
+        *second, first = _TiledSum.apply(_SecondDerivative(self.settings, "reverse"), *x, *cotangents, g)
         return *second, *(None,) * (len(x) - len(second)), first, None, None
 
     def push(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         *x, g, _o, _log_sum_exp = tensors
         *dx, dg = self.gather(tensors, tangents)
         # Why one rule and not the sum of two: while torch pushes forward, it does not differentiate the sum
-        return TiledSum.apply(SecondDerivative(self.settings, "forward"), *x, *dx, g, dg)
+        return _TiledSum.apply(_SecondDerivative(self.settings, "forward"), *x, *dx, g, dg)
 
 
 @dataclass(frozen=True)
-class SecondDerivative(Pushforward):
+class _SecondDerivative(_Pushforward):
     r"""The derivative of :math:`\varphi = \langle g, Do(x)\dot x\rangle` in x.
 
-    With :math:`\dot S, \dot P` as in :class:`Pushforward`, G and D as in :class:`Pullback`, and the row means
+    With :math:`\dot S, \dot P` as in :class:`_Pushforward`, G and D as in :class:`_Pullback`, and the row means
     :math:`t = \mathrm{rowsum}(P\circ\dot S)`, :math:`r = \mathrm{rowsum}(P\circ G)`,
 
     .. math::
@@ -477,7 +583,7 @@ class SecondDerivative(Pushforward):
 
     @property
     def inputs(self) -> tuple[Kind, ...]:
-        return *super().inputs, *("rows",) * (2 if self.over == "forward" else 1)
+        return (*super().inputs, "rows", "rows") if self.over == "forward" else (*super().inputs, "rows")
 
     @property
     def outputs(self) -> tuple[Kind, ...]:
@@ -505,14 +611,14 @@ class SecondDerivative(Pushforward):
             found.append(torch.bmm(dP, v).baddbmm(P, dv))
         return tuple(found)
 
-    pull = Rule.pull
+    pull = _Rule.pull
 
 
 @dataclass(frozen=True)
-class Transposed(Rule):
+class _Transposed(_Rule):
     """The vector-Jacobian product of any rule, by autograd in each tile."""
 
-    rule: Rule
+    rule: _Rule
 
     @property
     def inputs(self) -> tuple[Kind, ...]:
@@ -524,15 +630,15 @@ class Transposed(Rule):
 
     def tile(self, hidden: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
         function, varied = self.rule.of_varied(hidden, parts)
-        _value, pull = torch.func.vjp(function, *varied)
+        _value, pull = torch.func.vjp(function, *varied)  # type: ignore[misc]
         return pull(parts[len(self.rule.inputs) :])
 
 
 @dataclass(frozen=True)
-class Linearised(Rule):
+class _Linearised(_Rule):
     """The Jacobian-vector product of any rule, by autograd in each tile."""
 
-    rule: Rule
+    rule: _Rule
 
     @property
     def inputs(self) -> tuple[Kind, ...]:
@@ -544,7 +650,8 @@ class Linearised(Rule):
 
     def tile(self, hidden: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
         function, varied = self.rule.of_varied(hidden, parts)
-        _value, pushed = torch.func.jvp(function, tuple(varied), parts[len(self.rule.inputs) :])
+        tangents = parts[len(self.rule.inputs) :]
+        _value, pushed = torch.func.jvp(function, tuple(varied), tangents)  # type: ignore[misc]
         return pushed
 
 

@@ -40,20 +40,30 @@ def fused_attention(
     the log-sum-exp to itself, and the fused backward pass needs it.
     """
     batch, (q, k, v, mask) = q.shape[:-2], _with_four_axes(q, k, v, mask)
-    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale)
-    if choice == SDPBackend.MATH.value:
-        return None
     if q.device.type != "cpu":
+        if torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale) == SDPBackend.MATH.value:
+            return None
         o = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-        return o.reshape(*batch, *o.shape[-2:]), o.new_empty(*batch, 0)
+        return _shaped(o, (*batch, *o.shape[-2:])), o.new_empty(*batch, 0)
+    if q.shape[-1] != v.shape[-1]:
+        return None
     o, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
     )
-    return o.reshape(*batch, *o.shape[-2:]).contiguous(), log_sum_exp.reshape(*batch, -1).contiguous()
+    return _shaped(o, (*batch, *o.shape[-2:])), _shaped(log_sum_exp, (*batch, o.shape[-2]))
 
 
 def fused_attention_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, log_sum_exp: Tensor, mask: Tensor | None, *, causal: bool, scale: float
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    log_sum_exp: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, ...]:
     """Return the cotangents of q, k and v, from what :func:`fused_attention` returned."""
     shapes = q.shape, k.shape, v.shape
@@ -62,18 +72,30 @@ def fused_attention_backward(
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         g, q, k, v, o, log_sum_exp, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
     )
-    return tuple(x.reshape(shape).contiguous() for x, shape in zip(found, shapes, strict=True))
+    return tuple(_shaped(x, shape) for x, shape in zip(found, shapes, strict=True))
 
 
-def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _with_four_axes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     batch = q.shape[:-2]
-    q, k, v = (x.reshape(-1, batch[-1], *x.shape[-2:]) for x in (q, k, v))
+    if len(batch) != 2:
+        q, k, v = (x.reshape(-1, batch[-1], *x.shape[-2:]) for x in (q, k, v))
     if mask is None:
         return q, k, v, None
     if len(batch) != 2:
         shared = mask.shape[:-2].numel() == 1
-        mask = mask.reshape(1, 1, *mask.shape[-2:]) if shared else mask.expand(*batch, *mask.shape[-2:]).reshape(-1, batch[-1], *mask.shape[-2:])
+        mask = (
+            mask.reshape(1, 1, *mask.shape[-2:])
+            if shared
+            else mask.expand(*batch, *mask.shape[-2:]).reshape(-1, batch[-1], *mask.shape[-2:])
+        )
     return q, k, v, mask.expand(*mask.shape[:2], q.shape[-2], -1)
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return ``x`` in another shape; a copy, since autograd treats views that a function returns differently."""
+    return x if x.shape == shape else x.reshape(shape).contiguous()
 
 
 def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
