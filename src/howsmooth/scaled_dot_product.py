@@ -422,7 +422,7 @@ class _Rule(ABC):
         if mask is None:
             return _softmax(S)
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask
-        empty = (-math.inf == S).all(-1, keepdim=True)
+        empty = torch.isneginf(S).all(-1, keepdim=True)
         return _softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
     def of_varied(self, hidden: Tensor | None, parts: Tensors) -> tuple[TileFunction, list[Tensor]]:
