@@ -69,7 +69,9 @@ def test_on_a_linear_map_the_total_norm_attains_the_singular_value(eps, method, 
 def test_on_a_linear_map_the_token_norm_attains_the_closed_form(gauss):
     # a map that treats tokens alone moves each along the top singular vector of its own matrix
     W = gauss(N, D, D)
-    found = hs.attack(lambda Z: torch.einsum("nij,nj->ni", W, Z), gauss(N, D), eps=0.5, metric=NORMS["token"], budget=400)
+    found = hs.attack(
+        lambda Z: torch.einsum("nij,nj->ni", W, Z), gauss(N, D), eps=0.5, metric=NORMS["token"], budget=400
+    )
     closed = 0.5 * torch.linalg.matrix_norm(W, ord=2).norm()
     assert_close(found.displacement, closed, rtol=1e-4, atol=0.0)
     assert_close(found.predicted, closed, rtol=1e-2, atol=0.0)
@@ -192,7 +194,9 @@ def test_a_linear_target_rises_by_the_dual_norm_of_its_gradient(gauss):
     W, X = gauss(N, D), gauss(N, D)
     for norm, most in (("total", W.norm()), ("token", W.norm(dim=-1).sum())):
         for method in ("fgsm", "ascent"):
-            found = hs.attack(lambda Z: Z, X, eps=0.2, metric=NORMS[norm], method=method, target=lambda Y: (W * Y).sum())
+            found = hs.attack(
+                lambda Z: Z, X, eps=0.2, metric=NORMS[norm], method=method, target=lambda Y: (W * Y).sum()
+            )
             assert_close(found.rise, 0.2 * most)
             assert_close(found.predicted, 0.2 * most)
 

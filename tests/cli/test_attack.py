@@ -23,7 +23,7 @@ def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, ho
     done = attack(*options)
     assert (done.code, done.err) == (0, "")
     assert "attained / ε" in done.out
-    assert "10 %" in done.out
+    assert "10 %" in " ".join(done.out.split())
     assert done.out.startswith(howsmooth("show", "run").out)
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 * 2

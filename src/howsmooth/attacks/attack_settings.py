@@ -16,14 +16,14 @@ def check_attack(*, eps: object, metric: object, method: object, budget: object)
     """Refuse what no attack can work with.
 
     Raises:
-        AssumptionError: If the radius is not positive and finite, the metric or method unknown, or the budget too small.
+        AssumptionError: If the radius is not positive and finite, metric or method are unknown, or the budget is small.
     """
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
     if metric not in USUAL:
         from howsmooth.metrics import as_metrics
 
-        as_metrics(metric)  # type: ignore[arg-type] # refuses what is none
+        as_metrics(metric)  # type: ignore[arg-type]
     if method not in METHODS:
         raise AssumptionError(f"there is no method {method!r}{nearest(str(method), METHODS)}", field="method")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < LEAST:

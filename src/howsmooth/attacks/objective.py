@@ -13,8 +13,8 @@ from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
-from howsmooth.spectral.autograd import evaluate
 from howsmooth.metrics import Euclidean, Metric
+from howsmooth.spectral.autograd import evaluate
 from howsmooth.spectral.operators import Constrained, Differentiable, random_start
 
 Target = Callable[[Tensor], Tensor]
@@ -228,7 +228,7 @@ class Objective:
         r"""Return the gain of a perturbation and its gradient, for a forward and a backward pass.
 
         It is :math:`J(X+E)^\top Z` with the supporting functional Z of :math:`f(X+E)-f(X)`, in the Euclidean norm
-        its direction. At E = 0 the displacement has none, and zero is returned. So is it where the output is not finite.
+        its direction. At E = 0 the displacement has none, and zero is returned, and where the output is not finite.
         """
         self._spend(2)
         E = self.ball.inside(E)
