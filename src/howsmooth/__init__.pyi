@@ -12,6 +12,7 @@ from howsmooth import studies as studies
 from howsmooth import tokens as tokens
 from howsmooth import training as training
 from howsmooth import transport as transport
+from howsmooth import verification as verification
 from howsmooth.attacks import attack as attack
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
@@ -47,6 +48,7 @@ from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
+from howsmooth.verification import verify as verify
 
 __version__: str
 __all__: list[str]

@@ -1,5 +1,6 @@
 """Attention mechanisms, the other parts of a transformer, and their compositions."""
 
+from howsmooth.maps.affine import Affine as Affine
 from howsmooth.maps.attention import Attention as Attention
 from howsmooth.maps.composition import Chain as Chain
 from howsmooth.maps.composition import Residual as Residual

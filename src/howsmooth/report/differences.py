@@ -6,7 +6,7 @@ from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
 from howsmooth.report.drawing.tables import Chart, Rows
-from howsmooth.studies.runs.comparison import Comparison, LayerDifference, DifferenceVerdict, bracketed
+from howsmooth.studies.runs.comparison import Comparison, DifferenceVerdict, LayerDifference, bracketed
 from howsmooth.wording import number, percent
 
 LARGER, SMALLER, NEITHER = "larger", "smaller", "not told apart"

@@ -48,7 +48,8 @@ class Heads:
         """Read the heads of an attention map, refusing what the expansion has no formula for."""
         absent = {name: getattr(f, name) for name in ("softcap", "query_norm", "key_norm", "weights", "sink")}
         given = [name for name, value in absent.items() if value is not None]
-        given += [field.name for field in dataclasses.fields(f.positions) if getattr(f.positions, field.name) not in (None, False)]
+        positions = {field.name: getattr(f.positions, field.name) for field in dataclasses.fields(f.positions)}
+        given += [name for name, value in positions.items() if value is not None and value is not False]
         if given:
             raise AssumptionError(f"boxes are verified for plain softmax attention; this one has {given[0]}.")
         shared = f.layout.shared
@@ -167,9 +168,7 @@ class AttentionExpansion(ExpandedStage):
         remainder = weights.abs() * self.on_values
         remainder = remainder + self.P * (self.alpha1 * sizes_beyond + self.on_changes * (sizes + sizes_beyond))
         forms.remainder += torch.nan_to_num(remainder.sum((1, 2, 3)), nan=torch.inf)
-        pulled = self._pull_scores(weights) + torch.einsum(
-            "hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2]
-        )
+        pulled = self._pull_scores(weights) + torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
         return functionals + pulled if self.residual else pulled
 
     def _add_score_products(self, weights: Float[Tensor, "f h n n"], forms: Forms, *, beyond: bool = True) -> None:

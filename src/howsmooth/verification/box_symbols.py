@@ -59,12 +59,12 @@ class BoxSymbols:
     def linear_range(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch"]:
         r"""Return :math:`\max_\xi\langle f,(y,\eta)\rangle = |U^\top f_y|_1+|f_\eta|_1`."""
         flat = f.reshape(-1, f.shape[-1])
-        found = [self.pixels(part).abs().sum(-1) + part[:, self.coordinates :].abs().sum(-1) for part in flat.split(512)]
+        found = [
+            self.pixels(part).abs().sum(-1) + part[:, self.coordinates :].abs().sum(-1) for part in flat.split(512)
+        ]
         return torch.cat(found).reshape(f.shape[:-1]) * (1 + ROUNDING)
 
-    def quadratic_range(
-        self, H: Float[Tensor, "forms r r"]
-    ) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
+    def quadratic_range(self, H: Float[Tensor, "forms r r"]) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
         r"""Bound quadratic forms: return a, b with :math:`-a\le(y,\eta)^\top H(y,\eta)\le b` on the box.
 
         For weights :math:`w>0` of the symbols, :math:`S = U\,\mathrm{diag}(w)^{-1}U^\top = CC^\top` has

@@ -1,11 +1,11 @@
 r"""Theorem 16: the least value of a linear function of a box and of bent ReLUs, by lines and by splitting.
 
-With bent units :math:`y_c = y_{0c}+\langle f_c,\xi\rangle+\sum_{c'}t_{cc'}\eta_{c'}\pm\delta_c` the margin is at least
-:math:`m_0+\langle g,\xi\rangle+\sum_c\kappa_c\eta_c`. From the last layer to the first every symbol is replaced by a line
-in its unit: where its coefficient is positive, :math:`\mathrm{relu}(y)\ge\alpha y` for any :math:`\alpha\in[0,1]`, else
-the chord. A unit that is split is linear on each side, and its side holds, with a multiplier :math:`\beta\ge0`. What is
-left is linear in :math:`\xi`: its least value is known, for any :math:`\alpha` and :math:`\beta`. So every value that the
-ascent over them meets is a proven bound.
+With bent units :math:`y_c = y_{0c}+\langle f_c,\xi\rangle+\sum_{c'}t_{cc'}\eta_{c'}\pm\delta_c` the margin is at
+least :math:`m_0+\langle g,\xi\rangle+\sum_c\kappa_c\eta_c`. From the last layer to the first every symbol is
+replaced by a line in its unit: where its coefficient is positive, :math:`\mathrm{relu}(y)\ge\alpha y` for any
+:math:`\alpha\in[0,1]`, else the chord. A unit that is split is linear on each side, and its side holds, with a
+multiplier :math:`\beta\ge0`. What is left is linear in :math:`\xi`: its least value is known, for any :math:`\alpha`
+and :math:`\beta`. So every value that the ascent over them meets is a proven bound.
 """
 
 import heapq

@@ -127,7 +127,7 @@ def _streams(nodes: Sequence[Any], source: str) -> set[str]:
         dynamic = [name for name in node.input if name in ancestors and node.op_type != "Shape"]
         if dynamic:
             before = set(dynamic).union(*(ancestors[name] for name in dynamic))
-            ancestors.update({name: before for name in node.output})
+            ancestors.update(dict.fromkeys(node.output, before))
         if node.op_type == "Add" and len(dynamic) == 2:
             first, second = dynamic
             streams |= {name for name, other in ((first, second), (second, first)) if name in ancestors[other]}
@@ -146,26 +146,28 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
             x = inputs[0]
             found = np.array((x.offset if isinstance(x, _Form) else x).shape, dtype=np.int64)
         elif not any(isinstance(x, _Form | _Scores) for x in inputs):
-            found = _OPERATIONS[node.op_type](options, *(None if x is None else x[None] for x in inputs[:1]), *inputs[1:])
+            found = _OPERATIONS[node.op_type](
+                options, *(None if x is None else x[None] for x in inputs[:1]), *inputs[1:]
+            )
             found = found[0] if node.op_type not in _WHOLE else found
         else:
             found = _symbolic(reader, node.op_type, options, inputs)
     except KeyError as error:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} is {node.op_type}, {_READS}") from error
-    except _NotRead as error:
+    except _NotReadError as error:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} ({node.op_type}) {error}.") from error
     if node.output[0] in reader.streams and isinstance(found, _Form):
         found = _next_tokens(reader, found)
     reader.values[node.output[0]] = found
 
 
-class _NotRead(Exception):
+class _NotReadError(Exception):
     """A node does something that no map here does."""
 
 
 _READS = (
-    "which is not read: networks are an embedding, residual blocks of softmax attention and of ReLU layers, batch norms "
-    "and an affine readout."
+    "which is not read: networks are an embedding, residual blocks of softmax attention and of ReLU layers, batch "
+    "norms and an affine readout."
 )
 
 
@@ -194,7 +196,7 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
     if kind in ("Mul", "Div"):
         form, other = (first, second) if isinstance(first, _Form) else (second, first)
         if isinstance(other, _Form) or (kind == "Div" and form is second):
-            raise _NotRead("multiplies or divides two tensors that depend on the input")
+            raise _NotReadError("multiplies or divides two tensors that depend on the input")
         return form.mapped(lambda x: x * other if kind == "Mul" else x / other)
     if kind == "BatchNormalization":
         scale, shift, mean, variance = (x.reshape(-1, *(1,) * (first.offset.ndim - 2)) for x in rest[:4])
@@ -221,14 +223,14 @@ def _of_scores(kind: str, options: dict[str, Any], first: Any, second: Any = Non
         number = float(np.asarray(factor).item())
         scale = scores.scale * number if kind == "Mul" else scores.scale / number
         return _Scores(scores.query, scores.key, scale)
-    raise _NotRead("does more with scores than to scale them and to take their softmax")
+    raise _NotReadError("does more with scores than to scale them and to take their softmax")
 
 
 def _attended(reader: _Reader, scores: _Scores, value: _Form) -> _Form:
     if not scores.softmax:
-        raise _NotRead("multiplies scores by values without a softmax")
+        raise _NotReadError("multiplies scores by values without a softmax")
     if not scores.query.base == scores.key.base == value.base:
-        raise _NotRead("attends from some tokens to others")
+        raise _NotReadError("attends from some tokens to others")
     shape = (*scores.query.offset.shape[:-1], value.offset.shape[-1])
     return reader.identity(shape, (scores, value))
 
@@ -241,7 +243,7 @@ def _added(reader: _Reader, first: _Form, second: _Form) -> _Form:
     entered = made_by[1].base if isinstance(made_by, tuple) else getattr(made_by, "base", None)
     size = stream.offset.size
     if entered != stream.base or not np.array_equal(stream.columns.reshape(len(stream.columns), -1), np.eye(size)):
-        raise _NotRead("adds tensors that are not the tokens before a block and what the block makes of them")
+        raise _NotReadError("adds tensors that are not the tokens before a block and what the block makes of them")
     reader.maps.append(Residual(_attention(made_by, inner) if isinstance(made_by, tuple) else _mlp(made_by, inner)))
     return reader.identity(stream.offset.shape, None)
 
@@ -252,7 +254,7 @@ def _next_tokens(reader: _Reader, found: _Form) -> _Form:
     if reader.bases[found.base] is None and np.array_equal(found.columns.reshape(len(found.columns), -1), np.eye(size)):
         return found
     if found.base or reader.maps or found.offset.ndim != 3:
-        raise _NotRead("makes tokens of something that is no residual block")
+        raise _NotReadError("makes tokens of something that is no residual block")
     n, d = found.offset.shape[1:]
     weight = np.moveaxis(found.columns.reshape(-1, n, d), 0, -1)[:, :, None]
     reader.maps.append(Affine(weight=_tensor(weight), bias=_tensor(found.offset[0])))
@@ -318,7 +320,7 @@ def _diagonal(columns: Array, first: int, second: int) -> Array:
     same = np.moveaxis(np.diagonal(columns, axis1=first, axis2=second), -1, 0)
     apart = np.linalg.norm(columns) ** 2 - np.linalg.norm(same) ** 2
     if apart > TOLERANCE**2 * np.linalg.norm(columns) ** 2 and n > 1:
-        raise _NotRead("belongs to a block whose projections mix tokens")
+        raise _NotReadError("belongs to a block whose projections mix tokens")
     return _common(same, 0)
 
 
@@ -326,7 +328,7 @@ def _common(x: Array, axis: int) -> Array:
     """Return what is the same along an axis."""
     first = np.take(x, [0], axis)
     if np.abs(x - first).max() > TOLERANCE * max(np.abs(x).max(), 1e-30):
-        raise _NotRead("belongs to a block that treats tokens differently by their position")
+        raise _NotReadError("belongs to a block that treats tokens differently by their position")
     return np.squeeze(first, axis)
 
 
@@ -334,7 +336,7 @@ def _joined(options: dict[str, Any], parts: list[Any]) -> _Form:
     form = next(part for part in parts if isinstance(part, _Form))
     axis = options["axis"] % form.offset.ndim
     if any(isinstance(part, _Form) and part.base != form.base for part in parts):
-        raise _NotRead("joins tensors of different blocks")
+        raise _NotReadError("joins tensors of different blocks")
     offsets = [part.offset if isinstance(part, _Form) else part for part in parts]
     size = len(form.columns)
     columns = [p.columns if isinstance(p, _Form) else np.zeros((size, *p.shape)) for p in parts]
@@ -403,7 +405,7 @@ def _mean(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array
 def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
     pads = options.get("pads") or [0] * (2 * (weight.ndim - 2))
     if any(pads) or any(step != 1 for step in options.get("dilations") or [1]) or options.get("group", 1) != 1:
-        raise _NotRead("is a convolution with padding, dilation or groups")
+        raise _NotReadError("is a convolution with padding, dilation or groups")
     flat = torch.from_numpy(x.reshape(-1, *x.shape[2:]))
     found = torch.nn.functional.conv2d(flat, torch.from_numpy(weight), stride=tuple(options.get("strides") or (1, 1)))
     return found.numpy().reshape(len(x), -1, *found.shape[1:])
@@ -411,7 +413,7 @@ def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
 
 def _gemm(options: dict[str, Any], x: Array, weight: Array) -> Array:
     if options.get("transA"):
-        raise _NotRead("transposes its input")
+        raise _NotReadError("transposes its input")
     return options.get("alpha", 1.0) * x @ (weight.T if options.get("transB") else weight)
 
 

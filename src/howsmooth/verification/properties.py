@@ -30,7 +30,7 @@ class Property:
 
     lower: Float[Tensor, " inputs"]
     upper: Float[Tensor, " inputs"]
-    unsafe: tuple[tuple[Float[Tensor, "rows outputs"], Float[Tensor, " rows"]], ...]
+    unsafe: tuple[tuple[Float[Tensor, "_ outputs"], Float[Tensor, " _"]], ...]
 
     def __post_init__(self) -> None:
         """Refuse an empty box."""

@@ -1,9 +1,9 @@
 r"""Theorem 15: second-order Taylor models of a network on a box.
 
 What a stage puts out is :math:`z = c + L(y,\eta) + q(y,\eta) + r`: a centre, a linear part, the exact second order of
-attention in that linear part, and a remainder. Only c and L are kept. A linear function of z pulls q and r back through
-the stages before, where they are one quadratic form and one sum of products of ranges: bounding the form as a whole, and
-not its summands, is what makes the bound sharp.
+attention in that linear part, and a remainder. Only c and L are kept. A linear function of z pulls q and r back
+through the stages before, where they are one quadratic form and one sum of products of ranges: bounding the form as a
+whole, and not its summands, is what makes the bound sharp.
 """
 
 from abc import ABC, abstractmethod
@@ -98,9 +98,7 @@ class TaylorModel:
         stages: The stages so far.
     """
 
-    def __init__(
-        self, symbols: BoxSymbols, centre: Float[Tensor, "n d"], derivative: Float[Tensor, "n d r"]
-    ) -> None:
+    def __init__(self, symbols: BoxSymbols, centre: Float[Tensor, "n d"], derivative: Float[Tensor, "n d r"]) -> None:
         self.symbols, self.centre, self.derivative = symbols, centre, derivative
         self.stages: list[ExpandedStage] = []
 

@@ -26,7 +26,7 @@ from howsmooth.verification.taylor_model import TaylorModel
 # Of the sum of all magnitudes that enter a margin, as an allowance for its rounding errors.
 ALLOWANCE = 1e-9
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
-# Second orders are bounded by products of ranges; by forms for scores and hidden units; for queries, keys and values too.
+# Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
 LEVELS = 3
 # Forms cost the cube of their size each. Where those of all scores would cost more than so many multiplications,
 # splitting is the better use of the time.
@@ -68,7 +68,7 @@ class Verdict:
         return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
-def verify(network: Map | str | Path, property: Property | str | Path, *, timeout: float = 100.0) -> Verdict:
+def verify(network: Map | str | Path, property: Property | str | Path, *, timeout: float = 100.0) -> Verdict:  # noqa: A002
     r"""Prove that no input of a box has an unsafe output, or find one that has.
 
     Theorems 15 and 16: second-order Taylor models of all stages, quadratic forms of the margin bounded by weighted
@@ -126,7 +126,9 @@ class _Stages:
         if inputs != len(wanted.lower):
             raise ShapeError(f"the network has {inputs} inputs, the property bounds {len(wanted.lower)}.")
         if any(A.shape[1] != outputs for A, _b in wanted.unsafe):
-            raise ShapeError(f"the network has {outputs} outputs, the property speaks of {wanted.unsafe[0][0].shape[1]}.")
+            raise ShapeError(
+                f"the network has {outputs} outputs, the property speaks of {wanted.unsafe[0][0].shape[1]}."
+            )
         assert isinstance(network, Chain)
         return cls(network, maps[0], tuple(blocks), maps[-1])
 
@@ -135,9 +137,7 @@ class _Stages:
         return self.network(x.unflatten(-1, (n, d))).flatten(-2)
 
 
-def _falsify(
-    stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, Tensor] | None:
+def _falsify(stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor] | None:
     """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
     generator = torch.Generator().manual_seed(0)
     centre, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
@@ -152,7 +152,9 @@ def _falsify(
             y = stages.outputs(centre + half * xi)
             inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
-                found = _replayed((centre + half * xi[k].detach()).clamp(wanted.lower, wanted.upper), stages, wanted, run)
+                found = _replayed(
+                    (centre + half * xi[k].detach()).clamp(wanted.lower, wanted.upper), stages, wanted, run
+                )
                 if found is not None:
                     return found
             (gradient,) = torch.autograd.grad(inside.sum(), xi)

@@ -99,7 +99,9 @@ def test_sentences_are_pairs_whatever_their_lengths_and_tokens():
 def test_a_difference_within_the_error_bars_is_never_real_though_all_windows_agree():
     found = hs.compare(measurement(BEFORE), measurement(scaled(BEFORE, 1.0005)))
     assert {row.verdict for row in found.rows} == {DifferenceVerdict.ALIKE}
-    assert {row.verdict for row in hs.compare(measurement(BEFORE), measurement(BEFORE)).rows} == {DifferenceVerdict.ALIKE}
+    assert {row.verdict for row in hs.compare(measurement(BEFORE), measurement(BEFORE)).rows} == {
+        DifferenceVerdict.ALIKE
+    }
 
 
 def test_without_upper_ends_no_difference_is_real():
@@ -137,7 +139,11 @@ def test_one_window_and_constants_of_zero_are_told_and_take_nothing_from_the_oth
     before = [*grid(layers=1, lengths=(8,)), record(1, 8, 0), *(record(2, 8, w) for w in range(2))]
     after = [changed(r, lower=0.0, upper=0.0) if r.ask.layer == 2 else r for r in scaled(before, 2.0)]
     found = hs.compare(measurement(before), measurement(after))
-    assert [row.verdict for row in found.rows] == [DifferenceVerdict.LARGER, DifferenceVerdict.ONE, DifferenceVerdict.ZERO]
+    assert [row.verdict for row in found.rows] == [
+        DifferenceVerdict.LARGER,
+        DifferenceVerdict.ONE,
+        DifferenceVerdict.ZERO,
+    ]
     assert [row.ratio is None for row in found.rows] == [False, False, True]
     alone = hs.compare(measurement(before[:3]), measurement(after[:3]))
     assert found.rows[0] == alone.rows[0]

@@ -1,0 +1,95 @@
+"""``howsmooth verify``: does a property in VNN-LIB hold for a network in ONNX?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howsmooth.cli.options import OptionJson, OptionThreads, set_threads
+from howsmooth.cli.printing import print_json, say
+from howsmooth.errors import AssumptionError, FileError
+from howsmooth.files import require_size
+from howsmooth.wording import number
+
+if TYPE_CHECKING:
+    from howsmooth.verification import Verdict
+
+# The words of the verification competition, and the exit codes.
+WORDS = {"proven": "unsat", "falsified": "sat", "unknown": "unknown"}
+CODES = {"proven": 0, "falsified": 1, "unknown": 3}
+
+
+def verify(
+    network: Annotated[Path, typer.Argument(metavar="NETWORK.onnx", help="A classifier.")],
+    property: Annotated[  # noqa: A002
+        Path, typer.Argument(metavar="PROPERTY.vnnlib", help="A box, and the outputs that are unsafe.")
+    ],
+    *,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which the answer is unknown.")] = 100.0,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", metavar="FILE", help="Write the verdict there in the words of VNN-COMP."),
+    ] = None,
+    threads: OptionThreads = None,
+    json: OptionJson = False,
+) -> None:
+    """Prove that a property holds on a whole box of inputs, or find an input that violates it.
+
+    Exit code 0 for proven, 1 for falsified, 3 for unknown.
+
+    Example: howsmooth verify NETWORK.onnx PROPERTY.vnnlib --timeout 100
+    """
+    for path, field in ((network, "network"), (property, "property")):
+        if not path.is_file():
+            raise FileError(f"there is no file {str(path)!r}.", field=field)
+        require_size(path, field, field=field)
+    if not timeout > 0:
+        raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
+    set_threads(threads)
+    from howsmooth.verification import verify as run
+
+    verdict = run(network, property, timeout=timeout)
+    if results is not None:
+        results.write_text(competition_result(verdict), encoding="utf-8")
+    if json:
+        print_json(
+            {
+                "status": verdict.status,
+                "margins": verdict.margins.tolist(),
+                "counterexample": None if verdict.counterexample is None else verdict.counterexample.tolist(),
+                "outputs": None if verdict.outputs is None else verdict.outputs.tolist(),
+                "seconds": verdict.seconds,
+                "pieces": verdict.nodes,
+                "uses": verdict.uses,
+            }
+        )
+    else:
+        for line in _sentences(verdict):
+            say(line)
+    raise typer.Exit(CODES[verdict.status])
+
+
+def competition_result(verdict: "Verdict") -> str:
+    """Return a verdict as the verification competition wants it: one word, and a counterexample behind ``sat``."""
+    word = WORDS[verdict.status]
+    if verdict.counterexample is None or verdict.outputs is None:
+        return word + "\n"
+    values = [f"(X_{k} {x!r})" for k, x in enumerate(verdict.counterexample.tolist())]
+    values += [f"(Y_{k} {y!r})" for k, y in enumerate(verdict.outputs.tolist())]
+    return word + "\n(" + "\n".join(values) + ")\n"
+
+
+def _sentences(verdict: "Verdict") -> list[str]:
+    took = f"{verdict.seconds:.1f} s"
+    if verdict.status == "falsified":
+        return [f"Falsified: an input of the box has an unsafe output ({took}). --json and --results write it."]
+    least, uses = float(verdict.margins.min()), verdict.uses or {}
+    if verdict.status == "proven":
+        how = "" if verdict.nodes <= 1 else f", after splitting into {verdict.nodes} pieces"
+        lines = [f"Proven: no input of the box has an unsafe output ({took}{how})."]
+    else:
+        lines = [f"Unknown: neither a proof nor a counterexample ({took}); {number(-least)} are missing."]
+    if uses:
+        taken = ", ".join(f"{name} {number(value)}" for name, value in uses.items() if name != "centre")
+        lines.append(f"The tightest margin is {number(uses['centre'])} at the centre; {taken} may be taken off it.")
+    return lines
