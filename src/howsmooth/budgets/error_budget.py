@@ -1,7 +1,7 @@
 """The budget of a model: what every error costs, alone and together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from howsmooth.budgets.effects import Effect, effect
 from howsmooth.budgets.passes import Products, inner_products, true_costs
 from howsmooth.budgets.places import Places
-from howsmooth.budgets.schemes.scheme import Scheme, scheme
+from howsmooth.budgets.recipes import KEEP, Recipe, RecipeChoice
+from howsmooth.budgets.schemes.scheme import UNROUNDED_BITS, Scheme, scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.inputs.text import Text
@@ -94,6 +95,49 @@ class Budget:
             raise AssumptionError(f"scheme must be one of {', '.join(self.schemes)}, got {scheme!r}.", field="scheme")
         return scheme
 
+    def recipe(
+        self,
+        *,
+        size: float | None = None,
+        kl: float | None = None,
+        fresh: Products | None = None,
+        held_out: Tensor | None = None,
+    ) -> Recipe:
+        """Choose a scheme for each matrix: the cheapest of a size, or the smallest of a cost.
+
+        A choice by estimates makes its own estimate too low. With the model at hand, the recipe is judged on fresh
+        draws, as many as there were, and by one run of the model with all errors in it.
+
+        Args:
+            size: The share of the size that the matrices have with 16 bits each: 0.25 for four bits in the mean.
+            kl: The most that all errors together may cost.
+            fresh: Inner products of other draws to judge it by; drawn anew by default.
+            held_out: Windows that the true cost is measured at; those of the budget by default.
+
+        Raises:
+            AssumptionError: If not one of size and kl is given, or no recipe is so small.
+        """
+        if (size is None) == (kl is None) or (size or kl or 0.0) <= 0:
+            raise AssumptionError(f"give one of size and kl, a positive number; got {size} and {kl}.", field="size")
+        products = self.products
+        choice = RecipeChoice.of(products.errors, products.values, products.positions)
+        whole = float(choice.bits[:, -1].sum())
+        chosen = choice.within(bits=None if size is None else size * whole, kl=kl)
+        schemes, share = choice.named(chosen), choice.total_bits(chosen) / whole
+        rounded = {name: label for name, label in schemes.items() if label != KEEP}
+        if fresh is None and self.places is not None:
+            fresh = inner_products(self.places, passes=products.values.shape[1], seed=self.seed + FRESH)
+        judge = None if fresh is None else replace(self, products=fresh).together(rounded)
+        measured = None if self.places is None else float(self.measured(rounded, tokens=held_out))
+        return Recipe(
+            schemes=schemes,
+            bits=share * UNROUNDED_BITS,
+            size=share,
+            predicted=self.together(rounded),
+            fresh=judge,
+            measured=measured,
+        )
+
     def measured(self, *recipes: Mapping[str, str], tokens: Tensor | None = None, factor: float = 1.0) -> Tensor:
         """Run the model with errors in it: the true cost of each recipe, its mean over windows and positions.
 
@@ -135,7 +179,7 @@ def budget(
     """Return what errors inside a model cost at its output, each alone and any of them together.
 
     The cost of an error δ is ½⟨δ, Fδ⟩ with the Fisher metric F of the output; random backward passes estimate it for
-    all errors at once.
+    all errors at once (:ref:`Error budgets <error-budgets>`).
 
     Args:
         model: A model, a module, or what :func:`~howsmooth.load` takes.

@@ -6,7 +6,7 @@ gradient there is multiplied with the displacements D of all errors on the spot,
 :math:`I = \langle J^\top u, D\rangle` has :math:`E[I^2] = \langle JD, HJD\rangle`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,17 +39,14 @@ class Products:
         return [places[key] for key in keys]
 
 
-def inner_products(
-    places: Places, *, passes: int, seed: int, windows: Sequence[int] | None = None, progress: Callable[[], None] = int
-) -> Products:
+def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) -> Products:
     """Run backward passes at every window, and return their inner products with every error.
 
     Args:
         places: The model, its windows and the schemes.
         passes: How many draws at each window.
         seed: The seed of the draws; each window has its own, whatever the others are.
-        windows: Which windows; all by default.
-        progress: Called after each window.
+        first: The number of the first window, if there are others before it.
 
     Raises:
         UnsupportedModelError: If the model cannot be differentiated, or an error enters nowhere.
@@ -58,13 +55,13 @@ def inner_products(
     subject = places.subject
     tables, positions = [], 0
     errors: dict[Key, Error] = {}
-    for window in range(len(subject.tokens)) if windows is None else windows:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + window) % 2**63)
+    for window in range(len(subject.tokens)):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + first + window) % 2**63)
         found, positions = _at_window(places, window, passes, generator, errors)
         tables.append(found)
-        progress()
     require_places(list(errors.values()), places)
-    values = torch.stack([torch.stack([table[key] for key in errors], -1) for table in tables])
+    unused = torch.zeros(passes, dtype=torch.float64)  # a pooler behind which nothing stands changes no output
+    values = torch.stack([torch.stack([table.get(key, unused) for key in errors], -1) for table in tables])
     if not bool(values.isfinite().all()):
         raise NonFiniteError("the gradients of the model hold NaN or infinity; compute in float64.", field="model")
     return Products(errors=tuple(errors.values()), values=values, positions=positions)

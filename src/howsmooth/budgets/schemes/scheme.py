@@ -64,8 +64,9 @@ class Scheme:
 
     def bits(self, W: Tensor) -> float:
         """Return the bits of each number of a matrix, scales included."""
-        group = self.group or (W.shape[-1] if self.group is None else W.numel())
-        return self.number_bits + self.scale_bits * math.ceil(W.shape[-1] / group) / W.shape[-1]
+        columns = W.shape[-1]
+        scales = 1 / W.numel() if self.group == 0 else math.ceil(columns / (self.group or columns)) / columns
+        return self.number_bits + self.scale_bits * scales
 
 
 class SchemeWords(NamedTuple):
