@@ -1,11 +1,13 @@
 """Errors of caches, activations and kernels against the model run with them, and recipes of weights."""
 
+import copy
 import json
 import re
 
 import pytest
 import torch
 import yaml
+from torch.func import functional_call
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -38,6 +40,25 @@ def test_an_encoder_moves_its_embedding(minilm):
     assert found.cost == "1 − cosine"
     recipe = dict.fromkeys(found.names("int4:g64"), "int4:g64")
     assert_close(found.together().kl, float(found.measured(recipe)), rtol=0.5, atol=0)
+
+
+def test_another_checkpoint_is_a_scheme(gpt2, windows, tmp_path):
+    other = copy.deepcopy(gpt2.with_head)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data += 1e-3 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+    other.save_pretrained(tmp_path / "other")
+    label = f"against:{tmp_path / 'other'}"
+    found = hs.budget(gpt2, windows, schemes=[label], passes=24)
+    recipe = dict.fromkeys(found.names(label), label)
+    weights = {name: p for name, p in other.named_parameters() if name in recipe}
+    p = gpt2.with_head(windows).logits.log_softmax(-1)
+    q = functional_call(gpt2.with_head, weights, (windows,)).logits.log_softmax(-1)
+    truth = float((p.exp() * (p - q)).sum(-1).mean().detach())
+    assert_close(float(found.measured(recipe)), truth, rtol=1e-4, atol=0)
+    assert_close(found.together().kl, truth, rtol=0.6, atol=0)
+    with pytest.raises(hs.errors.ShapeError, match=r"has the shape \(24, 24\) here and .* the same model"):
+        hs.budgets.scheme(label).error(torch.zeros(24, 24), "transformer.h.0.attn.c_attn.weight")
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ class Places:
         key = name, scheme.name
         if key not in self.kept:
             W = weight.detach()
-            found = scheme.error(W.mT, name).mT if transposed else scheme.error(W, name)
+            found = scheme.error(W.mT, name).mT if transposed and not scheme.by_name else scheme.error(W, name)
             if sum(error.numel() for error in self.kept.values()) + found.numel() > self.size:
                 return found
             self.kept[key] = found

@@ -1,4 +1,4 @@
-"""Commands that fill a run: ``measure``, ``attack``, ``certify``, ``budget``; what ``sweep`` and ``paper`` share with them."""
+"""Commands that fill a run: ``measure``, ``attack``, ``certify``, ``budget``; what ``sweep`` and ``paper`` share."""
 
 import inspect
 import json

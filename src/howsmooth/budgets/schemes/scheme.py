@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from howsmooth.errors import AssumptionError, nearest
 Rounding = Callable[[Tensor, str], Tensor]
 # Bits of a number that no scheme rounds: what models are published in.
 UNROUNDED_BITS = 16.0
-FAMILIES = ("integers", "floats", "pruning", "gguf_types", "own_code")
+FAMILIES = ("integers", "floats", "pruning", "gguf_types", "checkpoints", "own_code")
 # Where an error enters, by the first word of a scheme; the weights of linear maps if there is none of these.
 PLACES = ("weights", "embeddings", "kv", "kv-channel", "residual", "kernel")
 
@@ -31,6 +31,7 @@ class Scheme:
         scale_bits: Bits for each group of numbers that share a scale.
         group: How many numbers share a scale; none for a row of the matrix, 0 for the whole matrix.
         place: Where its error enters: a name of :data:`PLACES`.
+        by_name: Whether it looks parameters up by their names, and takes them in the shape that they have there.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Scheme:
     scale_bits: float = 0.0
     group: int | None = 0
     place: str = "weights"
+    by_name: bool = False
 
     def __repr__(self) -> str:
         """Return its name."""
@@ -87,9 +89,10 @@ def scheme(name: str) -> Scheme:
 
     Args:
         name: ``int4:g64``, ``int8:channel``, ``int4:g64:asym``, ``nf4``, ``fp8``, ``e5m2``, ``bf16``, ``prune:0.5``,
-            ``prune:2:4``, ``gguf:Q4_K``, or a function of the user's own, ``mine.py:function``. In front of it may
-            stand where the error enters: ``embeddings:``, ``kv:`` (groups within a token of the cache), ``kv-channel:``
-            (groups of tokens), ``residual:`` or ``kernel:``; the weights of linear maps otherwise.
+            ``prune:2:4``, ``gguf:Q4_0``, ``against:MODEL`` (the weights of another checkpoint), or a function of the
+            user's own, ``mine.py:function``. In front of it may stand where the error enters: ``embeddings:``, ``kv:``
+            (groups within a token of the cache), ``kv-channel:`` (groups of tokens), ``residual:`` or ``kernel:``; the
+            weights of linear maps otherwise.
 
     Raises:
         AssumptionError: If there is no such scheme.
@@ -108,14 +111,7 @@ def scheme(name: str) -> Scheme:
         known += module.NAMES
         found = module.read(words)
         if found is not None:
-            return Scheme(
-                name=name,
-                rounded=found.rounded,
-                number_bits=found.number_bits,
-                scale_bits=found.scale_bits,
-                group=found.group,
-                place=place,
-            )
+            return replace(found, name=name, place=place)
     raise AssumptionError(
         f"there is no scheme {name!r}, and it names no function of a file{nearest(first, known)}", field="schemes"
     )

@@ -1,5 +1,7 @@
 """Error budgets: what rounding costs by depth and kind of matrix, and the frontier of size and cost."""
 
+from typing import Any
+
 import altair as alt
 import torch
 
@@ -40,7 +42,7 @@ def draw_depths(section: Section) -> Chart:
                 panel = f"{each.budget.model}: {each.scheme}"
                 rows.append({"panel": panel, "layer": found.layer or 0, "kind": found.kind, **_numbers(found)})
     span = span_of([row[name] for row in rows for name in ("low", "high")])
-    up = {"title": rows and _cost(section), "scale": log_scale(span), "axis": log_axis(span)}
+    up: dict[str, Any] = {"title": _cost(section), "scale": log_scale(span), "axis": log_axis(span)}
     base = alt.Chart().encode(
         x=alt.X("layer:Q", title="layer", axis=alt.Axis(tickMinStep=1)),
         color=alt.Color("kind:N", title=None, legend=alt.Legend(orient="top", columns=4, labelLimit=260)),

@@ -46,8 +46,8 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         described(
             "How numbers are rounded: int2…int8 (:tensor, :channel, :g64, :asym), nf4, fp8, e5m2, bf16, fp16, "
-            "prune:0.5, prune:2:4, gguf:Q4_0, mine.py:function; with kv:, kv-channel:, residual:, kernel: or "
-            "embeddings: in front, these in place of weights.",
+            "prune:0.5, prune:2:4, gguf:Q4_0, against:MODEL, mine.py:function; with kv:, kv-channel:, "
+            "residual:, kernel: or embeddings: in front, these in place of weights.",
             metavar="int4:g64,…",
         ),
     ] = ("int4:g64",)
@@ -85,6 +85,8 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
 
         for label in self.scheme:
             scheme(label)
+            if "against:" in label:
+                check_model(label.partition("against:")[2])
 
     @property
     def windows(self) -> Windows:
@@ -329,7 +331,7 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
     first = asks[0]
     Subject.of(base.transformer, _tokens(first, range(1), resources))  # refuses models without an output
-    wanted = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
+    wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
     if wanted:
         _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
     asks += [
@@ -374,7 +376,8 @@ def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budge
         if not windows:
             continue
         errors, tables = [], []
-        for label, answers in schemes.items():
+        # the coarsest first, whatever the order of records
+        for label, answers in sorted(schemes.items(), key=lambda item: (min(item[1][windows[0]].bits), item[0])):
             first = answers[windows[0]]
             errors += [
                 Error(name=name, scheme=label, numbers=numbers, bits=bits)
@@ -482,7 +485,7 @@ class RecipeSummary:
         from howsmooth.budgets.recipes import Recipe
 
         found = self.answer
-        alone = {"name": "a recipe", "scheme": "a recipe"}
+        alone: dict[str, Any] = {"name": "a recipe", "scheme": "a recipe"}
         return Recipe(
             schemes=dict(zip(found.names, found.chosen, strict=True)),
             bits=found.bits,
