@@ -29,6 +29,8 @@ GGUF_TYPES = {
     **{"int2": "q2_k", "int3": "q3_k", "int4": "q4_0", "int5": "q5_0", "int6": "q6_k", "int7": "q8_0", "int8": "q8_0"},
     **{"nf4": "iq4_nl", "fp8": "q8_0", "e4m3": "q8_0", "e5m2": "q8_0"},
 }
+# Options of llama-quantize and of vLLM.
+TENSOR_TYPE, SKIP_LAYERS = "--tensor-type", "--kv-cache-dtype-skip-layers"
 PLACE = re.compile(r"^(?:.*\.)?(?:layers|h)\.(\d+)\.(.*?)(?:\.weight)?$")
 
 
@@ -78,7 +80,7 @@ def _weights(scheme: str) -> dict[str, object]:
 
 def gguf(recipe: Recipe) -> str:
     """Return options of llama-quantize, one for each matrix."""
-    return "".join(f"--tensor-type {_gguf_name(name)}={_gguf_type(s)}\n" for name, s in recipe.schemes.items())
+    return "".join(f"{TENSOR_TYPE} {_gguf_name(name)}={_gguf_type(s)}\n" for name, s in recipe.schemes.items())
 
 
 def _gguf_name(name: str) -> str:
@@ -113,7 +115,7 @@ def vllm_cache(recipe: Recipe) -> str:
     kept = {name.split(".")[1] for name, scheme in recipe.schemes.items() if scheme == KEEP and _cached(name)}
     if not any(map(_cached, recipe.schemes)):
         raise AssumptionError("the recipe rounds no cache; take a scheme such as kv:fp8.", field="export")
-    return f"--kv-cache-dtype-skip-layers {' '.join(sorted(kept, key=int))}".strip() + "\n"
+    return f"{SKIP_LAYERS} {' '.join(sorted(kept, key=int))}".strip() + "\n"
 
 
 def _cached(name: str) -> bool:
