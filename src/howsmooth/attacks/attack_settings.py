@@ -1,6 +1,7 @@
 """Norms, methods and budgets of attacks, checked without torch."""
 
 import math
+from numbers import Integral, Real
 
 from howsmooth.errors import AssumptionError, nearest
 
@@ -17,13 +18,13 @@ def check_attack(*, eps: object, norm: object, method: object, budget: object) -
     Raises:
         AssumptionError: If the radius is not positive and finite, the norm or method unknown, or the budget too small.
     """
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < float(eps) < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
     if norm not in NORMS:
         raise AssumptionError(f"there is no norm {norm!r}{nearest(str(norm), NORMS)}", field="norm")
     if method not in METHODS:
         raise AssumptionError(f"there is no method {method!r}{nearest(str(method), METHODS)}", field="method")
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < LEAST:
+    if isinstance(budget, bool) or not isinstance(budget, Integral) or budget < LEAST:
         raise AssumptionError(
             f"budget must be a whole number of passes, at least {LEAST}, got {budget}.", field="budget"
         )

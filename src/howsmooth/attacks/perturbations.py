@@ -19,7 +19,7 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.operators import HALF, measurable, norms, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
-from howsmooth.validation import require_sequences
+from howsmooth.validation import as_tokens, require_sequences
 from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
@@ -121,7 +121,7 @@ class Attack:
 
 def attack(
     f: Callable[[Tensor], Any],
-    X: Float[Tensor, "*batch n d"],
+    X: Float[Tensor, "*batch n d"] | Any,
     *,
     eps: float,
     norm: str = "total",
@@ -141,7 +141,7 @@ def attack(
 
     Args:
         f: A map with a ``jacobian``, or any callable or module on tensors; it must treat batch axes independently.
-        X: The tokens.
+        X: The tokens, as a tensor, an array or a list.
         eps: How far they may move.
         norm: All together, ``total``: :math:`\|E\|_F\le\epsilon`; or each of them, ``token``: :math:`|e_i|\le\epsilon`.
         method: ``random`` (noise), ``fgsm`` (one step along the gradient), ``pgd`` (many), ``singular`` (along the
@@ -165,8 +165,9 @@ def attack(
         (1.0, 2.0)
     """
     check_attack(eps=eps, norm=norm, method=method, budget=budget)
+    eps, budget = float(eps), int(budget)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    prepared_map = prepare(f, X, norm=norm, target=target, generator=generator)
+    prepared_map = prepare(f, as_tokens(X, f), norm=norm, target=target, generator=generator)
     found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
     return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
 
