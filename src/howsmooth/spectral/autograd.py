@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.scaled_dot_product import in_place_of_torch
 from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
@@ -328,15 +329,13 @@ def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
 def _as_measured(f: Callable[[Tensor], Any]) -> Iterator[None]:
     modules = [] if (root := _module_of(f)) is None else list(root.modules())
     training = [module.training for module in modules]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
         for module in modules:
             module.training = False
-        with sdpa_kernel(SDPBackend.MATH):
+        # the math kernel is for calls of torch's attention that nothing replaces
+        with in_place_of_torch(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, was_training in zip(modules, training, strict=True):
             module.training = was_training
 
