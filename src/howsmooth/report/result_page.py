@@ -34,10 +34,14 @@ def write_comparison(found: Comparison, command: str, path: Path) -> Path:
         legend=found.legend,
         remarks=found.remarks,
         command=command,
-        chart={"spec": themed(spec), "config": CONFIG} if drawn else None,
+        chart={"spec": themed(spec), "config": CONFIG, "panels": _panels(found)} if drawn else None,
         caption=f"How many times the first every layer of the second is. Thin: intervals, {percent(found.confidence)} "
         "all together; thick: error bars.",
     )
+
+
+def _panels(found: Comparison) -> int:
+    return len({(row.map, row.models, row.texts, row.length) for row in found.rows if row.ratio is not None})
 
 
 def write_result(
