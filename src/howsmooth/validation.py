@@ -29,7 +29,7 @@ def require_floating(x: object, name: str) -> None:
         )
 
 
-def as_tokens(X: Any, f: Any) -> Any:
+def tokens_for(X: Any, f: Any) -> Any:
     """Return arrays and lists as tensors, in the numbers and on the device of a map; tensors and measures as they are.
 
     Raises:

@@ -22,7 +22,7 @@ from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
-from howsmooth.validation import as_tokens, require_sequences
+from howsmooth.validation import require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
@@ -167,7 +167,7 @@ def attack(
     check_attack(eps=eps, metric=metric, method=method, budget=budget)
     eps, budget = float(eps), int(budget)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    prepared_map = prepare(f, as_tokens(X, f), metric=metric, target=target, generator=generator)
+    prepared_map = prepare(f, tokens_for(X, f), metric=metric, target=target, generator=generator)
     found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
     return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
 

@@ -19,13 +19,13 @@ from howsmooth.maps.projections import Layout, Projections, Transforms, sizes_of
 from howsmooth.maps.rotary import Rotary
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
-    as_tokens,
     require_agreement,
     require_finite,
     require_floating,
     require_parameter,
     require_shape,
     require_tokens,
+    tokens_for,
 )
 
 GIBIBYTE = 2**30
@@ -244,7 +244,7 @@ class MultiHead(TensorDataclass, ABC):
 
     def _admit(self, X: Tensor) -> Tensor:
         """Check the tokens and give them every batch axis that weights and masks bring along."""
-        X = as_tokens(X, self)
+        X = tokens_for(X, self)
         require_tokens(X, self.query)
         n = X.shape[-2]
         self.positions.check(n)

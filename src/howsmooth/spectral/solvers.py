@@ -36,7 +36,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
-from howsmooth.validation import as_tokens
+from howsmooth.validation import tokens_for
 
 # Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
 FORWARD_FACTOR = 4.0
@@ -97,7 +97,7 @@ def local_lipschitz(
     """
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
     metrics = as_metrics(metric)
-    X = as_tokens(X, f)
+    X = tokens_for(X, f)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))
