@@ -1,10 +1,13 @@
-"""Sinks of readings: TensorBoard, and loggers with a ``log`` method."""
+"""Sinks of readings: TensorBoard, JSON lines, and loggers with a ``log`` method."""
 
+import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from howsmooth.errors import AssumptionError
+from howsmooth.markup import strict_json
 from howsmooth.training.readings import Look
 
 
@@ -34,6 +37,9 @@ class LoggerSink:
     def write(self, look: Look) -> None:
         """Log every number of a step."""
         self._logger.log({"step": look.step} | scalars(look))
+        alert = getattr(self._logger, "alert", None)  # W&B and Trackio have one
+        for alarm in look.alarms if callable(alert) else ():
+            alert(title="howsmooth", text=str(alarm))
 
 
 class TensorBoard:
@@ -66,10 +72,26 @@ class TensorBoard:
         self._writer.close()
 
 
+class JsonLines:
+    """A file with one line of JSON for each step."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Append to a file."""
+        self._path = Path(path)
+
+    def write(self, look: Look) -> None:
+        """Write one line: the step, every reading, and the alarms as sentences."""
+        plain = dataclasses.asdict(look) | {"alarms": [str(alarm) for alarm in look.alarms]}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(strict_json(plain) + "\n")
+
+
 def scalars(look: Look) -> dict[str, float]:
     """Return every number of a step by its name; what is not finite is left out."""
     found = {
-        f"howsmooth/layer_{r.layer}/{r.map}/{name}": value for r in look.readings for name, value in r.numbers.items()
+        f"howsmooth/layer_{r.layer}/{r.map}/{name}".replace(":", "_"): value
+        for r in (*look.readings, *look.heads)
+        for name, value in r.numbers.items()
     }
     found |= {
         "howsmooth/alarms": float(len(look.alarms)),
