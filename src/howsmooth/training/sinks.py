@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from howsmooth.errors import AssumptionError
 from howsmooth.markup import strict_json
-from howsmooth.training.readings import Look
+from howsmooth.training.readings import HeadReading, LayerReading, Look
 
 
 @runtime_checkable
@@ -27,6 +27,14 @@ class Logger(Protocol):
         """Keep some numbers."""
 
 
+@runtime_checkable
+class Alerting(Protocol):
+    """What the loggers of W&B and Trackio have besides."""
+
+    def alert(self, *, title: str, text: str) -> object:
+        """Tell somebody."""
+
+
 class LoggerSink:
     """A logger of somebody else's: one dictionary for each step, as in ``howsmooth/layer_3/attention/constant``."""
 
@@ -37,9 +45,9 @@ class LoggerSink:
     def write(self, look: Look) -> None:
         """Log every number of a step."""
         self._logger.log({"step": look.step} | scalars(look))
-        alert = getattr(self._logger, "alert", None)  # W&B and Trackio have one
-        for alarm in look.alarms if callable(alert) else ():
-            alert(title="howsmooth", text=str(alarm))
+        if isinstance(self._logger, Alerting):
+            for alarm in look.alarms:
+                self._logger.alert(title="howsmooth", text=str(alarm))
 
 
 class TensorBoard:
@@ -88,9 +96,10 @@ class JsonLines:
 
 def scalars(look: Look) -> dict[str, float]:
     """Return every number of a step by its name; what is not finite is left out."""
+    readings: list[LayerReading | HeadReading] = [*look.readings, *look.heads]
     found = {
         f"howsmooth/layer_{r.layer}/{r.map}/{name}".replace(":", "_"): value
-        for r in (*look.readings, *look.heads)
+        for r in readings
         for name, value in r.numbers.items()
     }
     found |= {
