@@ -47,6 +47,7 @@ from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
+from howsmooth.training.probe import probe as probe
 
 __version__: str
 __all__: list[str]

@@ -44,7 +44,7 @@ ALLOWED = {
     "files": {"errors", "memory"},
     "linear_operators": {"validation"},
     "metrics": {"errors"},
-    "markup": {"wording"},
+    "markup": {"errors", "wording"},
     "scaled_dot_product": {"errors", "torch_internals"},
     "tensor_dataclass": set(),
     "domains": GROUND,

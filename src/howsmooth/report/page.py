@@ -102,7 +102,7 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
     if target is not None and not Path(target).parent.is_dir():
         raise FileError(f"there is no folder {os.fspath(Path(target).parent)!r} for the report.", field="target")
     run = read_run(folder)
-    return _written(render(run), Path(folder) / FILE if target is None else Path(target))
+    return written(render(run), Path(folder) / FILE if target is None else Path(target))
 
 
 def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
@@ -111,7 +111,7 @@ def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
     Raises:
         FileError: If the file cannot be written.
     """
-    return _written(_page(run, drawn), Path(folder) / FILE)
+    return written(_page(run, drawn), Path(folder) / FILE)
 
 
 def render(run: Run) -> str:
@@ -119,7 +119,12 @@ def render(run: Run) -> str:
     return _page(run, {section: drawings(section) for section in sections(run)})
 
 
-def _written(page: str, path: Path) -> Path:
+def written(page: str, path: Path) -> Path:
+    """Write a page whole or not at all; return where it is.
+
+    Raises:
+        FileError: If the file cannot be written.
+    """
     try:
         with whole(path) as partial:
             partial.write_text(page, encoding="utf-8")
