@@ -35,6 +35,7 @@ INSTRUMENTS = {
     "tokens",
     "certificates",
     "training",
+    "budgets",
     "verification",
 }
 # What each room may import besides itself.
@@ -45,7 +46,7 @@ ALLOWED = {
     "files": {"errors", "memory"},
     "linear_operators": {"validation"},
     "metrics": {"errors"},
-    "markup": {"wording"},
+    "markup": {"errors", "wording"},
     "scaled_dot_product": {"errors", "torch_internals"},
     "tensor_dataclass": set(),
     "domains": GROUND,
@@ -61,6 +62,7 @@ ALLOWED = {
     "attacks": {*GROUND, "maps", "spectral", "theory"},
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "training": {*GROUND, "maps", "spectral", "models"},
+    "budgets": {*GROUND, "models"},
     "verification": {*GROUND, "maps"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},
