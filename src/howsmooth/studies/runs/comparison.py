@@ -269,8 +269,8 @@ class Comparison(ResultTable):
     def suffered(self) -> str:
         """Say which layers are less smooth in the second run, which are smoother, and which nobody can tell apart."""
         groups = {
-            "less smooth in the second": [row for row in self.rows if row.verdict is Verdict.LARGER],
-            "smoother": [row for row in self.rows if row.verdict is Verdict.SMALLER],
+            "less smooth in the second": [row for row in self.rows if row.verdict is DifferenceVerdict.LARGER],
+            "smoother": [row for row in self.rows if row.verdict is DifferenceVerdict.SMALLER],
             "not told apart": [row for row in self.rows if not row.real],
         }
         said = [f"{what}: {_places(rows)}" for what, rows in groups.items() if rows]
