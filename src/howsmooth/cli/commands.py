@@ -22,6 +22,7 @@ QUESTIONS = {
     "How smooth is a model?": {
         "measure": "Measure how smooth each attention layer of a model is on a text.",
         "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
+        "budget": "Tell where a model tolerates an error: rounded weights, a rounded cache.",
         "models": "List what can be measured here.",
     },
     "How unsmooth can a layer be, and what is proven?": {
@@ -53,7 +54,7 @@ COMMANDS = {name: said for commands in QUESTIONS.values() for name, said in comm
 
 # Commands that share a file.
 FILES = {
-    **dict.fromkeys(("measure", "attack", "certify"), "run_commands"),
+    **dict.fromkeys(("measure", "attack", "certify", "budget"), "run_commands"),
     **dict.fromkeys(("sweep", "paper"), "study_commands"),
     **dict.fromkeys(("runs", "show", "compare", "report", "figure", "export"), "stored_runs"),
     **dict.fromkeys(("models", "lab"), "first_steps"),

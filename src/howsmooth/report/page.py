@@ -32,6 +32,7 @@ FILE = "report.html"
 TITLES = {
     "whole": "How smooth is {models} as a whole?",
     "attack": "Attacks on {models}",
+    "budget": "Where does {models} tolerate an error?",
     "certificate": "How far may words move before {models} decides otherwise?",
     "monitor": "How smooth is {models} while it is trained?",
     "text": "How smooth is {map} in {models}?",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy import stats
+from scipy.special import stdtrit
 
 from howsmooth.studies.json_values import to_json
 from howsmooth.studies.runs.result_table import ResultTable
@@ -103,7 +103,7 @@ def _scatter(logs: Logs) -> float:
 
 def _quantile(confidence: float, freedom: float) -> float:
     # from the far tail: 1 − confidence is smaller than what (1 + confidence)/2 can tell from 1
-    return float(stats.t.isf((1 - confidence) / 2, freedom))
+    return -float(stdtrit(freedom, (1 - confidence) / 2))
 
 
 def _exp(log: float) -> float:
