@@ -24,6 +24,8 @@ from howsmooth.report.page import write_report as write_report
 from howsmooth.report.results import compare as compare
 from howsmooth.report.results import measure as measure
 from howsmooth.report.results import read_run as read_run
+from howsmooth.scaled_dot_product import sdpa as sdpa
+from howsmooth.scaled_dot_product import use_sdpa as use_sdpa
 from howsmooth.search import audit as audit
 from howsmooth.search import bracket as bracket
 from howsmooth.search import maximise as maximise

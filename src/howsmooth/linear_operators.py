@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.validation import require_like
@@ -82,24 +82,3 @@ def on_tokens(X: Float[Tensor, "*batch n d"], out: int | None = None) -> dict[st
 def fields_of(op: LinearOperator) -> dict[str, Any]:
     """Return the fields of an operator with the shapes of another."""
     return {name: getattr(op, name) for name in ("batch", "domain", "codomain", "dtype", "device")}
-
-
-# The rounding of a Cholesky factorisation or of an eigenvalue, in units of the dimension times eps.
-FACTORISATION_UNITS = 16
-
-
-def positive_definite(
-    bound: float, M: Float[Tensor, "rows o o"], form: Float[Tensor, "o o"] | None
-) -> Bool[Tensor, " rows"]:
-    r"""Say for which matrices a Cholesky factorisation proves :math:`M\preceq b^2B`; B is the identity by default.
-
-    A factorisation that succeeds in floating point belongs to a matrix that differs by a few units of rounding for each
-    row, which is taken off the bound beforehand.
-    """
-    dimension = M.shape[-1]
-    B = torch.eye(dimension, dtype=M.dtype, device=M.device) if form is None else form
-    room = 1 + FACTORISATION_UNITS * dimension * torch.finfo(M.dtype).eps
-    shift = FACTORISATION_UNITS * dimension * torch.finfo(M.dtype).eps * bound**2 * B.diagonal().max()
-    identity = torch.eye(dimension, dtype=M.dtype, device=M.device)
-    _factor, info = torch.linalg.cholesky_ex((bound / room) ** 2 * B - M - shift * identity)
-    return info == 0

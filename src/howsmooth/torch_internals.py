@@ -5,6 +5,8 @@ import sys
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend
 
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default  # looked up once: that takes as long as a call
 
@@ -20,6 +22,86 @@ def is_batched(x: Tensor) -> bool:
 def inside_transform() -> bool:
     """Tell whether a transform of ``torch.func`` is at work; it does not allow results to be written over operands."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def recorded(*operands: Tensor) -> bool:
+    """Tell whether autograd, in either mode, or a transform of torch.func records an operation on ``operands``."""
+    if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """Return attention and the log-sum-exp of its scores by torch's fused kernel for CPUs; none where it has none.
+
+    On other devices the log-sum-exp is left out, so that only the value is fused. Why not the public function: it keeps
+    the log-sum-exp to itself, and the fused backward pass needs it.
+    """
+    batch, (q, k, v, mask) = q.shape[:-2], _with_four_axes(q, k, v, mask)
+    if q.device.type != "cpu":
+        if torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale) == SDPBackend.MATH.value:
+            return None
+        o = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+        return _shaped(o, (*batch, *o.shape[-2:])), o.new_empty(*batch, 0)
+    if q.shape[-1] != v.shape[-1]:
+        return None
+    o, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
+    )
+    return _shaped(o, (*batch, *o.shape[-2:])), _shaped(log_sum_exp, (*batch, o.shape[-2]))
+
+
+def fused_attention_backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    log_sum_exp: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    """Return the cotangents of q, k and v, from what :func:`fused_attention` returned."""
+    shapes = q.shape, k.shape, v.shape
+    q, k, v, mask = _with_four_axes(q, k, v, mask)
+    g, o, log_sum_exp = (x.reshape(*q.shape[:-1], *rest) for x, rest in ((g, (-1,)), (o, (-1,)), (log_sum_exp, ())))
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, q, k, v, o, log_sum_exp, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
+    )
+    return tuple(_shaped(x, shape) for x, shape in zip(found, shapes, strict=True))
+
+
+def _with_four_axes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    batch = q.shape[:-2]
+    if len(batch) != 2:
+        q, k, v = (x.reshape(-1, batch[-1], *x.shape[-2:]) for x in (q, k, v))
+    if mask is None:
+        return q, k, v, None
+    if len(batch) != 2:
+        shared = mask.shape[:-2].numel() == 1
+        mask = (
+            mask.reshape(1, 1, *mask.shape[-2:])
+            if shared
+            else mask.expand(*batch, *mask.shape[-2:]).reshape(-1, batch[-1], *mask.shape[-2:])
+        )
+    return q, k, v, mask.expand(*mask.shape[:2], q.shape[-2], -1)
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return ``x`` in another shape; a copy, since autograd treats views that a function returns differently."""
+    return x if x.shape == shape else x.reshape(shape).contiguous()
+
+
+def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
 
 
 def softmax_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.rotary import Rotary
 from howsmooth.maps.token_rows import attention_rows
-from howsmooth.spectral.metric_norms import DenseRows
+from howsmooth.spectral.metric_norms import DenseRows, ProductRows
 
 
 def head(rng, *, n, d, heads=2, k=2, size=1.0, **options):
@@ -38,12 +38,13 @@ def test_rows_in_closed_form_are_those_of_the_dense_derivative(options, rng):
     f, X = head(rng, n=5, d=3, **options)
     J = dense_jacobian(f, X).reshape(5, -1, 5, 3)
     dense, rows = DenseRows(J), attention_rows(f.jacobian(X))
-    Y, E = torch.randn(5, rows.out, dtype=torch.float64), torch.randn(5, 5, 3, dtype=torch.float64)
-    w = torch.rand(2, 5, dtype=torch.float64) + 0.1
     some = torch.tensor([4, 1])
-    torch.testing.assert_close(rows.pull(Y), dense.pull(Y))
-    torch.testing.assert_close(rows.push(E), dense.push(E))
-    torch.testing.assert_close(rows.gram(some, w), dense.gram(some, w))
+    Y, w = torch.randn(2, rows.out, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64) + 0.1
+    for weights in (None, w):
+        truths = dense.take(some).step(Y, weights)
+        for each in (rows.take(some), ProductRows(f.jacobian(X), some)):
+            for found, truth in zip(each.step(Y, weights), truths, strict=True):
+                torch.testing.assert_close(found, truth)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -53,8 +54,8 @@ def test_the_bracket_between_largest_tokens_is_narrow_and_holds_what_any_perturb
     f, X = head(rng, n=n, d=d, size=float(3 * torch.rand((), generator=rng)))
     X = X * (30 if seed % 4 == 0 else 1)  # saturated rows too
     found = hs.local_lipschitz(f, X, metric="token", rtol=1e-3, generator=rng)
-    assert found.confidence == 1.0
-    assert found.upper <= found.lower * 1.002
+    assert found.confidence == 0.999
+    assert found.upper <= found.lower * 1.01  # rows with several maxima may leave a gap
     J = dense_jacobian(f, X).reshape(n, -1, n, d)
     E = torch.nn.functional.normalize(torch.randn(200, n, d, dtype=torch.float64), dim=-1)
     for _step in range(30):  # from many starts, by the plain alternating iteration

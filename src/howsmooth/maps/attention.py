@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
@@ -258,6 +258,55 @@ class Attention(ScoreAttention):
             value=gaussian(heads, k, d),
             output=gaussian(heads, d, k),
             positions=Positions(causal=causal),
+        )
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, causal: bool = False) -> "Attention":
+        """Read the weights of torch's multi-head attention as a map on one sequence: query, key and value are it.
+
+        Tokens are ``(*batch, n, d)`` whatever the module's ``batch_first`` is; dropout is off, as in eval mode. Masks
+        are no part of the module: its caller gives them.
+
+        Args:
+            module: The module.
+            causal: Whether it is called with a causal mask.
+
+        Raises:
+            AssumptionError: If queries, keys and values cannot be one sequence, or ``add_bias_kv`` adds a learned one.
+            DtypeError: If it is another module.
+
+        Example:
+            >>> Attention.from_torch(torch.nn.MultiheadAttention(8, 2), causal=True)
+            Attention(heads=2, d=8, k=4, v=4, out=8, causal, torch.float32)
+        """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise DtypeError(
+                f"from_torch reads torch.nn.MultiheadAttention, got {type(module).__name__}; hs.load reads models, and "
+                "hs.load(model).layer(0).closed_form is the attention of a layer.",
+                field="module",
+            )
+        if module.in_proj_weight is None or module.bias_k is not None:
+            why = "add_bias_kv" if module.bias_k is not None else "keys or values of another width"
+            raise AssumptionError(
+                f"attention with {why} is not self-attention on one sequence; use hs.local_lipschitz on a callable.",
+                field="module",
+            )
+        heads, width = module.num_heads, module.embed_dim
+        query, key, value = module.in_proj_weight.detach().unflatten(0, (3, heads, -1))
+        bias, out_bias = module.in_proj_bias, module.out_proj.bias
+        query_bias, key_bias, value_bias = (None,) * 3 if bias is None else bias.detach().unflatten(0, (3, heads, -1))
+        return cls(
+            query=query,
+            key=key,
+            value=value,
+            output=module.out_proj.weight.detach().reshape(width, heads, -1).transpose(0, 1),
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            output_bias=None if out_bias is None else out_bias.detach(),
+            positions=Positions(causal=causal),
+            # a key and a value of zeros beside those of the tokens
+            sink=query.new_zeros(heads) if module.add_zero_attn else None,
         )
 
     def project(

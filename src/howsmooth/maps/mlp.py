@@ -13,8 +13,8 @@ from howsmooth.errors import ShapeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.activations import Activation, known_activation
 from howsmooth.maps.protocols import take
-from howsmooth.maps.weighting import recorded
 from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.torch_internals import recorded
 from howsmooth.validation import (
     require_agreement,
     require_finite,

@@ -12,9 +12,8 @@ from howsmooth.domains.norm_image import Ellipsoid
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.protocols import take
-from howsmooth.maps.weighting import recorded
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.torch_internals import is_batched, project_out
+from howsmooth.torch_internals import is_batched, project_out, recorded
 from howsmooth.validation import (
     require_agreement,
     require_finite,

@@ -7,34 +7,34 @@ block of output token i and input token j is, for heads h side by side and the o
           C^h_i = \sum_lc^h_{il}k_l^{h\top},
 
 where :math:`r_{ij}` is the query of i, pulled back through rotation and norm of the key at j, and rows of
-:math:`C_i` are pulled back through those of the query at i. Nothing here has more than n²·d entries.
+:math:`C_i` are pulled back through those of the query at i. For a cotangent y of output token i, all
+:math:`J_{ij}^\top y` lie in the span of two vectors for each head, the pulled values :math:`z^h = V^{h\top}u^h` and the
+keys :math:`K^{h\top}r^h_{ij}`, but for j = i. Their norms, and sums over j, need only the Gram matrices of these.
 """
 
-import functools
+import dataclasses
 import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.linear_operators import positive_definite
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
 from howsmooth.maps.projections import TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, unstack
 
-# More entries than these are not kept; without them only comparisons with the Euclidean norm are known.
+# More entries than these are not kept; rows are then taken from products with the whole derivative.
 MOST_ENTRIES = 2**27
-# How wrong the inverse of a form may be.
-LARGEST_INVERSE_ERROR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionRows:
-    """All blocks of the derivative at one input, in factors, in float64.
+    """Some rows of blocks of the derivative at one input, in factors.
 
     Attributes:
+        at: Which output tokens these are.
         P: The weights.
         c: How the means move with the scores.
         r: Queries as seen by each key; one column if all keys see the same.
@@ -43,143 +43,82 @@ class AttentionRows:
         K: The key projections.
         V: The value projections.
         output: The output projection, or none.
+        key_grams: The products of keys with keys, as each row sees them.
+        values_by_keys: The products of values with keys.
     """
 
-    P: Float[Tensor, "heads n n"]
-    c: Float[Tensor, "heads n n v"]
-    r: Float[Tensor, "heads n columns k"]
-    C: Float[Tensor, "heads n v k"]
+    at: Int[Tensor, " rows"]
+    P: Float[Tensor, "rows heads n"]
+    c: Float[Tensor, "rows heads n v"]
+    r: Float[Tensor, "rows heads columns k"]
+    C: Float[Tensor, "rows heads v k"]
     Q: Float[Tensor, "heads k d"]
     K: Float[Tensor, "heads k d"]
     V: Float[Tensor, "heads v d"]
     output: Float[Tensor, "out hv"] | None
+    key_grams: Float[Tensor, "rows heads heads columns"]
+    values_by_keys: Float[Tensor, "heads v hk"]
 
     @property
     def out(self) -> int:
         """The dimension of an output token."""
-        return self.P.shape[0] * self.c.shape[-1] if self.output is None else self.output.shape[0]
+        return self.P.shape[1] * self.c.shape[-1] if self.output is None else self.output.shape[0]
 
-    def pull(self, Y: Float[Tensor, "n out"]) -> Float[Tensor, "n n d"]:
-        r"""Return :math:`J_{ij}^\top y_i` for all i and j."""
-        u = self._by_head(Y)
-        a = torch.einsum("hijv,hiv->hij", self.c, u)
-        found = torch.einsum("hij,hid->ijd", self.P, torch.einsum("hiv,hvd->hid", u, self.V))
-        if self.r.shape[2] == 1:
-            found += torch.einsum("hij,hid->ijd", a, torch.einsum("hik,hkd->hid", self.r[:, :, 0], self.K))
-        else:
-            found += torch.einsum("hijk,hkd->ijd", a.unsqueeze(-1) * self.r, self.K)
-        own = torch.einsum("hik,hkd->id", torch.einsum("hivk,hiv->hik", self.C, u), self.Q)
-        found.diagonal(dim1=0, dim2=1).add_(own.mT)
-        return found
+    def take(self, index: Int[Tensor, " some"]) -> "AttentionRows":
+        """Pick some of the rows."""
+        by_row = {name: getattr(self, name)[index] for name in ("at", "P", "c", "r", "C", "key_grams")}
+        return dataclasses.replace(self, **by_row)
 
-    def push(self, E: Float[Tensor, "n n d"]) -> Float[Tensor, "n out"]:
-        r"""Return :math:`\sum_jJ_{ij}e_{ij}` for all i, each with a perturbation of its own."""
-        means = torch.einsum("hid,hvd->hiv", torch.einsum("hij,ijd->hid", self.P, E), self.V)
-        if self.r.shape[2] == 1:
-            a = torch.einsum("ijd,hid->hij", E, torch.einsum("hik,hkd->hid", self.r[:, :, 0], self.K))
-        else:
-            a = torch.einsum("hijk,hijk->hij", self.r, torch.einsum("ijd,hkd->hijk", E, self.K))
-        means += torch.einsum("hijv,hij->hiv", self.c, a)
-        own = E.diagonal(dim1=0, dim2=1).mT
-        means += torch.einsum("hivk,hik->hiv", self.C, torch.einsum("id,hkd->hik", own, self.Q))
-        joined = means.transpose(0, 1).flatten(1)
-        return joined if self.output is None else joined @ self.output.mT
+    def step(
+        self, Y: Float[Tensor, "rows out"], w: Float[Tensor, "rows n"] | None
+    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows n"]]:
+        r"""Return :math:`\sum_jJ_{ij}J_{ij}^\top y_i/w_{ij}` for every row, and the norms :math:`|J_{ij}^\top y_i|`.
 
-    def gram(self, rows: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out out"]:
-        r"""Return :math:`M_i = \sum_jJ_{ij}J_{ij}^\top/w_{ij}` for some output tokens i."""
-        G = self.head_gram(rows, w)
-        return G if self.output is None else self.output @ G @ self.output.mT
-
-    def below(self, rows: Tensor, w: Float[Tensor, "rows n"], bound: float) -> Bool[Tensor, " rows"]:
-        r"""Say for which rows a Cholesky factorisation proves :math:`\lambda_{\max}(M_i)<` ``bound``\ :sup:`2`.
-
-        :math:`WGW^\top\preceq b^2I` follows from :math:`G\preceq b^2(W^\top W)^{-1}`, which needs no product with W for
-        every row.
+        Without weights these are the norms themselves. For all rows it costs about three products.
         """
-        form = self._output_form
-        # without a form the output projection has no left inverse that float64 resolves
-        return positive_definite(bound, self.gram(rows, w) if form is None else self.head_gram(rows, w), form)
-
-    @functools.cached_property
-    def _output_form(self) -> Float[Tensor, "hv hv"] | None:
-        r"""A matrix that is at most :math:`(W^\top W)^{-1}`; none where rounding does not allow to say so."""
-        width = self.P.shape[0] * self.c.shape[-1]
-        identity = torch.eye(width, dtype=self.P.dtype, device=self.P.device)
-        if self.output is None:
-            return identity
-        S = self.output.mT @ self.output
-        factor, failed = torch.linalg.cholesky_ex(S)
-        if bool(failed):
-            return None
-        inverse = torch.cholesky_inverse(factor)
-        inverse = 0.5 * (inverse + inverse.mT)
-        # The eigenvalues of BS are those of S^{1/2} B S^{1/2}, and no norm of BS − I is below their distance from one.
-        wrong = float(torch.linalg.matrix_norm(inverse @ S - identity))
-        rounding = width * torch.finfo(S.dtype).eps * torch.linalg.matrix_norm(inverse) * torch.linalg.matrix_norm(S)
-        wrong += 4 * float(rounding)
-        return inverse / (1 + wrong) if wrong < LARGEST_INVERSE_ERROR else None
-
-    def head_gram(self, rows: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows hv hv"]:
-        """Sum over input tokens in the space of all heads, term by term of the product of two blocks."""
-        P, c, r, C = self.P[:, rows], self.c[:, rows], self.r[:, rows], self.C[:, rows]
-        weighted = P / w
-        values = _spread(torch.einsum("gij,hij->igh", weighted, P), c.shape[-1]) * self._VV
-        mixed, scores = self._score_products(weighted, c / w.unsqueeze(-1), c, r)
-        return values + mixed + mixed.mT + scores + self._query_products(rows, P, c, r, C, w)
-
-    def _score_products(self, weighted: Tensor, c_weighted: Tensor, c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the products of values with scores, and of scores with scores."""
-        if r.shape[2] == 1:
-            keys = torch.einsum("hik,hkd->ihd", r[:, :, 0], self.K)
-            sums = torch.einsum("gij,hijv->ighv", weighted, c)
-            seen = torch.einsum("gad,ihd->igah", self.V, keys)
-            mixed = torch.einsum("igah,ighv->igahv", seen, sums)
-            flat, flat_weighted = (x.permute(1, 2, 0, 3).flatten(2) for x in (c, c_weighted))
-            scores = flat_weighted.mT @ flat * _spread(keys @ keys.mT, c.shape[-1])
-            return mixed.flatten(3).flatten(1, 2), scores
-        VK = torch.einsum("gad,hkd->gahk", self.V, self.K)
-        mixed = torch.stack(
-            [torch.einsum("gj,gahk,hjk,hjv->gahv", weighted[:, i], VK, r[:, i], c[:, i]) for i in range(c.shape[1])]
-        )
-        seen = torch.einsum("hijk,hkd->hijd", r, self.K)
-        gains = torch.einsum("gijd,hijd->ighj", seen, seen)
-        scores = torch.einsum("gija,ighj,hijb->igahb", c_weighted, gains, c)
-        return mixed.flatten(3).flatten(1, 2), scores.flatten(3).flatten(1, 2)
-
-    def _query_products(self, rows: Tensor, P: Tensor, c: Tensor, r: Tensor, C: Tensor, w: Tensor) -> Tensor:
-        """Return what the query term adds: it meets its own block alone, and one head's factors each."""
-        place = torch.arange(len(rows), device=rows.device)
-        at = place, rows
-        key = torch.einsum("hik,hkd->ihd", r[:, place, rows if r.shape[2] > 1 else torch.zeros_like(rows)], self.K)
-        to_queries = torch.einsum("ihd,gkd->ihgk", key, self.Q)
-        P_own, c_own = P[:, at[0], at[1]], c[:, at[0], at[1]]
-        block = torch.einsum("hi,hvgk->ihvgk", P_own, self._VQ) + torch.einsum("hiv,ihgk->ihvgk", c_own, to_queries)
-        cross = torch.einsum("ihvgk,giuk->ihvgu", block, C).flatten(3).flatten(1, 2)
-        both = torch.einsum("hivk,hkgl->ihvgl", C, self._QQ)
-        both = torch.einsum("ihvgl,giul->ihvgu", both, C).flatten(3).flatten(1, 2)
-        return (cross + cross.mT + both) / w[at[0], at[1], None, None]
-
-    @functools.cached_property
-    def _VV(self) -> Float[Tensor, "hv hv"]:
-        V = self.V.flatten(0, 1)
-        return V @ V.mT
-
-    @functools.cached_property
-    def _VQ(self) -> Float[Tensor, "heads v heads k"]:
-        return torch.einsum("hvd,gkd->hvgk", self.V, self.Q)
-
-    @functools.cached_property
-    def _QQ(self) -> Float[Tensor, "heads k heads k"]:
-        return torch.einsum("hkd,gld->hkgl", self.Q, self.Q)
-
-    def _by_head(self, Y: Float[Tensor, "n out"]) -> Float[Tensor, "heads n v"]:
-        pulled = Y if self.output is None else Y @ self.output
-        return pulled.unflatten(-1, (self.P.shape[0], -1)).transpose(0, 1)
+        P, c, r, C, rows = self.P, self.c, self.r, self.C, self.at
+        place, column = torch.arange(len(rows), device=rows.device), rows if r.shape[2] > 1 else torch.zeros_like(rows)
+        heads, r_own = P.shape[1], r[place, :, column]
+        u = (Y if self.output is None else Y @ self.output).unflatten(-1, (heads, -1))
+        # rows times matrices throughout: batched products with columns take a slow path
+        t = (u.unsqueeze(2) @ c.mT).squeeze(2)
+        by_head = u.transpose(0, 1)
+        z = (by_head @ self.V).transpose(0, 1)
+        own = (u.unsqueeze(2) @ C).flatten(1) @ self.Q.flatten(0, 1)
+        vk = (by_head @ self.values_by_keys).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) @ r.mT
+        own_keys = ((own @ self.K.flatten(0, 1).mT).unflatten(-1, (heads, -1)) * r_own).sum(-1)
+        # the products of J_ij^T y with the values of each head, and with the keys
+        on_values = (z @ z.mT) @ P + _contract(vk, t)
+        on_keys = _contract(vk.transpose(1, 2), P) + _contract(self.key_grams, t)
+        P_own, t_own = P[place, :, rows], t[place, :, rows]
+        on_keys[place, :, rows] += own_keys
+        own_values = (own.unsqueeze(1) @ z.mT).squeeze(1)
+        on_values[place, :, rows] += own_values
+        squares = (P * on_values).sum(1) + (t * on_keys).sum(1)
+        squares[place, rows] += (P_own * own_values + t_own * own_keys).sum(-1)
+        squares[place, rows] += own.square().sum(-1)
+        sizes = squares.clamp_min(0).sqrt()
+        a = 1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)
+        weighted = P * a.unsqueeze(1)
+        values = (weighted @ P.mT) @ z + weighted[place, :, rows].unsqueeze(-1) * own.unsqueeze(1)
+        same = r.shape[2] == 1  # every key sees the same query
+        keys = (t @ weighted.mT).unsqueeze(-1) * r if same else (t.unsqueeze(2) * weighted.unsqueeze(1)) @ r
+        moved = values.transpose(0, 1) @ self.V.mT + keys.permute(2, 0, 1, 3).flatten(2) @ self.values_by_keys.mT
+        moved = moved.transpose(0, 1) + ((a.unsqueeze(1) * on_keys).unsqueeze(2) @ c).squeeze(2)
+        pulled = (P_own.unsqueeze(1) @ z).squeeze(1) + own
+        pulled += (t_own.unsqueeze(-1) * r_own).flatten(1) @ self.K.flatten(0, 1)
+        queries = ((a[place, rows].unsqueeze(-1) * pulled) @ self.Q.flatten(0, 1).mT).unflatten(-1, (heads, -1))
+        moved = (moved + (queries.unsqueeze(2) @ C.mT).squeeze(2)).flatten(1)
+        return (moved if self.output is None else moved @ self.output.mT), sizes
 
 
-def _spread(x: Float[Tensor, "rows heads heads"], v: int) -> Float[Tensor, "rows hv hv"]:
-    """Repeat the number of two heads over all their coordinates."""
-    return x.repeat_interleave(v, 1).repeat_interleave(v, 2)
+def _contract(
+    grams: Float[Tensor, "rows heads heads columns"], x: Float[Tensor, "rows heads n"]
+) -> Float[Tensor, "rows heads n"]:
+    """Sum over the first head; one column serves all."""
+    if grams.shape[-1] == 1:
+        return grams.squeeze(-1).mT @ x
+    return (grams * x.unsqueeze(2)).sum(1)
 
 
 def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
@@ -194,28 +133,39 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
     if n * n * widest > MOST_ENTRIES:
         return None
     heads, shared = layout.heads, layout.shared
-    P = torch.zeros(heads, n, n, dtype=torch.float64, device=J.device)
-    c = torch.zeros(heads, n, n, layout.v, dtype=torch.float64, device=J.device)
+    P = torch.zeros(n, heads, n, dtype=J.dtype, device=J.device)
+    c = torch.zeros(n, heads, n, layout.v, dtype=J.dtype, device=J.device)
     for tile, weights, slope in pattern.parts():
-        at = slice(None), tile.rows, tile.columns
-        P[at] = unstack(weights.P.double(), tile).flatten(0, 1)
-        c[at] = _score_sensitivity(weights, slope, pattern.v[:, tile.columns], tile).flatten(0, 1)
-    W = projections.weight.double().reshape(-1, J.domain[1])
+        P[tile.rows, :, tile.columns] = unstack(weights.P, tile).flatten(0, 1).transpose(0, 1)
+        sensitivity = _score_sensitivity(weights, slope, pattern.v[:, tile.columns], tile)
+        c[tile.rows, :, tile.columns] = sensitivity.flatten(0, 1).transpose(0, 1)
+    W = projections.weight.reshape(-1, J.domain[1])
     Q, K, V = W.split([heads * layout.k, layout.groups * layout.k, layout.groups * layout.v])
     K, V = (x.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0) for x in (K, V))
-    scaled_k = J.scaled_k.double().repeat_interleave(shared, 0)
-    C = torch.einsum("hijv,hjk->hivk", c, scaled_k)
-    q = pattern.q.double().flatten(0, 1)
+    C = (c.mT @ J.scaled_k.repeat_interleave(shared, 0)).transpose(0, 1)
+    r = _seen_queries(J, pattern.q.flatten(0, 1)).transpose(0, 1).contiguous()
     return AttentionRows(
+        at=torch.arange(n, device=J.device),
         P=P,
         c=c,
-        r=_seen_queries(J, q),
-        C=_pulled_queries(J, C),
+        r=r,
+        C=_pulled_queries(J, C).transpose(0, 1).contiguous(),
         Q=Q.unflatten(0, (heads, -1)),
         K=K,
         V=V,
-        output=None if J.output is None else J.output.double().reshape(J.output.shape[-2:]),
+        output=None if J.output is None else J.output.reshape(J.output.shape[-2:]),
+        key_grams=_key_grams(r, K),
+        values_by_keys=V @ K.flatten(0, 1).mT,
     )
+
+
+def _key_grams(
+    r: Float[Tensor, "n heads columns k"], K: Float[Tensor, "heads k d"]
+) -> Float[Tensor, "n heads heads columns"]:
+    """Return the products of the keys that every row sees."""
+    products = K @ K.flatten(0, 1).mT
+    pulled = (r @ products).unflatten(-1, (len(K), -1))  # row, head, column, head, k
+    return torch.einsum("ihjgk,igjk->ighj", pulled, r)
 
 
 def _score_sensitivity(
@@ -223,12 +173,11 @@ def _score_sensitivity(
 ) -> Float[Tensor, "stack shared rows columns v"]:
     r"""Return :math:`c_{ij} = \sum_lv_l\,\partial P_{il}/\partial S_{ij}` of a tile."""
     if isinstance(weights, SoftmaxWeights):
-        P, v = weights.P.double(), v.double()
-        found = P.unsqueeze(-1) * (v.unsqueeze(1) - (P @ v).unsqueeze(2))
+        found = weights.P.unsqueeze(-1) * (v.unsqueeze(1) - (weights.P @ v).unsqueeze(2))
     else:
         columns = [weights.vjp(v[..., a].unsqueeze(1).expand(weights.P.shape).clone()) for a in range(v.shape[-1])]
-        found = torch.stack(columns, dim=-1).double()
-    found = found if slope is None else found * slope.double().unsqueeze(-1)
+        found = torch.stack(columns, dim=-1)
+    found = found if slope is None else found * slope.unsqueeze(-1)
     return found.unflatten(1, (-1, tile.height))
 
 
@@ -262,10 +211,10 @@ def _pulled_queries(J: AttentionJacobian, C: Float[Tensor, "heads n v k"]) -> Fl
 def _stages(
     g: Tensor, J: AttentionJacobian, transform: TransformJacobian | None, norm: NormJacobian | JointNormJacobian | None
 ) -> Tensor:
-    """Pull cotangents of queries or keys back to the projections, in the dtype of the derivative."""
-    g = g.to(J.dtype).reshape(*J.batch, *g.shape)
+    """Pull cotangents of queries or keys back to the projections."""
+    g = g.reshape(*J.batch, *g.shape)
     g = g if transform is None else transform.vjp(g)
     g = g if J.projections.rotation is None else J.projections.rotation.T(g)
     if isinstance(norm, NormJacobian):
         g = norm.vjp(g.contiguous())
-    return g.reshape(g.shape[len(J.batch) :]).double()
+    return g.reshape(g.shape[len(J.batch) :])

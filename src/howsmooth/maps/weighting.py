@@ -9,9 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from howsmooth.torch_internals import inside_transform, softmax_backward
+from howsmooth.torch_internals import recorded, softmax_backward
 
 Pick = Callable[[Tensor], Tensor]
 
@@ -62,13 +61,6 @@ class Workspace:
         if self._memory is None or self._memory.numel() < size:
             self._memory = self._like.new_empty(size)
         return self._memory[:size].view(shape)
-
-
-def recorded(*operands: Tensor) -> bool:
-    """Tell whether autograd, in either mode, or a transform of torch.func records an operation on ``operands``."""
-    if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
-        return True
-    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
 
 
 def in_place(*operands: Tensor) -> bool:

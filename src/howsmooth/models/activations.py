@@ -92,7 +92,7 @@ class Activations:
         X = (self.blocks if parsed.reads_block else self.attention)[layer]
         if parsed.kind == "mlp":
             X = part.mlp_input(X, self.padding)
-        elif part.attention is None or (parsed.kind == "block" and part.feed_forward is None):
+        elif not part.is_closed(parsed):
             call = part.called(name, self.attention_calls[layer], self.block_calls[layer])
             if self.padding is None or bool(self.padding.all()):
                 return call, X
@@ -153,11 +153,13 @@ def model_map(found: "Activations", layer: int, name: MapName) -> tuple[Measurab
 
 def _missing(ends: Ends, name: MapName) -> str | None:
     """Return why a model has no such map, or ``None`` if it has."""
-    if name.from_embeddings and ends.stem is None:
-        return "where its embeddings are added up is not known for its family"
     heads = {"logits": ends.language_head, "sentence": ends.sentence_embedding, "classes": ends.class_head}
     head = heads.get(name.kind)
-    return head if isinstance(head, str) else None
+    if isinstance(head, str):
+        return head
+    if name.from_embeddings and ends.stem is None:
+        return "where its embeddings are added up is not known for its family"
+    return None
 
 
 def _closed_form(found: "Activations", span: LayerSpan) -> Chain | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
@@ -18,7 +18,14 @@ from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import HeadCall, PartCall
-from howsmooth.models.autograd.traced_parts import NO_PRE_NORM, NO_RESIDUAL, TensorLocation, TracedParts
+from howsmooth.models.autograd.torch_masks import positions_of
+from howsmooth.models.autograd.traced_parts import (
+    NO_PRE_NORM,
+    NO_PROJECTION,
+    NO_RESIDUAL,
+    TensorLocation,
+    TracedParts,
+)
 from howsmooth.models.map_names import MAPS, MapName
 from howsmooth.models.parts import block
 from howsmooth.models.parts.block import FeedForward
@@ -45,7 +52,8 @@ class AttentionLayer:
         residual_scale: The factor of the output of attention in the residual sum.
         residual_after_norm: Whether the residual branches off behind the norm in front, not before it.
         feed_forward: The MLP of the block; none if it has no closed form here.
-        traced: Where its parts are, for an unknown family; none until it was seen to run.
+        traced: Where its parts are, for an unknown family; none until it was seen to run. With attention in closed
+            form, where the parts of its block are.
     """
 
     index: int
@@ -87,6 +95,12 @@ class AttentionLayer:
                 continue
             found.append(name)
         return tuple(found)
+
+    def is_closed(self, name: MapName) -> bool:
+        """Whether a part is in closed form; of a block of the user's own around torch's attention, attention is."""
+        if self.attention is None or (name.kind == "block" and self.feed_forward is None):
+            return False
+        return self.traced is None or name.kind in ("attention", "heads", "head")
 
     @property
     def output_path(self) -> str:
@@ -177,10 +191,9 @@ class AttentionLayer:
         parsed = MapName.parse(name)
         if parsed.kind == "mlp":
             block.feed_forward(self)
-        elif self.attention is None:
-            if self.traced is not None:
-                self.traced.locations(parsed)
-        elif parsed.kind != "block":
+        elif self.traced is not None and not self.is_closed(parsed):
+            self.traced.locations(parsed)
+        elif self.attention is not None and parsed.kind != "block":
             self.map(name)
 
     def called(self, name: str, attention: ModuleCall, block: ModuleCall) -> Callable[[Tensor], Tensor]:
@@ -229,14 +242,33 @@ class AttentionLayer:
         # a padded token could be left without any key; it attends to itself, since its output is not used
         itself = torch.eye(padding.shape[-1], dtype=torch.bool, device=padding.device)
         mask = padding[..., None, None, :] | itself
+        if positions.mask is not None and positions.mask.dtype == torch.bool:
+            mask = mask & (positions.mask | itself)
         return dataclasses.replace(attention, positions=dataclasses.replace(positions, mask=mask))
+
+    def as_called(self, call: ModuleCall, *, padding: bool = False) -> "AttentionLayer":
+        """Return the layer with the masks that torch's attention was called with; others have theirs in their maps.
+
+        Args:
+            call: The call of its attention.
+            padding: Whether the caller masks padding, so that the map gets this mask anyway.
+        """
+        if self.attention is None or not isinstance(call.module, nn.MultiheadAttention):
+            return self
+        try:
+            positions = positions_of(call, heads=call.module.num_heads, padding=padding)
+        except AssumptionError:
+            return self.by_autograd()
+        return dataclasses.replace(self, attention=dataclasses.replace(self.attention, positions=positions))
 
     def by_autograd(self) -> "AttentionLayer":
         """Return the layer without its closed form, so that its modules are differentiated as they are called."""
         attention = (TensorLocation(path=self.output_path, side="output"),)
         traced = TracedParts(
             attention=attention,
-            heads=(TensorLocation(path=self.projection_path, side="input"),),
+            heads=NO_PROJECTION
+            if self.projection_path == self.attention_path
+            else (TensorLocation(path=self.projection_path, side="input"),),
             normed=attention if self.pre_norm is not None else NO_PRE_NORM,
             residual=NO_RESIDUAL,
             projection=self.projection_path,

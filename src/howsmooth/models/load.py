@@ -11,11 +11,12 @@ from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, Unsupporte
 from howsmooth.models.autograd import unknown_family
 from howsmooth.models.families.registry import FAMILIES, ONE_SIDED, reader
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
-from howsmooth.models.loading.adapters import merged, require_plain_weights, without_wrapper
+from howsmooth.models.loading.adapters import merged, require_plain_weights, unwrapped, without_adapters
 from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
 from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
 from howsmooth.models.parts.ends import (
     Backbone,
+    ClassHead,
     Ends,
     SentenceEmbedding,
     class_head,
@@ -23,6 +24,7 @@ from howsmooth.models.parts.ends import (
     language_head,
 )
 from howsmooth.models.transformer import Transformer, weights_digest
+from howsmooth.spectral.autograd import TORCH_LAYERS
 from howsmooth.spectral.operators import HALF
 from howsmooth.wording import percent
 
@@ -54,10 +56,11 @@ def load(
         DtypeError: If the dtype is not a real floating-point one.
     """
     if isinstance(name_or_path, nn.Module):
-        loaded = LoadedModel(module=without_wrapper(name_or_path), tokenizer=None)
+        given = unwrapped(name_or_path)
+        loaded = LoadedModel(module=without_adapters(given), tokenizer=None)
         require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
         # the digest keeps modules of one class apart
-        name = f"{type(name_or_path).__name__}@{weights_digest(name_or_path)}"
+        name = f"{type(given).__name__}@{weights_digest(given)}"
     elif isinstance(name_or_path, str):
         loaded, name = load_by_name(name_or_path, family=family), name_or_path
         require_plain_weights(loaded.module)
@@ -89,7 +92,7 @@ def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
         return transformer  # its modules are differentiated as they are
     if not {*map(id, transformer.module.parameters())} <= {*map(id, module.parameters())}:
         return load(module)  # a model in half precision was copied
-    return replace(_read(transformer, without_wrapper(module), None), notes=transformer.notes)
+    return replace(_read(transformer, without_adapters(module), None), notes=transformer.notes)
 
 
 def _read(transformer: Transformer, module: nn.Module, sentence: SentenceEmbedding | str | None) -> Transformer:
@@ -105,22 +108,27 @@ def _read(transformer: Transformer, module: nn.Module, sentence: SentenceEmbeddi
             final=backbone.final,
             language_head=language_head(plain, trunk),
             sentence_embedding=default_sentence_embedding(trunk, layers) if sentence is None else sentence,
-            class_head=class_head(plain, trunk),
+            class_head=class_head(plain, trunk) if backbone.class_head is None else backbone.class_head,
         )
     except (AttributeError, TypeError, RuntimeError) as error:  # a module of the family is built differently
         why = f"its layers are not those of the family {trunk.config.model_type!r} ({error})"
         backbone, about_layers = _unknown(trunk, transformer.name, why)
         layers, ends = tuple(backbone.layers), Ends()
-    return replace(transformer, layers=layers, ends=ends, notes=transformer.notes + about + about_layers)
+    own = isinstance(backbone.class_head, ClassHead)  # the whole module is the classifier
+    with_head = transformer.module if own else transformer.with_head
+    notes = transformer.notes + about + about_layers
+    return replace(transformer, layers=layers, ends=ends, with_head=with_head, notes=notes)
 
 
 def _compared(transformer: Transformer) -> Transformer:
     """Run a model once at random tokens; parts whose maps differ are differentiated by autograd, with a note."""
-    tokens = unknown_family.random_inputs(transformer.module)
+    # what was read off a few inputs is tried at many others
+    rows = 64 if transformer.with_head is transformer.module else 1
+    tokens = unknown_family.random_inputs(transformer.module, rows)
     if tokens is None or all(layer.attention is None for layer in transformer.layers):
         return transformer
     try:
-        found = differences(transformer, tokens[:1], words=True)
+        found = differences(transformer, tokens, words=True)
     except Exception:  # modules refuse inputs in ways of their own; they are compared at the first real ones instead
         return transformer
     if not found:
@@ -192,12 +200,27 @@ def _backbone(base: nn.Module, name: str) -> tuple[Backbone, Notes]:
 
 def _unknown(base: nn.Module, name: str, why: str) -> tuple[Backbone, Notes]:
     """Find the attention modules of an unknown family."""
-    found = unknown_family.attention_layers(base)
-    if not found:
+    found = unknown_family.backbone(base)
+    if not found.layers:
         raise UnsupportedModelError(
-            f"{name!r} cannot be measured: {why}, and it has no module that calls itself attention.", field="model"
+            f"{name!r} has no layers that can be measured by name: {why}, and it has no module that calls itself "
+            "attention; hs.local_lipschitz(module, X) and hs.attack(module, X, eps=…) take any module or callable on "
+            "tensors as it is, and a model that is built of nn.MultiheadAttention or nn.TransformerEncoderLayer is "
+            "read here.",
+            field="model",
         )
-    return Backbone(layers=found, stem=None), (f"{why}: its attention modules are differentiated by autograd",)
+    if any(layer.attention is None for layer in found.layers):
+        return found, (f"{why}: its attention modules are differentiated by autograd",)
+    return found, _about_own_model(base, found)
+
+
+def _about_own_model(base: nn.Module, found: Backbone) -> Notes:
+    """Say what is read of a model of torch's layers, and what is not."""
+    if isinstance(base, TORCH_LAYERS):
+        return ()
+    if found.stem is None:
+        return (f"its attention is that of torch and read exactly, its ends are not: {found.class_head}",)
+    return ("its blocks are those of torch and read exactly; what its first block reads counts as its embeddings",)
 
 
 def _require_finite(base: nn.Module, name: str) -> None:

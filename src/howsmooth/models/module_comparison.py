@@ -6,8 +6,8 @@ since) is not in its weights, but shows in its outputs.
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +28,7 @@ from howsmooth.models.parts.block import block
 from howsmooth.wording import percent
 
 if TYPE_CHECKING:  # a transformer is compared with its module
-    from howsmooth.models.parts.ends import Ends
+    from howsmooth.models.parts.ends import EndMap, Ends
     from howsmooth.models.transformer import Transformer
 
 # A part may differ by this multiple of the effect of one unit of rounding in its input. Families that are read right
@@ -60,7 +60,12 @@ def rounding(
 
 @torch.no_grad()
 def differences(
-    transformer: "Transformer", tokens: Tensor, padding: Bool[Tensor, "batch n"] | None = None, *, words: bool = False
+    transformer: "Transformer",
+    tokens: Tensor,
+    padding: Bool[Tensor, "batch n"] | None = None,
+    *,
+    words: bool = False,
+    named: Mapping[str, Any] | None = None,
 ) -> dict[int | str, str]:
     """Run a model at one input and return the parts that differ from their maps, each with a sentence.
 
@@ -69,6 +74,7 @@ def differences(
         tokens: The input; one sequence is enough.
         padding: True for real tokens, if some are padding.
         words: Whether scores of words are compared too: for every token there are as many as the vocabulary has words.
+        named: Other arguments of the model.
     """
     base, ends, layers = transformer.module, transformer.ends, transformer.layers
     headed = not isinstance(ends.class_head, str) or (words and not isinstance(ends.language_head, str))
@@ -77,17 +83,21 @@ def differences(
     inputs = Counter(layer.attention_path for layer in layers) | Counter(layer.block_path for layer in layers)
     inputs |= Counter(() if stem_path is None else (stem_path,))
     outputs = {path for layer in layers for path in (layer.block_path, layer.output_path)} | {""}
-    masks = {} if padding is None else {"attention_mask": padding.long()}
+    run = ModuleCall.of(model, tokens, padding, named)
     with (
         recorded_calls(base, inputs) as calls,
         recorded_outputs(base, outputs) as results,
         without_cache(base),
         without_cache(model),
     ):
-        scores = first_tensor(model(tokens, **masks))
-    parts = [*_layers(transformer, padding, calls, results), *_ends(transformer, calls, results)]
-    if model is not base:
-        parts += _head(transformer.ends, model, results["", 0], tokens, padding, scores)
+        scores = first_tensor(model(*run.positional, **run.named))
+    parts = [*_layers(transformer, padding, calls, results)]
+    if transformer.with_head is base:  # a model of the user's own has its final norm and its head in one module
+        X = layer_by_layer([layer.block_path for layer in layers], results)[-1]
+        parts += _head(ends, model, X, tokens, padding, scores, ends.final)
+    else:
+        parts += _ends(transformer, calls, results)
+        parts += _head(ends, model, results["", 0], tokens, padding, scores, ()) if model is not base else ()
     found: dict[int | str, str] = {}
     for part in parts:
         if part.key not in found and (why := part.difference(padding)):  # blocks follow the attention of all layers
@@ -128,6 +138,8 @@ def _layers(transformer: "Transformer", padding: Tensor | None, calls: Calls, ou
     attention_outputs = layer_by_layer([layer.output_path for layer in every], outputs)
     block_calls = layer_by_layer([layer.block_path for layer in every], calls)
     block_outputs = layer_by_layer([layer.block_path for layer in every], outputs)
+    layers = [layer.as_called(attention_calls[layer.index], padding=padding is not None) for layer in layers]
+    layers = [layer for layer in layers if layer.attention is not None]
     for layer in layers:
         i, module = layer.index, transformer.module.get_submodule(layer.block_path)
         name = f"the attention of layer {i} ({layer.output_path!r})"
@@ -151,11 +163,17 @@ def _ends(transformer: "Transformer", calls: Calls, outputs: Outputs) -> Iterato
 
 
 def _head(
-    ends: "Ends", model: nn.Module, X: Tensor, tokens: Tensor, padding: Tensor | None, scores: Tensor
+    ends: "Ends",
+    model: nn.Module,
+    X: Tensor,
+    tokens: Tensor,
+    padding: Tensor | None,
+    scores: Tensor,
+    before: tuple["EndMap", ...],
 ) -> Iterator[_Part]:
     """Yield the classifier, or the language head."""
     if not isinstance(ends.class_head, str):
-        f = Chain(*ends.class_head.maps(X, tokens, padding))
+        f = Chain(*before, *ends.class_head.maps(X, tokens, padding))
         yield _Part(CLASSES, "its classifier", model, f, X, scores.unsqueeze(-2))
     elif not isinstance(ends.language_head, str):
         yield _Part(WORDS, "its head over the vocabulary", model, Chain(*ends.language_head), X, scores)
@@ -167,5 +185,7 @@ def reason(module: nn.Module) -> str:
         return "it is in training mode; call model.eval() first"
     if why := not_in_its_weights(module):
         return why
+    if not any(kind.__module__.startswith("transformers") for kind in type(module).__mro__):
+        return f"the forward of {type(module).__name__} does more than its parts say"
     version = importlib.metadata.version("transformers")
     return f"the code of {type(module).__name__} in transformers {version} is not what is read here"

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.embedding import embed
 from howsmooth.models.parts.ends import Ends
+from howsmooth.spectral.autograd import TORCH_LAYERS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -166,48 +168,62 @@ class Transformer:
         return embed(self, tokens, padding)
 
     @torch.no_grad()
-    def activations(self, tokens: Tensor, *, padding: Bool[Tensor, "batch n"] | None = None) -> Activations:
+    def activations(
+        self,
+        tokens: Tensor | Mapping[str, Any] | Sequence[Any] | None = None,
+        *,
+        padding: Bool[Tensor, "batch n"] | None = None,
+        **inputs: Any,
+    ) -> Activations:
         """Run the model once on a batch of inputs, and keep the inputs of each attention layer and each block.
 
         Args:
-            tokens: The token ids, one row for each window; for models of pictures, the pixels.
+            tokens: The token ids, one row for each window; for models of pictures, the pixels; for torch's own layers,
+                hidden states ``(batch, n, d)``, whether they are ``batch_first`` or not. One sequence may come without
+                the axis of the batch; what a tokenizer returns may be given as it is.
             padding: True for real tokens, if some are padding.
+            inputs: Other arguments of the model by their names: those that a tokenizer returns, or ``mask=``,
+                ``src_mask=`` and ``is_causal=`` of torch's layers, whose maps are masked accordingly.
 
         Raises:
-            AssumptionError: If a sequence has no real token.
+            AssumptionError: If a sequence has no real token, or there are no tokens.
             DtypeError: If ``padding`` is not boolean.
             ShapeError: If it does not have the shape of ``tokens``.
             UnsupportedModelError: If the maps of the layers differ from the module at the first input.
         """
+        tokens, padding, named = _arguments(self.module, tokens, padding, inputs)
         _require_padding(padding, tokens)
         layers = self.layers
         if any(layer.attention is None and layer.traced is None for layer in layers):
-            layers = tuple(with_traced_parts(merged(self.module), list(layers), tokens[:ROWS]))
+            layers = tuple(with_traced_parts(merged(self.module), list(layers), tokens[:ROWS]).layers)
         paths = Counter(path for layer in layers for path in {layer.attention_path, layer.block_path})
         stem = None if self.ends.stem is None else self.ends.stem.path
         paths.update(() if stem is None else (stem,))
         with recorded_calls(self.module, paths) as calls:
             device = next(self.module.parameters()).device
             padding = None if padding is None else padding.to(device)
-            masks = {} if padding is None else {"attention_mask": padding.long()}
-            run = ModuleCall(module=self.module, positional=(tokens.to(device),), named=masks)
+            named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()}
+            run = ModuleCall.of(self.module, tokens.to(device), padding, named)
             run(run.tokens)
-        self._compare(run.tokens[:1], None if padding is None else padding[:1])
+        rows = None if named else 1  # which axis of other arguments is that of sequences is not known
+        self._compare(run.tokens[:rows], None if padding is None else padding[:rows], named)
+        attention_calls = layer_by_layer([layer.attention_path for layer in layers], calls)
+        masked = (layer.as_called(attention_calls[layer.index], padding=padding is not None) for layer in layers)
         return Activations(
-            layers=layers,
+            layers=tuple(masked),
             padding=padding,
             ends=self.ends,
             run=run,
             embedded=None if stem is None else calls[stem, 0],
-            attention_calls=layer_by_layer([layer.attention_path for layer in layers], calls),
+            attention_calls=attention_calls,
             block_calls=layer_by_layer([layer.block_path for layer in layers], calls),
         )
 
-    def _compare(self, tokens: Tensor, padding: Tensor | None) -> None:
+    def _compare(self, tokens: Tensor, padding: Tensor | None, named: Mapping[str, Any]) -> None:
         """Compare the maps with the module once: at the first sequence that is run."""
         if self.compared:
             return
-        if found := differences(self, tokens, padding):
+        if found := differences(self, tokens, padding, named=named):
             raise UnsupportedModelError(
                 f"{next(iter(found.values()))}; load the model as it is now: what is not in its weights is then "
                 "differentiated by autograd.",
@@ -225,6 +241,41 @@ def weights_digest(module: nn.Module) -> str:
     return found.hexdigest()
 
 
+def _arguments(
+    module: nn.Module, tokens: Any, padding: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """Return the tokens of a batch, True for real ones if some are padding, and other arguments of a model."""
+    if isinstance(tokens, Mapping):
+        inputs, tokens = {**tokens, **inputs}, None
+    names = [name for name in ("input_ids", "pixel_values") if name in inputs]
+    if (tokens is None) != bool(names):
+        raise AssumptionError("give tokens, or what a tokenizer returns, and not both.", field="tokens")
+    tokens = _tensor(inputs.pop(names[0]) if tokens is None else tokens, "tokens")
+    mask = inputs.pop("attention_mask", None)
+    if padding is None and mask is not None:
+        real = _tensor(mask, "attention_mask").bool()
+        padding = None if bool(real.all()) else real
+    padding = None if padding is None else _tensor(padding, "padding")
+    if tokens.is_floating_point():
+        tokens = tokens.to(next(module.parameters()).dtype)
+    # one sequence of token ids, one of hidden states for a layer of torch, or one picture
+    least = 2 + tokens.is_floating_point() * (1 if isinstance(module, TORCH_LAYERS) else 2)
+    if tokens.ndim == least - 1 and (least < 4 or getattr(module, "main_input_name", "") == "pixel_values"):
+        tokens, padding = tokens.unsqueeze(0), padding if padding is None or padding.ndim > 1 else padding.unsqueeze(0)
+    return tokens, padding, inputs
+
+
+def _tensor(x: Any, field: str) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"{field} must be a tensor, an array or rows of one length, got {type(x).__name__}; tokenizers give "
+            "tensors with return_tensors='pt', padding=True.",
+            field=field,
+        ) from error
+
+
 def _require_padding(padding: Tensor | None, tokens: Tensor) -> None:
     if padding is None:
         return
@@ -233,9 +284,10 @@ def _require_padding(padding: Tensor | None, tokens: Tensor) -> None:
             f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().",
             field="padding",
         )
-    if padding.shape != tokens.shape:
+    shape = tokens.shape[:-1] if tokens.is_floating_point() else tokens.shape  # hidden states, or token ids
+    if padding.shape != shape:
         raise ShapeError(
-            f"padding must have one entry for each token, {tuple(tokens.shape)}, got {tuple(padding.shape)}.",
+            f"padding must have one entry for each token, {tuple(shape)}, got {tuple(padding.shape)}.",
             field="padding",
         )
     if not bool(padding.any(-1).all()):

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.scaled_dot_product import in_place_of_torch
 from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
@@ -32,6 +33,7 @@ from howsmooth.validation import require_finite, require_floating, require_like
 # them: who differentiates a callable does it alone.
 _ALONE = threading.RLock()
 
+TORCH_LAYERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 # Steps for differences, as shares of the tokens: for a cube root of the rounding unit they are as exact as can be.
 STEP_FACTORS, LARGEST_STEP = (1.0, 0.1, 10.0, 100.0, 1000.0), 0.2
 # Outputs may move by this much more than the derivative says; what bends more than this share of it is not straight.
@@ -42,7 +44,8 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
     """Return the derivative of ``f`` at ``X`` as a linear operator; half precision becomes float32.
 
     Args:
-        f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
+        f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors;
+            nn.MultiheadAttention is self-attention.
         X: The tokens, or for attention a measure.
         compare: Whether a derivative by autograd is compared with a difference of outputs: two evaluations more.
     """
@@ -320,22 +323,20 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
 def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
     with _ALONE, _as_measured(f):
-        yield _in_float32(f) if isinstance(f, nn.Module) else f
+        yield _on_tokens(_in_float32(f), f) if isinstance(f, nn.Module) else f
 
 
 @contextmanager
 def _as_measured(f: Callable[[Tensor], Any]) -> Iterator[None]:
     modules = [] if (root := _module_of(f)) is None else list(root.modules())
     training = [module.training for module in modules]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
         for module in modules:
             module.training = False
-        with sdpa_kernel(SDPBackend.MATH):
+        # the math kernel is for calls of torch's attention that nothing replaces
+        with in_place_of_torch(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, was_training in zip(modules, training, strict=True):
             module.training = was_training
 
@@ -348,8 +349,29 @@ def _module_of(f: object) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _in_float32(module: nn.Module) -> Callable[[Tensor], Any]:
+def _in_float32(module: nn.Module) -> Callable[..., Any]:
     """Call the module with float32 copies of its half-precision parameters and buffers, if it has any."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     halves = {name: x.float() for name, x in tensors.items() if x.dtype in HALF}
-    return module if not halves else lambda X: torch.func.functional_call(module, halves, (X,))
+    return module if not halves else lambda *X: torch.func.functional_call(module, halves, X)
+
+
+def _on_tokens(call: Callable[..., Any], module: nn.Module) -> Callable[[Tensor], Any]:
+    """Return a module as a map on tokens (batch, n, d), and nn.MultiheadAttention as self-attention."""
+    if not isinstance(module, TORCH_LAYERS):
+        return call
+
+    def on_tokens(X: Tensor) -> Tensor:
+        X = oriented(module, X)
+        value = call(X, X, X)[0] if isinstance(module, nn.MultiheadAttention) else call(X)
+        return oriented(module, value)
+
+    return on_tokens
+
+
+def oriented(module: nn.Module, X: Tensor) -> Tensor:
+    """Exchange the first two axes for layers of torch that read (n, batch, d), which they do unless batch_first."""
+    part: Any = module.layers[0] if isinstance(module, nn.TransformerEncoder) else module
+    part = part.self_attn if isinstance(part, nn.TransformerEncoderLayer) else part
+    exchanged = isinstance(part, nn.MultiheadAttention) and not part.batch_first and X.ndim == 3
+    return X.transpose(0, 1) if exchanged else X

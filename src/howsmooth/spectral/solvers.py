@@ -108,7 +108,12 @@ def local_lipschitz(
         inner = rtol - 2.5 * allowance if share <= visible else rtol  # so that the widened bracket has the width rtol
         with torch.no_grad():
             estimate = bracket_in(
-                op, metrics, lambda J: _bracketed(J, inner, confidence, certify, max_steps, generator), inner, generator
+                op,
+                metrics,
+                lambda J: _bracketed(J, inner, confidence, certify, max_steps, generator),
+                inner,
+                confidence,
+                generator,
             )
         return estimate, _rounding_errors(op, estimate, share)
 

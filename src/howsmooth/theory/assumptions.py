@@ -47,8 +47,9 @@ def require_attention(attention: object) -> None:
 
     if not isinstance(attention, Attention):
         raise DtypeError(
-            f"theorems are about hs.Attention, got {type(attention).__name__}; "
-            "for any other map use hs.local_lipschitz at an input and hs.maximise for the worst one.",
+            f"theorems are about hs.Attention, got {type(attention).__name__}; hs.Attention.from_torch reads "
+            "nn.MultiheadAttention, and hs.load(model).layer(0).closed_form is the attention of a layer; for any other "
+            "map use hs.local_lipschitz at an input and hs.maximise for the worst one.",
             field="attention",
         )
     if attention.positions.distances is not None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from howsmooth.errors import AssumptionError
 from howsmooth.models.attention_layer import AttentionLayer
@@ -15,6 +14,7 @@ from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import PartCall
 from howsmooth.models.autograd.traced_parts import TensorLocation
 from howsmooth.models.load import load
+from howsmooth.models.loading.adapters import unwrapped
 from howsmooth.models.transformer import Transformer
 
 # Under these names batches of the transformers library hold the inputs of the model.
@@ -130,16 +130,6 @@ def mode_restored(model: nn.Module) -> Iterator[None]:
     finally:
         for module, was_training in training:
             module.training = was_training
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside compiled and distributed wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        inner = model.module if inner is None and isinstance(model, DistributedDataParallel) else inner
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def with_fixed_padding(X: Tensor, fixed: Tensor, real: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ from howsmooth.maps.derivative import AttentionJacobian, attention_entropy
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.activations import Activations
 from howsmooth.models.load import read_anew
+from howsmooth.models.loading.adapters import unwrapped
 from howsmooth.models.map_names import MapName
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
-from howsmooth.training.hooks import mode_restored, read_batch, read_layers, unwrapped
+from howsmooth.training.hooks import mode_restored, read_batch, read_layers
 from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
 from howsmooth.training.sinks import as_sink
 

@@ -1,14 +1,17 @@
 """Forward hooks on parts of a module: the one place where they are registered, counted and removed."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from howsmooth.errors import UnsupportedModelError
+from howsmooth.errors import AssumptionError, UnsupportedModelError
+from howsmooth.spectral.autograd import oriented
 
 Recorded = TypeVar("Recorded")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -22,6 +25,9 @@ class StopForward(Exception):  # noqa: N818 — no error: a hook has what it nee
 class ModuleCall:
     """One call of a module, as a map on hidden states with its other arguments fixed.
 
+    Hidden states are ``(batch, n, d)``; torch's own layers read ``(n, batch, d)`` unless they are ``batch_first``, and
+    are given those.
+
     Attributes:
         module: The module that was called.
         positional: Its positional arguments.
@@ -32,21 +38,43 @@ class ModuleCall:
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
 
+    @classmethod
+    def of(
+        cls, module: nn.Module, tokens: Tensor, padding: Tensor | None = None, named: Mapping[str, Any] | None = None
+    ) -> "ModuleCall":
+        """Return the call of a whole model at token ids, pixels or hidden states.
+
+        Args:
+            module: The model.
+            tokens: What it reads.
+            padding: True for real tokens, if some are padding.
+            named: Its other arguments.
+        """
+        raw = oriented(module, tokens)
+        positional = (raw, raw, raw) if isinstance(module, nn.MultiheadAttention) else (raw,)
+        return cls(module=module, positional=positional, named={**_padding(module, padding), **(named or {})})
+
     @property
     def tokens(self) -> Tensor:
         """The hidden states among the arguments."""
-        found = self.positional[0] if self.positional else self.named.get("hidden_states", self.named.get("query"))
+        return oriented(self.module, self.given)
+
+    @property
+    def given(self) -> Tensor:
+        """The same as the module was given them."""
+        found = next(iter(self.positional), None)
+        found = next((self.named[name] for name in TOKENS if name in self.named), None) if found is None else found
         if not isinstance(found, Tensor):
             raise UnsupportedModelError(f"{type(self.module).__name__} was not called with hidden states.")
         return found
 
     def at(self, X: Tensor) -> Arguments:
         """Return the arguments with other hidden states, wherever they occur (as query, key and value, say)."""
-        tokens = self.tokens
+        tokens, raw = self.given, oriented(self.module, X)
 
         def replaced(argument: Any) -> Any:
             if argument is tokens:
-                return X
+                return raw
             return None if _is_cache(argument) else argument  # a second call would find the keys of the first in it
 
         return tuple(map(replaced, self.positional)), {name: replaced(x) for name, x in self.named.items()}
@@ -55,7 +83,29 @@ class ModuleCall:
         """Call the module again at other hidden states."""
         positional, named = self.at(X)
         with without_cache(self.module):
-            return first_tensor(self.module(*positional, **named))
+            return oriented(self.module, first_tensor(self.module(*positional, **named)))
+
+
+# Keywords of hidden states.
+TOKENS = ("hidden_states", "query", "src")
+
+
+def _padding(module: nn.Module, padding: Tensor | None) -> dict[str, Tensor]:
+    """Return the keyword by which a model is told of padding."""
+    if padding is None:
+        return {}
+    if isinstance(module, nn.MultiheadAttention):
+        return {"key_padding_mask": ~padding}
+    if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+        return {"src_key_padding_mask": ~padding}
+    parameters = inspect.signature(module.forward).parameters.values()
+    if not any(known.name == "attention_mask" or known.kind is known.VAR_KEYWORD for known in parameters):
+        raise AssumptionError(
+            f"{type(module).__name__}.forward takes no attention_mask, so it cannot be told of padding; give sequences "
+            "of one length without padding, or its own mask by its own keyword.",
+            field="padding",
+        )
+    return {"attention_mask": padding.long()}
 
 
 # Called before a part runs, with its call and how many calls came before; may return other arguments.
@@ -74,7 +124,8 @@ def hooked(
 ) -> Iterator[None]:
     """Attach hooks to parts of a module, for the forward passes of this thread within the ``with`` block.
 
-    Other threads may run the same module at the same time; their calls are ignored.
+    Other threads may run the same module at the same time; their calls are ignored. The fast path of torch's encoder
+    layers, which calls none of their parts, is off in the meantime.
 
     Args:
         module: The module.
@@ -101,7 +152,8 @@ def hooked(
         run = counted(hook)
         return module.get_submodule(path).register_forward_hook(lambda _part, _inputs, output: run(output))
 
-    handles = []
+    handles, fast_path = [], torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         for path, hook in (inputs or {}).items():
             handles.append(before(path, hook))
@@ -111,6 +163,7 @@ def hooked(
     except StopForward:
         pass
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
         for handle in handles:
             handle.remove()
 
@@ -144,7 +197,7 @@ def recorded_outputs(module: nn.Module, paths: set[str]) -> Iterator[dict[tuple[
 
     def record(path: str) -> OutputHook:
         def keep(output: Any, turn: int) -> None:
-            kept[path, turn] = first_tensor(output).detach()
+            kept[path, turn] = oriented(module.get_submodule(path), first_tensor(output).detach())
 
         return keep
 

@@ -13,7 +13,7 @@ from howsmooth.maps.real_tokens import OnRealTokens, zero_padded_outputs
 from howsmooth.models.autograd.hooks import InputHook, ModuleCall, StopForward, hooked
 from howsmooth.models.autograd.traced_parts import Side, TensorLocation, tensors
 from howsmooth.models.module_comparison import reason, rounding
-from howsmooth.spectral.autograd import JacobianOperator
+from howsmooth.spectral.autograd import JacobianOperator, oriented
 
 if TYPE_CHECKING:  # a transformer runs its module
     from howsmooth.models.transformer import Transformer
@@ -41,8 +41,14 @@ class PartCall:
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
         """Run the module until all tensors are known, and add them up."""
-        first, *others = (value.reshape(*X.shape[:-1], -1) for value in self.tensors(X))
+        first, *others = (self._sequence(value, X) for value in self.tensors(X))
         return sum(others) + first
+
+    @staticmethod
+    def _sequence(value: Tensor, X: Tensor) -> Tensor:
+        """Return a tensor with one row for each token; one row for each sequence is a sequence of one."""
+        one = value.ndim == X.ndim - 1 and value.shape[0] == X.shape[0]
+        return value.unsqueeze(-2) if one else value.reshape(*X.shape[:-1], -1)
 
     def tensors(self, X: Float[Tensor, "batch n d"]) -> list[Tensor]:
         """Run the module until all tensors are known, and return them as they are."""
@@ -52,7 +58,7 @@ class PartCall:
             found = list(tensors(arguments))
             for location in self.locations:
                 if (location.path, location.side, location.turn) == (path, side, turn):
-                    values[location] = found[location.index]
+                    values[location] = oriented(self.module(path), found[location.index])
             if len(values) == len(self.locations):
                 raise StopForward
 
@@ -227,5 +233,7 @@ def module_classifier(
     else:
         path, turn = paths[layer or 0], paths[: layer or 0].count(paths[layer or 0])
     trunk = next(name for name, part in module.named_modules() if part is transformer.module)
-    together = module.config.get_text_config().pad_token_id is not None
-    return ModuleClassifier(module=module, tokens=tokens, enters=(f"{trunk}.{path}", turn), together=together)
+    config = getattr(module, "config", None)
+    together = config is None or config.get_text_config().pad_token_id is not None
+    enters = (f"{trunk}.{path}".removeprefix("."), turn)
+    return ModuleClassifier(module=module, tokens=tokens, enters=enters, together=together)

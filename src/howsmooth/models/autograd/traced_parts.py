@@ -84,7 +84,7 @@ class TracedCall:
     def tokens(self) -> tuple[TensorLocation, Tensor]:
         """The hidden states among the inputs, as they were then, and where they occur."""
         given = tensors((self.call.positional, self.call.named))
-        index = next(i for i, x in enumerate(given) if x is self.call.tokens)
+        index = next(i for i, x in enumerate(given) if x is self.call.given)
         return self.location("input", index), self.inputs[index]
 
     def location(self, side: Side, index: int = 0) -> TensorLocation:
@@ -118,8 +118,9 @@ def trace(model: nn.Module, tokens: Tensor) -> list[TracedCall]:
         )
 
     paths = [path for path, _part in model.named_modules()]
+    run = ModuleCall.of(model, tokens)
     with hooked(model, inputs={path: begin(path) for path in paths}, outputs=dict.fromkeys(paths, end)):
-        model(tokens)
+        model(*run.positional, **run.named)
     return finished
 
 
@@ -278,7 +279,7 @@ def _refuse_shape(call: TracedCall, shape: tuple[int, ...]) -> str:
 
 
 def _refuse_several_sequences(attention: TracedCall) -> str:
-    X, arguments = attention.call.tokens, (*attention.call.positional, *attention.call.named.values())
+    X, arguments = attention.call.given, (*attention.call.positional, *attention.call.named.values())
     others = [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3 and x is not X]
     if any(x.shape[0] == X.shape[0] and x.shape[2] == X.shape[2] for x in others):
         return "this model's attention is given several sequences, not one on which all depends; use map='block'."

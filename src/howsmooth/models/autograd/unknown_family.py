@@ -17,6 +17,9 @@ from howsmooth.models.autograd.traced_parts import (
     trace,
     traced_parts,
 )
+from howsmooth.models.families.torch_layers import ends, with_closed_form
+from howsmooth.models.parts.ends import Backbone
+from howsmooth.spectral.autograd import TORCH_LAYERS
 
 # How many sequences, and of how many tokens, a model is tried with.
 ROWS, LENGTH = 2, 6
@@ -25,8 +28,11 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
 VALUE_PROJECTIONS = ("v_proj", "value", "value_proj", "v_lin", "v_linear", "v", "wv")
 
 
-def attention_layers(model: Any) -> list[AttentionLayer]:
-    """Return the innermost modules whose class is called attention, with their parts; cross-attention is left out."""
+def backbone(model: Any) -> Backbone:
+    """Return the innermost modules whose class is called attention, with their parts; cross-attention is left out.
+
+    Those of torch have a closed form, and a model all of whose blocks are torch's has its ends read too.
+    """
     named = [path for path, module in model.named_modules() if _is_attention(path, module)]
     innermost = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
     # layers are in a list; attention outside of it, as for pooling, is no layer
@@ -42,18 +48,22 @@ def attention_layers(model: Any) -> list[AttentionLayer]:
 
 
 @torch.no_grad()
-def with_traced_parts(model: nn.Module, layers: list[AttentionLayer], inputs: Tensor | None) -> list[AttentionLayer]:
+def with_traced_parts(model: nn.Module, layers: list[AttentionLayer], inputs: Tensor | None) -> Backbone:
     """Return the layers with their parts, as far as a forward pass at some inputs shows them."""
-    if inputs is None:
-        return layers
-    try:
-        with without_cache(model):
-            calls = trace(model, inputs)
-            # the number of tokens of a picture is known to the model alone
-            shape = tuple(inputs.shape) if inputs.ndim == 2 else (len(inputs),)
-            return [dataclasses.replace(layer, traced=_parts_and_heads(calls, layer, shape)) for layer in layers]
-    except Exception:  # unknown modules refuse inputs in ways of their own; the first real ones are tried later
-        return layers
+    calls: list[TracedCall] = []
+    if inputs is not None:
+        try:
+            with without_cache(model):
+                calls = trace(model, inputs)
+                # the number of tokens of a picture is known to the model alone
+                shape = tuple(inputs.shape) if inputs.ndim == 2 else (len(inputs),)
+                layers = [dataclasses.replace(layer, traced=_parts_and_heads(calls, layer, shape)) for layer in layers]
+        except Exception:  # unknown modules refuse inputs in ways of their own; the first real ones are tried later
+            calls = []
+    layers = [with_closed_form(model, layer, calls) for layer in layers]
+    if not layers or any(layer.attention is None for layer in layers):
+        return Backbone(layers=layers, stem=None)
+    return ends(model, layers, calls)
 
 
 def _parts_and_heads(calls: list[TracedCall], layer: AttentionLayer, shape: tuple[int, ...]) -> TracedParts | None:
@@ -95,29 +105,34 @@ def concatenated_heads(attention: TracedCall, projection: TracedCall) -> int | N
     return count if torch.equal(changed, expected) else None
 
 
-def random_inputs(model: Any) -> Tensor | None:
+def random_inputs(model: Any, rows: int = ROWS) -> Tensor | None:
     """Return random inputs of the kind that a model takes, if that is known."""
     generator, config = torch.Generator().manual_seed(0), getattr(model, "config", None)
     parameter = next(model.parameters())
+    if isinstance(model, TORCH_LAYERS):
+        attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
+        return torch.randn((rows, LENGTH, attention.embed_dim), generator=generator).to(parameter)
     if getattr(model, "main_input_name", "") == "pixel_values":
         size = getattr(config, "image_size", None)
         if not isinstance(size, int):
             return None
-        shape = (ROWS, getattr(config, "num_channels", 3), size, size)
+        shape = (rows, getattr(config, "num_channels", 3), size, size)
         return torch.randn(shape, generator=generator).to(parameter)
-    words = next((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), None)
-    words = getattr(config, "vocab_size", words)
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    # ids that are in every table are in that of tokens, whichever it is; tables of types have a few rows
+    words = getattr(config, "vocab_size", min([size for size in tables if size > LENGTH], default=None))
     if not isinstance(words, int) or words < 2:
         return None
     # the first ids are those of special tokens, which some models treat differently
-    return torch.randint(words // 2, words, (ROWS, LENGTH), generator=generator).to(parameter.device)
+    return torch.randint(words // 2, words, (rows, LENGTH), generator=generator).to(parameter.device)
 
 
 def _is_attention(path: str, module: nn.Module) -> bool:
     kind = type(module).__name__.lower()
     # a decoder without its encoder keeps the module of cross-attention, and does not run it
     last = path.rpartition(".")[2].lower()
-    return "attention" in kind and "cross" not in f"{path} {kind}".lower() and not last.startswith("enc")
+    other = f"{path} {kind}".lower()  # torch's decoder layers call theirs multihead_attn
+    return "attention" in kind and "cross" not in other and not last.startswith(("enc", "multihead_attn"))
 
 
 def _block(path: str, others: list[str]) -> str:

@@ -30,6 +30,15 @@ ACTIVATION_CLASSES = {
     "SiLUActivation": "silu",
     "Tanh": "tanh",
 }
+# The same of functions.
+ACTIVATION_FUNCTIONS = {
+    nn.functional.relu: "relu",
+    torch.relu: "relu",
+    nn.functional.gelu: "gelu",
+    nn.functional.silu: "silu",
+    nn.functional.tanh: "tanh",
+    torch.tanh: "tanh",
+}
 # Splits the rows of a matrix, or the entries of a bias, into those of queries, keys and values.
 Split = Callable[[Tensor], Sequence[Tensor]]
 
@@ -87,7 +96,11 @@ def interleaved(heads: int) -> Split:
 def mlp(up: Any, activation: Any, down: Any) -> MLP:
     """Read two linear layers and the activation between them."""
     return MLP(
-        up=_matrix(up), down=_matrix(down), up_bias=_bias(up), down_bias=_bias(down), activation=_activation(activation)
+        up=_matrix(up),
+        down=_matrix(down),
+        up_bias=_bias(up),
+        down_bias=_bias(down),
+        activation=activation_of(activation),
     )
 
 
@@ -100,7 +113,7 @@ def gated_mlp(gate: Any, up: Any, activation: Any, down: Any) -> GatedMLP:
         gate_bias=_bias(gate),
         up_bias=_bias(up),
         down_bias=_bias(down),
-        activation=_activation(activation),
+        activation=activation_of(activation),
     )
 
 
@@ -115,7 +128,7 @@ def fused_gated_mlp(gate_and_up: Any, activation: Any, down: Any) -> GatedMLP:
         gate_bias=gate_bias,
         up_bias=up_bias,
         down_bias=_bias(down),
-        activation=_activation(activation),
+        activation=activation_of(activation),
     )
 
 
@@ -167,9 +180,11 @@ def with_rotary_gain(arguments: dict[str, Any], model: Any) -> dict[str, Any]:
     return arguments | changed
 
 
-def _activation(module: Any) -> Activation:
+def activation_of(module: Any) -> Activation:
     """Return the activation that a module computes; an unknown one is differentiated by autograd."""
     kind = type(module).__name__
+    if module in ACTIVATION_FUNCTIONS:
+        return ACTIVATIONS[ACTIVATION_FUNCTIONS[module]]
     if isinstance(module, nn.GELU):
         return ACTIVATIONS["gelu_tanh" if module.approximate == "tanh" else "gelu"]
     return ACTIVATIONS[ACTIVATION_CLASSES[kind]] if kind in ACTIVATION_CLASSES else entrywise(module, kind)

@@ -1,4 +1,4 @@
-"""Adapters of the peft library and quantised weights, which replace the plain linear layers of a family."""
+"""What is around or in place of the plain layers of a model: wrappers, adapters of peft, quantised weights."""
 
 import copy
 import sys
@@ -6,11 +6,22 @@ import warnings
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from howsmooth.errors import UnsupportedModelError
 
 
-def without_wrapper(module: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside compiled and distributed wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        inner = model.module if inner is None and isinstance(model, DistributedDataParallel) else inner
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def without_adapters(module: nn.Module) -> nn.Module:
     """Return the model inside a model of peft."""
     peft = sys.modules.get("peft")  # nobody has adapters without it
     if peft is None or not isinstance(module, peft.PeftModel | peft.PeftMixedModel):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
 from howsmooth.maps.activations import Pointwise, soft_cap
+from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.pooling import Pooling, onto_sphere
@@ -36,7 +37,7 @@ TWO_LAYER_HEADS = {**dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpne
 # One matrix on the last token that is not padding.
 LAST_TOKEN_HEADS = LANGUAGE_FAMILIES - {"granite"}
 CLASSIFIER_FAMILIES = frozenset((*TWO_LAYER_HEADS, *LAST_TOKEN_HEADS, "bert", "albert", "distilbert"))
-EndMap = LayerNorm | RMSNorm | Dense
+EndMap = LayerNorm | RMSNorm | Dense | Pointwise
 # The poolings of sentence-transformers that can be read, as 1_Pooling/config.json names them.
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "first",
@@ -86,19 +87,19 @@ class ClassHead:
 
     Attributes:
         read_out: From one token to a score for each label.
-        last: Whether it reads the last token that is not padding; otherwise the first token.
+        pooling: Which token it reads, ``first`` or ``last`` (of those that are no padding), or their ``mean``.
         labels: The names of the classes.
         padding_token: The id of the padding token; none if the model has none.
     """
 
-    read_out: MLP | Dense
-    last: bool
+    read_out: MLP | Dense | Chain
+    pooling: str
     labels: tuple[str, ...]
     padding_token: int | None = None
 
     def maps(
         self, X: Float[Tensor, "batch n d"], tokens: Int[Tensor, "batch n"], real: Bool[Tensor, "batch n"] | None
-    ) -> tuple[Pooling, MLP | Dense]:
+    ) -> tuple[Pooling, MLP | Dense | Chain]:
         """Return the maps from the last hidden states to the scores.
 
         Args:
@@ -106,9 +107,12 @@ class ClassHead:
             tokens: The token ids: the module finds padding by its id, whether attention masks it or not.
             real: True for the tokens of each sequence, if others only fill up the batch.
         """
-        if not self.last:
+        if self.pooling == "first":
             return (Pooling.first(n=X.shape[-2], like=X), self.read_out)
-        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        if self.pooling == "mean":
+            of: dict[str, Any] = {"n": X.shape[-2]} if real is None else {"real": real}
+            return (Pooling.mean(**of, like=X), self.read_out)
+        real = X.new_ones(X.shape[:-1], dtype=torch.bool) if real is None else real
         words = real if self.padding_token is None else real & (tokens != self.padding_token)
         # if all tokens are padding, the modules take the first
         first = real & (real.cumsum(-1) == 1)
@@ -135,7 +139,7 @@ def class_head(module: nn.Module, base: Any) -> ClassHead | str:
     read_out = _read_out(module, base, config.model_type).to(like.dtype, like.device)
     return ClassHead(
         read_out=read_out,
-        last=config.model_type in LAST_TOKEN_HEADS,
+        pooling="last" if config.model_type in LAST_TOKEN_HEADS else "first",
         labels=labels,
         padding_token=config.get_text_config().pad_token_id,
     )
@@ -181,11 +185,13 @@ class Backbone:
         layers: Its layers, in the order in which they run.
         stem: The maps from the sum of the embeddings to the first layer; none for an unknown family.
         final: The maps behind the last layer.
+        class_head: The classifier, or why there is none, of a model without a configuration; none for the others.
     """
 
     layers: list[AttentionLayer]
     stem: Stem | None = field(default_factory=Stem)
     final: tuple[EndMap, ...] = ()
+    class_head: ClassHead | str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,27 @@
+"""``attn_implementation="howsmooth"``: every recent model of the transformers library with :func:`howsmooth.sdpa`.
+
+Importing this module registers the name. Masks and arguments are those of ``attn_implementation="sdpa"``.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from howsmooth.scaled_dot_product import in_place_of_torch
+
+NAME = "howsmooth"
+
+
+def attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Do what the transformers library does for ``"sdpa"``, with derivatives of every order."""
+    with in_place_of_torch():
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)
