@@ -34,7 +34,7 @@ Rows = list[dict[str, float | str]]
 def attacked(activations: Activations, layer: int, part: str, budget: int, norm: str, methods: tuple[str, ...]) -> Rows:
     """Return what each method attains with each size, relative to what is predicted; means over windows."""
     f, X = activations.at(layer, part)
-    scene = prepare(f, X, norm=norm, generator=torch.Generator().manual_seed(0))
+    scene = prepare(f, X, metric=norm, generator=torch.Generator().manual_seed(0))
     per_token = norm == "token"
     whole = float(X.double().square().sum((-2, -1)).mean().sqrt())
     found: Rows = []

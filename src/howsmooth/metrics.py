@@ -17,6 +17,8 @@ from howsmooth.errors import AssumptionError, DtypeError, nearest
 
 # A share of the mean variance that is added to every direction of a covariance, so that it has an inverse.
 RIDGE = 1e-3
+# Where a projection has no derivative in closed form, it is looked at as far away as this share of the radius.
+NEARBY = 1e-3
 
 
 class Metric(ABC):
@@ -56,6 +58,14 @@ class Metric(ABC):
     @abstractmethod
     def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
         r"""Return the smallest a and b with :math:`\|E\|_F\le a\,\|E\|` and :math:`\|E\|\le b\,\|E\|_F`."""
+
+    def along(
+        self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"], eps: float
+    ) -> Float[Tensor, "*batch n d"]:
+        """Return the part of a gradient that leads along the ball of radius ``eps`` at ``E``, or into it."""
+        largest = G.abs().amax((-2, -1), keepdim=True)
+        step = NEARBY * eps / torch.where(largest > 0, largest, 1.0)
+        return (self.nearest(E + step * G, eps) - E) / step
 
     def at(self, X: Float[Tensor, "*batch n d"]) -> "Metric":
         """Return the metric at given tokens; only relative ones depend on them."""
@@ -125,6 +135,13 @@ class Euclidean(Metric):
     def nearest(self, E: Float[Tensor, "*batch n d"], eps: float) -> Float[Tensor, "*batch n d"]:
         """Shrink what is too large; for the identity this is the projection."""
         return E * (eps / self.size(E).clamp_min(eps))[..., None, None].to(E.dtype)
+
+    def along(
+        self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"], eps: float
+    ) -> Float[Tensor, "*batch n d"]:
+        """Leave out what leads outwards, along the normal of the ellipsoid."""
+        normal = self.standard_transpose(self.standard(E))
+        return _without_outward(normal, G, self.size(E)[..., None, None] >= eps, (-2, -1))
 
     def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
         """Return the largest stretch of the inverse isometry, and of the isometry."""
@@ -229,6 +246,13 @@ class LargestToken(Metric):
         """Shrink every token that is too long."""
         sizes = torch.linalg.vector_norm(E, dim=-1, keepdim=True, dtype=torch.float64)
         return E * (eps / sizes.clamp_min(eps)).to(E.dtype)
+
+    def along(
+        self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"], eps: float
+    ) -> Float[Tensor, "*batch n d"]:
+        """Leave out what leads outwards, token by token."""
+        sizes = torch.linalg.vector_norm(E, dim=-1, keepdim=True, dtype=torch.float64)
+        return _without_outward(E, G, sizes >= eps, (-1,))
 
     def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
         """Return √n and one."""
@@ -413,6 +437,13 @@ def _normalised(G: Tensor, axes: tuple[int, ...]) -> Tensor:
     scaled = G / torch.where(largest > 0, largest, 1.0)
     sizes = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True, dtype=torch.float64)
     return scaled / torch.where(sizes > 0, sizes, 1.0).to(G.dtype)
+
+
+def _without_outward(normal: Tensor, G: Tensor, at_surface: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Remove the part of a gradient along the normal, where it leads outwards from the surface."""
+    squares = normal.square().sum(axes, keepdim=True, dtype=torch.float64)
+    outwards = (normal * G).sum(axes, keepdim=True, dtype=torch.float64) / squares.clamp_min(1e-300)
+    return G - normal * torch.where(at_surface & (outwards > 0), outwards, 0.0).to(G.dtype)
 
 
 def _largest_sign(G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:

@@ -9,11 +9,13 @@ from tokens.tiny import tiny
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.attacks.attack_settings import METHODS, NORMS
+from howsmooth.attacks.attack_settings import METHODS
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.models.inputs.text import read_text
 
 N, D = 4, 6
+# perturbations in two metrics, displacements in the total norm
+NORMS = {"total": hs.metrics.total, "token": hs.Metrics(input=hs.metrics.token, output=hs.metrics.total)}
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def gauss(rng):
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_method_leaves_the_ball_overspends_or_loses_what_it_had(method, norm, gauss):
     X, eps = gauss(2, N, D), 0.7
-    found = hs.attack(layer(gauss), X, eps=eps, norm=norm, method=method, budget=30, bounded=False)
+    found = hs.attack(layer(gauss), X, eps=eps, metric=NORMS[norm], method=method, budget=30, bounded=False)
     sizes = found.perturbation.norm(dim=-1) if norm == "token" else found.perturbation.norm(dim=(-2, -1))
     assert bool((sizes <= eps).all())
     assert found.perturbation.shape == X.shape
@@ -38,7 +40,7 @@ def test_no_method_leaves_the_ball_overspends_or_loses_what_it_had(method, norm,
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("budget", [8, 13])
 def test_small_budgets_are_kept_too(method, budget, gauss):
-    found = hs.attack(torch.tanh, gauss(N, D), eps=1.0, norm="token", method=method, budget=budget)
+    found = hs.attack(torch.tanh, gauss(N, D), eps=1.0, metric=NORMS["token"], method=method, budget=budget)
     assert found.products <= budget
     assert float(found.displacement) > 0
 
@@ -67,7 +69,9 @@ def test_on_a_linear_map_the_total_norm_attains_the_singular_value(eps, method, 
 def test_on_a_linear_map_the_token_norm_attains_the_closed_form(gauss):
     # a map that treats tokens alone moves each along the top singular vector of its own matrix
     W = gauss(N, D, D)
-    found = hs.attack(lambda Z: torch.einsum("nij,nj->ni", W, Z), gauss(N, D), eps=0.5, norm="token", budget=400)
+    found = hs.attack(
+        lambda Z: torch.einsum("nij,nj->ni", W, Z), gauss(N, D), eps=0.5, metric=NORMS["token"], budget=400
+    )
     closed = 0.5 * torch.linalg.matrix_norm(W, ord=2).norm()
     assert_close(found.displacement, closed, rtol=1e-4, atol=0.0)
     assert_close(found.predicted, closed, rtol=1e-2, atol=0.0)
@@ -77,8 +81,30 @@ def test_on_the_line_the_token_norm_tries_all_signs_at_once(gauss):
     # tokens of dimension one: the ball of tokens is a cube, whose best corner can be found by trying all
     W, X = gauss(5, 5), gauss(5, 1)
     corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=5)), dtype=torch.float64)
-    found = hs.attack(lambda Z: W @ Z, X, eps=0.1, norm="token", budget=400)
+    found = hs.attack(lambda Z: W @ Z, X, eps=0.1, metric=NORMS["token"], budget=400)
     assert_close(found.gain, (corners @ W.mT).norm(dim=-1).max())
+
+
+@pytest.mark.parametrize("name", hs.metrics.NAMED)
+@pytest.mark.parametrize("method", ["pgd", "ascent"])
+def test_in_every_metric_attacks_stay_in_the_ball_and_ascent_attains_what_the_derivative_predicts(name, method, gauss):
+    f, X, eps = layer(gauss, heads=2), gauss(2, N, D), 1e-4
+    found = hs.attack(f, X, eps=eps, metric=name, method=method, bounded=False)
+    at = hs.metrics.NAMED[name].at(X), hs.metrics.NAMED[name].at(f(X))
+    assert found.metric == name
+    assert bool((at[0].size(found.perturbation) <= eps).all())
+    assert_close(found.displacement, at[1].size(f(X + found.perturbation) - f(X)))
+    if method == "ascent":
+        assert bool((found.displacement >= 0.99 * found.predicted).all())
+        constant = hs.local_lipschitz(f, X, metric=name)
+        assert bool((found.predicted <= eps * constant.upper * (1 + 1e-6)).all())
+
+
+@pytest.mark.parametrize("name", ["entries", "relative"])
+def test_ceilings_hold_in_other_metrics(name, gauss):
+    f, X = layer(gauss, heads=1), gauss(N, D)
+    found = hs.attack(f, X, eps=0.01, metric=name)
+    assert float(found.displacement) <= float(found.ceiling)
 
 
 def test_two_tokens_on_the_line_are_moved_to_the_closed_form_optimum():
@@ -86,7 +112,7 @@ def test_two_tokens_on_the_line_are_moved_to_the_closed_form_optimum():
     zero, V = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), 3.0, dtype=torch.float64)
     f, X = hs.Attention.single_head(A=zero, V=V), torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
     for norm, each in (("total", 1 / math.sqrt(2)), ("token", 1.0)):
-        found = hs.attack(f, X, eps=0.5, norm=norm, bounded=False)
+        found = hs.attack(f, X, eps=0.5, metric=NORMS[norm], bounded=False)
         assert_close(found.perturbation.abs(), torch.full_like(X, 0.5 * each))
         assert_close(float(found.gain), 3 * math.sqrt(2) * each)
 
@@ -99,7 +125,7 @@ def test_two_tokens_far_from_linear_are_moved_as_far_as_a_fine_grid_says():
     moved = (f(X + E) - f(X)).norm(dim=(-2, -1))
     for norm in NORMS:
         inside = E.norm(dim=(-2, -1)) <= 1.5 if norm == "total" else E.abs().amax((-2, -1)) <= 1.5
-        found = hs.attack(f, X, eps=1.5, norm=norm, bounded=False)
+        found = hs.attack(f, X, eps=1.5, metric=NORMS[norm], bounded=False)
         assert float(found.displacement) >= float(moved[inside].max()) * (1 - 1e-9)
 
 
@@ -108,7 +134,7 @@ def test_ascent_attains_more_on_average_than_the_others_at_equal_budget(gauss):
     f, X = layer(gauss, heads=2), gauss(3, N, D)
     for norm in NORMS:
         ours, *others = (
-            hs.attack(f, X, eps=0.5, norm=norm, method=method, budget=100, bounded=False).displacement
+            hs.attack(f, X, eps=0.5, metric=NORMS[norm], method=method, budget=100, bounded=False).displacement
             for method in ("ascent", "random", "fgsm", "singular")
         )
         for other in others:
@@ -121,7 +147,7 @@ def test_ascent_attains_more_on_average_than_the_others_at_equal_budget(gauss):
 def test_on_random_heads_nothing_exceeds_a_ceiling(norm, gauss):
     for number in range(6):  # all four radii, with and without a mask
         f = hs.Attention.single_head(A=gauss(2, 2), V=gauss(2, 2), causal=number % 3 == 0)
-        found = hs.attack(f, gauss(3, 2), eps=10.0 ** (number % 4 - 2), norm=norm, budget=30)
+        found = hs.attack(f, gauss(3, 2), eps=10.0 ** (number % 4 - 2), metric=NORMS[norm], budget=30)
         assert found.ceiling is not None
         assert float(found.displacement) <= float(found.ceiling)
 
@@ -130,7 +156,7 @@ def test_on_random_heads_nothing_exceeds_a_ceiling(norm, gauss):
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_ceiling_is_the_proven_displacement_and_below_eps_times_the_largest_slope(norm, gauss):
     f, X, eps = layer(gauss, heads=1), gauss(2, N, D), 3.0
-    found = hs.attack(f, X, eps=eps, norm=norm, budget=10)
+    found = hs.attack(f, X, eps=eps, metric=NORMS[norm], budget=10)
     for x, allowed in zip(X, found.ceiling, strict=True):
         ball = {"eps": eps, "per_token": norm == "token"}
         length = eps * math.sqrt(N) if norm == "token" else eps
@@ -153,7 +179,7 @@ def test_on_real_layers_nothing_exceeds_a_ceiling(norm, first, minilm):
     activations = minilm.activations(minilm.windows(read_text(), length=4, count=3))
     for window, eps in enumerate((0.01, 1.0, 10.0)):
         f, X = activations.at(2 * window + first, "attention")
-        found = hs.attack(f, X[window], eps=eps, norm=norm, budget=60)
+        found = hs.attack(f, X[window], eps=eps, metric=NORMS[norm], budget=60)
         assert float(found.displacement) <= float(found.ceiling)
 
 
@@ -168,7 +194,9 @@ def test_a_linear_target_rises_by_the_dual_norm_of_its_gradient(gauss):
     W, X = gauss(N, D), gauss(N, D)
     for norm, most in (("total", W.norm()), ("token", W.norm(dim=-1).sum())):
         for method in ("fgsm", "ascent"):
-            found = hs.attack(lambda Z: Z, X, eps=0.2, norm=norm, method=method, target=lambda Y: (W * Y).sum())
+            found = hs.attack(
+                lambda Z: Z, X, eps=0.2, metric=NORMS[norm], method=method, target=lambda Y: (W * Y).sum()
+            )
             assert_close(found.rise, 0.2 * most)
             assert_close(found.predicted, 0.2 * most)
 
@@ -228,7 +256,7 @@ def test_padding_is_not_moved(gauss):
     real = torch.tensor([True, True, True, False])
     f = RealTokens(map=layer(gauss, positions=hs.maps.Positions(padding=real)), real=real)
     for method in METHODS:
-        found = hs.attack(f, gauss(N, D), eps=1.0, norm="token", method=method, budget=20)
+        found = hs.attack(f, gauss(N, D), eps=1.0, metric=NORMS["token"], method=method, budget=20)
         assert float(found.perturbation[3].abs().max()) == 0.0, method
 
 

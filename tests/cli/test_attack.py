@@ -19,11 +19,11 @@ def attack(howsmooth, folder_model, beginning):
 
 @pytest.mark.slow
 def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, howsmooth, tmp_path):
-    options = ("--layer", "1", "--eps", "0.01,3", "--norm", "token", "--method", "singular,ascent", "--no-bounded")
+    options = ("--layer", "1", "--eps", "0.01,3", "--metric", "token", "--method", "singular,ascent", "--no-bounded")
     done = attack(*options)
     assert (done.code, done.err) == (0, "")
     assert "attained / ε" in done.out
-    assert "10 %" in done.out
+    assert "10 %" in " ".join(done.out.split())
     assert done.out.startswith(howsmooth("show", "run").out)
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 * 2
@@ -59,7 +59,7 @@ def test_a_whole_model_is_attacked_too_and_nothing_is_above_a_ceiling(attack, tm
         (("--eps", "nan"), "eps must be positive"),
         (("--eps", "one"), "takes numbers"),
         (("--method", "ascend"), "did you mean ascent"),
-        (("--norm", "l2"), "no norm 'l2'"),
+        (("--metric", "l2"), "no metric 'l2'"),
         (("--budget", "7"), "at least 8"),
         (("--layer", "9"), "got 9"),
         (("--map", "attn"), "map must be one of"),

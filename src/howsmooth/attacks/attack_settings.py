@@ -1,26 +1,29 @@
-"""Norms, methods and budgets of attacks, checked without torch."""
+"""Metrics, methods and budgets of attacks, checked without torch."""
 
 import math
 
 from howsmooth.errors import AssumptionError, nearest
 
-NORMS = ("total", "token")
+# Metrics that are known without torch.
+USUAL = ("total", "token")
 METHODS = ("random", "fgsm", "pgd", "singular", "ascent")
 BUDGET = 200
 # Lanczos needs one step, and a direction and its negative have to be tried.
 LEAST = 8
 
 
-def check_attack(*, eps: object, norm: object, method: object, budget: object) -> None:
+def check_attack(*, eps: object, metric: object, method: object, budget: object) -> None:
     """Refuse what no attack can work with.
 
     Raises:
-        AssumptionError: If the radius is not positive and finite, the norm or method unknown, or the budget too small.
+        AssumptionError: If the radius is not positive and finite, metric or method are unknown, or the budget is small.
     """
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
-    if norm not in NORMS:
-        raise AssumptionError(f"there is no norm {norm!r}{nearest(str(norm), NORMS)}", field="norm")
+    if metric not in USUAL:
+        from howsmooth.metrics import as_metrics
+
+        as_metrics(metric)  # type: ignore[arg-type]
     if method not in METHODS:
         raise AssumptionError(f"there is no method {method!r}{nearest(str(method), METHODS)}", field="method")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < LEAST:

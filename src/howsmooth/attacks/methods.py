@@ -9,7 +9,9 @@ from torch import Tensor
 
 from howsmooth.attacks.objective import Objective
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.metrics import Euclidean
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.metric_norms import isometric
 from howsmooth.spectral.operators import broadcast, flat, random_start
 
 # PGD: steps of a run, and their total length in diameters of the ball.
@@ -18,7 +20,7 @@ PGD_STEPS, PGD_REACH = 40, 2.5
 MAX_DIRECTIONS = 8
 # A singular direction is good enough to start from when its residual is this small, relative to its value.
 RESIDUAL = 0.01
-# The shares of the budget of ascent for singular directions, and for block power iteration under the norm of tokens.
+# The shares of the budget of ascent for singular directions, and for power iteration in other metrics.
 DIRECTIONS_SHARE, BLOCK_POWER_SHARE = 0.3, 0.1
 # Passes in which a run comes near its maximum; a run is begun if there are as many for it.
 PASSES_PER_RUN = 32
@@ -56,8 +58,9 @@ def pgd(objective: Objective, generator: torch.Generator) -> None:
 def singular(objective: Objective, generator: torch.Generator) -> None:
     """Try the leading right singular vectors of the derivative, in both signs."""
     count = max(1, min(MAX_DIRECTIONS, objective.left // 4))
-    for v in singular_directions(objective.J, count=count, products=objective.left - 2 * count, generator=generator):
-        E = objective.ball.surface(v)
+    J = isometric(objective.J, objective.ball.metric, objective.output)
+    for v in singular_directions(J, count=count, products=objective.left - 2 * count, generator=generator):
+        E = objective.ball.direction(v)
         for signed in (E, -E)[: objective.left]:
             objective.gain(signed)
 
@@ -85,9 +88,10 @@ def _starts(objective: Objective, generator: torch.Generator) -> list[Float[Tens
     """Return where to begin: the better sign of every direction, the most promising first."""
     count = max(1, min(MAX_DIRECTIONS, int(objective.left * (1 - DIRECTIONS_SHARE)) // PASSES_PER_RUN))
     products = int(DIRECTIONS_SHARE * objective.budget)
-    directions = singular_directions(objective.J, count=count, products=products, generator=generator)
-    found = [objective.ball.surface(v) for v in directions]
-    if objective.ball.per_token:
+    J = isometric(objective.J, objective.ball.metric, objective.output)
+    directions = singular_directions(J, count=count, products=products, generator=generator)
+    found = [objective.ball.direction(v) for v in directions]
+    if not (isinstance(objective.ball.metric, Euclidean) and isinstance(objective.output, Euclidean)):
         found[0] = _worst_to_first_order(objective, found[0])
     signed = [_better(objective, E) for E in found if objective.left >= 4]
     # a scalar of the output has a gradient at no perturbation
@@ -101,9 +105,9 @@ def _better(objective: Objective, E: Float[Tensor, "*batch n d"]) -> Float[Tenso
 
 
 def _worst_to_first_order(objective: Objective, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-    r"""Maximise :math:`\|JE\|` where every token may move by eps: :math:`e_i \leftarrow \epsilon\,g_i/|g_i|`."""
+    r"""Maximise :math:`\|JE\|` where singular vectors do not: by steepest steps of supporting functionals."""
     for _step in range(max(1, int(BLOCK_POWER_SHARE * objective.budget / 2))):
-        E = objective.ball.surface(objective.J.vjp(objective.J.jvp(E)))
+        E = objective.ball.surface(objective.J.vjp(objective.output.support(objective.J.jvp(E))))
     return E
 
 
@@ -170,7 +174,7 @@ class AscentRun:
         # linear maps it overshoots.
         ball, length = objective.ball, _norm(self.heading)
         unit = self.heading / torch.where(length > 0, length, 1.0)
-        trial = ball.nearest(self.E + broadcast(self.step, unit) * ball.scale(self.E.shape[-2]) * unit)
+        trial = ball.nearest(self.E + broadcast(self.step, unit) * ball.scale(self.E) * unit)
         value, G = objective.gain_and_gradient(trial)
         slope = ball.uphill(trial, G)
         before, after = _dot(unit, self.slope), _dot(ball.uphill(trial, unit), slope)

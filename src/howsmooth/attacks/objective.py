@@ -1,6 +1,5 @@
 """The objective of an attack: a ball of perturbations, counted passes, and the best perturbation so far."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,9 @@ from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
+from howsmooth.metrics import Euclidean, Metric
 from howsmooth.spectral.autograd import evaluate
-from howsmooth.spectral.operators import Constrained, Differentiable, divide, norms, random_start
+from howsmooth.spectral.operators import Constrained, Differentiable, random_start
 
 Target = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]
@@ -23,59 +23,49 @@ Pullback = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationBall:
-    r"""Perturbations of a sequence: :math:`\|E\|_F \le \epsilon`, or :math:`|e_i| \le \epsilon` for every token.
+    r"""Perturbations of a sequence with :math:`\|E\| \le \epsilon` in a metric.
 
     Attributes:
         eps: The radius.
-        norm: ``total`` or ``token``.
+        metric: The metric, at the sequence.
     """
 
     eps: float
-    norm: str
-
-    @property
-    def per_token(self) -> bool:
-        """Whether every token may move that far."""
-        return self.norm == "token"
-
-    def sizes(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m 1"]:
-        """Return the norms that the radius bounds, in float64: one for each token, or one for each sequence."""
-        axes = (-1,) if self.per_token else (-2, -1)
-        return torch.linalg.vector_norm(E, dim=axes, keepdim=True, dtype=torch.float64)
+    metric: Metric
 
     def surface(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        r"""Return the perturbation that maximises :math:`\langle G, E\rangle`; where G is zero, so is it.
+        r"""Return the perturbation that maximises :math:`\langle G, E\rangle`; where G is zero, so is it."""
+        return self.inside(self.metric.steepest(G) * self.eps)
 
-        :math:`\epsilon\,G/\|G\|_F`, or :math:`\epsilon\,g_i/|g_i|` for every token.
-        """
-        # Why not divide by the sizes at once: the square of a tiny gradient underflows, and its direction is lost.
-        axes = (-1,) if self.per_token else (-2, -1)
-        largest = G.abs().amax(axes, keepdim=True)
-        scaled = G / torch.where(largest > 0, largest, 1.0)
-        return self.inside(scaled * (self.eps / self.sizes(scaled).clamp_min(1e-300)).to(G.dtype))
+    def direction(self, v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return the perturbation of a singular direction, which is one of the isometric coordinates."""
+        metric = self.metric
+        return self.inside(metric.original(v) * self.eps) if isinstance(metric, Euclidean) else self.surface(v)
 
     def nearest(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Project onto the ball."""
-        return self.inside(E * (self.eps / self.sizes(E).clamp_min(self.eps)).to(E.dtype))
+        return self.inside(self.metric.nearest(E, self.eps))
 
     def uphill(self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return the part of a gradient that leads along or into the ball: on its surface nothing moves outwards."""
-        axes = (-1,) if self.per_token else (-2, -1)
-        sizes = self.sizes(E)
-        outwards = (E * G).sum(axes, keepdim=True, dtype=torch.float64) / sizes.square().clamp_min(1e-300)
-        at_surface = sizes >= self.eps * (1 - 64 * torch.finfo(E.dtype).eps)
-        return G - E * torch.where(at_surface & (outwards > 0), outwards, 0.0).to(E.dtype)
+        return self.metric.along(E, G, self.eps * (1 - 64 * torch.finfo(E.dtype).eps))
 
-    def scale(self, n: int) -> float:
-        """Return the largest Frobenius norm of a perturbation of ``n`` tokens."""
-        return self.eps * math.sqrt(n) if self.per_token else self.eps
+    def scale(self, E: Float[Tensor, "*batch n d"]) -> float:
+        """Return the largest Frobenius norm of a perturbation."""
+        n, d = E.shape[-2:]
+        return self.eps * self.metric.euclidean_ratios((n, d))[0]
 
     def inside(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Shrink what rounding has put outside: the norm, added up in float64, is at most eps."""
+        """Shrink what rounding has put outside: the size, added up in float64, is at most eps."""
         shrink = 1 - 2 * torch.finfo(E.dtype).eps
-        while bool((outside := self.sizes(E) > self.eps).any()):
-            E = torch.where(outside, E * shrink, E)
+        while bool((outside := self.metric.size(E) > self.eps).any()):
+            E = torch.where(outside[..., None, None], E * shrink, E)
         return E
+
+
+def as_tokens(Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch m out"]:
+    """Return outputs with two axes behind those of the batch: a vector is one token."""
+    return Y.reshape(*batch, *(1,) * (len(batch) + 2 - Y.ndim), *Y.shape[len(batch) :])
 
 
 def run(f: Callable[[Tensor], Any], Z: Tensor) -> Float[Tensor, "*shape"]:
@@ -128,6 +118,29 @@ class CountedOperator(Operator):
         return self.op.constrain(E) if isinstance(self.op, Constrained) else E
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VectorOutput(Operator):
+    """A derivative whose output is a vector, as one token.
+
+    Attributes:
+        op: The derivative.
+    """
+
+    op: LinearOperator
+
+    def jvp(self, E: Tensor) -> Tensor:
+        """Apply the derivative."""
+        return as_tokens(self.op.jvp(E), self.batch)
+
+    def vjp(self, G: Tensor) -> Tensor:
+        """Apply the transpose."""
+        return self.op.vjp(G.reshape(*self.batch, *self.op.codomain))
+
+    def constrain(self, E: Tensor) -> Tensor:
+        """Return the part of a perturbation that may move."""
+        return self.op.constrain(E) if isinstance(self.op, Constrained) else E
+
+
 def check_value(value: object, X: Tensor) -> None:
     """Refuse what is no value of a map on the sequences of a batch.
 
@@ -147,7 +160,7 @@ def check_value(value: object, X: Tensor) -> None:
 
 
 class Objective:
-    r"""The gain of a perturbation: :math:`\|f(X+E)-f(X)\|`, or the rise of a scalar of the output.
+    r"""The gain of a perturbation: :math:`\|f(X+E)-f(X)\|` in a metric, or the rise of a scalar of the output.
 
     Whatever a method tries is first brought into the ball, and the best that was tried is kept, so no method can leave
     the ball or lose what it had. A forward pass costs one, and so does every product with a derivative.
@@ -156,6 +169,7 @@ class Objective:
         X: The given sequences.
         there: The output at them.
         ball: Where perturbations lie.
+        output: The metric of the displacement.
         budget: How many passes there are.
         spent: How many are spent.
         best: The best perturbation of each sequence so far; zero at first.
@@ -170,11 +184,12 @@ class Objective:
         X: Float[Tensor, "*batch n d"],
         there: Tensor,
         ball: PerturbationBall,
+        output: Metric,
         budget: int,
         target: Target | None = None,
     ) -> None:
         """Begin at no perturbation; the derivative ``J`` at ``X`` and the value ``there`` are known."""
-        self._f, self._target = f, target
+        self._f, self.output, self._target = f, output, target
         self.J = CountedOperator(op=J, spend=self._spend, **fields_of(J))
         self.X, self.there, self.ball, self.budget, self.spent = X, there, ball, budget, 0
         self.best = torch.zeros_like(X)
@@ -212,9 +227,8 @@ class Objective:
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch n d"]]:
         r"""Return the gain of a perturbation and its gradient, for a forward and a backward pass.
 
-        .. math:: J(X+E)^\top\frac{f(X+E)-f(X)}{\|f(X+E)-f(X)\|}
-
-        At E = 0 the displacement has none, and zero is returned. So is it where the output is not finite.
+        It is :math:`J(X+E)^\top Z` with the supporting functional Z of :math:`f(X+E)-f(X)`, in the Euclidean norm
+        its direction. At E = 0 the displacement has none, and zero is returned, and where the output is not finite.
         """
         self._spend(2)
         E = self.ball.inside(E)
@@ -224,9 +238,7 @@ class Objective:
 
     def _cotangent(self, Y: Tensor) -> Tensor:
         if self._target is None:
-            D = Y - self.there
-            size = norms(D, self.batch)
-            return divide(D, torch.where(size > 0, size, 1.0))
+            return self.output.support(as_tokens(Y - self.there, self.batch)).reshape(Y.shape)
         with torch.inference_mode(False), torch.enable_grad():
             inputs = Y.detach().clone().requires_grad_()
             values = scalars(self._target, inputs, self.batch)
@@ -237,7 +249,7 @@ class Objective:
 
     def _gain_of(self, Y: Tensor) -> Float[Tensor, "*batch"]:
         if self._target is None or self._before is None:
-            return norms(Y.double() - self.there.double(), self.batch)
+            return self.output.size(as_tokens(Y.double() - self.there.double(), self.batch))
         return scalars(self._target, Y, self.batch).detach().double() - self._before.detach().double()
 
     def _keep(self, E: Tensor, value: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, check_value, draw, run
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value, run
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.linear_operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator, fields_of
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
+from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
 from howsmooth.spectral.autograd import linearise
-from howsmooth.spectral.operators import HALF, measurable, norms, require_map
+from howsmooth.spectral.metric_norms import climb, isometric
+from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
 from howsmooth.validation import require_sequences
@@ -24,10 +27,6 @@ from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
 ROUNDINGS = 64
-# Block power iteration stops once it gains less than this, or after so many steps.
-POWER_RTOL, POWER_STEPS = 1e-4, 60
-# It starts from the top singular vector and from so many random perturbations.
-POWER_STARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -35,16 +34,16 @@ class Attack:
     r"""The best perturbation that was found, or a batch of them: one for each sequence.
 
     Attributes:
-        perturbation: E, never outside of the ball: :math:`\|E\|_F\le\epsilon` or :math:`|e_i|\le\epsilon`.
-        displacement: :math:`\|f(X+E)-f(X)\|_F`.
+        perturbation: E, never outside of the ball: :math:`\|E\|\le\epsilon`.
+        displacement: :math:`\|f(X+E)-f(X)\|`.
         rise: What was maximised: the displacement, or by how much the target rose.
-        predicted: What the derivative at X predicts of that: :math:`\max\|D_Xf\,E\|_F` over the ball, so
-            :math:`\sigma\epsilon` for the total norm. Under the norm of tokens, what block power iteration attains.
+        predicted: What the derivative at X predicts of that: :math:`\max\|D_Xf\,E\|` over the ball, so
+            :math:`\sigma\epsilon` for the total norm. In metrics that are not Euclidean, what power iteration attains.
         ceiling: A proven upper bound of the displacement over the ball; none where no theorem applies.
         products: How many products with derivatives and forward passes the method spent.
         trace: The largest rise after every forward pass, along the last axis.
         eps: The radius of the ball.
-        norm: Its norm: ``total`` or ``token``.
+        metric: The name of the metric of perturbations and displacements.
         method: How it was found.
     """
 
@@ -56,7 +55,7 @@ class Attack:
     products: int
     trace: Float[Tensor, "*batch passes"]
     eps: float
-    norm: str
+    metric: str
     method: str
 
     @property
@@ -88,7 +87,7 @@ class Attack:
         return f"Attack: {self._summary()}"
 
     def _summary(self) -> str:
-        where = f"ε = {self.eps:g} ({self.norm}), {self.method}, {self.products} passes"
+        where = f"ε = {self.eps:g} ({self.metric}), {self.method}, {self.products} passes"
         if self.rise.ndim:
             low, high = (at_least(float(x) / self.eps, 3) for x in (self.displacement.min(), self.displacement.max()))
             return f"{self.rise.numel()} sequences, from {low} to {high} per unit of ε; {where}"
@@ -106,7 +105,7 @@ class Attack:
         return strict_json(
             {
                 "method": self.method,
-                "norm": self.norm,
+                "metric": self.metric,
                 "eps": self.eps,
                 "displacement": self.displacement.tolist(),
                 "gain": self.gain.tolist(),
@@ -124,7 +123,7 @@ def attack(
     X: Float[Tensor, "*batch n d"],
     *,
     eps: float,
-    norm: str = "total",
+    metric: str | Metric | Metrics = "total",
     method: str = "ascent",
     budget: int = BUDGET,
     target: Target | None = None,
@@ -133,7 +132,7 @@ def attack(
 ) -> Attack:
     r"""Search for the perturbation within ``eps`` of ``X`` that moves the output of ``f`` most.
 
-    .. math:: \max_{\|E\|\le\epsilon}\|f(X+E)-f(X)\|_F = \sigma\epsilon + O(\epsilon^2), \qquad \sigma = \|D_Xf\|_2
+    .. math:: \max_{\|E\|\le\epsilon}\|f(X+E)-f(X)\| = \sigma\epsilon + O(\epsilon^2), \qquad \sigma = \|D_Xf\|_2
 
     The result stands beside what the derivative predicts and what a theorem allows. Whatever the method, it lies in the
     ball, as float64 adds up, and is the best of all that was tried. A batch of sequences is attacked in lockstep, each
@@ -143,7 +142,8 @@ def attack(
         f: A map with a ``jacobian``, or any callable or module on tensors; it must treat batch axes independently.
         X: The tokens.
         eps: How far they may move.
-        norm: All together, ``total``: :math:`\|E\|_F\le\epsilon`; or each of them, ``token``: :math:`|e_i|\le\epsilon`.
+        metric: How perturbations and displacements are measured, as in :func:`local_lipschitz`: ``total`` all tokens
+            together, ``token`` each of them, any other name or value of ``hs.metrics``.
         method: ``random`` (noise), ``fgsm`` (one step along the gradient), ``pgd`` (many), ``singular`` (along the
             leading singular vectors, both ways) or ``ascent`` (climbing from these by conjugate gradients).
         budget: How many passes a method may spend: forward passes, and products with a derivative or its transpose.
@@ -155,8 +155,8 @@ def attack(
         generator: The source of randomness; one with a fixed seed by default.
 
     Raises:
-        AssumptionError: If ``eps`` is not positive or below what the numbers of ``X`` resolve, or the norm, the method
-            or the budget is not one.
+        AssumptionError: If ``eps`` is not positive or below what the numbers of ``X`` resolve, or the metric, the
+            method or the budget is not one.
 
     Example:
         >>> double = lambda X: 2 * X
@@ -164,9 +164,9 @@ def attack(
         >>> round(float(found.displacement), 6), round(float(found.gain), 6)
         (1.0, 2.0)
     """
-    check_attack(eps=eps, norm=norm, method=method, budget=budget)
+    check_attack(eps=eps, metric=metric, method=method, budget=budget)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    prepared_map = prepare(f, X, norm=norm, target=target, generator=generator)
+    prepared_map = prepare(f, X, metric=metric, target=target, generator=generator)
     found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
     return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
 
@@ -180,7 +180,7 @@ class PreparedAttack:
         X: The tokens.
         there: The output at the tokens.
         J: The derivative there.
-        norm: The norm of perturbations.
+        metrics: The metrics of perturbations and displacements, at the tokens and the output.
         target: The scalar to maximise; the displacement if none.
         steepest: The largest displacement to first order, per unit of eps.
     """
@@ -189,29 +189,29 @@ class PreparedAttack:
     X: Float[Tensor, "*batch n d"]
     there: Tensor
     J: LinearOperator
-    norm: str
+    metrics: Metrics
     target: Target | None
     steepest: Float[Tensor, "*batch"]
 
     def attack(self, *, eps: float, method: str, budget: int, generator: torch.Generator) -> Attack:
         """Attack with one radius, by one method; ``ceiling`` is left out."""
-        check_attack(eps=eps, norm=self.norm, method=method, budget=budget)
+        check_attack(eps=eps, metric=self.metrics, method=method, budget=budget)
         self._require_resolved(eps)
-        ball = PerturbationBall(eps=eps, norm=self.norm)
-        objective = Objective(self.f, self.J, self.X, self.there, ball, budget, self.target)
+        ball, output = PerturbationBall(eps=eps, metric=self.metrics.input), self.metrics.output
+        objective = Objective(self.f, self.J, self.X, self.there, ball, output, budget, self.target)
         with torch.inference_mode(False):
             METHODS[method](objective, generator)
         moved = run(self.f, self.X + objective.best)
         return Attack(
             perturbation=objective.best,
-            displacement=norms(moved.double() - self.there.double(), objective.batch),
+            displacement=output.size(as_tokens(moved.double() - self.there.double(), objective.batch)),
             rise=objective.value,
             predicted=self.steepest * eps,
             ceiling=None,
             products=objective.spent,
             trace=torch.stack(objective.trace, dim=-1),
             eps=eps,
-            norm=self.norm,
+            metric=self.metrics.name,
             method=method,
         )
 
@@ -228,15 +228,20 @@ class PreparedAttack:
         """
         if not isinstance(self.f, Attention):
             return None
-        rows = self.X.reshape(-1, *self.X.shape[-2:])
+        n, d = self.X.shape[-2:]
+        per_token = isinstance(self.metrics.input, LargestToken)
+        # any other ball lies in one of the total norm, and no displacement is larger than so many total ones
+        eps = eps if per_token else eps * self.metrics.input.euclidean_ratios((n, d))[0]
+        most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
-            found = [displacement_upper(self.f, x, eps=eps, per_token=self.norm == "token").value for x in rows]
+            rows = self.X.reshape(-1, n, d)
+            found = [most * displacement_upper(self.f, x, eps=eps, per_token=per_token).value for x in rows]
         except AssumptionError:
             return None
         return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])
 
     def _require_resolved(self, eps: float) -> None:
-        least = ROUNDINGS * torch.finfo(self.X.dtype).eps * float(self.X.double().norm(dim=(-2, -1)).max())
+        least = ROUNDINGS * torch.finfo(self.X.dtype).eps * float(self.metrics.input.size(self.X).max())
         if eps < least:
             raise AssumptionError(
                 f"eps must be at least {least:.2g}, or {self.X.dtype} rounds it away, got {eps:g}; use float64, or a "
@@ -249,7 +254,7 @@ def prepare(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],
     *,
-    norm: str,
+    metric: str | Metric | Metrics,
     target: Target | None = None,
     generator: torch.Generator,
 ) -> PreparedAttack:
@@ -261,48 +266,27 @@ def prepare(
     J = linearise(f, X)
     there = run(f, X)
     check_value(there, X)
+    if len(J.codomain) < 2:
+        J = VectorOutput(op=J, **(fields_of(J) | {"codomain": (1, math.prod(J.codomain))}))
+    metrics = as_metrics(metric).at(X, as_tokens(there, tuple(X.shape[:-2])))
     if target is None:
-        slope = first_order_gain(J, norm, generator)
+        slope = first_order_gain(J, metrics, generator)
     else:
-        ball = PerturbationBall(eps=1.0, norm=norm)
-        _value, G = Objective(f, J, X, there, ball, 2, target).gain_and_gradient(torch.zeros_like(X))
-        slope = dual_norm(G, norm)
-    return PreparedAttack(f=f, X=X, there=there, J=J, norm=norm, target=target, steepest=slope)
+        ball = PerturbationBall(eps=1.0, metric=metrics.input)
+        objective = Objective(f, J, X, there, ball, metrics.output, 2, target)
+        slope = metrics.input.dual_size(objective.gain_and_gradient(torch.zeros_like(X))[1])
+    return PreparedAttack(f=f, X=X, there=there, J=J, metrics=metrics, target=target, steepest=slope)
 
 
 @torch.no_grad()
-def first_order_gain(J: LinearOperator, norm: str, generator: torch.Generator) -> Float[Tensor, "*batch"]:
-    r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or a search for each token.
-
-    Under the norm of tokens no method is known to find the maximum; the value is attained, and at most
-    :math:`\sqrt n` times the largest singular value.
-    """
-    top = spectral_norm(J, certify=False, generator=generator)
-    ball = PerturbationBall(eps=1.0, norm=norm)
-    if not ball.per_token:
+def first_order_gain(J: LinearOperator, metrics: Metrics, generator: torch.Generator) -> Float[Tensor, "*batch"]:
+    r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or what climbing attains."""
+    given, wanted = metrics.input, metrics.output
+    top = spectral_norm(isometric(J, given, wanted), certify=False, generator=generator)
+    if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
         return top.lower.double()
-    starts = [top.direction, *(draw(J, ball, generator) for _start in range(POWER_STARTS))]
-    return torch.stack([block_power(J, ball.surface(E), ball) for E in starts]).amax(0)
-
-
-def block_power(J: LinearOperator, E: Float[Tensor, "*batch n d"], ball: PerturbationBall) -> Float[Tensor, "*batch"]:
-    r"""Iterate :math:`E \leftarrow \mathrm{surface}(J^\top JE)` and return :math:`\|JE\|`.
-
-    The square of the norm is convex, so each step maximises a lower bound that touches it: the value never falls.
-    """
-    moved = J.jvp(E)
-    value = norms(moved, J.batch)
-    for _step in range(POWER_STEPS):
-        moved = J.jvp(ball.surface(J.vjp(moved)))
-        before, value = value, torch.maximum(value, norms(moved, J.batch))
-        if bool((value <= before * (1 + POWER_RTOL)).all()):
-            break
-    return value
-
-
-def dual_norm(G: Float[Tensor, "*batch n d"], norm: str) -> Float[Tensor, "*batch"]:
-    r"""Return the largest :math:`\langle G,E\rangle` over the unit ball: :math:`\|G\|_F` or :math:`\sum|g_i|`."""
-    return PerturbationBall(eps=1.0, norm=norm).sizes(G).sum((-2, -1))
+    start = given.original(top.direction) if isinstance(given, Euclidean) else top.direction
+    return climb(J, start, given, wanted, generator)[1]
 
 
 def _check(f: object, X: object, target: object) -> None:

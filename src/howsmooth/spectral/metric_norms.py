@@ -201,7 +201,7 @@ def bracket_in(
     """
     given, wanted = metrics.input, metrics.output
     if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
-        return _back(euclidean(_isometric(op, given, wanted)), given, wanted)
+        return _back(euclidean(isometric(op, given, wanted)), given, wanted)
     if wanted.dual_ball_of_basis and math.prod(op.codomain) <= BASIS_PRODUCTS:
         return _by_rows(op, given, wanted)
     if given.ball_of_basis and math.prod(op.domain) <= BASIS_PRODUCTS:
@@ -213,7 +213,7 @@ def bracket_in(
     return _compared(op, given, wanted, euclidean, generator)
 
 
-def _isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:
+def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:
     """Return the operator in standard spaces where metrics are Euclidean, and as it is where they are not."""
     given, wanted = (m if isinstance(m, Euclidean) else total for m in (given, wanted))
     if all(m.scale is None and m.factor is None for m in (given, wanted)):
@@ -278,19 +278,27 @@ def _compared(
     generator: torch.Generator | None,
 ) -> NormEstimate:
     """Climb from below; from above compare both metrics with the Euclidean norm."""
-    top = euclidean(_isometric(op, given, wanted))
+    top = euclidean(isometric(op, given, wanted))
     stretch, products = 1.0, top.products
     start = given.original(top.direction) if isinstance(given, Euclidean) else top.direction
     if not isinstance(given, Euclidean):
         stretch *= given.euclidean_ratios(_shape(op.domain))[0]
     if not isinstance(wanted, Euclidean):
         stretch *= wanted.euclidean_ratios(_shape(op.codomain))[1]
-    starts = [given.steepest(op.vjp(op.jvp(start))), *(given.draw(start, generator) for _start in range(STARTS))]
-    climbs = [_climbed(op, E, given, wanted) for E in starts]
-    E, _value = _best(op, ((E, value) for value, E, _spent in climbs))
-    products += sum(spent for _value, _E, spent in climbs)
+    E, _value, spent = climb(op, start, given, wanted, generator)
+    products += spent
     found = _attained(op, E, top.upper.double() * stretch, given, wanted, products=products)
     return replace(found, confidence=top.confidence)
+
+
+def climb(
+    op: LinearOperator, start: Tensor, given: Metric, wanted: Metric, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, int]:
+    """Climb from a direction and from random ones; return the best perturbation, what it attains, and the products."""
+    starts = [given.steepest(op.vjp(op.jvp(start))), *(given.draw(start, generator) for _start in range(STARTS))]
+    climbs = [_climbed(op, E, given, wanted) for E in starts]
+    E, value = _best(op, ((E, value) for value, E, _spent in climbs))
+    return E, value, sum(spent for _value, _E, spent in climbs)
 
 
 def _climbed(op: LinearOperator, E: Tensor, given: Metric, wanted: Metric) -> tuple[Tensor, Tensor, int]:

@@ -31,7 +31,7 @@ WIDTH, ROW = 520, 19
 
 
 def draw_attacks(section: Section) -> Chart:
-    """Draw a panel for each map, length and norm."""
+    """Draw a panel for each map, length and metric."""
     every = summarise_attacks(section.of_kind("attack"))
     rows: Rows = []
     for each in every:
@@ -56,7 +56,9 @@ def table_attacks(section: Section) -> Numbers:
 def _attack_panel(each: AttackSummary) -> str:
     ends = each.linear_until
     until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
-    return f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, {each.norm} norm: {until}"
+    return (
+        f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, metric {each.metric}: {until}"
+    )
 
 
 def _attack_title(every: list[AttackSummary]) -> str:

@@ -54,9 +54,7 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
         ),
     ] = "attention"
     eps: Annotated[tuple[float, ...], described("How far tokens may move.", metavar="0.01,0.1,…")] = EPS
-    norm: Annotated[str, described("total: all tokens together within eps; token: each of them.", metavar="NORM")] = (
-        "total"
-    )
+    metric: Annotated[str, described("How perturbations and displacements are measured.", metavar="NAME")] = "total"
     method: Annotated[
         tuple[str, ...], described("How perturbations are searched for: any of the five.", metavar="METHOD,…")
     ] = METHODS
@@ -73,14 +71,14 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
         """Refuse names and numbers that lead nowhere, before anything is loaded.
 
         Raises:
-            HowsmoothError: If there is no such model, map, norm, method or text, or a number is out of range.
+            HowsmoothError: If there is no such model, map, metric, method or text, or a number is out of range.
         """
         for name in ("eps", "method"):
             if not getattr(self, name):
                 raise AssumptionError(f"{name} must name at least one.", field=name)
         for eps in self.eps:
             for method in self.method:
-                check_attack(eps=eps, norm=self.norm, method=method, budget=self.budget)
+                check_attack(eps=eps, metric=self.metric, method=method, budget=self.budget)
         self.solver  # noqa: B018 - refuses a seed that there is not
         check_model(self.model)
         MapName.parse(self.map)
@@ -105,7 +103,7 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
 
     Attributes:
         eps: How far tokens may move.
-        norm: All together, ``total``, or each of them, ``token``.
+        metric: The name of the metric of perturbations and displacements.
         method: How the perturbation is searched for.
         budget: How many passes the method may spend.
         bounded: Whether to compute what the theory allows too.
@@ -113,7 +111,7 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
     """
 
     eps: Annotated[float, described(plural="epsilons")] = 1.0
-    norm: str = "total"
+    metric: str = "total"
     method: str = "ascent"
     budget: int = BUDGET
     bounded: bool = True
@@ -121,7 +119,7 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
 
     def __post_init__(self) -> None:
         """Refuse what no attack can work with."""
-        check_attack(eps=self.eps, norm=self.norm, method=self.method, budget=self.budget)
+        check_attack(eps=self.eps, metric=self.metric, method=self.method, budget=self.budget)
 
     @property
     def cost(self) -> float:
@@ -189,7 +187,7 @@ def _prepared(
     from howsmooth.studies.resources import seeded
 
     f, X = resources.entering(batch, here)
-    scene = prepare(f, X, norm=here[0].norm, generator=seeded(here))
+    scene = prepare(f, X, metric=here[0].metric, generator=seeded(here))
     return scene, scene.theoretical_maximum(here[0].eps) if here[0].bounded else None
 
 
@@ -225,7 +223,7 @@ def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsk
         attacking.model, attacking.windows, attacking.where, attacking.reading, resources, parts=[part]
     )
     layers = base.layers(attacking.layers, part)
-    shared = {name: getattr(attacking, name) for name in ("norm", "budget", "bounded", "solver")}
+    shared = {name: getattr(attacking, name) for name in ("metric", "budget", "bounded", "solver")}
     asks = [
         ask
         for eps in sorted(set(attacking.eps))
@@ -285,14 +283,14 @@ class AttackRow:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSummary:
-    """All attacks on one map at windows of one length, by one norm.
+    """All attacks on one map at windows of one length, in one metric.
 
     Attributes:
         model: The model.
         map: Which map.
         layer: Of which layer.
         length: How many tokens a window has.
-        norm: The norm of perturbations.
+        metric: The metric of perturbations and displacements.
         lines: What was attained, by radius and method.
     """
 
@@ -300,13 +298,13 @@ class AttackSummary:
     map: str
     layer: int
     length: int
-    norm: str
+    metric: str
     lines: tuple[AttackRow, ...]
 
     @property
     def name(self) -> str:
         """The model, the map and the length."""
-        return f"{self.model}, {self.map} of layer {self.layer}, {count(self.length, 'token')}, {self.norm} norm"
+        return f"{self.model}, {self.map} of layer {self.layer}, {count(self.length, 'token')}, metric {self.metric}"
 
     @property
     def best(self) -> tuple[AttackRow, ...]:
@@ -352,14 +350,14 @@ class AttackSummary:
 
 
 def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
-    """Sum up records, one result for each map, length and norm."""
+    """Sum up records, one result for each map, length and metric."""
     groups: dict[tuple[str, str, int, int, str], list[AttackRecord]] = {}
     for r in records:
-        place = (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.norm)
+        place = (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric)
         groups.setdefault(place, []).append(r)
     return [
-        AttackSummary(model=model, map=part, layer=layer, length=length, norm=norm, lines=_lines(found))
-        for (model, part, layer, length, norm), found in sorted(groups.items())
+        AttackSummary(model=model, map=part, layer=layer, length=length, metric=metric, lines=_lines(found))
+        for (model, part, layer, length, metric), found in sorted(groups.items())
     ]
 
 
@@ -404,7 +402,7 @@ KINDS = (
 
             Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
 
-            Example: howsmooth attack minilm --layer 4 --eps 0.1,1,10 --norm token --lengths 16 --sequences 5
+            Example: howsmooth attack minilm --layer 4 --eps 0.1,1,10 --metric token --lengths 16 --sequences 5
             """,
             results="attacks",
             done="attacked",
