@@ -103,7 +103,7 @@ def _colour(domain: list[float] | None = None) -> alt.Color:
     return alt.Color(
         "share:Q",
         title="share of the worst perturbation",
-        scale=alt.Scale(type="sqrt", interpolate="rgb", range=list(SHADES), **({"domain": domain} if domain else {})),
+        scale=alt.Scale(type="sqrt", interpolate="rgb", range=list(SHADES), domain=domain or alt.Undefined),
         legend=alt.Legend(format=".2~%", orient="bottom", gradientLength=240, tickCount=4, titleLimit=300),
     )
 
