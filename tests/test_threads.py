@@ -13,7 +13,7 @@ x = torch.zeros(1 << 18)
 for _ in range(20):
     x.add_(1)  # teams are made on first use
 began = time.process_time()
-for _ in range(100):
+for _ in range(50):
     x.add_(1)
     time.sleep(0.005)
 print(time.process_time() - began)
@@ -33,7 +33,7 @@ def processor_seconds(imports: str, **settings: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.clock("the processor time of threads that wait")
-@pytest.mark.parametrize("order", ORDERS)
-def test_waiting_threads_sleep(order):
-    spinning = processor_seconds(ORDERS[order], OMP_WAIT_POLICY="ACTIVE", OMP_NUM_THREADS="2")
-    assert processor_seconds(ORDERS[order], OMP_NUM_THREADS="2") < spinning / 3
+def test_waiting_threads_sleep():
+    spinning = processor_seconds("import torch", OMP_WAIT_POLICY="ACTIVE", OMP_NUM_THREADS="2")
+    for order, imports in ORDERS.items():
+        assert processor_seconds(imports, OMP_NUM_THREADS="2") < spinning / 3, order

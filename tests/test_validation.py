@@ -13,7 +13,7 @@ X = torch.ones(3, 2)
     ("ask", "field"),
     [
         (lambda: ATTENTION(torch.ones(3, 5)), "X"),
-        (lambda: ATTENTION([[1.0, 2.0]]), "X"),
+        (lambda: ATTENTION([[1.0, 2.0], [3.0]]), "X"),
         (lambda: ATTENTION(X.double()), "X"),
         (lambda: ATTENTION(X * torch.nan), "X"),
         (lambda: hs.maps.LayerNorm(gain=torch.ones(2), bias=torch.ones(3)), "bias"),

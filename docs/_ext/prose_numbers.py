@@ -3,7 +3,7 @@
 Pages are read on the site and as they stand in the repository, so a page holds the text of its numbers, and a comment
 behind each paragraph, list or table says in order where they come from::
 
-    The worst perturbation of layer 4 grows 30-fold, a random one 0.62-fold.
+    The worst perturbation of layer 4 grows 30-fold, a random one shrinks to 0.62.
     <!-- numbers: demo.worst.4 demo.typical.4 -->
 
 A word of such an account is a key into ``docs/numbers.json``, which ``make numbers`` writes (a key of several numbers

@@ -1,6 +1,7 @@
 """What most users call, and the namespaces that hold the rest; loaded on first use."""
 
 from howsmooth import attacks as attacks
+from howsmooth import budgets as budgets
 from howsmooth import certificates as certificates
 from howsmooth import domains as domains
 from howsmooth import errors as errors
@@ -13,6 +14,7 @@ from howsmooth import tokens as tokens
 from howsmooth import training as training
 from howsmooth import transport as transport
 from howsmooth.attacks import attack as attack
+from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
 from howsmooth.maps import Attention as Attention
@@ -47,6 +49,7 @@ from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
+from howsmooth.training.probe import probe as probe
 
 __version__: str
 __all__: list[str]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from howsmooth.errors import AssumptionError
 from howsmooth.wording import percent, visible
 
 # Seen on white and on black paper alike, with the text of either over it.
@@ -63,6 +64,21 @@ def _escaped(text: str) -> str:
 
 def _cells(values: Iterable[object], tag: str) -> str:
     return "".join(f"<{tag}>{_escaped(str(value))}</{tag}>" for value in values)
+
+
+def frame(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return rows as a DataFrame of pandas.
+
+    Raises:
+        AssumptionError: If pandas is not installed.
+    """
+    try:
+        import pandas as pd  # type: ignore[import-untyped,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise AssumptionError(
+            "tables for pandas need pandas: pip install pandas; to_json has the same numbers."
+        ) from error
+    return pd.DataFrame(list(rows))
 
 
 def finite(value: Any) -> Any:

@@ -92,6 +92,24 @@ def sdpa(
     if compiled or dropout_p > 0 or not recorded(*given) or 0 in (query.numel(), key.numel(), value.numel()):
         return TORCH_SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     _check(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
+    inputs, settings = arrange(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    found, _log_sum_exp = _TiledSum.apply(_Value(settings), *inputs)
+    if max(query.ndim, key.ndim, value.ndim) == 2:
+        return found.squeeze(0)
+    return found.flatten(-4, -3) if enable_gqa else found
+
+
+def arrange(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[list[Tensor], "Settings"]:
+    """Return queries, keys, values and perhaps a mask with the same batch axes, at least one; masks broadcast."""
     if enable_gqa:  # heads of a group are one more batch axis, over which keys and values broadcast
         shared = key.shape[-3]
         query, key, value = query.unflatten(-3, (shared, -1)), key.unsqueeze(-3), value.unsqueeze(-3)
@@ -104,15 +122,12 @@ def sdpa(
         missing = len(batch or (1,)) + 2 - attn_mask.ndim
         mask = attn_mask.reshape(*(1,) * missing, *attn_mask.shape)
         inputs.append(mask.expand(*mask.shape[:-1], key.shape[-2]))
-    settings = Settings(
+    return inputs, Settings(
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
         causal=is_causal,
         masked=attn_mask is not None,
         varied=4 if attn_mask is not None and attn_mask.is_floating_point() else 3,
     )
-    found, _log_sum_exp = _TiledSum.apply(_Value(settings), *inputs)
-    found = found.reshape(*batch, *found.shape[-2:])
-    return found.flatten(-4, -3) if enable_gqa else found
 
 
 @contextmanager
@@ -127,21 +142,14 @@ def use_sdpa(module: nn.Module) -> Iterator[nn.Module]:
     Args:
         module: The module; at the end it is as it was.
     """
-    with calls_replaced(module, sdpa):
-        yield module
-
-
-@contextmanager
-def calls_replaced(module: nn.Module, function: Attend) -> Iterator[None]:
-    """Let a module call a function of the same values in place of torch's."""
 
     def replaced(forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
-        def with_function(*positional: Any, **named: Any) -> Any:
-            with in_place_of_torch(function):
+        def with_sdpa(*positional: Any, **named: Any) -> Any:
+            with in_place_of_torch():
                 return forward(*positional, **named)
 
-        return with_function
+        return with_sdpa
 
     # Why every part: a checkpoint runs some of them again on the way back, outside of the module
     parts = list(module.modules())
@@ -149,7 +157,7 @@ def calls_replaced(module: nn.Module, function: Attend) -> Iterator[None]:
     for part in parts:
         part.forward = replaced(part.forward)
     try:
-        yield
+        yield module
     finally:
         for part, forward in zip(parts, own, strict=True):
             del part.forward
@@ -158,10 +166,11 @@ def calls_replaced(module: nn.Module, function: Attend) -> Iterator[None]:
 
 
 class _Replacements(threading.local):
-    """The functions that stand in the place of torch's in this thread, the last one on top."""
+    """What stands in the place of torch's function in this thread, the last one on top, and who sees its calls."""
 
     def __init__(self) -> None:
         self.functions: list[Attend] = []
+        self.observers: list[Callable[..., None]] = []
 
 
 _REPLACEMENTS, _LOCK = _Replacements(), threading.Lock()
@@ -171,22 +180,31 @@ _open_blocks, _fast_path = 0, True
 @contextmanager
 def in_place_of_torch(function: Attend = sdpa) -> Iterator[None]:
     """Put :func:`sdpa`, or another function of the same values, in the place of torch's, for this thread."""
-    global _open_blocks, _fast_path  # torch has one attribute for all threads
-    functions = _REPLACEMENTS.functions
-    if functions and functions[-1] is function:
+    with _on_top(_REPLACEMENTS.functions, function):
         yield
-        return
+
+
+@contextmanager
+def calls_observed(observer: Callable[..., None]) -> Iterator[None]:
+    """Show the arguments of every call of torch's function in this thread, or of what stands in its place."""
+    with _on_top(_REPLACEMENTS.observers, observer):
+        yield
+
+
+@contextmanager
+def _on_top(stack: list[Any], entry: Any) -> Iterator[None]:
+    global _open_blocks, _fast_path  # torch has one attribute for all threads
     with _LOCK:
         if _open_blocks == 0:
             _fast_path = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
             functional.scaled_dot_product_attention = _current
         _open_blocks += 1
-    functions.append(function)
+    stack.append(entry)
     try:
         yield
     finally:
-        functions.pop()
+        stack.pop()
         with _LOCK:
             _open_blocks -= 1
             if _open_blocks == 0:
@@ -195,6 +213,8 @@ def in_place_of_torch(function: Attend = sdpa) -> Iterator[None]:
 
 
 def _current(*positional: Any, **named: Any) -> Tensor:
+    for observer in _REPLACEMENTS.observers:
+        observer(*positional, **named)
     functions = _REPLACEMENTS.functions
     return (functions[-1] if functions else TORCH_SDPA)(*positional, **named)
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.torch_internals import is_batched
@@ -26,6 +27,28 @@ def require_floating(x: object, name: str) -> None:
             f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double().",
             field=argument(name),
         )
+
+
+def tokens_for(X: Any, f: Any) -> Any:
+    """Return arrays and lists as tensors, in the numbers and on the device of a map; tensors and measures as they are.
+
+    Raises:
+        DtypeError: If they are no table of numbers.
+    """
+    if isinstance(X, Tensor) or not isinstance(X, np.ndarray | list | tuple):
+        return X
+    try:
+        found = torch.as_tensor(np.asarray(X))
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"tokens must be a tensor, an array or rows of numbers of one length, got a {type(X).__name__}.", field="X"
+        ) from error
+    if not found.is_floating_point():
+        return found
+    weight = next(f.parameters(), None) if isinstance(f, nn.Module) else getattr(f, "query", None)
+    own = getattr(f, "dtype", None) if weight is None else weight.dtype
+    dtype = own if isinstance(own, torch.dtype) else torch.get_default_dtype() if isinstance(X, list | tuple) else None
+    return found.to(device=None if weight is None else weight.device, dtype=dtype)
 
 
 def require_finite(x: Tensor, name: str) -> None:

@@ -174,13 +174,11 @@ def test_on_a_head_of_a_real_layer_the_ceiling_is_near_and_not_exceeded(minilm):
 
 @pytest.mark.slow
 @pytest.mark.untyped
-@pytest.mark.parametrize(("norm", "first"), [("total", 0), ("token", 1)])
-def test_on_real_layers_nothing_exceeds_a_ceiling(norm, first, minilm):
-    activations = minilm.activations(minilm.windows(read_text(), length=4, count=3))
-    for window, eps in enumerate((0.01, 1.0, 10.0)):
-        f, X = activations.at(2 * window + first, "attention")
-        found = hs.attack(f, X[window], eps=eps, metric=NORMS[norm], budget=60)
-        assert float(found.displacement) <= float(found.ceiling)
+@pytest.mark.parametrize(("norm", "eps", "layer"), [("total", 10.0, 4), ("token", 1.0, 1)])
+def test_on_real_layers_nothing_exceeds_a_ceiling(norm, eps, layer, minilm):
+    f, X = minilm.activations(minilm.windows(read_text(), length=4, count=1)).at(layer, "attention")
+    found = hs.attack(f, X[0], eps=eps, metric=NORMS[norm], budget=60)
+    assert float(found.displacement) <= float(found.ceiling)
 
 
 def test_maps_that_no_theorem_covers_have_no_ceiling(gauss):

@@ -51,11 +51,12 @@ def chromium() -> str:
 # Of this folder, no longer: while Playwright runs, its event loop is that of the whole thread.
 @pytest.fixture(scope="package")
 def browser(chromium: str) -> "Iterator[Browser]":
-    """One browser, headless."""
+    """One browser, headless, with one process for all pages: it compiles the program that draws charts once."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--process-per-site"])
+        browser.new_context()
         yield browser
         browser.close()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SCENES = ("crowd", "tied-pair", "mean-field", "splitting", "infinity", "minilm", "layer-norm")
+SCENES = ("why", "infinity", "tied-pair", "crowd", "mean-field", "splitting", "minilm", "layer-norm")
 VIEWS = {"light": ("light", 1280, 900), "dark": ("dark", 1280, 900), "phone": ("light", 390, 844)}
 # What the strip shows: a title, a link, what is pressed there.
 STRIP = (

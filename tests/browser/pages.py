@@ -163,22 +163,26 @@ class Report:
 def opened(
     browser: "Browser", path: Path, *, scheme: str = "light", size: tuple[int, int] = DESKTOP, scripts: bool = True
 ) -> Iterator[Report]:
-    """Open a report in a browser of its own: no storage, no network, no history."""
-    width, height = size
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=scripts, offline=True
-    )
+    """Open a report as nobody has seen it before: no storage, no network, no history."""
+    context = browser.contexts[0] if scripts else browser.new_context(java_script_enabled=False)
     context.set_default_timeout(PATIENCE)
+    context.set_offline(True)
     try:
         page, watch = context.new_page(), Watch(path.as_uri())
         watch.follow(page)
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
         page.goto(path.as_uri())
         report = Report(page, watch)
         if scripts:
             report.settle()
         yield report
     finally:
-        context.close()
+        if scripts:  # the others stay open
+            page.evaluate("try { localStorage.clear(); } catch { /* there is none */ }")
+            page.close()
+        else:
+            context.close()
 
 
 Open = Callable[..., Report]

@@ -1,4 +1,4 @@
-"""The lab as a visitor meets it: seven scenes, dots to drag by mouse, finger and keys, links."""
+"""The lab as a visitor meets it: eight scenes, dots to drag by mouse, finger and keys, links."""
 
 import re
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ import pytest
 
 from browser.pages import DESKTOP, PHONE, opened
 
-SCENES = ("crowd", "tied-pair", "mean-field", "splitting", "infinity", "minilm", "layer-norm")
+SCENES = ("why", "infinity", "tied-pair", "crowd", "mean-field", "splitting", "minilm", "layer-norm")
 MEGABYTE = 1_000_000
 
 
@@ -31,7 +31,7 @@ def open_lab(browser, lab_file):
 def go(lab, link):
     scene = re.search(r"scene=([\w-]+)", link)
     lab.page.evaluate("link => { location.hash = link; }", link)
-    lab.page.wait_for_function("scene => window.lab.state().scene === scene", arg=scene[1] if scene else "crowd")
+    lab.page.wait_for_function("scene => window.lab.state().scene === scene", arg=scene[1] if scene else "why")
     settled(lab)
 
 
@@ -221,14 +221,36 @@ def test_links_restore_what_they_were_made_from(open_lab):
 
 
 @pytest.mark.parametrize(
-    "link", ["#scene=nowhere", "#scene=crowd&R=<b>&A=1,2,x,4&at=a,b;c&tokens=1;-5&n=NaN&mechanism=evil&V=__proto__"]
+    ("link", "scene", "value", "radius"),
+    [
+        ("#scene=nowhere", "why", 4.17, 3),
+        ("#scene=crowd&R=<b>&A=1,2,x,4&at=a,b;c&tokens=1;-5&n=NaN&mechanism=evil&V=__proto__", "crowd", 8.21, 4),
+    ],
 )
-def test_a_link_that_makes_no_sense_shows_the_scene(open_lab, link):
+def test_a_link_that_makes_no_sense_shows_the_scene(open_lab, link, scene, value, radius):
     lab = open_lab("#scene=infinity")
     lab.page.evaluate("link => { location.hash = link; }", link)
-    lab.page.wait_for_function("() => window.lab.state().scene === 'crowd'")
-    assert constant(lab) == pytest.approx(8.21, abs=5e-3)
-    assert state(lab)["R"] == 4
+    lab.page.wait_for_function("scene => window.lab.state().scene === scene", arg=scene)
+    assert constant(lab) == pytest.approx(value, abs=5e-3)
+    assert state(lab)["R"] == radius
+
+
+def test_a_question_has_an_answer_whose_numbers_follow_the_scene(open_lab):
+    lab = open_lab("#scene=tied-pair")
+    assert lab.find("#answer").is_hidden()
+    lab.find("#ask").click()
+    settled(lab)
+    before = lab.find("#answer").inner_text(), lab.find("#sentence").inner_text()
+    assert "From R to 2R by 3.99" in before[0]
+    assert "R = 3 " in before[1]
+    lab.find("#R").fill("1")
+    lab.find("#R").press("Enter")
+    settled(lab)
+    after = lab.find("#answer").inner_text(), lab.find("#sentence").inner_text()
+    assert after[0] != before[0]
+    assert "R = 1 " in after[1]
+    go(lab, "#scene=why")
+    assert lab.find("#answer").is_hidden()
 
 
 def test_controls_change_the_state_and_halves_go_opposite_ways(open_lab):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from command_line import howsmooth as howsmooth
 from safetensors.torch import save_file
+from small import bounds_once as bounds_once
 
 import howsmooth as hs
 
@@ -39,5 +40,11 @@ def kept_models():
 
 @pytest.fixture
 def loaded_once(kept_models, monkeypatch):
-    """Let commands that end before any work share the models that they load."""
+    """Let commands share the models that they load from folders that do not change."""
     monkeypatch.setattr("howsmooth.studies.resources._load", kept_models)
+
+
+@pytest.fixture
+def blank_page(monkeypatch):
+    """Leave out what stands on a page, which has tests of its own and takes longer than a small measurement."""
+    monkeypatch.setattr("howsmooth.report.page.render", lambda run: "<!doctype html>\n")

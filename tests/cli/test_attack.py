@@ -13,7 +13,7 @@ SIZES = ("--lengths", "4", "--sequences", "2", "--budget", "20", "--out", "run")
 
 
 @pytest.fixture
-def attack(howsmooth, folder_model, beginning):
+def attack(howsmooth, folder_model, beginning, loaded_once):
     return lambda *options: howsmooth("attack", folder_model, "--text", beginning, *SIZES, *options)
 
 
@@ -66,7 +66,6 @@ def test_a_whole_model_is_attacked_too_and_nothing_is_above_a_ceiling(attack, tm
         (("--seed", "-1"), "seed must be"),
     ],
 )
-@pytest.mark.usefixtures("loaded_once")
 def test_mistakes_are_one_line_before_any_work(attack, tmp_path, options, said):
     done = attack(*options)
     assert done.code == 2

@@ -15,7 +15,7 @@ TEXT = "a fine film"
 
 
 @pytest.fixture
-def certify(howsmooth, small_classifier):
+def certify(howsmooth, small_classifier, loaded_once):
     return lambda *options, model=small_classifier: howsmooth("certify", model, "--out", "run", *options)
 
 
@@ -118,7 +118,6 @@ def check_refusal(done, said, tmp_path):
         (("--sentence", TEXT, "--synonyms", "absent.json", "--word", "1"), "leave out --word"),
     ],
 )
-@pytest.mark.usefixtures("loaded_once")
 def test_mistakes_are_one_line_before_any_work(certify, tmp_path, options, said):
     check_refusal(certify(*options), said, tmp_path)
 
@@ -138,13 +137,15 @@ def labelled(folder, *rows):
 
 
 @pytest.mark.slow
-def test_a_label_in_a_file_is_the_class_that_should_win(certify, tmp_path):
-    rows = [{"text": "not bad at all", "label": "good"}, {"text": "gripping film", "label": 1}, "dull film"]
-    done = certify(*labelled(tmp_path, *rows), "--word", "1", model="reviews")
+def test_a_label_in_a_file_is_the_class_that_should_win(certify, predicted, tmp_path):
+    winner, other = predicted
+    one, two = TEXT.title(), TEXT.upper()  # the same to the tokenizer
+    rows = [{"text": TEXT, "label": other}, {"text": one, "label": int(winner.removeprefix("LABEL_"))}, two]
+    done = certify(*labelled(tmp_path, *rows), "--word", "1")
     assert done.code == 0
-    assert done.err == "'not bad at all' is classified as 'bad', not 'good': misclassified, so not certified.\n"
+    assert done.err == f"{TEXT!r} is classified as {winner!r}, not {other!r}: misclassified, so not certified.\n"
     found = {(r.ask.sentence, r.answer.predicted) for r in read_run(tmp_path / "run").records}
-    assert found == {("gripping film", "good"), ("dull film", "bad")}
+    assert found == {(one, winner), (two, winner)}
 
 
 def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
@@ -157,7 +158,6 @@ def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("--synonyms", "synonyms.json")], ids=["words", "synonyms"])
-@pytest.mark.usefixtures("loaded_once")
 def test_labels_that_no_class_has_are_refused_before_any_work(certify, tmp_path, options):
     (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
     for label, said in (("LABEL_7", "no class 'LABEL_7'; did you mean"), (2, "no class 2"), (-1, "no class -1")):

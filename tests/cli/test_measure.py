@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import built_in_path
 from howsmooth.wording import at_most
@@ -40,7 +41,7 @@ def things(tmp_path_factory):
 
 
 @pytest.fixture
-def measure(howsmooth, things):
+def measure(howsmooth, things, loaded_once, blank_page):
     """Measure the small model unless told otherwise."""
 
     def run(*arguments, model="tiny", text="beginning.txt"):
@@ -61,33 +62,31 @@ def table_of(lines, columns):
 
 
 @pytest.mark.slow
-def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmooth, tmp_path, monkeypatch):
+def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmooth, minilm, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    done = howsmooth("measure", "--layers", "0,5", "--lengths", "8,16", "--sequences", "2")
+    done = howsmooth("measure", "--layers", "5", "--lengths", "8,16", "--sequences", "2")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("At 16 tokens the worst small perturbation of what enters layer 5 grows")
     assert "minilm on alice: 'attention' at 2 windows of n = 16 tokens" in lines[:5]
     columns = ["layer", "typical", "typical 95 %", "worst", "range", "exponent", "95 %", "R", "longest", "any input"]
-    for number, row in zip((0, 5), table_of(lines, columns), strict=True):
-        layer, typical, around, worst, spread, exponent, interval, radius, longest, bound = row
-        assert int(layer) == number
-        least, most = (float(end) for end in spread.split("–"))
-        assert least * 0.995 <= float(worst) <= most * 1.005
-        low, high = (float(end.replace("−", "-")) for end in interval.strip("[]").split(","))
-        assert low <= float(exponent.rstrip("?").replace("−", "-")) <= high
-        assert 5 < float(radius) < float(longest) < 20
-        least, most = (float(end) for end in around.strip("[]").split(","))
-        assert 0.1 < least < float(typical) < most < float(worst) < float(bound.replace(",", ""))
+    ((layer, typical, around, worst, spread, exponent, interval, radius, longest, bound),) = table_of(lines, columns)
+    assert layer == "5"
+    least, most = (float(end) for end in spread.split("–"))
+    assert least * 0.995 <= float(worst) <= most * 1.005
+    low, high = (float(end.replace("−", "-")) for end in interval.strip("[]").split(","))
+    assert low <= float(exponent.rstrip("?").replace("−", "-")) <= high
+    assert 5 < float(radius) < float(longest) < 20
+    least, most = (float(end) for end in around.strip("[]").split(","))
+    assert 0.1 < least < float(typical) < most < float(worst) < float(bound.replace(",", ""))
     # what `bounds` prints for the same tokens
-    layer = ("minilm", "--layer", "5")
-    proven = json.loads(howsmooth("bounds", *layer, "--n", "16", "--radius", longest, "--json").out)
-    assert bound == at_most(min(b["value"] for b in proven["bounds"] if b["side"] == "upper"), 3)
+    proven = hs.bounds.smallest_upper(minilm.layers[5].attention, n=16, radius=float(longest))
+    assert bound == at_most(proven.value, 3)
     assert f"for any 16 tokens no longer than {longest}, the longest here, at most {bound}-fold" in " ".join(lines[:5])
     assert "Worst by number of tokens (mean of 2)" in lines
     (folder,) = (tmp_path / "runs").iterdir()
     place = folder.relative_to(tmp_path)
-    assert lines[-1] == f"The report is {place / 'report.html'}. 8 records (8 of them new) are in {place}."
+    assert lines[-1] == f"The report is {place / 'report.html'}. 4 records (4 of them new) are in {place}."
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert folder.name.startswith("minilm-attention-")
     assert sorted(path.name for path in folder.iterdir()) == ["records.sqlite", "report.html"]

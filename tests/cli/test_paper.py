@@ -32,7 +32,7 @@ def test_a_figure_is_run_drawn_and_told_and_the_second_time_nothing_is_left_to_d
     ("arguments", "said"),
     [
         (("regime",), "there is no figure 'regime'; did you mean regimes?"),
-        (("real", "--model", "no/such/model"), "no/such/model"),
+        (("no/such/model", "real"), "no/such/model"),
         (("regimes", "--out", "file"), "'file' cannot be a folder"),
     ],
 )

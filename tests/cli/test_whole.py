@@ -9,6 +9,8 @@ from howsmooth.studies.runs.run import read_run
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 
 @pytest.mark.slow
 def test_a_whole_model_is_told_in_a_sentence_a_table_and_two_charts(howsmooth, folder_model, beginning, tmp_path):
@@ -54,7 +56,6 @@ def test_the_first_blocks_together_are_the_first_block_and_the_last_ones_end_the
 
 
 @pytest.mark.parametrize("other", [("--map", "mlp"), ("--layers", "0"), ("--per-head",)])
-@pytest.mark.usefixtures("loaded_once")
 def test_a_whole_model_has_no_choice_of_layers_maps_and_heads(howsmooth, folder_model, tmp_path, other):
     done = howsmooth("measure", folder_model, "--whole", *other, "--out", "run")
     assert done.code == 2

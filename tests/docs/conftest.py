@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from documentation import as_readers_do as as_readers_do
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = ("_build", "pictures", "__pycache__")

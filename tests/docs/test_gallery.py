@@ -4,7 +4,6 @@ import ast
 import sys
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,9 +16,8 @@ SCRIPTS = sorted((DOCS / "gallery").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_script_leaves_exactly_one_picture(script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    jaxtyping.config.update("jaxtyping_disable", True)  # as readers run it
+@pytest.mark.usefixtures("as_readers_do")
+def test_a_script_leaves_exactly_one_picture(script, tmp_path):
     names = {"__name__": "__main__"}
     exec(compile(script.read_text(encoding="utf-8"), script.name, "exec"), names)
     (chart,) = charts_of(names)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
@@ -16,9 +15,8 @@ def code_cells(notebook):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_the_cells_of_a_notebook_run_one_after_another(notebook, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    jaxtyping.config.update("jaxtyping_disable", True)  # as readers run it
+@pytest.mark.usefixtures("as_readers_do")
+def test_the_cells_of_a_notebook_run_one_after_another(notebook):
     names = {"__name__": "__main__"}
     for number, cell in enumerate(code_cells(notebook)):
         exec(compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec"), names)

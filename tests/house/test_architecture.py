@@ -35,6 +35,7 @@ INSTRUMENTS = {
     "tokens",
     "certificates",
     "training",
+    "budgets",
 }
 # What each room may import besides itself.
 ALLOWED = {
@@ -44,7 +45,7 @@ ALLOWED = {
     "files": {"errors", "memory"},
     "linear_operators": {"validation"},
     "metrics": {"errors"},
-    "markup": {"wording"},
+    "markup": {"errors", "wording"},
     "scaled_dot_product": {"errors", "torch_internals"},
     "tensor_dataclass": set(),
     "domains": GROUND,
@@ -60,6 +61,7 @@ ALLOWED = {
     "attacks": {*GROUND, "maps", "spectral", "theory"},
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "training": {*GROUND, "maps", "spectral", "models"},
+    "budgets": {*GROUND, "models"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},
     "lab": GROUND,

@@ -12,7 +12,7 @@ CLAIMS = re.search(r"^CLAIMS := (.*)$", (ROOT / "Makefile").read_text(encoding="
 
 
 @pytest.mark.slow
-@pytest.mark.untyped  # as readers run it
+@pytest.mark.usefixtures("as_readers_do")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_every_benchmark_runs_at_its_smallest_size(claim, monkeypatch, capsys):

@@ -6,7 +6,6 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +41,8 @@ def named(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
-def test_the_code_blocks_of_a_page_run_one_after_another(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    jaxtyping.config.update("jaxtyping_disable", True)  # as readers run it
+@pytest.mark.usefixtures("as_readers_do")
+def test_the_code_blocks_of_a_page_run_one_after_another(page):
     names = {}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)

@@ -20,9 +20,9 @@ def bent(layer, lengths=(4, 8, 16)):
 
 def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_smoothest():
     assert sentence(measurement(grid(layers=3))) == (
-        "At 16 tokens the worst small perturbation of what enters layer 2 grows 7.23-fold, a random one 0.36-fold "
-        "[0.34, 0.38]; for any 16 tokens no longer than 9, the longest here, at most 1,240-fold; the smoothest is "
-        "layer 0, with 2.41."
+        "At 16 tokens the worst small perturbation of what enters layer 2 grows 7.23-fold, a random one shrinks to "
+        "0.36 of its size [0.34, 0.38]; for any 16 tokens no longer than 9, the longest here, at most 1,240-fold; the "
+        "smoothest is layer 0, with 2.41."
     )
 
 

@@ -55,7 +55,7 @@ def test_drawings_are_what_a_page_shows_each_with_its_words_and_numbers():
 )
 def test_a_part_of_a_name_is_enough(short, whole):
     m = WHOLE["measurement"].measurements[0]
-    assert draw(m, short).to_dict() == draw(m, whole).to_dict()
+    assert draw(m, short).to_dict(validate=False) == draw(m, whole).to_dict(validate=False)
 
 
 def test_a_measurement_draws_itself():

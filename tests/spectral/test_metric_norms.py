@@ -1,5 +1,6 @@
 """Norms of derivatives in other metrics: what is attained and what is proven, against dense matrices."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from oracles import dense_jacobian
 import howsmooth as hs
 from howsmooth import metrics
 from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.rotary import Rotary
 from howsmooth.maps.token_rows import attention_rows
@@ -219,3 +221,104 @@ def test_values_of_any_scale_are_bracketed(scale, rng):
     truth = hs.local_lipschitz(f, X, metric="token", generator=rng)
     assert math.isclose(float(found.lower), scale * float(truth.lower), rel_tol=2e-3)
     assert found.lower <= scale * truth.upper
+
+
+@pytest.mark.slow
+def test_over_a_thousand_random_maps_the_bracket_between_largest_tokens_contains_the_truth():
+    rng = torch.Generator().manual_seed(0)
+    signs = {n: torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * n) for n in range(2, 7)}
+    for number in range(1000):
+        n, d = (int(torch.randint(2, 7, (), generator=rng)) for _axis in range(2))
+        line = number % 2 == 0  # tokens on the line: the ball is a cube, whose corners decide
+        d = 1 if line else d
+        J = torch.randn(n, d, n, d, generator=rng, dtype=torch.float64)
+        # some blocks dominate, as those of saturated rows do
+        J = J * 10.0 ** (6 * torch.rand(n, 1, n, 1, generator=rng, dtype=torch.float64) - 3)
+        found = hs.spectral.local_lipschitz(Linear(J), torch.zeros(n, d, dtype=torch.float64), metric="token")
+        if line:
+            truth = torch.einsum("iajb,sj->sia", J, signs[n]).abs().max()
+            assert found.lower <= truth * (1 + 1e-12)
+            assert truth <= found.upper
+        assert found.upper <= torch.linalg.matrix_norm(J.transpose(1, 2), 2).sum(-1).max() * 1.001
+        assert found.upper <= 1.3 * found.lower
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DenseOperator(Operator):
+    """A linear operator by its matrix."""
+
+    J: torch.Tensor
+
+    def jvp(self, E):
+        return torch.einsum("iajb,...jb->...ia", self.J, E)
+
+    def vjp(self, G):
+        return torch.einsum("iajb,...ia->...jb", self.J, G)
+
+
+class Linear:
+    """A linear map of tokens, by its matrix."""
+
+    def __init__(self, J):
+        self.J = J
+
+    def __call__(self, X):
+        return self.jacobian(X).jvp(X)
+
+    def jacobian(self, X):
+        return DenseOperator(J=self.J, **on_tokens(X))
+
+
+class Halves(metrics.Metric):
+    """A toy metric in one place: the first half of the tokens counts twice."""
+
+    name, words = "halves", "tokens move by at most ε, those of the first half by half of it"
+
+    def _weights(self, E):
+        n = E.shape[-2]
+        return torch.where(torch.arange(n) < n // 2, 2.0, 1.0).to(E)[:, None]
+
+    def size(self, E):
+        return metrics.token.size(E * self._weights(E))
+
+    def dual_size(self, G):
+        return metrics.token.dual_size(G / self._weights(G))
+
+    def steepest(self, G):
+        return metrics.token.steepest(G) / self._weights(G)
+
+    def support(self, F):
+        return metrics.token.support(F * self._weights(F)) * self._weights(F)
+
+    def nearest(self, E, eps):
+        return metrics.token.nearest(E * self._weights(E), eps) / self._weights(E)
+
+    def euclidean_ratios(self, shape):
+        return math.sqrt(shape[0]), 2.0
+
+
+def test_a_metric_that_is_one_class_is_measured_and_attacked_without_another_line(rng):
+    f, X = head(rng, n=4, d=3)
+    J = f.jacobian(X)
+    metric = Halves()
+    found = hs.local_lipschitz(f, X, metric=metric, generator=rng)
+    torch.testing.assert_close(metric.size(found.direction), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(metric.size(J.jvp(found.direction)), found.lower, rtol=1e-9, atol=0.0)
+    for E in torch.randn(200, 4, 3, generator=rng, dtype=torch.float64):
+        assert metric.size(J.jvp(E)) <= metric.size(E) * found.upper
+    attacked = hs.attack(f, X, eps=1e-5, metric=metric, budget=80)
+    assert attacked.metric == "halves"
+    assert metric.size(attacked.perturbation) <= 1e-5
+    assert attacked.displacement <= attacked.ceiling
+    torch.testing.assert_close(attacked.gain, found.lower, rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["total", "token", "entries", "sum"])
+def test_the_dual_of_the_dual_is_the_size(name, rng):
+    # the size of F is its largest product with functionals of dual size one, which steepest steps attain
+    metric = metrics.NAMED[name]
+    F = torch.randn(3, 2, generator=rng, dtype=torch.float64)
+    others = torch.randn(500, 3, 2, generator=rng, dtype=torch.float64)
+    products = (others * F).sum((-2, -1)) / metric.dual_size(others)
+    assert products.max() <= metric.size(F) * (1 + 1e-12)
+    torch.testing.assert_close((metric.support(F) * F).sum() / metric.dual_size(metric.support(F)), metric.size(F))

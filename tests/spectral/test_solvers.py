@@ -337,7 +337,7 @@ def test_matrices_with_known_singular_values_are_bracketed(problem):
 
 @pytest.mark.slow
 @given(n=st.integers(1, 12), d=st.integers(1, 6), seed=st.integers(0, 2**32), causal=st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_equal_tokens_have_the_constant_of_averaging(n, d, seed, causal):
     """All tokens equal: J = P⊗V with uniform weights, or with the Cesàro operator when masked."""
     rng = torch.Generator().manual_seed(seed)
@@ -379,7 +379,7 @@ def test_two_unbalanced_diracs(copies, expected):
     X = torch.full((n, 1), 2.0, dtype=torch.float64)
     X[0] = -2.0
     f = hs.Attention.single_head(A=-torch.ones(1, 1).double(), V=torch.ones(1, 1).double())
-    assert float(hs.local_lipschitz(f, X, rtol=1e-6).lower) == pytest.approx(expected, abs=0.05)
+    assert float(hs.local_lipschitz(f, X, rtol=1e-4).lower) == pytest.approx(expected, abs=0.05)
 
 
 # Power iteration

@@ -75,7 +75,7 @@ SPECTRA = {
 }
 
 
-@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize("samples", [1, 16])
 @pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA)
 def test_the_interval_holds_as_often_as_it_says_whatever_the_singular_values(spectrum, samples, rng):
     values = spectrum(torch.arange(1, 31, dtype=torch.float64))

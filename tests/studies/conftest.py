@@ -17,7 +17,7 @@ __all__ = ["beginning", "bounds_once", "folder_model", "module", "save_model", "
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep the tests on a cluster in one process, so that it is started once."""
+    """Keep the tests on a cluster in one process, so that it is started once for each file."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("cluster"))
@@ -64,11 +64,15 @@ def usual(tiny, small):
     return hs.measure(tiny, **small)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Return the address of a cluster of one worker process, on this machine alone."""
+    """Return the address of a cluster of one worker process, on this machine alone.
+
+    Not for the whole session: idle, it takes a twentieth of a core until the end of all tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
         with distributed.LocalCluster(
             n_workers=1,
             threads_per_worker=1,

@@ -1,6 +1,7 @@
 """Metrics, methods and budgets of attacks, checked without torch."""
 
 import math
+from numbers import Integral, Real
 
 from howsmooth.errors import AssumptionError, nearest
 
@@ -18,7 +19,7 @@ def check_attack(*, eps: object, metric: object, method: object, budget: object)
     Raises:
         AssumptionError: If the radius is not positive and finite, metric or method are unknown, or the budget is small.
     """
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < float(eps) < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
     if metric not in USUAL:
         from howsmooth.metrics import as_metrics
@@ -26,7 +27,7 @@ def check_attack(*, eps: object, metric: object, method: object, budget: object)
         as_metrics(metric)  # type: ignore[arg-type]
     if method not in METHODS:
         raise AssumptionError(f"there is no method {method!r}{nearest(str(method), METHODS)}", field="method")
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < LEAST:
+    if isinstance(budget, bool) or not isinstance(budget, Integral) or budget < LEAST:
         raise AssumptionError(
             f"budget must be a whole number of passes, at least {LEAST}, got {budget}.", field="budget"
         )

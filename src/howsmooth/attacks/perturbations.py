@@ -22,7 +22,7 @@ from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
-from howsmooth.validation import require_sequences
+from howsmooth.validation import require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
@@ -120,7 +120,7 @@ class Attack:
 
 def attack(
     f: Callable[[Tensor], Any],
-    X: Float[Tensor, "*batch n d"],
+    X: Float[Tensor, "*batch n d"] | Any,
     *,
     eps: float,
     metric: str | Metric | Metrics = "total",
@@ -140,7 +140,7 @@ def attack(
 
     Args:
         f: A map with a ``jacobian``, or any callable or module on tensors; it must treat batch axes independently.
-        X: The tokens.
+        X: The tokens, as a tensor, an array or a list.
         eps: How far they may move.
         metric: How perturbations and displacements are measured, as in :func:`local_lipschitz`: ``total`` all tokens
             together, ``token`` each of them, any other name or value of ``hs.metrics``.
@@ -165,8 +165,9 @@ def attack(
         (1.0, 2.0)
     """
     check_attack(eps=eps, metric=metric, method=method, budget=budget)
+    eps, budget = float(eps), int(budget)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    prepared_map = prepare(f, X, metric=metric, target=target, generator=generator)
+    prepared_map = prepare(f, tokens_for(X, f), metric=metric, target=target, generator=generator)
     found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
     return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
 

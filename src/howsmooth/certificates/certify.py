@@ -1,9 +1,13 @@
 """Certificates of a classifier at one sentence: from a model and a sentence, or a chain of maps and embeddings."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -11,11 +15,18 @@ from torch import Tensor, nn
 from howsmooth.certificates.flip_attack import Classifier, random_sphere, smallest_flip
 from howsmooth.certificates.radius_search import Rivals
 from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
-from howsmooth.certificates.sentences import class_head, classifier_at, label_number, module_at, read_sentence
+from howsmooth.certificates.sentences import (
+    class_head,
+    classifier_at,
+    label_number,
+    module_at,
+    read_sentence,
+    word_positions,
+)
 from howsmooth.certificates.settings import PLACES
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
-from howsmooth.markup import table
+from howsmooth.markup import frame, strict_json, table
 from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
@@ -67,6 +78,26 @@ class Certificate:
     def _repr_html_(self) -> str:
         rows = [(_named(at), at_least(at.certified, 3), at_most(at.attacked, 3)) for at in self.radii]
         return table(["token", "proven", "too far"], rows, caption=self.summary)
+
+    def to_json(self) -> str:
+        """Return the margins and the radius of every word as one JSON object."""
+        return strict_json(
+            {
+                "predicted": self.labels[self.predicted] if self.labels else self.predicted,
+                "margins": self.rivals.margins.tolist(),
+                "p": None if math.isinf(self.p) else self.p,
+                "seconds": self.seconds,
+                "radii": self._rows(),
+            }
+        )
+
+    def to_frame(self) -> Any:
+        """Return the radius of every word as a DataFrame of pandas."""
+        return frame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = ("tokens", "certified", "attacked", "linear", "seconds")
+        return [{name: getattr(radius, name) for name in names} for radius in self.radii]
 
     def verify(self, *, samples: int = 100, seed: int = 1) -> float:
         """Attack inside every certified ball, and return the smallest margin that was seen.
@@ -126,15 +157,19 @@ class Certificate:
         return found
 
 
+def _places(word: int | Sequence[int]) -> tuple[int, ...]:
+    return (int(word),) if isinstance(word, Integral) else tuple(map(int, word))  # type: ignore[arg-type]
+
+
 def _named(radius: Radius) -> str:
     return ", ".join(map(str, radius.tokens))
 
 
 def certify(
     classifier: Transformer | nn.Module | Map | str,
-    tokens: Int[Tensor, "..."] | Float[Tensor, "..."] | str,
+    tokens: Int[Tensor, "..."] | Float[Tensor, "..."] | Sequence[int] | np.ndarray | str,
     *,
-    word: int | Sequence[int] | None = None,
+    word: int | str | Sequence[int] | None = None,
     p: float = 2,
     classes: Sequence[int] | None = None,
     at: str = PLACES[0],
@@ -156,7 +191,8 @@ def certify(
     Args:
         classifier: A model with a classification head, its name, or a chain of maps from embeddings to logits.
         tokens: The ids of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
-        word: The token that moves; several move together in one norm. Every token by itself by default.
+        word: The token that moves, by its place; several move together in one norm. Or a word of the sentence: its
+            tokens move together, at each place where it stands. Every token by itself by default.
         p: The norm of perturbations: :math:`|e|_p` with p = 1, 2 or ∞.
         classes: The other classes that must not overtake; all of them by default.
         at: Where words move: ``embeddings``, or ``attention`` for the input of a layer.
@@ -177,9 +213,11 @@ def certify(
         True
     """
     began, labels = time.perf_counter(), tuple[str, ...]()
+    tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
+    groups = None if word is None or isinstance(word, str) else [_places(word)]
     module: ModuleClassifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
-        if isinstance(tokens, str) or isinstance(label, str) or at != PLACES[0] or layer:
+        if isinstance(tokens, str) or isinstance(label, str) or isinstance(word, str) or at != PLACES[0] or layer:
             raise AssumptionError(
                 "a chain of maps knows no words, labels or layers: give embeddings and numbers.", field="classifier"
             )
@@ -188,12 +226,13 @@ def certify(
         model = classifier if isinstance(classifier, Transformer) else load(classifier)
         labels, expected = class_head(model).labels, None if label is None else label_number(model, label)
         ids = torch.tensor(read_sentence(model, tokens)) if isinstance(tokens, str) else tokens
+        if isinstance(word, str):
+            groups = word_positions(model, ids.flatten().tolist(), word)
         f, X = classifier_at(model, ids, at=at, layer=layer)
         module = module_at(model, ids, at=at, layer=layer)
     # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
-    every = [(i,) for i in range(len(certifier.embeddings))]
-    groups = every if word is None else [(word,) if isinstance(word, int) else tuple(word)]
+    groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
     generator = torch.Generator().manual_seed(seed)
     return Certificate(
         radii=tuple(certifier.radius(group, p=p, generator=generator) for group in groups),

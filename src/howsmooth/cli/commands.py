@@ -2,14 +2,17 @@
 
 import importlib
 import io
+import logging
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
+from howsmooth.cli.config import defaults_for
 from howsmooth.cli.memory_errors import too_large
 from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
 from howsmooth.errors import AssumptionError, HowsmoothError
@@ -19,6 +22,7 @@ QUESTIONS = {
     "How smooth is a model?": {
         "measure": "Measure how smooth each attention layer of a model is on a text.",
         "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
+        "budget": "Tell where a model tolerates an error: rounded weights, a rounded cache.",
         "models": "List what can be measured here.",
     },
     "How unsmooth can a layer be, and what is proven?": {
@@ -50,7 +54,7 @@ COMMANDS = {name: said for commands in QUESTIONS.values() for name, said in comm
 
 # Commands that share a file.
 FILES = {
-    **dict.fromkeys(("measure", "attack", "certify"), "run_commands"),
+    **dict.fromkeys(("measure", "attack", "certify", "budget"), "run_commands"),
     **dict.fromkeys(("sweep", "paper"), "study_commands"),
     **dict.fromkeys(("runs", "show", "compare", "report", "figure", "export"), "stored_runs"),
     **dict.fromkeys(("models", "lab"), "first_steps"),
@@ -82,6 +86,13 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """The group of all commands; the one that is called takes the place of its line in the help."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the options before the command; what cannot be read is refused as every other mistake."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except UsageError as error:
+            raise _refused(error) from error
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
         name = args[0]
@@ -89,6 +100,8 @@ class Commands(TyperGroup):
         if name in COMMANDS:
             command = load(name)
             self.add_command(command, name)
+            parameters = {parameter.name: parameter for parameter in command.params}
+            ctx.default_map = {name: defaults_for(name, parameters, Path.cwd())}
             options_by_keyword.update({parameter.name: _written(parameter) for parameter in command.params})
         return super().resolve_command(ctx, args)
 
@@ -104,8 +117,12 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
-            raise AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.") from error
+            raise _refused(error) from error
+
+
+def _refused(error: Any) -> AssumptionError:
+    said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
+    return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
 
 
 def _written(parameter: Any) -> str:
@@ -163,8 +180,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what is done meanwhile: models that are loaded, files, cells.")
+    ] = False,
 ) -> None:
     """Hold the options that come before a command."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="howsmooth: %(message)s")
 
 
 def _show_warning(message: Warning | str, *_where: object, **_place: object) -> None:

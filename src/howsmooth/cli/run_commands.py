@@ -1,4 +1,4 @@
-"""Commands that fill a run: ``measure``, ``attack``, ``certify``; and what ``sweep`` and ``paper`` share with them."""
+"""Commands that fill a run: ``measure``, ``attack``, ``certify``, ``budget``; what ``sweep`` and ``paper`` share."""
 
 import inspect
 import json
@@ -223,7 +223,12 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
         _print_results(kind, list(found.values()), folder, as_json=options.as_json)
+        written = declared.files(list(found.values()))
+        for name, text in written.items():
+            (folder / name).write_text(text, encoding="utf-8")
         report = report_page(folder, new=len(found) > before)
+        if written and not options.as_json:
+            say(f"Recipes as other tools read them: {', '.join(written)}.")
         if not options.as_json:
             say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"

@@ -121,6 +121,12 @@ def compare(
         ),
     ] = 0.95,
     figure: OptionFigure = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Where the report goes; compared-with-RUN1.html in RUN2 by default."
+        ),
+    ] = None,
     as_json: OptionJson = False,
 ) -> None:
     """Compare two runs: how many times larger the constants of each layer are in the second, and what of it is real.
@@ -142,6 +148,16 @@ def compare(
         visible_console().print(found)
     if figure is not None:
         say(f"Drawn in {figure}.", err=as_json)
+    if as_json and out is None:
+        return
+    from howsmooth.report.result_page import write_comparison
+    from howsmooth.studies.settings import command
+
+    words = ["--map", part] if part else []
+    words += ["--per-head"] if per_head else []
+    words += ["--confidence", str(confidence)] if confidence != 0.95 else []
+    target = Path(second) / f"compared-with-{Path(first).resolve().name}.html" if out is None else Path(out)
+    say(f"The report is {write_comparison(found, command('compare', first, second, *words), target)}.", err=as_json)
 
 
 def report(

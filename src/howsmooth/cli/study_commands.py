@@ -1,5 +1,6 @@
 """Many questions at once: ``howsmooth sweep``, a grid of the user's own, and ``howsmooth paper``, that of the paper."""
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from howsmooth.cli.app import stoppable
 from howsmooth.cli.options import OptionThreads, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, nearest
 from howsmooth.studies.settings import command
 from howsmooth.wording import count, duration
 
@@ -95,19 +96,15 @@ def _file_name(name: str) -> str:
 
 @option_groups
 def paper(
-    figures: Annotated[
+    names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FIGURE]…",
-            help="real, adversarial, whole, worst, regimes, transition, splitting, measures, robustness, bounds; all "
-            "by default.",
+            metavar="[MODEL]… [FIGURE]…",
+            help="Models in place of the defaults, and figures: real, adversarial, whole, worst, regimes, transition, "
+            "splitting, measures, robustness, bounds; all by default.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="A model in place of the defaults, as often as needed; a folder or a hub id."),
-    ] = None,
     *,
     threads: OptionThreads = None,
     options: RunOptions,
@@ -117,14 +114,19 @@ def paper(
     Example: howsmooth paper regimes splitting --quick
     """
     from howsmooth.models.loading.names import check_model_name
-    from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures
+    from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures, known_figures
 
-    chosen = chosen_figures(figures or ())
+    model = [name for name in names or () if name not in known_figures()]
+    figures = [name for name in names or () if name not in model]
+    chosen = chosen_figures(figures)
     folder = options.folder(lambda: Path("runs") / ("paper-quick" if quick else "paper"))
-    for name in model or ():
+    for name in model:
+        # a hub may have models of any name
+        if difflib.get_close_matches(name, known_figures(), cutoff=0.75) and not Path(name).exists():
+            raise AssumptionError(f"there is no figure {name!r}{nearest(name, known_figures())}", field="names")
         check_model_name(name)
     sizes = QUICK if quick else FULL
-    asks = {name: [*figure.asks(sizes, model or tuple(MODELS))] for name, figure in chosen.items()}
+    asks = {name: [*figure.asks(sizes, tuple(model) or tuple(MODELS))] for name, figure in chosen.items()}
 
     from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.resources import Resources
@@ -132,8 +134,7 @@ def paper(
 
     resources = Resources()
     _check_models(asks, resources)
-    words = ["paper", *(figures or ()), *["--quick"] * quick]
-    words += [word for name in model or () for word in ("--model", name)]
+    words = ["paper", *model, *figures, *["--quick"] * quick]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         keep_figures(store, asks, words)
         interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)

@@ -1,5 +1,6 @@
 """``howsmooth swap``: which words to replace by which, so that the output of a model moves most."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,6 +69,9 @@ def swap(
     seed: OptionSeed = 0,
     device: OptionDevice = None,
     threads: OptionThreads = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Write a report to this file, .html.")
+    ] = None,
     as_json: OptionJson = False,
 ) -> None:
     """Find the words to replace, and by which, that move the output of a model most.
@@ -109,6 +113,8 @@ def swap(
         **options,
     )
     _print(transformer, found, as_json)
+    if out is not None:
+        say(f"The report is {_write(transformer, found, out)}.", err=as_json)
 
 
 def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int, round_trip: bool) -> "Tensor":
@@ -169,15 +175,40 @@ def _print(transformer: "Transformer", found: "Swap", as_json: bool) -> None:
         said = {"model": transformer.name, "before": before, "after": after, "swaps": _swaps(transformer, found)}
         print_json(found.as_dict() | said)
         return
-    angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
-    worst = "the worst of all" if found.proven else "the best of"
-    of = f"{worst} {count(found.tried, 'sequence')}"
-    say(f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method}).")
+    say(_answer(found))
     say(f"  {before}")
     say(f"  {after}")
     where = f"{found.map} of layer {found.layer}" if found.cosine is None else found.map
     cost = count(found.passes, "pass", "passes")
     say(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
+
+
+def _answer(found: "Swap") -> str:
+    angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
+    worst = "the worst of all" if found.proven else "the best of"
+    of = f"{worst} {count(found.tried, 'sequence')}"
+    return f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method})."
+
+
+def _write(transformer: "Transformer", found: "Swap", out: str) -> Path:
+    """Write the words before and after, and what they do, as a page."""
+    from howsmooth.report.result_page import write_result
+    from howsmooth.studies.settings import command
+
+    sentences = [marked(transformer, row, found.positions) for row in (found.tokens, found.swapped)]
+    plain = marked(transformer, found.tokens, ())
+    layer = ["--layer", str(found.layer)] if found.layer else []
+    return write_result(
+        Path(out),
+        title=f"Which words move {transformer.name} most?",
+        lead=(_answer(found),),
+        lines=[[(word.strip("[]"), word.startswith("[")) for word in line.split()] for line in sentences],
+        columns=("position", "word", "replaced by"),
+        rows=[[str(each["position"]), each["from"], each["to"]] for each in _swaps(transformer, found)],
+        legend="How far the output moves is its Euclidean norm; the words in between are as they were. "
+        + ("Every allowed swap was tried." if found.proven else "Other swaps may move it further."),
+        command=command("swap", transformer.name, "--sentence", plain, "--map", found.map, *layer),
+    )
 
 
 def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:

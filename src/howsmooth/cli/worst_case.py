@@ -59,6 +59,10 @@ class NearText:
             "--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.", rich_help_panel=NEAR
         ),
     ] = ALICE
+    sentence: Annotated[
+        str | None,
+        typer.Option("--sentence", help="A sentence in place of a text, whole.", rich_help_panel=NEAR),
+    ] = None
     window: Annotated[
         int, typer.Option("--window", help="Which window of n tokens, counted from 0.", rich_help_panel=NEAR)
     ] = 0
@@ -109,19 +113,30 @@ class NearText:
         source.check()
         if self.tokenizer:
             check_tokenizer(self.tokenizer)
-        read_text(self.text)
+        if self.sentence is None:
+            read_text(self.text)
+        elif not self.sentence.strip() or self.text != ALICE or self.window:
+            raise AssumptionError(
+                "--sentence is one, with words, in place of --text and --window; leave these out.", field="sentence"
+            )
 
     def read(self, source: LayerSource, n: int) -> "tuple[Any, Tensor, list[str]]":
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
+        import torch
+
         import howsmooth as hs
-        from howsmooth.models.inputs.text import read_text
+        from howsmooth.models.inputs.text import tokens_of
         from howsmooth.search.claims import on_batches
 
         set_threads(source.threads)
         model, layer = source.model or "", source.layer or 0
         transformer = hs.load(model, tokenizer=self.tokenizer or None, family=source.family or "", device=source.device)
         transformer.layer(layer).check(source.map)
-        tokens = transformer.windows(read_text(self.text), length=n, count=self.window + 1)[self.window :]
+        if self.sentence is None:
+            tokens = transformer.windows(read_text(self.text), length=n, count=self.window + 1)[self.window :]
+        else:
+            tokens = torch.tensor([tokens_of(transformer.require_tokenizer(), self.sentence, self.sentence)])
+            transformer.require_positions(tokens.shape[1], f"the sentence has {tokens.shape[1]}", field="sentence")
         f, batch = transformer.activations(tokens).at(layer, source.map)
         assert transformer.tokenizer is not None  # there would be no windows
         pieces = transformer.tokenizer.pieces(tokens[0].tolist())
@@ -136,7 +151,9 @@ class NearText:
         """What is kept beside the input that was found."""
         norm = "all tokens together" if self.together else "each token"
         tokenizer = {"tokenizer": self.tokenizer} if self.tokenizer else {}
-        return {"text": self.text, "window": str(self.window), "eps": f"{self.eps!r} for {norm}"} | tokenizer
+        where = {"text": self.text, "window": str(self.window)}
+        where = where if self.sentence is None else {"sentence": self.sentence}
+        return where | {"eps": f"{self.eps!r} for {norm}"} | tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +369,8 @@ def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str
     share = f"{percent((near.eps or 0.0) / radius)} of the mean norm of a token, {number(radius)}"
     measured = found.witness.measured
     said = [
-        f"Text: window {near.window} of {near.text}, {count(len(pieces), 'token')}: {running_text(pieces)}",
+        f"Text: {f'window {near.window} of {near.text}' if near.sentence is None else 'the sentence'}, "
+        f"{count(len(pieces), 'token')}: {running_text(pieces)}",
         f"Near: {may} by {number(near.eps or 0.0)} in the Euclidean norm: {share}.",
         f"Moved furthest: {_most(words, found.moved, number)}.",
         f"Moved alone, worth most: {_most(words, found.alone, at_least)}.",

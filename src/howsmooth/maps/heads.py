@@ -25,6 +25,7 @@ from howsmooth.validation import (
     require_parameter,
     require_shape,
     require_tokens,
+    tokens_for,
 )
 
 GIBIBYTE = 2**30
@@ -243,6 +244,7 @@ class MultiHead(TensorDataclass, ABC):
 
     def _admit(self, X: Tensor) -> Tensor:
         """Check the tokens and give them every batch axis that weights and masks bring along."""
+        X = tokens_for(X, self)
         require_tokens(X, self.query)
         n = X.shape[-2]
         self.positions.check(n)

@@ -1,6 +1,8 @@
 """From a module, a folder, a hub id or a built-in name to a transformer."""
 
 import copy
+import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +31,11 @@ from howsmooth.spectral.operators import HALF
 from howsmooth.wording import percent
 
 Notes = tuple[str, ...]
+_LOG = logging.getLogger("howsmooth")
 
 
 def load(
-    name_or_path: str | nn.Module,
+    name_or_path: str | os.PathLike[str] | nn.Module | Any,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -43,7 +46,8 @@ def load(
 
     Args:
         name_or_path: A built-in name (``reviews``, ``minilm``, ``smollm2``), a folder, a GGUF file, a hub id,
-            ``random:gpt2`` for a family's default shape with random weights, or a module in memory.
+            ``random:gpt2`` for a family's default shape with random weights; a module in memory, compiled or not, a
+            pipeline of transformers, or a SentenceTransformer.
         device: The device to compute on.
         dtype: The dtype to compute in; by default that of the model, but float32 for models in half precision.
         tokenizer: A tokenizer of the transformers library, or a folder or hub id that has one, for a model without.
@@ -55,14 +59,17 @@ def load(
         DeviceError: If the device cannot be used here.
         DtypeError: If the dtype is not a real floating-point one.
     """
+    name_or_path, held_tokenizer = _held(name_or_path)
+    tokenizer = held_tokenizer if tokenizer is None else tokenizer
     if isinstance(name_or_path, nn.Module):
         given = unwrapped(name_or_path)
         loaded = LoadedModel(module=without_adapters(given), tokenizer=None)
         require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
         # the digest keeps modules of one class apart
         name = f"{type(given).__name__}@{weights_digest(given)}"
-    elif isinstance(name_or_path, str):
-        loaded, name = load_by_name(name_or_path, family=family), name_or_path
+    elif isinstance(name_or_path, str | os.PathLike):
+        name = os.fspath(name_or_path)
+        loaded = load_by_name(name, family=family)
         require_plain_weights(loaded.module)
     else:
         raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.", field="model")
@@ -74,11 +81,13 @@ def load(
         name=name,
         module=base,
         layers=(),
-        tokenizer=loaded.tokenizer if tokenizer is None else _given(tokenizer),
+        tokenizer=loaded.tokenizer if tokenizer is None else as_tokenizer(tokenizer),
         notes=loaded.notes + about_trunk + about_dtype,
         with_head=None if whole is base else whole,
     )
-    return _compared(_read(transformer, whole, loaded.sentence))
+    found = _compared(_read(transformer, whole, loaded.sentence))
+    _LOG.info("loaded %r%s", found, "".join(f"; {note}" for note in found.notes))
+    return found
 
 
 def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
@@ -156,8 +165,20 @@ def _consequence(part: int | str) -> str:
     return "scores of it are refused"
 
 
-def _given(tokenizer: Any) -> Tokenizer:
-    return tokenizer_named(tokenizer) if isinstance(tokenizer, str) else HubTokenizer(tokenizer)
+def as_tokenizer(tokenizer: Any) -> Tokenizer:
+    """Return a tokenizer by its name, of the transformers library, or as it is."""
+    if isinstance(tokenizer, str | os.PathLike):
+        return tokenizer_named(os.fspath(tokenizer))
+    return tokenizer if isinstance(tokenizer, Tokenizer) else HubTokenizer(tokenizer)
+
+
+def _held(model: Any) -> tuple[Any, Any]:
+    """Return the model and the tokenizer inside a pipeline or a SentenceTransformer; others as they are."""
+    if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
+        return model[0].auto_model, model.tokenizer
+    if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
+        return model.model, getattr(model, "tokenizer", None)
+    return model, None
 
 
 def _trunk(module: nn.Module) -> tuple[Any, Notes]:

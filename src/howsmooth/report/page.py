@@ -32,6 +32,7 @@ FILE = "report.html"
 TITLES = {
     "whole": "How smooth is {models} as a whole?",
     "attack": "Attacks on {models}",
+    "budget": "Where does {models} tolerate an error?",
     "certificate": "How far may words move before {models} decides otherwise?",
     "monitor": "How smooth is {models} while it is trained?",
     "text": "How smooth is {map} in {models}?",
@@ -102,7 +103,7 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
     if target is not None and not Path(target).parent.is_dir():
         raise FileError(f"there is no folder {os.fspath(Path(target).parent)!r} for the report.", field="target")
     run = read_run(folder)
-    return _written(render(run), Path(folder) / FILE if target is None else Path(target))
+    return written(render(run), Path(folder) / FILE if target is None else Path(target))
 
 
 def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
@@ -111,7 +112,7 @@ def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
     Raises:
         FileError: If the file cannot be written.
     """
-    return _written(_page(run, drawn), Path(folder) / FILE)
+    return written(_page(run, drawn), Path(folder) / FILE)
 
 
 def render(run: Run) -> str:
@@ -119,7 +120,12 @@ def render(run: Run) -> str:
     return _page(run, {section: drawings(section) for section in sections(run)})
 
 
-def _written(page: str, path: Path) -> Path:
+def written(page: str, path: Path) -> Path:
+    """Write a page whole or not at all; return where it is.
+
+    Raises:
+        FileError: If the file cannot be written.
+    """
     try:
         with whole(path) as partial:
             partial.write_text(page, encoding="utf-8")

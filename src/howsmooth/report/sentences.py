@@ -10,6 +10,7 @@ from howsmooth.models.map_names import MapName
 from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.attack import summarise_attacks
+from howsmooth.studies.kinds.budget import summarise_budgets
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
@@ -243,6 +244,10 @@ def _attacks(records: Records) -> str:
     return " ".join(said)
 
 
+def _budgets(records: Records) -> str:
+    return " ".join(each.sentence for each in summarise_budgets(records))
+
+
 def _summaries(kind: str, records: Records) -> str:
     """Let the results of a kind speak, if it declares how its records are summed up."""
     summarise = kind_named(kind).summarise
@@ -272,7 +277,12 @@ def _monitor(records: Records) -> str:
 
 
 # Studies whose question is more than the kind of their records.
-STUDIES: dict[str, Tell] = {"robustness": _nested, "bounds": _certificates, "transition": _transition}
+STUDIES: dict[str, Tell] = {
+    "robustness": _nested,
+    "bounds": _certificates,
+    "transition": _transition,
+    "budget": _budgets,
+}
 # Kinds that do not declare how their records are summed up.
 KINDS: dict[str, Tell] = {
     "text": _growth,

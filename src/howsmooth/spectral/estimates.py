@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError
-from howsmooth.markup import paragraph, shaded, strict_json, table
+from howsmooth.markup import frame, paragraph, shaded, strict_json, table
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -188,6 +188,10 @@ class NormEstimate:
                 "token_response": self.token_response.tolist(),
             }
         )
+
+    def to_frame(self) -> Any:
+        """Return the two ends at each input as a DataFrame of pandas."""
+        return frame({"lower": float(part.lower), "upper": float(part.upper)} for part in self._flat())
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -36,6 +36,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
+from howsmooth.validation import tokens_for
 
 # Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
 FORWARD_FACTOR = 4.0
@@ -80,7 +81,7 @@ def local_lipschitz(
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
-        X: The tokens, or for attention a measure.
+        X: The tokens, as a tensor, an array or a list; or for attention a measure.
         metric: How perturbations and changes are measured: a name, or a value of ``hs.metrics``.
         rtol: The bracket to reach: ``upper / lower <= 1 + rtol``.
         confidence: The probability, over the random start, with which ``upper`` holds.
@@ -96,6 +97,7 @@ def local_lipschitz(
     """
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
     metrics = as_metrics(metric)
+    X = tokens_for(X, f)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))

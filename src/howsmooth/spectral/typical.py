@@ -29,6 +29,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
+from howsmooth.validation import tokens_for
 from howsmooth.wording import count, estimated, percent
 
 # The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.
@@ -124,7 +125,7 @@ def typical_gain(
         2.0
     """
     _check(samples, confidence)  # before f is evaluated, which may take long
-    return typical_gain_of(linearise(f, X), samples=samples, confidence=confidence, generator=generator)
+    return typical_gain_of(linearise(f, tokens_for(X, f)), samples=samples, confidence=confidence, generator=generator)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Hypotheses of all theorems: checked before any work; a refusal names what does apply. Imports no torch."""
 
 import math
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.errors import AssumptionError, DeviceError, DtypeError, ShapeError
@@ -24,7 +25,7 @@ def require_size(n: int, radius: float, *, least: int = 1) -> None:
 
 def require_length(n: int, *, least: int = 1) -> None:
     """Refuse a number of tokens that is not a whole one, or is too small or too large."""
-    if not (isinstance(n, int) and not isinstance(n, bool) and n >= least):
+    if not (isinstance(n, Integral) and not isinstance(n, bool) and n >= least):
         raise AssumptionError(f"n must be a whole number, at least {least}, got {n}.", field="n")
     if n > LARGEST_LENGTH:
         raise AssumptionError("n must be at most 10^300, or its square root is no float; got more.", field="n")
@@ -34,7 +35,7 @@ def require_radius(radius: float) -> None:
     """Refuse a radius that is not positive and finite, or whose square is not."""
     if not 0 < radius < math.inf:
         raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
-    if not SMALLEST_RADIUS <= radius <= LARGEST_RADIUS:
+    if not SMALLEST_RADIUS <= float(radius) <= LARGEST_RADIUS:
         raise AssumptionError(
             f"radius must lie between {SMALLEST_RADIUS:g} and {LARGEST_RADIUS:g}, got {radius}; rescale the tokens.",
             field="radius",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError, NonFiniteError
 from howsmooth.files import whole
-from howsmooth.markup import finite, paragraph, strict_json, table
+from howsmooth.markup import finite, frame, paragraph, strict_json, table
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.stopping import slack
 from howsmooth.transport.measures import DiscreteMeasure
@@ -361,6 +361,10 @@ class BoundsTable:
         """Return one JSON object."""
         refused = [{"name": r.name, "reason": r.reason} for r in self.refused]
         return strict_json({"bounds": [b.as_dict() for b in self.bounds], "refused": refused})
+
+    def to_frame(self) -> Any:
+        """Return the bounds as a DataFrame of pandas."""
+        return frame(b.as_dict() for b in self.bounds)
 
     @classmethod
     def from_json(cls, text: str) -> "BoundsTable":

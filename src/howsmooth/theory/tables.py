@@ -30,6 +30,7 @@ def table(attention: MultiHead, *, n: int, radius: float, heads: int | None = No
     tied pairs are looked for at so many heads only, see :func:`sharp_lower`.
     """
     uppers = _uppers(attention, n, radius)
+    n, radius = int(n), float(radius)
     if not isinstance(attention, Attention):  # explicit inputs are known for the softmax alone
         published = [_outcome(theorem, attention, n=n) for theorem in PUBLISHED]
         found = [x for x in (*uppers, *published) if isinstance(x, Bound)]
@@ -61,6 +62,7 @@ def smallest_upper(attention: MultiHead, *, n: int, radius: float) -> Bound:
 
 def _uppers(attention: MultiHead, n: int, radius: float) -> list[Bound | NotApplicable]:
     require_size(n, radius)
+    n, radius = int(n), float(radius)  # NumPy's float32 overflows where a float does not
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return [_outcome(sharp_upper, attention, n=n, radius=radius)]
     sink = isinstance(attention, Attention) and attention.sink is not None

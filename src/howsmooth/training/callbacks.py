@@ -9,6 +9,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from howsmooth.errors import AssumptionError
 from howsmooth.training.monitor import Monitor
+from howsmooth.training.probe import Probe
 from howsmooth.training.sinks import scalars
 
 __all__ = ["HuggingFace", "Lightning"]
@@ -24,11 +25,11 @@ class HuggingFace(TrainerCallback):
     to the monitor's sinks; with ``log=True`` to the Trainer's own logs, too.
     """
 
-    def __init__(self, monitor: Monitor, *, log: bool = True) -> None:
+    def __init__(self, monitor: Monitor | Probe, *, log: bool = True) -> None:
         """Watch with a monitor.
 
         Args:
-            monitor: The monitor of the model that is trained.
+            monitor: The monitor, or the probe, of the model that is trained.
             log: Whether to put the numbers into the Trainer's log history.
         """
         self.monitor, self._log = monitor, log
@@ -59,11 +60,11 @@ class HuggingFace(TrainerCallback):
             self._batch = dict(named) if named else {"inputs": positional[0]}
 
 
-def Lightning(monitor: Monitor, *, log: bool = True) -> Any:
+def Lightning(monitor: Monitor | Probe, *, log: bool = True) -> Any:
     """Return a callback that lets a Trainer call a monitor behind every batch: ``Trainer(callbacks=[Lightning(m)])``.
 
     Args:
-        monitor: The monitor of the model inside of the module that is trained.
+        monitor: The monitor, or the probe, of the model inside of the module that is trained.
         log: Whether to send the numbers to the Trainer's loggers, too.
 
     Raises:

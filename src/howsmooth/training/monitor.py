@@ -114,7 +114,7 @@ class Monitor:
     @property
     def alarms(self) -> list[Alarm]:
         """Every alarm so far."""
-        return [alarm for look in self.looks for alarm in look.alarms]
+        return [alarm for look in self.looks for alarm in look.alarms if isinstance(alarm, Alarm)]
 
     def step(self, batch: Any) -> Look | None:
         """Count a training step; at every ``every``-th, look at the batch.

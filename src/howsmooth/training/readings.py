@@ -94,6 +94,78 @@ class Alarm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadReading:
+    r"""One head in one forward pass, over all rows of real tokens.
+
+    Attributes:
+        step: The forward pass.
+        layer: Which attention layer, in the order in which they run.
+        head: Which head.
+        largest_logit: The largest score that a softmax was taken of.
+        entropy: The mean entropy of the rows of weights, in nats.
+        first_token: The mean weight on the first token of a row's own sequence: the share that a sink takes.
+        sensitivity: The mean of :math:`\theta(p) = \|\mathrm{diag}\,p - pp^\top\|_{\infty\to1}`, from below:
+            :math:`4p_{\max}(1-p_{\max})`, which is exact from ½ on, or :math:`1 - p_{\max}^2` where that is more and
+            :math:`p_{\max}` below ½; never less than 8/9 of it.
+        largest_query: The largest norm of a query.
+        mean_query: The mean norm.
+        largest_key: The largest norm of a key.
+        mean_key: The mean norm.
+        peaked: The share of rows whose largest weight is above ½.
+    """
+
+    step: int
+    layer: int
+    head: int
+    largest_logit: float
+    entropy: float
+    first_token: float
+    sensitivity: float
+    largest_query: float
+    mean_query: float
+    largest_key: float
+    mean_key: float
+    peaked: float
+
+    @property
+    def map(self) -> str:
+        """The head as the name of a map."""
+        return f"head:{self.head}"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Everything that a curve can be drawn of, by name."""
+        return {name: value for name, value in vars(self).items() if name not in ("step", "layer", "head")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadAlarm:
+    """A largest logit that exceeded its limit, doubled, or is not finite.
+
+    Attributes:
+        reading: The reading.
+        since: The earlier reading that it is compared with; none if there is none.
+        limit: The limit that it exceeded; none if it exceeded none.
+    """
+
+    reading: HeadReading
+    since: HeadReading | None = None
+    limit: float | None = None
+
+    def __str__(self) -> str:
+        """Say what happened, with layer, head and step."""
+        r = self.reading
+        place = f"layer {r.layer} head {r.head} at step {r.step}"
+        if not math.isfinite(r.largest_logit):
+            return f"{place}: queries or keys are not finite any more."
+        found = f"{place}: largest logit {number(r.largest_logit)}"
+        if self.since is not None:
+            steps = count(r.step - self.since.step, "step")
+            return f"{found}, doubled in {steps} (from {number(self.since.largest_logit)})."
+        return f"{found}, above the limit of {number(self.limit or 0.0)}."
+
+
+@dataclass(frozen=True, kw_only=True)
 class Look:
     """The results of one step.
 
@@ -103,13 +175,15 @@ class Look:
         alarms: The alarms that they raised.
         skipped: Layers and maps that the budget left out, as in ``3:attention``.
         overhead: The share of the time since training began that the monitor took.
+        heads: What a probe read of every head.
     """
 
     step: int
-    readings: tuple[LayerReading, ...]
-    alarms: tuple[Alarm, ...]
-    skipped: tuple[str, ...]
+    readings: tuple[LayerReading, ...] = ()
+    alarms: tuple[Alarm | HeadAlarm, ...]
+    skipped: tuple[str, ...] = ()
     overhead: float
+    heads: tuple[HeadReading, ...] = ()
 
 
 class AlarmRule:

@@ -1,11 +1,14 @@
-"""Sinks of readings: TensorBoard, and loggers with a ``log`` method."""
+"""Sinks of readings: TensorBoard, JSON lines, and loggers with a ``log`` method."""
 
+import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from howsmooth.errors import AssumptionError
-from howsmooth.training.readings import Look
+from howsmooth.markup import strict_json
+from howsmooth.training.readings import HeadReading, LayerReading, Look
 
 
 @runtime_checkable
@@ -24,6 +27,14 @@ class Logger(Protocol):
         """Keep some numbers."""
 
 
+@runtime_checkable
+class Alerting(Protocol):
+    """What the loggers of W&B and Trackio have besides."""
+
+    def alert(self, *, title: str, text: str) -> object:
+        """Tell somebody."""
+
+
 class LoggerSink:
     """A logger of somebody else's: one dictionary for each step, as in ``howsmooth/layer_3/attention/constant``."""
 
@@ -34,6 +45,9 @@ class LoggerSink:
     def write(self, look: Look) -> None:
         """Log every number of a step."""
         self._logger.log({"step": look.step} | scalars(look))
+        if isinstance(self._logger, Alerting):
+            for alarm in look.alarms:
+                self._logger.alert(title="howsmooth", text=str(alarm))
 
 
 class TensorBoard:
@@ -66,10 +80,27 @@ class TensorBoard:
         self._writer.close()
 
 
+class JsonLines:
+    """A file with one line of JSON for each step."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Append to a file."""
+        self._path = Path(path)
+
+    def write(self, look: Look) -> None:
+        """Write one line: the step, every reading, and the alarms as sentences."""
+        plain = dataclasses.asdict(look) | {"alarms": [str(alarm) for alarm in look.alarms]}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(strict_json(plain) + "\n")
+
+
 def scalars(look: Look) -> dict[str, float]:
     """Return every number of a step by its name; what is not finite is left out."""
+    readings: list[LayerReading | HeadReading] = [*look.readings, *look.heads]
     found = {
-        f"howsmooth/layer_{r.layer}/{r.map}/{name}": value for r in look.readings for name, value in r.numbers.items()
+        f"howsmooth/layer_{r.layer}/{r.map}/{name}".replace(":", "_"): value
+        for r in readings
+        for name, value in r.numbers.items()
     }
     found |= {
         "howsmooth/alarms": float(len(look.alarms)),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.resources import Resources
+from howsmooth.studies.runs import run_metadata
 from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store
@@ -93,6 +94,16 @@ def test_single_heads_come_beside_the_whole(tiny, small, usual):
         assert one.ask == beside.ask
         assert one.answer.lower <= beside.answer.upper
         assert beside.answer.lower <= one.answer.upper
+
+
+@pytest.mark.slow
+def test_a_layer_has_every_bound_at_its_length_and_radius(tiny, small, monkeypatch):
+    monkeypatch.setattr(run_metadata, "table", hs.bounds.table)  # other tests go without lower bounds, to be quick
+    (layer,) = hs.measure(tiny, **small | {"layers": [0], "lengths": [4], "sequences": 1}).layers
+    f = tiny.layers[0].attention
+    every = hs.bounds.table(f, n=4, radius=layer.ball, heads=run_metadata.PROMISING)
+    assert [(b.name, b.value) for b in layer.ladder.bounds] == [(b.name, b.value) for b in every.bounds]
+    assert layer.any_input.value == hs.bounds.smallest_upper(f, n=4, radius=layer.ball).value
 
 
 @pytest.mark.slow

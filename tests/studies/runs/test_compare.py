@@ -227,7 +227,8 @@ def mixed():
 
 
 def test_a_comparison_shows_itself(mixed):
-    first, said, head, *rows = repr(mixed).splitlines()
+    first, said, suffered, head, *rows = repr(mixed).splitlines()
+    assert suffered == "Less smooth in the second: layer 0 (1.5 times); not told apart: layer 1 (1 times)."
     assert first == "m on t over m on t"
     assert re.fullmatch(
         r"3 differences of 6 are real: layer 0 at \d+ tokens differs most, 1.5 times the first \[.*\].", said

@@ -57,6 +57,6 @@ def test_it_shows_itself():
     assert lines[-1].split()[:4] == ["2", "5", "200", "7"]
     assert found._repr_html_().count("<tr>") == 4
     assert found.sentence == (
-        "At 16 tokens the constants of the 3 blocks of minilm multiply to 200; the whole model multiplies the worst "
-        "perturbation by 7, a random one ≈ 0.5-fold."
+        "At 16 tokens the constants of the 3 blocks of minilm multiply to 200; through the whole model the worst "
+        "perturbation grows 7-fold."
     )

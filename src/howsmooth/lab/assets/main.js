@@ -74,6 +74,8 @@ const lab = (() => {
     else slowCurves();
     readout.point(state, found);
     panel.show(state, m);
+    byId("sentence").textContent = scene().sentence(state, found);
+    if (!byId("answer").hidden) byId("answer").textContent = scene().answer(state, found);
     const said = scene().note?.(state) ?? "";
     byId("note").hidden = said === "";
     byId("note").textContent = said;
@@ -166,12 +168,20 @@ const lab = (() => {
     if (best) change((s) => ({ ...s, xi: best.xi, c: best.c, labels: undefined, chosen: best.c.indexOf(Math.max(...best.c)), linked: null, from: null }), true);
   };
 
+  const unfold = (open) => {
+    byId("answer").hidden = !open;
+    byId("ask").setAttribute("aria-expanded", String(open));
+    byId("ask").textContent = open ? "Hide the answer" : "Answer";
+  };
   const entered = () => {
     const now = scene();
     last = null;
     byId("scene-title").textContent = `${SCENES.indexOf(now) + 1}. ${now.name}`;
-    byId("sentence").textContent = now.sentence;
-    byId("task-text").textContent = now.task;
+    byId("task-text").textContent = now.question;
+    unfold(false);
+    byId("theorem").textContent = `(${now.theorem.name})`;
+    // on the site the proof is a page; a file of its own has none beside it
+    if (location.pathname.includes("/_static/")) byId("theorem").href = `../theory/${now.theorem.page}`;
     byId("more").hidden = !now.more;
     if (now.more) {
       byId("more").textContent = `${now.more.label}: ${now.moreTask}.`;
@@ -205,6 +215,7 @@ const lab = (() => {
   });
   const panel = controls({ state: () => state, change, commit, undo, stop });
   byId("play").addEventListener("click", play);
+  byId("ask").addEventListener("click", () => { unfold(byId("answer").hidden); redraw(); });
   byId("climb").addEventListener("click", climb);
   byId("undo").addEventListener("click", undo);
   byId("reset").addEventListener("click", () => { stop(); change(() => initial(scene()), true); entered(); });

@@ -6,7 +6,8 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ BYTES_PER_PIXEL = 16
 MEAN, DEVIATION = 0.5, 0.5
 NOTE = "the model comes without an image processor: pictures were resized to its size, and brought to −1 … 1"
 # Fields of errors.
-TOKEN_IDS, SENTENCES, IMAGES = "token_ids", "sentences", "images"
+TEXT, TOKEN_IDS, SENTENCES, IMAGES = "text", "token_ids", "sentences", "images"
 # Bytes of memory for each token id: an object, and a pointer to it.
 BYTES_PER_ID = 40
 # The keys of a sentence in a JSON object, and that of its class.
@@ -266,9 +267,45 @@ READERS: dict[str, Callable[[str], Source]] = {
 }
 
 
+# What Python users hold in memory, by the name that stands for it in place of a file.
+_HELD: dict[str, Source] = {}
+
+
 def read_source(kind: str, place: str) -> Source:
     """Read a source: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``."""
-    return READERS[kind](place)
+    return _HELD[place] if place in _HELD else READERS[kind](place)
+
+
+@contextmanager
+def held(kind: str, given: Any) -> Iterator[str]:
+    """Keep a source that is no file, and yield the name under which :func:`read_source` finds it meanwhile.
+
+    Args:
+        kind: ``text``, ``token_ids`` or ``sentences``.
+        given: The text; rows of token ids, of which a single one is cut as a text is; or sentences.
+
+    Raises:
+        FileError: If it holds nothing, or something else.
+    """
+    if kind == TEXT:
+        source: Source = Text(name="", content=given)
+    elif kind == SENTENCES:
+        pairs = [_sentence(value, f"sentence {i}") for i, value in enumerate(given)]
+        if not pairs:
+            raise FileError("sentences must hold one at least, got none.", field=SENTENCES)
+        source = Sentences(name="", lines=tuple(a for a, _b in pairs), labels=tuple(b for _a, b in pairs))
+    else:
+        rows = given.tolist() if hasattr(given, "tolist") else list(given)
+        whole = bool(rows) and not isinstance(rows[0], int)
+        found = tuple(_row(list(row), f"row {i} of token_ids") for i, row in enumerate(rows if whole else [rows]))
+        source = TokenIds(name="", rows=found, whole=whole)
+    words = {TEXT: "a text", SENTENCES: "sentences", TOKEN_IDS: "token ids"}
+    name = f"{words[kind]} in memory, {source.digest[:6]}"
+    _HELD[name] = replace(source, name=name)
+    try:
+        yield name
+    finally:
+        _HELD.pop(name, None)
 
 
 def _json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int, Any]]:

@@ -161,6 +161,8 @@ def parameter_count(config: Any) -> int | None:
     """
     try:
         stacks = {key: n for key, n in config.to_dict().items() if key in ENCODER_LAYERS + DECODER_LAYERS and n}
+        if max(stacks.values(), default=0) <= 2:
+            return _count(config)
         least = _count(_with_layers(config, dict.fromkeys(stacks, 1)))
         more = {key: _count(_with_layers(config, dict.fromkeys(stacks, 1) | {key: 2})) - least for key in stacks}
         return least + sum((n - 1) * more[key] for key, n in stacks.items())

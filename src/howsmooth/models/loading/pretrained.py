@@ -245,8 +245,8 @@ def _tokenizer(source: str, options: dict[str, Any]) -> Tokenizer | None:
     except Exception as error:  # the parser of tokenizer.json raises plain exceptions
         raise _damaged_tokenizer(source, error) from error
     # without a vocabulary, some families make up one without words: every text would be [UNK] [UNK] [UNK]
-    words = {number for word, number in found.get_vocab().items() if word.strip("▁")}  # T5 has a mark for spaces
-    if not words - set(found.all_special_ids):
+    special = set(found.all_special_ids)
+    if not any(number not in special and word.strip("▁") for word, number in found.get_vocab().items()):  # T5's space
         return None
     try:
         HubTokenizer(found).encode("a")

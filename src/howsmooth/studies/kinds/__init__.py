@@ -34,6 +34,7 @@ class RunCommand:
         help: What ``--help`` says.
         results: What its results are called in JSON.
         done: What was done with an ask, in a word.
+        files: Texts that are written beside the records, by the names of their files.
     """
 
     settings: type[Any]
@@ -41,6 +42,7 @@ class RunCommand:
     help: str
     results: str
     done: str
+    files: Callable[[Sequence[Any]], dict[str, str]] = lambda _records: {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,8 +191,9 @@ def block_spans(layers: int, solver: Solver) -> Iterator[BlockSpan]:
     loose = replace(solver, rtol=max(solver.rtol, LOOSE))
     for layer in range(layers):
         yield BlockSpan(layer, "block", 1, solver)
-        yield BlockSpan(0, f"to:{layer}", layer + 1, loose)
-        yield BlockSpan(layer, f"from:{layer}", layers - layer, loose)
+        # all blocks together are the model itself, which is measured beside them as well as that
+        yield BlockSpan(0, f"to:{layer}", layer + 1, solver if layer == layers - 1 else loose)
+        yield BlockSpan(layer, f"from:{layer}", layers - layer, solver if layer == 0 else loose)
 
 
 def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:

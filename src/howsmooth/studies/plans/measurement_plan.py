@@ -1,16 +1,19 @@
 """How smooth each attention layer of a model is on a text: what can be asked for, declared once, and ``measure``."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, cast
 
+import numpy as np
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, StudyError
-from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.inputs.sources import held, read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.studies.json_values import described, from_settings
@@ -203,12 +206,42 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     return PlannedMeasurement(subject=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
 
 
+class MeasureSettings(TypedDict, total=False):
+    """The keywords of :func:`measure`, for type checkers; the settings themselves are those of :class:`Measuring`."""
+
+    text: str | os.PathLike[str]
+    token_ids: Any
+    sentence: str
+    sentences: str | os.PathLike[str] | Sequence[str]
+    images: str | os.PathLike[str]
+    family: str
+    tokenizer: Any
+    layers: Any
+    lengths: Any
+    sequences: int
+    map: str
+    per_head: bool
+    whole: bool
+    special_tokens: bool
+    stride: int
+    rtol: float
+    confidence: float
+    certify: bool
+    max_steps: int
+    seed: int
+    device: Any
+    dtype: Any
+    threads: int | None
+    certificate: bool
+    released: bool
+
+
 def measure(
-    model: "str | nn.Module | Transformer" = "minilm",
+    model: "str | os.PathLike[str] | nn.Module | Transformer | Any" = "minilm",
     *,
     out: str | os.PathLike[str] | None = None,
     progress: "Progress | bool | None" = None,
-    **settings: Any,
+    **settings: Unpack[MeasureSettings],
 ) -> "Measurement":
     """Measure how smooth the attention layers of a model are at windows of a text.
 
@@ -217,8 +250,9 @@ def measure(
         out: The folder that keeps the records; what is there already is not measured again.
         progress: True for a bar, on a terminal or in a notebook; or what is called after each step with how far the
             work is.
-        **settings: What the command line takes, under the same names: ``text`` (a file in UTF-8; *Alice's Adventures
-            in Wonderland* by default), ``token_ids``, ``sentence``, ``sentences`` or ``images`` in place of a text,
+        **settings: What the command line takes, under the same names: ``text`` (a file in UTF-8, or the words
+            themselves; *Alice's Adventures in Wonderland* by default), ``token_ids`` (a file, or rows of ids),
+            ``sentence``, ``sentences`` (a file, or a list) or ``images`` in place of a text,
             ``family``, ``tokenizer``, ``layers``, ``lengths``, ``sequences``, ``map`` (of a layer:
             ``attention``, ``heads``, ``head:3``, ``normed``, ``residual``, ``mlp``, ``block``; of many, measured once:
             ``model``, ``network``, ``sentence``, ``logits``, ``classes``,
@@ -230,9 +264,7 @@ def measure(
         HowsmoothError: If anything asked for cannot be had; before any long work.
         StudyError: If everything failed.
     """
-    from torch import nn
-
-    from howsmooth.models.load import load
+    from howsmooth.models.load import as_tokenizer, load
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
@@ -240,22 +272,44 @@ def measure(
     from howsmooth.studies.sweep.sweep import sweep
     from howsmooth.studies.sweep.workers import executor
 
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
     transformer = model if isinstance(model, Transformer) else None
-    if isinstance(model, nn.Module):
-        transformer = load(model, device=settings.get("device"))
-    name = model if isinstance(model, str) else transformer.name if transformer else model
-    measuring = from_settings(Measuring, {"model": name} | _plain(settings))
-    resources = Resources([] if transformer is None else [transformer])
-    made = planned(measuring, resources)
-    with executor(threads=measuring.where.threads, resources=resources) as execute, Store(out) as store:
+    given: dict[str, Any] = dict(settings)
+    tokenizer = given.get("tokenizer")
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):  # it is one, and not the name of one
+        del given["tokenizer"]
+        if transformer is not None:
+            transformer = replace_field(transformer, tokenizer=as_tokenizer(tokenizer))
+        else:
+            transformer = load(model, tokenizer=tokenizer, device=given.get("device"))
+    elif not isinstance(model, str | Transformer):
+        transformer = load(model, device=given.get("device"))
+    name = transformer.name if transformer else model
+    with ExitStack() as stack:
+        for kind in SOURCES:
+            if _in_memory(kind, given.get(kind)):
+                given[kind] = stack.enter_context(held(kind, given[kind]))
+        measuring = from_settings(Measuring, {"model": name} | _plain(given))
+        resources = Resources([] if transformer is None else [transformer])
+        made = planned(measuring, resources)
+        execute = stack.enter_context(executor(threads=measuring.where.threads, resources=resources))
+        store = stack.enter_context(Store(out))
         with shown_by(progress) as shown:
             made.begin(store)
             sweep(made.every, store, execute=execute, progress=shown)
         return made.result(store)
 
 
+def _in_memory(kind: str, given: Any) -> bool:
+    """Tell whether inputs are given themselves, and not the name of their file: words between blanks are a text."""
+    if kind == "text":
+        return isinstance(given, str) and len(given.split()) > 1 and not os.path.exists(given[:250])
+    return kind in ("token_ids", "sentences") and given is not None and not isinstance(given, str | os.PathLike)
+
+
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Accept what Python users write: ranges, arrays, paths, types of torch, and ``None`` for a default."""
+    settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
     plain: dict[str, Callable[[Any], Any]] = {
         "layers": _whole_numbers,
         "lengths": _whole_numbers,
@@ -273,6 +327,8 @@ def _path(given: Any) -> Any:
 
 def _whole_numbers(given: Any) -> Any:
     """Return a list of plain integers, if these are some; what is none is refused by its type later."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return [int(given)]
     if isinstance(given, str) or not isinstance(given, Iterable):
         return given
     return [int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in given]

@@ -245,13 +245,18 @@ ALSO_TITLES = {
 }
 
 
+def known_figures() -> dict[str, Figure]:
+    """Return every figure by its name."""
+    return {name: FIGURES[ALSO.get(name, name)] for name in (*FIGURES, *ALSO)}
+
+
 def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
     """Return the figures with these names; if there are none, all of them.
 
     Raises:
         AssumptionError: If there is no figure of a name.
     """
-    known = {name: FIGURES[ALSO.get(name, name)] for name in (*FIGURES, *ALSO)}
+    known = known_figures()
     for name in names:
         if name not in known:
             raise AssumptionError(f"there is no figure {name!r}{nearest(name, known)}", field="figures")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy import stats
+from scipy.special import stdtrit
 
 from howsmooth.studies.json_values import to_json
 from howsmooth.studies.runs.result_table import ResultTable
@@ -103,7 +103,7 @@ def _scatter(logs: Logs) -> float:
 
 def _quantile(confidence: float, freedom: float) -> float:
     # from the far tail: 1 − confidence is smaller than what (1 + confidence)/2 can tell from 1
-    return float(stats.t.isf((1 - confidence) / 2, freedom))
+    return -float(stdtrit(freedom, (1 - confidence) / 2))
 
 
 def _exp(log: float) -> float:
@@ -266,6 +266,17 @@ class Comparison(ResultTable):
         return f"{share}: {told}."
 
     @property
+    def suffered(self) -> str:
+        """Say which layers are less smooth in the second run, which are smoother, and which nobody can tell apart."""
+        groups = {
+            "less smooth in the second": [row for row in self.rows if row.verdict is Verdict.LARGER],
+            "smoother": [row for row in self.rows if row.verdict is Verdict.SMALLER],
+            "not told apart": [row for row in self.rows if not row.real],
+        }
+        said = [f"{what}: {_places(rows)}" for what, rows in groups.items() if rows]
+        return f"{'; '.join(said)}.".capitalize() if self.real else ""
+
+    @property
     def legend(self) -> str:
         """What the columns mean and what they are worth."""
         pairs = "each window with itself" if self.paired else "windows as independent samples"
@@ -278,7 +289,7 @@ class Comparison(ResultTable):
     @property
     def lead(self) -> tuple[str, ...]:
         """The answer comes first."""
-        return (self.sentence,)
+        return tuple(filter(None, (self.sentence, self.suffered)))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -327,6 +338,15 @@ def _end(value: float, rounded: Callable[[float, int], str]) -> str:
     """Round one end to three digits, or to as many as tell it from 1."""
     written = (rounded(value, digits) for digits in range(3 if value < 1 else 4, 17))
     return next((text for text in written if text != "1"), "1")
+
+
+def _places(rows: Sequence[LayerDifference]) -> str:
+    """Name the layers of some rows, each once, with the extent of their ratios."""
+    layers = sorted({row.layer for row in rows})
+    ratios = [row.ratio.value for row in rows if row.ratio is not None]
+    ends = list(dict.fromkeys(number(end, 4) for end in (min(ratios), max(ratios)))) if ratios else []
+    named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+    return f"{named} ({' to '.join(ends)} times)" if ends else named
 
 
 def _either(first: int, second: int) -> str:

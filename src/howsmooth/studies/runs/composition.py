@@ -8,7 +8,7 @@ from howsmooth.markup import paragraph
 from howsmooth.studies.kinds.text import WholeRecord
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
-from howsmooth.wording import count, number, power_of_ten
+from howsmooth.wording import count, grows, number, power_of_ten
 
 # Beyond this a float has no number, and before that nobody wants to count the digits.
 MANY_DIGITS = 7
@@ -84,11 +84,10 @@ class Composition(ResultTable):
     def sentence(self) -> str:
         """What was found, in a sentence."""
         first, last = self.depths[0], self.depths[-1]
-        typical = "" if first.typical_onward is None else first.typical_onward.said
         return (
             f"At {count(self.length, 'token')} the constants of the {count(len(self.depths), 'block')} of {self.model} "
-            f"multiply to {large(last.log_product)}; the whole model multiplies the worst perturbation by "
-            f"{number(first.onward)}{typical}."
+            f"multiply to {large(last.log_product)}; through the whole model the worst perturbation "
+            f"{grows(first.onward)}."
         )
 
     @property
@@ -98,24 +97,29 @@ class Composition(ResultTable):
 
     @property
     def legend(self) -> str:
-        """What the columns mean."""
-        return LEGEND
+        """What the columns that are there mean."""
+        there = " ".join(self.columns)
+        said = " ".join(meaning for column, meaning in LEGEND.items() if column in there)
+        return f"{said} Geometric means over the windows."
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.depths[0].cells)
+        """The names of the columns that have something to say."""
+        return [name for name in self.depths[0].cells if any(depth.cells[name] != "—" for depth in self.depths)]
 
     def _repr_html_(self) -> str:
         return super()._repr_html_() + paragraph(self.sentence)
 
 
-LEGEND = (
-    "Block: the constant of one block alone. Product: of all blocks up to here. To here: of these blocks together. "
-    "Gap: how many times too large the product is. From here: of everything from what enters this block to the end of "
-    "the model. Typical: what random noise is multiplied by, root mean square over the windows, with its 95 % interval "
-    "over random directions. Blocks together are known to 1 %; geometric means over the windows."
-)
+LEGEND = {
+    "block": "Block: the constant of one block alone.",
+    "product": "Product: of all blocks up to here.",
+    "to here": "To here: of these blocks together, known to 1 %.",
+    "gap": "Gap: how many times too large the product is.",
+    "from here": "From here: of everything from what enters this block to the end of the model, likewise.",
+    "typical": "Typical: what random noise is multiplied by, root mean square over the windows, with its 95 % interval "
+    "over random directions.",
+}
 
 
 def compositions(records: Iterable[WholeRecord]) -> list[Composition]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from howsmooth.markup import frame
 from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds.text import BOUND_COLUMNS, TextRecord
 from howsmooth.studies.runs.result_table import ResultTable
@@ -102,13 +103,17 @@ class Measurement(ResultTable):
         interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
         said = {
             "typical": f"Typical: what random perturbations are multiplied by{interval}.",
-            "worst": f"Worst: what the worst one is multiplied by (mean over {self.thing}s); attained at each "
-            f"{self.thing}, and {self._closeness}.",
-            "any input": "Any input: the smallest proven bound for as many tokens, none longer than the longest here; "
-            "R is their mean norm.",
+            "worst": f"Worst: what the worst one is multiplied by{self._mean}; attained at each {self.thing}, and "
+            f"{self._closeness}.",
+            "R": "R: the mean norm of these tokens.",
+            "any input": "Any input: the smallest proven bound for as many tokens, none longer than the longest here.",
             "exponent": "The worst grows like n^exponent; a question mark says that no power law describes it.",
         }
         return " ".join(meaning for column, meaning in said.items() if column in self.columns)
+
+    @property
+    def _mean(self) -> str:
+        return f" (mean over {self.thing}s)" if any(layer.windows > 1 for layer in self.layers) else ""
 
     @property
     def accuracy(self) -> str:
@@ -160,8 +165,11 @@ class Measurement(ResultTable):
 
     @property
     def cells(self) -> list[dict[str, str]]:
-        """One row for each layer."""
-        return [layer.cells for layer in self.layers]
+        """One row for each layer; one window has a bracket, and several have a range."""
+        rows = [layer.cells for layer in self.layers]
+        if any(layer.windows > 1 for layer in self.layers):
+            return rows
+        return [{"bracket" if name == "range" else name: cell for name, cell in row.items()} for row in rows]
 
     @property
     def columns(self) -> list[str]:
@@ -187,6 +195,10 @@ class Measurement(ResultTable):
                 "heads": [as_row(record) for record in self.heads],
             }
         )
+
+    def to_frame(self) -> Any:
+        """Return all records as a DataFrame of pandas: a row for each layer, length and window."""
+        return frame(as_row(record) for record in (*self.records, *self.heads))
 
 
 def as_row(record: TextRecord) -> dict[str, Any]:

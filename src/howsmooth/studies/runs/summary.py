@@ -49,7 +49,8 @@ class Typical:
     def said(self) -> str:
         """What stands behind the worst perturbation in a sentence."""
         value, interval = self.cells
-        return f", a random one {value}-fold{interval and f' {interval}'}"
+        by = f"shrinks to {value} of its size" if self.value < 1 else f"grows {value}-fold"
+        return f", a random one {by}{interval and f' {interval}'}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from howsmooth.theory.linalg.eigenvalue_bounds import largest_eigenvalues, large
 from howsmooth.theory.linalg.matrix_norms import NOTHING, norm_upper
 from howsmooth.theory.mechanisms.theorems import mechanism_local_upper
 from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
+from howsmooth.validation import require_sequences, tokens_for
 
 
 def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
@@ -49,6 +50,8 @@ def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = T
     """
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
+    X = tokens_for(X, attention)
+    require_sequences(X)
     (value,) = local_uppers(attention, X.unsqueeze(0), rows=rows)
     return upper_bound(log(value), "local_upper", GIVEN_INPUT, "ours: three terms at this input")
 

@@ -1,0 +1,92 @@
+r"""From inner products to costs: unbiased to second order, with intervals over draws and over windows.
+
+With inner products I of W windows, S passes and T positions in all, an error costs
+:math:`\frac1{2TS}\sum_{w,s}I_{ws}^2`. I is a sum of very many independent signs, so I² is close to a multiple of
+:math:`\chi^2_1`; the sum is compared with :math:`\chi^2_\nu`, ν by matching two moments over windows (Satterthwaite).
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from scipy.stats import chi2
+from torch import Tensor
+
+CONFIDENCE = 0.95
+LAYER = re.compile(r"(?<![^.])(\d+)(?![^.])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What an error, or several together, cost to second order.
+
+    Attributes:
+        name: What the error is in: a parameter, heads of the cache, a module; or what errors have in common.
+        scheme: The scheme that makes it.
+        kl: The cost: KL(p ‖ p_δ) in nats a token; for classifiers an input; for embeddings half the squared
+            displacement, which is 1 − cosine on the sphere.
+        low: The lower end of the interval over draws, at the given windows.
+        high: The upper end.
+        window_error: The standard error over windows, as a sample of the text; none for a single window.
+    """
+
+    name: str
+    scheme: str
+    kl: float
+    low: float
+    high: float
+    window_error: float | None = None
+
+    @property
+    def layer(self) -> int | None:
+        """The first number in its name; none if it has none."""
+        found = LAYER.search(self.name)
+        return None if found is None else int(found[1])
+
+    @property
+    def kind(self) -> str:
+        """Which kind of matrix: the name without what comes before the layer."""
+        found = LAYER.search(self.name)
+        tail = self.name if found is None else self.name[found.end() :].lstrip(".")
+        return re.sub(r"\.\d+$", "", tail.removesuffix(".weight"))
+
+
+def effect(name: str, scheme: str, values: Float[Tensor, "windows passes"], positions: int) -> Effect:
+    """Return what an error costs, given its inner products."""
+    windows, passes = values.shape
+    each = values.double().square().mean(-1) / (2 * positions)
+    kl = float(each.mean())
+    low, high = interval(kl, freedom(each, passes))
+    error = float(each.std() / math.sqrt(windows)) if windows > 1 else None
+    return Effect(name=name, scheme=scheme, kl=kl, low=low, high=high, window_error=error)
+
+
+def freedom(each: Float[Tensor, " windows"], passes: int) -> float:
+    """Return the degrees of freedom of a mean over windows, each a multiple of χ² with as many as there are passes."""
+    total = float(each.sum()) ** 2
+    # the square of an estimate exceeds that of the truth by a share of 2/S in the mean
+    squares = float(each.square().sum()) * passes / (passes + 2)
+    return (
+        float(len(each) * passes)
+        if squares == 0
+        else min(max(passes * total / squares, 1.0 * passes), 1.0 * len(each) * passes)
+    )
+
+
+def interval(estimate: float, degrees: float) -> tuple[float, float]:
+    """Return the interval in which the truth lies with the confidence of 95 %, if its estimate is a scaled χ²."""
+    tail = (1 - CONFIDENCE) / 2
+    return estimate * degrees / float(chi2.ppf(1 - tail, degrees)), estimate * degrees / float(chi2.ppf(tail, degrees))
+
+
+def half_of_cost(effects: Sequence[Effect]) -> list[Effect]:
+    """Return the fewest errors whose costs make half of the sum, the largest first."""
+    ranked = sorted(effects, key=lambda each: -each.kl)
+    total, running = sum(each.kl for each in ranked), 0.0
+    for i, each in enumerate(ranked):
+        running += each.kl
+        if running >= total / 2:
+            return ranked[: i + 1]
+    return ranked

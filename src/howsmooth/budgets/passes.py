@@ -1,0 +1,163 @@
+r"""Sampled backward passes: inner products of random gradients with every error.
+
+At each window the model runs forward once. Each pass draws a cotangent u of the output with
+:math:`E[uu^\top] = H`, the second derivative of the cost, and goes backward to the tensors where errors enter; the
+gradient there is multiplied with the displacements D of all errors on the spot, so that no gradient is kept:
+:math:`I = \langle J^\top u, D\rangle` has :math:`E[I^2] = \langle JD, HJD\rangle`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.budgets.places import Error, Key, Places, error_of, require_places
+from howsmooth.budgets.subject import frozen
+from howsmooth.errors import NonFiniteError, UnsupportedModelError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Products:
+    """Inner products of sampled gradients with errors.
+
+    Attributes:
+        errors: The errors.
+        values: I, for every window, pass and error.
+        positions: How many positions of the output each window has.
+    """
+
+    errors: tuple[Error, ...]
+    values: Float[Tensor, "windows passes errors"]
+    positions: int
+
+    def columns(self, keys: Sequence[Key]) -> list[int]:
+        """Return where errors stand."""
+        places = {error.key: i for i, error in enumerate(self.errors)}
+        return [places[key] for key in keys]
+
+
+def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) -> Products:
+    """Run backward passes at every window, and return their inner products with every error.
+
+    Args:
+        places: The model, its windows and the schemes.
+        passes: How many draws at each window.
+        seed: The seed of the draws; each window has its own, whatever the others are.
+        first: The number of the first window, if there are others before it.
+
+    Raises:
+        UnsupportedModelError: If the model cannot be differentiated, or an error enters nowhere.
+        NonFiniteError: If its output or gradient is not finite.
+    """
+    subject = places.subject
+    tables, positions = [], 0
+    errors: dict[Key, Error] = {}
+    for window in range(len(subject.tokens)):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + first + window) % 2**63)
+        found, positions = _at_window(places, window, passes, generator, errors)
+        tables.append(found)
+    require_places(list(errors.values()), places)
+    unused = torch.zeros(passes, dtype=torch.float64)  # a pooler behind which nothing stands changes no output
+    values = torch.stack([torch.stack([table.get(key, unused) for key in errors], -1) for table in tables])
+    if not bool(values.isfinite().all()):
+        raise NonFiniteError("the gradients of the model hold NaN or infinity; compute in float64.", field="model")
+    return Products(errors=tuple(errors.values()), values=values, positions=positions)
+
+
+def _at_window(
+    places: Places, window: int, passes: int, generator: torch.Generator, errors: dict[Key, Error]
+) -> tuple[Mapping[Key, Tensor], int]:
+    """Return the inner products at one window by error, and the number of positions; note the errors that are met."""
+    subject, others = places.subject, places.other_matrices()
+    table: dict[Key, Tensor] = {}
+    leaves: list[Tensor] = list(others.values())
+    turn = 0
+
+    def add(here: Sequence[Error], found: Tensor) -> None:
+        for error, value in zip(here, found, strict=True):
+            table.setdefault(error.key, torch.zeros(passes, dtype=torch.float64))[turn] += value.double().cpu()
+
+    def meet(Y: Tensor, here: Sequence[Error], displaced: Tensor) -> Tensor:
+        errors.update({error.key: error for error in here if error.key not in errors})
+        if not Y.requires_grad:  # nothing before it has an error: the backward pass ends here
+            leaf = Y.detach().requires_grad_()
+            leaves.append(leaf)
+            Y = leaf.clone()  # what follows may write into it
+        flat = displaced.flatten(1)
+
+        def contract(gradient: Tensor) -> None:
+            add(here, flat @ gradient.flatten())
+
+        Y.register_hook(contract)
+        return Y
+
+    with frozen(subject.module, {id(parameter) for parameter in others.values()}), torch.enable_grad():
+        with places.attached(meet) as arguments:
+            output = subject.outputs(window, **arguments)
+        if not output.requires_grad or not bool(output.isfinite().all()):
+            _refuse(output, subject.transformer.name)
+        base = output.detach()
+        for turn in range(passes):
+            cotangent = subject.cotangent(base, generator)
+            gradients = torch.autograd.grad(
+                output, leaves, cotangent, retain_graph=turn + 1 < passes, allow_unused=True
+            )
+            for (name, parameter), gradient in zip(others.items(), gradients, strict=False):
+                for scheme in places.at("weights") if gradient is not None else ():
+                    delta = places.weight_error(name, parameter, scheme)
+                    error = errors.setdefault((name, scheme.name), error_of(name, parameter, scheme))
+                    add([error], (gradient * delta).sum()[None])
+    return table, len(base)
+
+
+def _refuse(output: Tensor, name: str) -> None:
+    if not output.requires_grad:
+        raise UnsupportedModelError(
+            f"the output of {name!r} cannot be differentiated: its weights are integers, or its forward pass leaves "
+            "autograd; load it dequantised.",
+            field="model",
+        )
+    raise NonFiniteError(f"the output of {name!r} holds NaN or infinity.", field="model")
+
+
+@torch.no_grad()
+def true_costs(places: Places, recipes: Sequence[Mapping[str, str]], *, factor: float = 1.0) -> Float[Tensor, "r w t"]:
+    """Run the model with errors in it, and return what they truly cost at every window and position.
+
+    Args:
+        places: The model, its windows and the schemes.
+        recipes: The name of the scheme by the name of each error; one forward pass for each window and recipe.
+        factor: How much of each error is put in.
+    """
+    subject, costs = places.subject, []
+
+    def put(Y: Tensor, _errors: Sequence[Error], displaced: Tensor) -> Tensor:
+        return Y + factor * displaced[0]
+
+    matrices = places.other_matrices()
+    for window in range(len(subject.tokens)):
+        base = subject.outputs(window)
+        for recipe in recipes:
+            changed = {name: matrices[name] for name in recipe if name in matrices}
+            with _rounded(changed, recipe, places, factor), places.attached(put, recipe) as arguments:
+                costs.append(subject.cost(base, subject.outputs(window, **arguments)))
+    return torch.stack(costs).unflatten(0, (len(subject.tokens), len(recipes))).transpose(0, 1)
+
+
+@contextmanager
+def _rounded(
+    matrices: Mapping[str, Tensor], recipe: Mapping[str, str], places: Places, factor: float
+) -> Iterator[None]:
+    """Put errors into matrices that belong to no linear module, within the ``with`` block."""
+    before = {name: matrix.detach().clone() for name, matrix in matrices.items()}
+    try:
+        for name, matrix in matrices.items():
+            (scheme,) = (scheme for scheme in places.schemes if scheme.name == recipe[name])
+            matrix.data += factor * places.weight_error(name, matrix, scheme)
+        yield
+    finally:
+        for name, matrix in matrices.items():
+            matrix.data.copy_(before[name])

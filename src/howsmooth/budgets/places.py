@@ -1,0 +1,244 @@
+"""Where errors enter a forward pass: every error is a displacement of a tensor on the way to the output.
+
+A weight matrix with the error δ displaces the output of its linear map at x by δx, a rounded cache displaces keys and
+values, a rounded residual stream the output of a block.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from howsmooth.budgets.schemes.scheme import Scheme
+from howsmooth.budgets.subject import Subject
+from howsmooth.errors import UnsupportedModelError
+from howsmooth.models.autograd.hooks import ModuleCall, first_tensor, hooked
+
+# An error by the name of what it is in, and the name of its scheme.
+Key = tuple[str, str]
+EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """An error that may be put into a model.
+
+    Attributes:
+        name: What it is in: a parameter as in ``named_parameters()``, ``cache.3.key.2`` (layer, head), or a module.
+        scheme: The name of the scheme that makes it.
+        numbers: How many numbers are rounded.
+        bits: How many bits the scheme needs for each of them.
+    """
+
+    name: str
+    scheme: str
+    numbers: int
+    bits: float
+
+    @property
+    def key(self) -> Key:
+        """The name and the scheme."""
+        return self.name, self.scheme
+
+
+# Called where errors enter: with the tensor, the errors, and their displacements (errors, …); returns the tensor that
+# takes its place.
+Meet = Callable[[Tensor, Sequence[Error], Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Places:
+    """The places of a model where errors of some schemes enter.
+
+    Attributes:
+        subject: The model.
+        schemes: The schemes; their places say where.
+        kept: Errors of weights that were computed before, as many as memory allows.
+    """
+
+    subject: Subject
+    schemes: Sequence[Scheme]
+    kept: dict[Key, Tensor] = field(default_factory=dict)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many numbers the parameters of the model hold."""
+        return sum(parameter.numel() for parameter in self.subject.module.parameters())
+
+    def at(self, *places: str) -> list[Scheme]:
+        """Return the schemes whose errors enter at some kinds of places."""
+        return [scheme for scheme in self.schemes if scheme.place in places]
+
+    def linear_modules(self) -> Iterator[tuple[str, str, Any, list[Scheme]]]:
+        """Yield the path of every linear module with the name of its weight and the schemes that round it."""
+        module: Any = self.subject.module
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+        if head is not None:
+            tables.add(id(head.weight))
+        for path, part in module.named_modules():
+            if _image(part) is None:
+                continue
+            schemes = self.at(EMBEDDINGS) if id(part.weight) in tables else self.at("weights")
+            if schemes:
+                yield path, names[id(part.weight)], part, schemes
+
+    def other_matrices(self) -> dict[str, nn.Parameter]:
+        """Return the matrices that belong to no linear module, such as those of experts: they need gradients."""
+        module = self.subject.module
+        linear = {id(part.weight) for part in module.modules() if _image(part) is not None}
+        return {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if self.at("weights") and parameter.ndim > 1 and id(parameter) not in linear
+            if min(parameter.shape[-2:]) > 1
+        }
+
+    def weight_error(self, name: str, weight: Tensor, scheme: Scheme, *, transposed: bool = False) -> Tensor:
+        """Return the error of a weight matrix; some are kept, never more than the weights themselves take."""
+        key = name, scheme.name
+        if key not in self.kept:
+            W = weight.detach()
+            found = scheme.error(W.mT, name).mT if transposed and not scheme.by_name else scheme.error(W, name)
+            if sum(error.numel() for error in self.kept.values()) + found.numel() > self.size:
+                return found
+            self.kept[key] = found
+        return self.kept[key]
+
+    @contextmanager
+    def attached(self, meet: Meet, recipe: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Call a function wherever an error enters, within the ``with`` block.
+
+        Args:
+            meet: The function.
+            recipe: Which errors are wanted: the scheme by the name of what it rounds; all of them by default.
+
+        Yields:
+            Arguments that the model is to be called with: a cache, if its errors are wanted.
+        """
+        wanted = _Wanted(meet=meet, recipe=recipe)
+        with ExitStack() as stack:
+            for path, name, part, schemes in self.linear_modules():
+                if chosen := wanted.schemes(name, schemes):
+                    before, after = self._linear_hooks(name, part, chosen, meet)
+                    stack.enter_context(hooked(self.subject.module, inputs={path: before}, outputs={path: after}))
+            for path, schemes in self._outputs():
+                if chosen := wanted.schemes(path, schemes):
+                    stack.enter_context(hooked(self.subject.module, outputs={path: _output_hook(path, chosen, meet)}))
+            schemes = self.at("kv", "kv-channel")
+            yield {} if not schemes else {"past_key_values": _cache(schemes, wanted), "use_cache": True}
+
+    def _linear_hooks(self, name: str, part: Any, schemes: list[Scheme], meet: Meet) -> tuple[Any, Any]:
+        transposed = type(part).__name__ == "Conv1D"
+        errors = [error_of(name, part.weight.mT if transposed else part.weight, scheme) for scheme in schemes]
+        image: Any = _image(part)
+        entering: list[Tensor] = []
+
+        def before(call: ModuleCall, _turn: int) -> None:
+            (x, *_others) = (*call.positional, *call.named.values())
+            entering.append(x.detach())
+
+        def after(output: Any, _turn: int) -> Any:
+            x = entering.pop()
+            with torch.no_grad():
+                deltas = (self.weight_error(name, part.weight, scheme, transposed=transposed) for scheme in schemes)
+                displaced = torch.stack([image(x, delta) for delta in deltas])
+            return meet(output, errors, displaced)
+
+        return before, after
+
+    def _outputs(self) -> Iterator[tuple[str, list[Scheme]]]:
+        """Yield the modules whose outputs are rounded: blocks, and all modules without parts."""
+        module, transformer = self.subject.module, self.subject.transformer
+        prefix = next((f"{path}." for path, part in module.named_modules() if path and part is transformer.module), "")
+        if residual := self.at("residual"):
+            yield from ((f"{prefix}{layer.block_path}", residual) for layer in transformer.layers)
+        if kernel := self.at("kernel"):
+            yield from ((path, kernel) for path, part in module.named_modules() if path and not any(part.children()))
+
+
+class _Wanted(NamedTuple):
+    """What to do with errors, and which are wanted."""
+
+    meet: Meet
+    recipe: Mapping[str, str] | None
+
+    def schemes(self, name: str, schemes: list[Scheme]) -> list[Scheme]:
+        """Return the schemes whose errors of a name are wanted."""
+        return schemes if self.recipe is None else [s for s in schemes if self.recipe.get(name) == s.name]
+
+
+def error_of(name: str, X: Tensor, scheme: Scheme) -> Error:
+    """Return what is known of an error beside its values."""
+    return Error(name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X))
+
+
+def _output_hook(path: str, schemes: list[Scheme], meet: Meet) -> Callable[[Any, int], Any]:
+    def after(output: Any, _turn: int) -> Any:
+        Y = first_tensor(output)
+        if not Y.is_floating_point():
+            return None
+        displaced = torch.stack([scheme.error(Y.detach(), path) for scheme in schemes])
+        found = meet(Y, [error_of(path, Y, scheme) for scheme in schemes], displaced)
+        return found if isinstance(output, Tensor) else (found, *output[1:])
+
+    return after
+
+
+def _cache(schemes: list[Scheme], wanted: _Wanted) -> Any:
+    """Return a cache of keys and values whose errors are met head by head."""
+    from transformers import DynamicCache
+
+    def met(X: Tensor, layer: int, what: str) -> Tensor:
+        return torch.stack([_met_head(x, f"cache.{layer}.{what}.{head}") for head, x in enumerate(X.unbind(1))], 1)
+
+    def _met_head(x: Tensor, name: str) -> Tensor:
+        chosen = wanted.schemes(name, schemes)
+        if not chosen:
+            return x
+        sides = [x.detach().mT if scheme.place == "kv-channel" else x.detach() for scheme in chosen]
+        pairs = list(zip(chosen, sides, strict=True))
+        deltas = [scheme.error(side, name) for scheme, side in pairs]
+        displaced = [d.mT if s.place == "kv-channel" else d for s, d in zip(chosen, deltas, strict=True)]
+        return wanted.meet(x, [error_of(name, side, scheme) for scheme, side in pairs], torch.stack(displaced))
+
+    class ErroneousCache(DynamicCache):
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+            keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            return met(keys, layer_idx, "key"), met(values, layer_idx, "value")
+
+    return ErroneousCache()
+
+
+def _image(part: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the function (x, δ) → δx of a linear module; none for other modules."""
+    if isinstance(part, nn.Linear):
+        return nn.functional.linear
+    if isinstance(part, nn.Embedding):
+        return nn.functional.embedding
+    if type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
+        return torch.matmul
+    if isinstance(part, nn.Conv2d):
+        return lambda x, delta: part._conv_forward(x, delta, None)
+    return None
+
+
+def require_places(found: Sequence[Error], places: Places) -> None:
+    """Refuse schemes whose errors enter nowhere: a model without a cache, or without linear maps.
+
+    Raises:
+        UnsupportedModelError: If there is one.
+    """
+    met = {error.scheme for error in found}
+    for scheme in places.schemes:
+        if scheme.name not in met:
+            raise UnsupportedModelError(
+                f"{places.subject.transformer.name!r} has no place for the scheme {scheme.name!r}: it has no "
+                f"{'cache' if scheme.place.startswith('kv') else scheme.place} that can be rounded.",
+                field="schemes",
+            )

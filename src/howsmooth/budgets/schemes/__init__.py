@@ -1,0 +1,1 @@
+"""Schemes that round numbers, one file for each family."""

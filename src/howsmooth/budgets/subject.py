@@ -1,0 +1,144 @@
+"""A model at windows of tokens, and the output that errors change: scores of words or classes, or an embedding."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from howsmooth.errors import DtypeError, ShapeError, UnsupportedModelError
+from howsmooth.models.autograd.hooks import first_tensor, without_cache
+from howsmooth.models.inputs.model_inputs import inputs
+from howsmooth.models.inputs.text import Text, read_text
+from howsmooth.models.load import load
+from howsmooth.models.parts.ends import SentenceEmbedding
+from howsmooth.models.transformer import Transformer
+
+# How a text is cut unless windows are given.
+LENGTH, WINDOWS = 128, 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A model at windows of tokens.
+
+    Attributes:
+        transformer: The model.
+        tokens: Windows of equal length; pixels for models of pictures.
+    """
+
+    transformer: Transformer
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, model: Transformer | nn.Module | str, tokens: Int[Tensor, "b n"] | Text | str) -> "Subject":
+        """Load a model and cut a text, if need be.
+
+        Raises:
+            HowsmoothError: If there is no such model or text, the text is too short, or the model has no output that
+                is a distribution or an embedding.
+        """
+        transformer = model if isinstance(model, Transformer) else load(model)
+        if isinstance(tokens, Text | str):
+            text = tokens if isinstance(tokens, Text) else read_text(tokens)
+            length = min(LENGTH, transformer.max_length or LENGTH)
+            tokens = inputs(text, transformer).at(range(WINDOWS), length=length, stride=0)
+        if not isinstance(tokens, Tensor):
+            raise DtypeError(
+                f"tokens must be a tensor of token ids or a text, got {type(tokens).__name__}.", field="tokens"
+            )
+        if tokens.ndim < 2 or not len(tokens):
+            raise ShapeError(
+                f"tokens must be windows (b, n) of equal length, got the shape {tuple(tokens.shape)}; one window is "
+                "tokens[None].",
+                field="tokens",
+            )
+        found = cls(transformer=transformer, tokens=tokens)
+        found.kind  # noqa: B018 - refuses models without an output
+        return found
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is run: with its head, if it has one."""
+        return self.transformer.with_head or self.transformer.module
+
+    @property
+    def kind(self) -> str:
+        """What the output is: ``words``, ``classes`` or ``embedding``.
+
+        Raises:
+            UnsupportedModelError: If it is none of these.
+        """
+        name = type(self.module).__name__
+        if name.endswith("Classification"):
+            return "classes"
+        if self.transformer.with_head is not None or not isinstance(self.transformer.ends.language_head, str):
+            return "words"
+        embedding = self.transformer.ends.sentence_embedding
+        if isinstance(embedding, str):
+            raise UnsupportedModelError(
+                f"{self.transformer.name!r} has no output to compare: {embedding}, and it has no head for words or "
+                "classes.",
+                field="model",
+            )
+        return "embedding"
+
+    def outputs(self, window: int, **arguments: Any) -> Float[Tensor, "positions outputs"]:
+        """Run the model at one window: logits at each position, or one row, scores of classes or an embedding."""
+        device = next(self.module.parameters()).device
+        given = self.tokens[window : window + 1].to(device)
+        if arguments:  # a cache
+            found = self.module(given, **arguments)
+        else:
+            with without_cache(self.module):
+                found = self.module(given)
+        if self.transformer.with_head is not None:
+            return found.logits.flatten(0, -2)
+        ends: Any = self.transformer.ends
+        if self.kind == "embedding":
+            return _embedding(first_tensor(found), ends.sentence_embedding)
+        return functools.reduce(lambda X, f: f(X), ends.language_head, first_tensor(found)[0])
+
+    def cost(self, base: Float[Tensor, "t v"], other: Float[Tensor, "t v"]) -> Float[Tensor, " t"]:
+        """Return what a change of the output costs at each position: KL(p ‖ q), or half the squared displacement."""
+        if self.kind == "embedding":
+            return (other - base).double().square().sum(-1) / 2
+        p, q = base.double().log_softmax(-1), other.double().log_softmax(-1)
+        return (p.exp() * (p - q)).sum(-1)
+
+    def cotangent(self, output: Float[Tensor, "t v"], generator: torch.Generator) -> Float[Tensor, "t v"]:
+        r"""Draw u with :math:`E[uu^\top]` the second derivative of the cost: diag p − ppᵀ at each position, or one.
+
+        With independent signs ξ over positions and classes, :math:`u = \sqrt p\circ\xi - p\langle\sqrt p,\xi\rangle`:
+        every class takes part in every draw, which is less noisy than to sample one.
+        """
+        signs = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8)
+        xi = signs.to(output.device, output.dtype).mul_(2).sub_(1)
+        if self.kind == "embedding":
+            return xi
+        p = output.softmax(-1)
+        root = p.sqrt().mul_(xi)
+        return root.sub_(p.mul_(root.sum(-1, keepdim=True)))
+
+
+def _embedding(hidden: Float[Tensor, "1 n d"], embedding: SentenceEmbedding) -> Float[Tensor, "1 d"]:
+    pooled = {"mean": hidden.mean(1), "first": hidden[:, 0], "last": hidden[:, -1]}[embedding.pooling]
+    return nn.functional.normalize(pooled, dim=-1) if embedding.normalised else pooled
+
+
+@contextmanager
+def frozen(module: nn.Module, trained: set[int]) -> Iterator[None]:
+    """Take gradients of some parameters alone, given by their ids, within the ``with`` block."""
+    before = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    try:
+        for parameter in before:
+            parameter.requires_grad_(id(parameter) in trained)
+        yield
+    finally:
+        for parameter, value in before.items():
+            parameter.requires_grad_(value)
+            parameter.grad = None if id(parameter) in trained else parameter.grad

@@ -1,0 +1,555 @@
+"""What errors inside a model cost at windows of a text, and recipes: what is asked, how it is found, and its sum."""
+
+import contextlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+
+from howsmooth.errors import AssumptionError
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.names import check_model
+from howsmooth.studies.asks import Answer, AtText
+from howsmooth.studies.json_values import described, to_json
+from howsmooth.studies.kinds import Kind, RunCommand
+from howsmooth.studies.records import Record
+from howsmooth.studies.runs.result_table import fitted
+from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.wording import number, percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from howsmooth.budgets.effects import Effect
+    from howsmooth.budgets.error_budget import Budget
+    from howsmooth.budgets.places import Places
+    from howsmooth.budgets.recipes import Recipe
+    from howsmooth.studies.plans.at_text import PlannedAsks
+    from howsmooth.studies.resources import Resources
+
+PASSES, LENGTH, WINDOWS = 32, 128, 4
+# A pass costs about so much of a measurement of one layer.
+PASS_COST = 2.0
+# How many errors a table lists.
+SHOWN = 12
+# How the files of exporters end.
+ENDINGS = {"llm-compressor": "yaml", "gguf": "txt", "transformers": "json", "vllm": "txt", "json": "json"}
+
+
+class Budgeting(CommandSettings, frozen=True, kw_only=True):
+    """What is to be rounded, as the command line says it: an option for each field."""
+
+    NAME = "budget"
+    scheme: Annotated[
+        tuple[str, ...],
+        described(
+            "How numbers are rounded: int2…int8 (:tensor, :channel, :g64, :asym), nf4, fp8, e5m2, bf16, fp16, "
+            "prune:0.5, prune:2:4, gguf:Q4_0, against:MODEL, mine.py:function; with kv:, kv-channel:, "
+            "residual:, kernel: or embeddings: in front, these in place of weights.",
+            metavar="int4:g64,…",
+        ),
+    ] = ("int4:g64",)
+    text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
+    length: Annotated[int, described("How many tokens a window has.")] = LENGTH
+    sequences: Annotated[int, described("How many windows.")] = WINDOWS
+    passes: Annotated[int, described("Backward passes at each window.")] = PASSES
+    size: Annotated[
+        tuple[float, ...], described("Choose the cheapest recipe of this share of 16 bits.", metavar="0.3,…")
+    ] = ()
+    kl: Annotated[tuple[float, ...], described("Choose the smallest recipe of this cost.", metavar="0.02,…")] = ()
+    seed: Annotated[int, described("The seed of everything random.")] = 0
+    where: Compute = Compute()
+    reading: ModelReading = ModelReading()
+
+    def check(self) -> None:
+        """Refuse names and numbers that lead nowhere, before any model is loaded.
+
+        Raises:
+            HowsmoothError: If there is no such model, scheme or text, or a number is out of range.
+        """
+        if not self.scheme:
+            raise AssumptionError("scheme must name at least one.", field="scheme")
+        if self.passes < 2:
+            raise AssumptionError(f"passes must be at least 2, got {self.passes}.", field="passes")
+        for name, values in (("size", self.size), ("kl", self.kl)):
+            if any(value <= 0 for value in values):
+                raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
+        Solver(seed=self.seed)
+        check_model(self.model)
+        self.where.check()
+        self.reading.check()
+        read_source(self.windows.source, self.windows.place)
+        from howsmooth.budgets.schemes.scheme import scheme
+
+        for label in self.scheme:
+            scheme(label)
+            if "against:" in label:
+                check_model(label.partition("against:")[2])
+
+    @property
+    def windows(self) -> Windows:
+        """Which windows of the text."""
+        return Windows(text=self.text, lengths=(self.length,), sequences=self.sequences)
+
+    @property
+    def folder(self) -> Path:
+        """Where records go unless told otherwise: the same question, the same folder."""
+        digest = read_source(self.windows.source, self.windows.place).digest
+        return default_folder(self.model, "budget", [self, digest])
+
+
+class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
+    """What rounding costs at a window of a text: inner products of sampled gradients with every error of a scheme.
+
+    Attributes:
+        scheme: The scheme that makes the errors.
+        passes: How many backward passes.
+        solver: The seed.
+    """
+
+    layer: int = 0
+    map: str = "model"
+    scheme: str
+    passes: int = PASSES
+    solver: Solver = Solver()
+
+    @property
+    def label(self) -> str:
+        """The model, the scheme and the window."""
+        return f"{self.model} {self.scheme}, window {self.window.index}"
+
+    @property
+    def cost(self) -> float:
+        """Every pass takes about as long as a forward pass of the model."""
+        return super().cost * self.passes * PASS_COST
+
+    @property
+    def batch(self) -> Hashable:
+        """All schemes at a window have the same passes."""
+        return self.model, self.window, self.passes, self.solver.seed
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By scheme."""
+        return (self.scheme,)
+
+
+class BudgetAnswer(Answer, frozen=True, kw_only=True):
+    """Inner products of sampled gradients with errors; their squares make costs.
+
+    Attributes:
+        cost: What costs count, such as ``nats a token``.
+        names: What the errors are in.
+        numbers: How many numbers each rounds.
+        bits: How many bits a number takes, rounded.
+        products: Inner products, for each pass and error.
+        positions: How many positions the output has.
+    """
+
+    cost: str
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+    bits: tuple[float, ...]
+    products: tuple[tuple[float, ...], ...]
+    positions: int
+
+
+class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
+    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured.
+
+    Attributes:
+        schemes: The schemes to choose from.
+        windows: At how many windows, from the first on; as many behind them are held out.
+        passes: How many backward passes at each.
+        size: The share of the size that the matrices have with 16 bits; none if the cost is given.
+        kl: The cost; none if the size is given.
+        solver: The seed.
+    """
+
+    layer: int = 0
+    map: str = "model"
+    schemes: tuple[str, ...]
+    windows: int = WINDOWS
+    passes: int = PASSES
+    size: float | None = None
+    kl: float | None = None
+    solver: Solver = Solver()
+
+    @property
+    def label(self) -> str:
+        """The model and what is asked for."""
+        return f"{self.model} recipe, {self.asked}"
+
+    @property
+    def asked(self) -> str:
+        """What the recipe has to keep to."""
+        return f"size {number(self.size)}" if self.size is not None else f"cost {number(self.kl or 0)}"
+
+    @property
+    def cost(self) -> float:
+        """Fresh passes at every window."""
+        return super().cost * self.passes * PASS_COST * self.windows
+
+    @property
+    def batch(self) -> Hashable:
+        """Recipes of the same schemes share their draws."""
+        return self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By size."""
+        return (self.size or 0.0, self.kl or 0.0)
+
+
+class RecipeAnswer(Answer, frozen=True, kw_only=True):
+    """A recipe.
+
+    Attributes:
+        cost: What costs count.
+        names: What is rounded.
+        chosen: The scheme of each, or ``keep``.
+        bits: The mean bits of a number.
+        share: The share of the size with 16 bits.
+        predicted: The cost by the draws that chose it.
+        fresh: The cost by other draws.
+        fresh_low: The lower end of its interval.
+        fresh_high: The upper end.
+        measured: The true cost, at windows that are held out.
+    """
+
+    cost: str
+    names: tuple[str, ...]
+    chosen: tuple[str, ...]
+    bits: float
+    share: float
+    predicted: float
+    fresh: float
+    fresh_low: float
+    fresh_high: float
+    measured: float
+
+
+def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Resources") -> list[Answer]:
+    """Go backward from one window for all schemes at once."""
+    from howsmooth.budgets.error_budget import COSTS
+    from howsmooth.budgets.passes import inner_products
+
+    first = cell[0]
+    places = _places(
+        first, tuple(ask.scheme for ask in cell), range(first.window.index, first.window.index + 1), resources
+    )
+    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=first.window.index)
+    answers = []
+    for ask in cell:
+        here = [i for i, error in enumerate(found.errors) if error.scheme == ask.scheme]
+        errors = [found.errors[i] for i in here]
+        answers.append(
+            BudgetAnswer(
+                cost=COSTS[places.subject.kind],
+                names=tuple(error.name for error in errors),
+                numbers=tuple(error.numbers for error in errors),
+                bits=tuple(error.bits for error in errors),
+                products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
+                positions=found.positions,
+            )
+        )
+    return list(answers)
+
+
+def run_recipe(_batch: Sequence[RecipeAsk], cell: Sequence[RecipeAsk], resources: "Resources") -> list[Answer]:
+    """Choose recipes by the draws of a budget; judge them on fresh draws and at held-out windows."""
+    first = cell[0]
+    found, fresh, held_out = _two_draws(first, resources)
+    return [
+        _recipe_answer(found.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out), found.cost)
+        for ask in cell
+    ]
+
+
+def _recipe_answer(found: "Recipe", cost: str) -> RecipeAnswer:
+    assert found.fresh is not None
+    assert found.measured is not None
+    return RecipeAnswer(
+        cost=cost,
+        names=tuple(found.schemes),
+        chosen=tuple(found.schemes.values()),
+        bits=found.bits,
+        share=found.size,
+        predicted=found.predicted.kl,
+        fresh=found.fresh.kl,
+        fresh_low=found.fresh.low,
+        fresh_high=found.fresh.high,
+        measured=found.measured,
+    )
+
+
+def _two_draws(ask: RecipeAsk, resources: "Resources") -> "tuple[Budget, Budget, Tensor]":
+    """Return the budget of an ask, the same from fresh draws, and windows that are held out."""
+    from howsmooth.budgets.error_budget import COSTS, FRESH, Budget
+    from howsmooth.budgets.passes import inner_products
+
+    places = _places(ask, ask.schemes, range(ask.windows), resources)
+
+    def drawn(seed: int) -> Budget:
+        products = inner_products(places, passes=ask.passes, seed=seed)
+        return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
+
+    held_out = _tokens(ask, range(ask.windows, 2 * ask.windows), resources)
+    return drawn(ask.solver.seed), drawn(ask.solver.seed + FRESH), held_out
+
+
+def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
+    transformer = resources.transformer(ask.model, ask.where, ask.reading)
+    inputs = resources.inputs(transformer, resources.source(ask.window), special_tokens=False)
+    return inputs.at(list(windows), length=ask.window.length, stride=ask.window.stride)
+
+
+def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Resources") -> "Places":
+    from howsmooth.budgets.places import Places
+    from howsmooth.budgets.schemes.scheme import scheme
+    from howsmooth.budgets.subject import Subject
+
+    transformer = resources.transformer(ask.model, ask.where, ask.reading)
+    subject = Subject.of(transformer, _tokens(ask, windows, resources))
+    return Places(subject=subject, schemes=[scheme(label) for label in schemes])
+
+
+def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks":
+    """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes.
+
+    Raises:
+        HowsmoothError: If anything cannot be had; before any long work.
+    """
+    from howsmooth.budgets.subject import Subject
+    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+
+    base = model_and_text(budgeting.model, budgeting.windows, budgeting.where, budgeting.reading, resources)
+    schemes, solver = tuple(dict.fromkeys(budgeting.scheme)), Solver(seed=budgeting.seed)
+    shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
+    asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
+    first = asks[0]
+    Subject.of(base.transformer, _tokens(first, range(1), resources))  # refuses models without an output
+    wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
+    if wanted:
+        _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
+    asks += [
+        RecipeAsk(
+            model=first.model,
+            window=first.window,
+            where=first.where,
+            reading=first.reading,
+            schemes=schemes,
+            windows=budgeting.sequences,
+            **shared,
+            **target,
+        )
+        for target in wanted
+    ]
+    return PlannedAsks(
+        asks=tuple(asks),
+        transformer=base.transformer,
+        inputs=base.inputs,
+        command=budgeting.command,
+        remarks=tuple(f"{remark}." for remark in (*base.remarks, *base.transformer.notes)),
+    )
+
+
+def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budget]":
+    """Return the budgets of records, one for each model, text, length and seed: all schemes over all windows."""
+    import torch
+
+    from howsmooth.budgets.error_budget import Budget
+    from howsmooth.budgets.passes import Products
+    from howsmooth.budgets.places import Error
+
+    groups: dict[tuple[Any, ...], dict[str, dict[int, BudgetAnswer]]] = {}
+    for r in records:
+        ask = r.ask
+        key = (ask.model, ask.window.digest, ask.window.length, ask.passes, ask.solver.seed)
+        groups.setdefault(key, {}).setdefault(ask.scheme, {})[ask.window.index] = r.answer
+    found = []
+    for (model, *_others, seed), schemes in groups.items():
+        # a run that was stopped may have windows of some schemes alone
+        windows = sorted(set.intersection(*(set(answers) for answers in schemes.values())))
+        if not windows:
+            continue
+        errors, tables = [], []
+        # the coarsest first, whatever the order of records
+        for label, answers in sorted(schemes.items(), key=lambda item: (min(item[1][windows[0]].bits), item[0])):
+            first = answers[windows[0]]
+            errors += [
+                Error(name=name, scheme=label, numbers=numbers, bits=bits)
+                for name, numbers, bits in zip(first.names, first.numbers, first.bits, strict=True)
+            ]
+            tables.append(torch.tensor([answers[w].products for w in windows], dtype=torch.float64))
+        products = Products(errors=tuple(errors), values=torch.cat(tables, -1), positions=first.positions)
+        found.append(Budget(model=model, products=products, cost=first.cost, seed=seed))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BudgetSummary:
+    """What one scheme costs: everywhere, and matrix by matrix.
+
+    Attributes:
+        budget: All schemes.
+        scheme: The scheme.
+    """
+
+    budget: "Budget"
+    scheme: str
+
+    @property
+    def effects(self) -> "list[Effect]":
+        """What each error costs alone, the largest first."""
+        return sorted((each for each in self.budget.effects if each.scheme == self.scheme), key=lambda each: -each.kl)
+
+    @property
+    def sentence(self) -> str:
+        """What everything costs, where half of it sits, and what it leaves to keep these."""
+        from howsmooth.budgets.effects import half_of_cost
+
+        whole, worst = self.budget.together(scheme=self.scheme), half_of_cost(self.effects)
+        every = self.budget.names(self.scheme)
+        said = (
+            f"{self.budget.model}: {self.scheme} everywhere costs {number(whole.kl)} {self.budget.cost} "
+            f"({number(whole.low)} to {number(whole.high)}); half of it sits in {len(worst)} of {len(every)}"
+        )
+        kept = {each.name for each in worst}
+        errors = {error.name: error for error in self.budget.products.errors if error.scheme == self.scheme}
+        if len(kept) == len(every):
+            return f"{said}."
+        rest = self.budget.together([name for name in every if name not in kept], self.scheme)
+        numbers = sum(error.numbers for error in errors.values())
+        more = sum((16 - errors[name].bits) * errors[name].numbers for name in kept) / (16 * numbers)
+        leaves = f"keeping these in 16 bits takes {percent(more)} of the full size more and leaves {number(rest.kl)}"
+        return f"{said}; {leaves}."
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """Render the answer, and the errors that cost most."""
+        yield self.sentence
+        total = sum(each.kl for each in self.effects) or 1.0
+        rows = [
+            {
+                "costs most": each.name,
+                "alone": number(each.kl),
+                "from": number(each.low),
+                "to": number(each.high),
+                "share": percent(each.kl / total),
+            }
+            for each in self.effects[:SHOWN]
+        ]
+        yield fitted(rows, list(rows[0]), ["from", "to"], console, options)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        whole = self.budget.together(scheme=self.scheme)
+        keys = ("name", "kl", "low", "high", "window_error")
+        effects = [{key: getattr(each, key) for key in keys} for each in self.effects]
+        together = {"kl": whole.kl, "low": whole.low, "high": whole.high}
+        about = {"model": self.budget.model, "scheme": self.scheme, "cost": self.budget.cost}
+        return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSummary:
+    """A recipe that was asked for.
+
+    Attributes:
+        ask: What was asked for.
+        answer: The recipe.
+    """
+
+    ask: RecipeAsk
+    answer: RecipeAnswer
+
+    @property
+    def sentence(self) -> str:
+        """What the recipe takes and costs."""
+        found = self.answer
+        kept = sum(scheme == "keep" for scheme in found.chosen)
+        parts = [f"{found.chosen.count(scheme)} {scheme}" for scheme in self.ask.schemes if scheme in found.chosen]
+        parts += [f"{kept} kept"] if kept else []
+        return (
+            f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)}; {number(found.bits)} bits a number, "
+            f"{percent(found.share)} of 16; predicted {number(found.predicted)} {found.cost}, on fresh draws "
+            f"{number(found.fresh)} ({number(found.fresh_low)} to {number(found.fresh_high)}), measured on held-out "
+            f"text {number(found.measured)}."
+        )
+
+    def recipe(self) -> "Recipe":
+        """Return the recipe as exporters take it."""
+        from howsmooth.budgets.effects import Effect
+        from howsmooth.budgets.recipes import Recipe
+
+        found = self.answer
+        alone: dict[str, Any] = {"name": "a recipe", "scheme": "a recipe"}
+        return Recipe(
+            schemes=dict(zip(found.names, found.chosen, strict=True)),
+            bits=found.bits,
+            size=found.share,
+            predicted=Effect(kl=found.predicted, low=found.predicted, high=found.predicted, **alone),
+            fresh=Effect(kl=found.fresh, low=found.fresh_low, high=found.fresh_high, **alone),
+            measured=found.measured,
+        )
+
+    def __rich__(self) -> str:
+        """Render the sentence."""
+        return self.sentence
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return to_json({"size": self.ask.size, "kl": self.ask.kl, "recipe": self.answer, "sentence": self.sentence})
+
+
+def summarise_budgets(records: Iterable[Any]) -> list[Any]:
+    """Sum up records: one result for each budget and scheme, and one for each recipe."""
+    records = list(records)
+    found = budgets(r for r in records if r.ask.kind == "budget")
+    schemes = [BudgetSummary(budget=each, scheme=label) for each in found for label in each.schemes]
+    return [*schemes, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
+
+
+def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
+    """Return every recipe, the smallest first."""
+    return [RecipeSummary(ask=r.ask, answer=r.answer) for r in sorted(records, key=lambda r: r.answer.share)]
+
+
+def recipe_files(records: Iterable[Any]) -> dict[str, str]:
+    """Return every recipe as every tool reads it that can express it, by the name of a file."""
+    from howsmooth.budgets.exports import EXPORTS
+
+    files: dict[str, str] = {}
+    for each in summarise_recipes(r for r in records if r.ask.kind == "recipe"):
+        for tool, write in EXPORTS.items():
+            name = f"recipe-{each.ask.asked.replace(' ', '-')}{'' if tool == 'json' else f'.{tool}'}.{ENDINGS[tool]}"
+            with contextlib.suppress(AssumptionError):
+                files[name] = write(each.recipe())
+    return files
+
+
+KINDS = (
+    Kind(
+        ask=BudgetAsk,
+        answer=BudgetAnswer,
+        run=run,
+        summarise=summarise_budgets,
+        command=RunCommand(
+            settings=Budgeting,
+            plan=planned_budget,
+            help="""Tell where a model tolerates an error: what rounding each matrix, or head of the cache, costs.
+
+            The cost is the KL divergence of the output in nats a token, to second order, from a few backward passes.
+            Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+
+            Example: howsmooth budget smollm2 --scheme int4:g64,int8 --size 0.3 --passes 8 --length 64
+            """,
+            results="budgets",
+            done="rounded",
+            files=recipe_files,
+        ),
+    ),
+    Kind(ask=RecipeAsk, answer=RecipeAnswer, run=run_recipe, summarise=summarise_recipes),
+)

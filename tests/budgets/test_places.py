@@ -1,0 +1,144 @@
+"""Errors of caches, activations and kernels against the model run with them, and recipes of weights."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+import yaml
+from torch.func import functional_call
+from torch.testing import assert_close
+
+import howsmooth as hs
+from howsmooth.budgets import export
+from howsmooth.budgets.recipes import KEEP, RecipeChoice
+
+
+@pytest.mark.parametrize("label", ["kv:int3", "kv-channel:int3", "residual:int4", "kernel:fp8", "embeddings:int3:g8"])
+def test_errors_on_the_way_cost_what_they_do_when_they_are_put_in(label, gpt2, windows):
+    found = hs.budget(gpt2, windows[:2], schemes=[label], passes=24)
+    names = found.names(label)
+    truth = found.measured(*({name: label} for name in names), factor=1e-2) / 1e-4
+    predicted = torch.tensor([each.kl for each in found.effects], dtype=torch.float64)
+    large = truth > 0.01 * truth.max()  # the rest is rounding
+    assert_close(predicted[large], truth[large], rtol=0.8, atol=0)
+    everything = float(found.measured(dict.fromkeys(names, label), factor=1e-2)) / 1e-4
+    assert_close(found.together().kl, everything, rtol=0.8, atol=0)
+
+
+def test_heads_of_the_cache_have_names_and_those_of_a_group_are_one(llama, windows):
+    found = hs.budget(llama, windows[:1], schemes=["kv:int4"], passes=1)
+    expected = [f"cache.{layer}.{what}.{head}" for layer in (0, 1) for what in ("key", "value") for head in (0, 1)]
+    assert sorted(found.names("kv:int4")) == sorted(expected)
+    assert {(each.layer, each.kind) for each in found.effects} == {(i, k) for i in (0, 1) for k in ("key", "value")}
+
+
+def test_an_encoder_moves_its_embedding(minilm):
+    tokens = torch.tensor([[101, 2023, 2003, 102], [101, 7592, 2088, 102]])
+    found = hs.budget(minilm, tokens, schemes=["int4:g64"], passes=16)
+    assert found.cost == "1 − cosine"
+    recipe = dict.fromkeys(found.names("int4:g64"), "int4:g64")
+    assert_close(found.together().kl, float(found.measured(recipe)), rtol=0.5, atol=0)
+
+
+def test_another_checkpoint_is_a_scheme(gpt2, windows, tmp_path):
+    other = copy.deepcopy(gpt2.with_head)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data += 1e-3 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+    other.save_pretrained(tmp_path / "other")
+    label = f"against:{tmp_path / 'other'}"
+    found = hs.budget(gpt2, windows, schemes=[label], passes=24)
+    recipe = dict.fromkeys(found.names(label), label)
+    weights = {name: p for name, p in other.named_parameters() if name in recipe}
+    p = gpt2.with_head(windows).logits.log_softmax(-1)
+    q = functional_call(gpt2.with_head, weights, (windows,)).logits.log_softmax(-1)
+    truth = float((p.exp() * (p - q)).sum(-1).mean().detach())
+    assert_close(float(found.measured(recipe)), truth, rtol=1e-4, atol=0)
+    assert_close(found.together().kl, truth, rtol=0.6, atol=0)
+    with pytest.raises(hs.errors.ShapeError, match=r"has the shape \(24, 24\) here and .* the same model"):
+        hs.budgets.scheme(label).error(torch.zeros(24, 24), "transformer.h.0.attn.c_attn.weight")
+
+
+@pytest.fixture(scope="session")
+def choices(gpt2, windows):
+    return hs.budget(gpt2, windows, schemes=["int2", "int4", "int8"], passes=8)
+
+
+def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
+    found = choices.recipe(size=0.3)
+    assert found.size <= 0.3
+    assert found.bits == 16 * found.size
+    uniform = dict.fromkeys(choices.names("int4"), "int4")
+    assert found.measured < float(choices.measured(uniform))
+    assert found.predicted.kl < choices.together(uniform).kl
+    assert found.fresh.kl > 0
+    smallest = choices.recipe(kl=found.predicted.kl * 1.5)
+    assert smallest.predicted.kl <= found.predicted.kl * 2
+    for words, settings in {
+        "size must be at least 0.1": {"size": 0.1},
+        "give one of size and kl": {},
+        "positive number": {"size": -1.0},
+    }.items():
+        with pytest.raises(hs.errors.AssumptionError, match=words):
+            choices.recipe(**settings)
+
+
+def test_small_choices_are_the_best_of_all(rng):
+    """Every recipe of four matrices and two schemes: the one that is found is within a few percent of the best."""
+    errors = [
+        hs.budgets.places.Error(name=str(m), scheme=s, numbers=100 * (m + 1), bits=b)
+        for m in range(4)
+        for s, b in (("a", 3.0), ("b", 5.0))
+    ]
+    scales = torch.tensor([1.0, 0.2, 3.0, 0.5, 2.0, 0.3, 0.6, 0.1], dtype=torch.float64)
+    values = scales * torch.randn(1, 500, 8, generator=rng, dtype=torch.float64)
+    choice = RecipeChoice.of(errors, values, 1)
+    assert choice.shrinkage < 0.5
+    every = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    for bits in (3500.0, 5000.0, 8000.0):
+        best = min(choice.cost(chosen) for chosen in every if choice.total_bits(chosen) <= bits)
+        found = choice.within(bits=bits)
+        assert choice.total_bits(found) <= bits
+        assert choice.cost(found) <= 1.3 * best
+    assert choice.named(choice.within(kl=1e9)) == dict.fromkeys("0123", "a")
+    assert set(choice.named(choice.within(kl=0.0)).values()) == {KEEP}
+
+
+def test_recipes_are_written_as_other_tools_read_them(llama, windows):
+    found = hs.budget(llama, windows, schemes=["int4:g8", "int8", "fp8"], passes=2).recipe(size=0.6)
+    found = hs.budgets.Recipe(
+        schemes=found.schemes | {"model.layers.1.mlp.down_proj.weight": KEEP},
+        bits=9,
+        size=0.6,
+        predicted=found.predicted,
+    )
+    modifier = yaml.safe_load(export(found, "llm-compressor"))["quant_stage"]["quant_modifiers"]["QuantizationModifier"]
+    patterns = {scheme: [] for scheme in found.rounded.values()}
+    for group in modifier["config_groups"].values():
+        weights = group["weights"]
+        name = "fp8" if weights["type"] == "float" else "int4:g8" if weights["strategy"] == "group" else "int8"
+        assert weights["num_bits"] == (4 if name == "int4:g8" else 8)
+        patterns[name] = group["targets"]
+    for name, scheme in found.rounded.items():
+        hits = [s for s, found_patterns in patterns.items() for p in found_patterns if matches(p, name)]
+        assert hits == [scheme]
+    assert any(matches(pattern, "model.layers.1.mlp.down_proj.weight") for pattern in modifier["ignore"][1:])
+    assert "--tensor-type blk.1.ffn_down=f16\n" in export(found, "gguf")
+    assert export(found, "gguf").count("--tensor-type blk.") == 14
+    skipped = json.loads(export(found, "transformers"))
+    assert "model.layers.1.mlp.down_proj" in skipped["modules_to_not_convert"]
+    assert json.loads(export(found))["schemes"] == found.schemes
+    with pytest.raises(hs.errors.AssumptionError, match="rounds no cache"):
+        export(found, "vllm")
+    with pytest.raises(hs.errors.AssumptionError, match="there is no export 'gguff'; did you mean gguf"):
+        export(found, "gguff")
+    cache = hs.budgets.Recipe(
+        schemes={"cache.0.key.0": KEEP, "cache.1.key.0": "kv:fp8"}, bits=9, size=0.6, predicted=found.predicted
+    )
+    assert export(cache, "vllm") == "--kv-cache-dtype-skip-layers 0\n"
+
+
+def matches(pattern, name):
+    return re.match(pattern.removeprefix("re:"), name.removesuffix(".weight")) is not None

@@ -1,0 +1,117 @@
+"""What Python users hold is taken where it has one meaning: arrays, lists, paths, words, tokenizers, pipelines."""
+
+import importlib.util
+import json
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import howsmooth as hs
+from howsmooth.cli.config import defaults_for
+from howsmooth.studies.json_values import settings_of
+from howsmooth.studies.plans.measurement_plan import MeasureSettings, Measuring
+
+SENTENCES = ["a gripping film", "a dull film"]
+QUICK = {"layers": 0, "rtol": np.float32(1e-2)}
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    return hs.load("reviews")
+
+
+@pytest.mark.untyped
+def test_arrays_and_lists_are_tokens_in_the_numbers_of_the_map(rng):
+    f = hs.Attention.random(heads=2, d=4, generator=rng)
+    X = torch.randn(3, 4, generator=rng)
+    expected, gain = hs.local_lipschitz(f, X, generator=rng).lower, hs.attack(f, X, eps=0.1, budget=20).gain
+    for given in (X.numpy(), X.numpy().astype(float), X.tolist()):
+        assert_close(f(given), f(X))
+        assert_close(hs.local_lipschitz(f, given, generator=rng).lower, expected, rtol=2e-3, atol=0)
+        assert_close(hs.attack(f, given, eps=np.float32(0.1), budget=np.int64(20)).gain, gain)
+        assert hs.bounds.local_upper(f, given).value == hs.bounds.local_upper(f, X).value
+        assert hs.typical_gain(f, given, samples=4).value > 0
+    with pytest.raises(hs.errors.DtypeError, match="rows of numbers of one length"):
+        hs.local_lipschitz(f, [[1.0], [1.0, 2.0]])
+    assert hs.bounds.smallest_upper(f, n=np.int64(3), radius=np.float32(1)).value > 0
+
+
+@pytest.mark.untyped
+def test_a_word_is_certified_by_its_name(reviews):
+    by_name = hs.certify(reviews, SENTENCES[0], word="gripping")
+    by_place = hs.certify(reviews, SENTENCES[0], word=np.int64(2))
+    assert by_name.radii[0].tokens == by_place.radii[0].tokens == (2,)
+    assert by_name.radii[0].certified == by_place.radii[0].certified
+    assert json.loads(by_name.to_json())["radii"][0]["certified"] == by_name.radii[0].certified
+    ids = [*reviews.tokenizer.frame()[0], *reviews.tokenizer.encode(SENTENCES[0]), *reviews.tokenizer.frame()[1]]
+    assert hs.certify(reviews, ids, word=2).radii[0].certified == by_place.radii[0].certified
+    with pytest.raises(hs.errors.AssumptionError, match="no word 'boring'"):
+        hs.certify(reviews, SENTENCES[0], word="boring")
+
+
+def test_inputs_in_memory_are_measured_as_those_of_a_file(reviews, tmp_path):
+    file = tmp_path / "two.txt"
+    file.write_text("\n".join(SENTENCES))
+    ids = [reviews.tokenizer.encode(line) for line in SENTENCES]
+    expected = [record.answer.lower for record in hs.measure(reviews, sentences=file, **QUICK).records]
+    for given in ({"sentences": SENTENCES}, {"token_ids": ids}, {"token_ids": np.array(ids)}):
+        found = hs.measure(reviews, **given, **QUICK)
+        assert [record.answer.lower for record in found.records] == pytest.approx(expected, rel=1e-2)
+        assert "in memory" in found.text
+    text = hs.measure(reviews, text=" ".join(SENTENCES * 4), lengths=[np.int64(8)], sequences=np.int64(1), **QUICK)
+    assert text.records[0].ask.length == 8
+    with pytest.raises(hs.errors.FileError, match="must hold one at least"):
+        hs.measure(reviews, sentences=[])
+    with pytest.raises(hs.errors.FileError):
+        hs.measure(reviews, text="no-such-file.txt")
+
+
+def test_what_a_tokenizer_returns_is_run_as_it_is(reviews):
+    tokenizer = reviews.tokenizer._inner
+    both = tokenizer(["a film", "a gripping film"], padding=True, return_tensors="pt")
+    found = reviews.activations(**both)
+    alone = reviews.activations(tokenizer("a film")["input_ids"])
+    assert found.padding.sum(-1).tolist() == [4, 5]
+    assert_close(found.attention[1][0, :4], alone.attention[1][0])
+    assert_close(reviews.activations(both).attention[1], found.attention[1])
+    with pytest.raises(hs.errors.AssumptionError, match="not both"):
+        reviews.activations()
+    with pytest.raises(hs.errors.DtypeError, match="padding=True"):
+        reviews.activations([[1, 2], [3]])
+
+
+def test_pipelines_paths_and_tokenizers_lead_to_models(reviews):
+    inner = reviews.tokenizer._inner
+    pipeline = types.SimpleNamespace(model=reviews.with_head, tokenizer=inner)
+    found = hs.load(pipeline)
+    assert found.digest == reviews.digest
+    assert found.tokenizer.encode("a film") == reviews.tokenizer.encode("a film")
+    assert hs.measure(reviews.with_head, tokenizer=inner, sentence="a film", **QUICK).records
+    with pytest.raises(hs.errors.UnsupportedModelError, match="no model"):
+        hs.load(Path("/nowhere/at/all"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is not None, reason="pandas is here")
+def test_without_pandas_a_frame_says_so(reviews):
+    with pytest.raises(hs.errors.AssumptionError, match="pip install pandas"):
+        hs.measure(reviews, sentence="a film", **QUICK).to_frame()
+
+
+def test_type_checkers_know_every_keyword_of_measure():
+    assert set(MeasureSettings.__annotations__) == set(settings_of(Measuring)) - {"model"}
+
+
+def test_a_file_has_defaults_of_options(tmp_path):
+    (tmp_path / "howsmooth.toml").write_text('threads = 2\n[measure]\nlengths = [8, 16]\n"per-head" = true\n')
+    parameters = dict.fromkeys(("lengths", "per_head", "threads"))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    assert defaults_for("measure", parameters, inside) == {"threads": 2, "lengths": "8,16", "per_head": True}
+    assert defaults_for("runs", {}, inside) == {}
+    (inside / "pyproject.toml").write_text("[tool.howsmooth.measure]\nlenths = [8]\n")
+    with pytest.raises(hs.errors.FileError, match="did you mean lengths"):
+        defaults_for("measure", parameters, inside)

@@ -1,0 +1,189 @@
+"""A probe: what it reads of every head, against the dense weights; when it warns, where it writes."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.testing import assert_close
+
+import howsmooth as hs
+import howsmooth.models.attention_interface
+from howsmooth import scaled_dot_product
+from howsmooth.errors import AssumptionError, SmoothnessWarning
+
+SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 4}
+CONFIGS = {
+    "bert": transformers.BertConfig(**SMALL),
+    "distilbert": transformers.DistilBertConfig(vocab_size=40, dim=16, n_layers=2, n_heads=4, hidden_dim=24),
+    "gpt2": transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4),
+    "opt": transformers.OPTConfig(**(SMALL | {"ffn_dim": 24, "word_embed_proj_dim": 16})),
+    "llama": transformers.LlamaConfig(**GROUPED),
+    "mistral": transformers.MistralConfig(**GROUPED, sliding_window=3),
+    "qwen3": transformers.Qwen3Config(**GROUPED),
+    "gemma3_text": transformers.Gemma3TextConfig(
+        **GROUPED, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
+    ),
+}
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_numbers_are_those_of_the_dense_weights_of_real_tokens(family, monkeypatch):
+    monkeypatch.setattr(scaled_dot_product, "TILE", 30)
+    monkeypatch.setattr(scaled_dot_product, "ROWS", 3)
+    model = random_model(CONFIGS[family])
+    ids = torch.randint(5, 40, (2, 7))
+    mask = torch.ones_like(ids)
+    padded = slice(0, 2) if family in ("llama", "mistral") else slice(5, 7)  # on the left or on the right
+    mask[1, padded] = 0
+    model.set_attn_implementation("sdpa")
+    calls = []
+    with torch.no_grad(), hs.probe(model, every=1, limit=1e9) as probe:
+        with scaled_dot_product.calls_observed(lambda *x, **named: calls.append((x, named))):
+            expected = model(input_ids=ids, attention_mask=mask)[0]
+        model.set_attn_implementation("howsmooth")
+        assert_close(model(input_ids=ids, attention_mask=mask)[0], expected)
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
+    first, second = probe.looks
+    assert len(first.heads) == 8
+    for a, b in zip(first.heads, second.heads, strict=True):
+        assert a.numbers == pytest.approx(b.numbers)
+    real = mask.bool()
+    for layer, P in enumerate(weights):
+        (q, k, *_v), named = calls[layer]
+        scale = named.get("scale") or q.shape[-1] ** -0.5
+        S = scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+        for head in range(4):
+            rows, keys = P[:, head][real], S[:, head][real]
+            first_token = torch.stack((P[0, head, :, 0], P[1, head, :, padded.stop if padded.start == 0 else 0]))
+            peaks = rows.amax(-1)
+            queries = q[:, head][real].norm(dim=-1)
+            dense = {
+                "largest_logit": float(keys[rows > 0].max()),
+                "entropy": float(-torch.special.xlogy(rows, rows).sum(-1).mean()),
+                "first_token": float(first_token[real].mean()),
+                "peaked": float((peaks > 0.5).float().mean()),
+                "largest_query": float(queries.max()),
+                "mean_query": float(queries.mean()),
+                "largest_key": float(k[:, head * k.shape[1] // 4][real].norm(dim=-1).max()),
+                "mean_key": float(k[:, head * k.shape[1] // 4][real].norm(dim=-1).mean()),
+            }
+            found = first.heads[4 * layer + head]
+            assert {name: found.numbers[name] for name in dense} == pytest.approx(dense, rel=1e-3, abs=1e-5)
+            theta = max_over_subsets(rows)
+            assert 8 / 9 * theta - 1e-5 <= found.sensitivity <= theta + 1e-5
+
+
+def max_over_subsets(rows):
+    """θ by every subset of columns, the mean over rows."""
+    subsets = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * rows.shape[-1])
+    shares = rows @ subsets.mT
+    return float((4 * shares * (1 - shares)).amax(-1).mean())
+
+
+def test_packed_sequences_have_a_first_token_each():
+    from howsmooth.training.probe import head_statistics
+
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    together = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool().tril()
+    P = torch.softmax((0.5 * q @ k.mT).masked_fill(~together, -math.inf), -1)
+    found = head_statistics(q, k, v, together)["first_token"]
+    assert_close(found, torch.cat((P[..., :2, 0], P[..., 2:, 2]), -1).mean((0, -1)))
+
+
+def test_an_alarm_comes_before_the_loss_of_a_bert_whose_queries_grow_leaves():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.BertForSequenceClassification(config).train()
+    ids = torch.randint(5, 40, (64, 8))
+    labels = ((ids[:, 1:] > 22).sum(1) > 3).long()
+    optimiser, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+    with hs.probe(model, every=2) as probe, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmoothnessWarning)
+        for step in range(80):
+            loss = model(input_ids=ids, labels=labels).loss
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(float(loss.detach()))
+            if step >= 50:
+                with torch.no_grad():
+                    for layer in model.bert.encoder.layer:
+                        for projection in (layer.attention.self.query, layer.attention.self.key):
+                            projection.weight *= 1.05
+                            projection.bias *= 1.05
+    learned = min(losses[:51])
+    left = next(step for step, loss in enumerate(losses) if step > 50 and loss > 2 * learned + 0.1)
+    assert learned < 0.1
+    assert min(alarm.reading.step for alarm in probe.alarms) < left
+
+
+class Notes:
+    def __init__(self):
+        self.logged, self.alerts = [], []
+
+    def log(self, numbers):
+        self.logged.append(numbers)
+
+    def alert(self, *, title, text):
+        self.alerts.append(text)
+
+
+def test_looks_go_to_every_sink_and_alarms_say_which_head(tmp_path):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    notes, lines = Notes(), hs.training.JsonLines(tmp_path / "looks.jsonl")
+    X = torch.randn(2, 5, 8)
+    with (
+        hs.probe(layer, every=2, limit=1e-9, sinks=[notes, lines]) as probe,
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        for _step in range(4):
+            layer(X)
+        layer.eval()
+        layer(X)  # evaluation is not counted
+        layer.train()
+    assert [str(warning.message) for warning in seen] == notes.alerts
+    assert "layer 0 head 1 at step 2: largest logit" in notes.alerts[1]
+    assert "above the limit of" in notes.alerts[1]
+    assert probe.steps == 4
+    assert [look.step for look in probe.looks] == [2, 4]
+    assert probe.step() is probe.looks[-1]
+    assert probe.step() is None
+    assert [numbers["step"] for numbers in notes.logged] == [2, 4]
+    assert notes.logged[0]["howsmooth/layer_0/head_1/entropy"] == probe.looks[0].heads[1].entropy
+    assert notes.alerts == [str(alarm) for alarm in probe.alarms]
+    written = [json.loads(line) for line in (tmp_path / "looks.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["heads"][0]["step"] for line in written] == [2, 4]
+    summary = json.loads(json.dumps(probe.summary()))
+    assert summary["thresholds"]["limit"] == 1e-9
+    assert [alarm["text"] for alarm in summary["alarms"]] == notes.alerts
+    columns = probe.frame()
+    assert columns["step"] == [2, 2, 4, 4]
+    assert columns["head"] == [0, 1, 0, 1]
+    assert not layer._forward_hooks
+    assert not layer._forward_pre_hooks
+
+
+def test_what_cannot_be_probed_is_refused():
+    with pytest.raises(AssumptionError, match="every must be"):
+        hs.probe(nn.Linear(2, 2), every=0)
+    with pytest.raises(AssumptionError, match="limit must be"):
+        hs.probe(nn.Linear(2, 2), limit=-1.0)
+    linear = nn.Linear(2, 2)
+    with hs.probe(linear, every=1), pytest.raises(AssumptionError, match="attn_implementation='sdpa'"):
+        linear(torch.ones(2))
