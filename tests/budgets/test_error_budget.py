@@ -1,5 +1,6 @@
 """Budgets against the Fisher metric written down, and against the model run with the errors in it."""
 
+import dataclasses
 import math
 
 import pytest
@@ -135,6 +136,21 @@ def test_what_second_order_leaves_out_shrinks_with_the_error(gpt2, windows):
     recipe = dict.fromkeys(names, "int2")
     off = [abs(float(found.measured(recipe, factor=t)) / t**2 / exactly - 1) for t in (0.1, 0.01)]
     assert off[1] < 0.2 * off[0] < 0.1
+
+
+def test_the_worst_and_some_others_are_verified(rounded):
+    found = rounded.verify(2, "int8")
+    ranked = sorted((each for each in rounded.effects if each.scheme == "int8"), key=lambda each: -each.kl)
+    assert [each.predicted for each in found[:2]] == ranked[:2]
+    assert len({each.predicted.name for each in found}) == 4
+    assert all(each.second_order for each in found[:2])
+    assert_close(found[0].measured, float(rounded.measured({ranked[0].name: "int8"})))
+    assert not hs.budgets.Verified(predicted=ranked[0], measured=1.3, at_half=1.0).second_order
+
+
+def test_embeddings_whose_head_is_no_module_are_refused(llama, windows):
+    with pytest.raises(hs.errors.UnsupportedModelError, match="without the module of its output head"):
+        hs.budget(dataclasses.replace(llama, with_head=None), windows, schemes=["embeddings:int8"])
 
 
 def test_draws_at_a_window_depend_on_neither_other_windows_nor_other_schemes(llama, windows, rounded):

@@ -130,6 +130,17 @@ def test_isometric_metrics_are_singular_values_after_the_isometry(which, rng):
     torch.testing.assert_close(moved, found.lower.double(), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_typical_gains_are_mean_squares_after_the_isometry(which, rng):
+    f, X = head(rng, n=4, d=3)
+    metric, (left, right) = list(isometries(X, f(X), rng))[which]
+    J = left.double() @ dense_jacobian(f, X) @ right.double()
+    found = hs.typical_gain(f, X, metric=metric, samples=12)  # as many as dimensions: exact
+    torch.testing.assert_close(found.value, J.norm() / math.sqrt(12))
+    with pytest.raises(AssumptionError, match="Euclidean metric"):
+        hs.typical_gain(f, X, metric="token")
+
+
 def test_the_condition_number_is_the_norm_times_the_size_of_the_input_over_that_of_the_output(rng):
     f, X = head(rng, n=4, d=3)
     worst = hs.local_lipschitz(f, X, rtol=1e-6, generator=rng).lower

@@ -2,6 +2,7 @@
 
 from howsmooth.budgets.effects import Effect as Effect
 from howsmooth.budgets.error_budget import Budget as Budget
+from howsmooth.budgets.error_budget import Verified as Verified
 from howsmooth.budgets.error_budget import budget as budget
 from howsmooth.budgets.exports import export as export
 from howsmooth.budgets.recipes import Recipe as Recipe

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -17,7 +18,28 @@ from howsmooth.models.inputs.text import Text
 from howsmooth.models.transformer import Transformer
 
 PASSES = 32
+SECOND_ORDER = 0.2
 FRESH = 1  # added to the seed for passes that no choice has seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What an error costs by the estimate and in truth.
+
+    Attributes:
+        predicted: The estimate.
+        measured: The true cost.
+        at_half: Four times the true cost of half of the error, which is the same as long as second order holds.
+    """
+
+    predicted: Effect
+    measured: float
+    at_half: float
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the whole error and half of it agree to 20 %."""
+        return abs(self.measured - self.at_half) <= SECOND_ORDER * self.at_half
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -150,6 +172,28 @@ class Budget:
             AssumptionError: If the budget was read from a run, without the model.
         """
         return true_costs(self._places(tokens), recipes, factor=factor).mean((1, 2))
+
+    def verify(self, count: int, scheme: str | None = None) -> tuple[Verified, ...]:
+        """Run the model with single errors in it: the worst ones, and as many random ones of the others.
+
+        Args:
+            count: How many of each.
+            scheme: The scheme; may be left out if there is one alone.
+
+        Raises:
+            AssumptionError: If the budget was read from a run, without the model.
+        """
+        label = self._one_scheme(scheme)
+        ranked = sorted((each for each in self.effects if each.scheme == label), key=lambda each: -each.kl)
+        others = ranked[count:]
+        drawn = torch.randperm(len(others), generator=torch.Generator().manual_seed(self.seed))[:count]
+        chosen = ranked[:count] + [others[i] for i in drawn.tolist()]
+        recipes = [{each.name: label} for each in chosen]
+        whole, half = (self.measured(*recipes, factor=factor).tolist() for factor in (1.0, 0.5))
+        return tuple(
+            Verified(predicted=each, measured=one, at_half=4 * other)
+            for each, one, other in zip(chosen, whole, half, strict=True)
+        )
 
     def _places(self, tokens: Tensor | None = None) -> Places:
         if self.places is None:

@@ -64,6 +64,15 @@ class Places:
     schemes: Sequence[Scheme]
     kept: dict[Key, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse to round embeddings whose tied output head is no module of the model: half of the error would miss."""
+        if self.at(EMBEDDINGS) and self.subject.kind == "words" and self.subject.transformer.with_head is None:
+            raise UnsupportedModelError(
+                f"{self.subject.transformer.name!r} was loaded without the module of its output head, which shares the "
+                "weights of its embeddings; load it as AutoModelForCausalLM and give the module.",
+                field="schemes",
+            )
+
     @functools.cached_property
     def size(self) -> int:
         """How many numbers the parameters of the model hold."""

@@ -15,8 +15,10 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.markup import paragraph, strict_json, table
+from howsmooth.metrics import Euclidean, Metric, Metrics, Relative, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.metric_norms import isometric
 from howsmooth.spectral.operators import (
     Constrained,
     broadcast,
@@ -99,6 +101,7 @@ def typical_gain(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"] | Any,
     *,
+    metric: str | Metric | Metrics = total,
     samples: int = 16,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
@@ -115,9 +118,13 @@ def typical_gain(
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
+        metric: How noise and changes are measured: a Euclidean metric, on whose unit sphere the noise is uniform.
         samples: How many random directions to take.
         confidence: The probability with which the interval holds, see ``mean_square_interval``.
         generator: The source of the directions; torch's global one by default.
+
+    Raises:
+        AssumptionError: If the metric is not Euclidean: the mean square has no closed form there.
 
     Example:
         >>> f = lambda X: 2 * X
@@ -125,7 +132,18 @@ def typical_gain(
         2.0
     """
     _check(samples, confidence)  # before f is evaluated, which may take long
-    return typical_gain_of(linearise(f, tokens_for(X, f)), samples=samples, confidence=confidence, generator=generator)
+    metrics, X = as_metrics(metric), tokens_for(X, f)
+    if not all(isinstance(each, Euclidean | Relative) for each in (metrics.input, metrics.output)):
+        raise AssumptionError(
+            f"typical_gain needs a Euclidean metric (total, relative, condition, weighted or covariance), got "
+            f"{metrics.name}; attack with method='random' tries noise in any metric.",
+            field="metric",
+        )
+    op = linearise(f, X)
+    if metrics.depend_on_tokens:
+        metrics = metrics.at(X, f(X))
+    op = isometric(op, metrics.input, metrics.output)
+    return typical_gain_of(op, samples=samples, confidence=confidence, generator=generator)
 
 
 @torch.no_grad()
