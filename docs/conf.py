@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -21,8 +22,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "sphinxcontrib.bibtex",
     "commands",
@@ -89,8 +93,28 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
 }
 
+# Names of other libraries lead to their pages if there is a network when the site is built.
+LIBRARIES = {
+    "python": "https://docs.python.org/3",
+    "numpy": "https://numpy.org/doc/stable",
+    "torch": "https://docs.pytorch.org/docs/stable",
+}
+
+
+def online() -> bool:
+    """Tell whether a page elsewhere can be reached."""
+    try:
+        socket.create_connection(("docs.python.org", 443), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+intersphinx_mapping = {name: (url, None) for name, url in LIBRARIES.items()} if online() else {}
+copybutton_exclude = ".linenos, .gp, .go, .c1"  # prompts, output and remarks stay on the page
+
 nitpick_ignore_regex = [
-    # torch, numpy, altair and jaxtyping are not linked: the site is built, and read, without a network
+    # torch, numpy, altair and jaxtyping: linked only where there is a network
     (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|msgspec|rich|transformers|tokenizers)\..*"),
     (r"py:.*", r"(Tensor|nn\.Module|Bool|Float|Int|Shaped)(\[.*)?"),
     # what rooms keep to themselves: shown by name, not documented

@@ -6,7 +6,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from howsmooth.cli.commands import COMMANDS, load
+from howsmooth.cli.commands import COMMANDS, QUESTIONS, load
 
 PLACE = "<!-- commands -->"
 
@@ -18,8 +18,11 @@ def commands() -> dict[str, Any]:
 
 
 def reference() -> str:
-    """Describe every command: what it does, its arguments and options."""
-    return "\n".join(_command(name, command) for name, command in commands().items())
+    """Describe every command under the question that it answers: what it does, its arguments and options."""
+    parts = []
+    for question, names in QUESTIONS.items():
+        parts += [f"## {question}\n", *(_command(name, commands()[name]) for name in names)]
+    return "\n".join(parts)
 
 
 def _command(name: str, command: Any) -> str:
@@ -27,7 +30,7 @@ def _command(name: str, command: Any) -> str:
     usage = " ".join(["howsmooth", name, *(_argument(p) for p in shown if not _is_option(p)), "[OPTIONS]"])
     rows = "\n".join(_row(parameter) for parameter in shown)
     table = f"| option | meaning |\n|:---|:---|\n{rows}\n" if shown else ""
-    return f"## {name}\n\n```text\n{usage}\n```\n\n{_prose(command.help or '')}\n\n{table}"
+    return f"### {name}\n\n```text\n{usage}\n```\n\n{_prose(command.help or '')}\n\n{table}"
 
 
 def _prose(text: str) -> str:

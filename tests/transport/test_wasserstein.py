@@ -10,6 +10,8 @@ from scipy.stats import wasserstein_distance
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.errors import AssumptionError
+from howsmooth.transport import distances
 from howsmooth.transport.distances import conditional_plan, transport_plan
 
 
@@ -121,6 +123,37 @@ def test_different_marginals_are_infinitely_far_apart():
 def test_many_atoms_of_unequal_mass_are_solved(rng):
     mu, nu = random_measure(rng, 300, 5), random_measure(rng, 200, 5)
     assert np.isclose(float(hs.transport.wasserstein(mu, nu)), by_pot(mu, nu, 2))
+
+
+@pytest.fixture
+def without_pot(monkeypatch):
+    monkeypatch.setattr(distances, "_by_pot", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+@pytest.mark.parametrize("p", [1, 3.5])
+def test_without_pot_scipy_finds_the_same_distance(rng, without_pot, p):
+    mu, nu = random_measure(rng, 12, 3), random_measure(rng, 9, 3)
+    assert_close(float(hs.transport.wasserstein(mu, nu, p)), by_pot(mu, nu, p))
+    coupling = transport_plan(mu, nu, p).dense()
+    assert_close(coupling.sum(1), mu.weights)
+    assert_close(coupling.sum(0), nu.weights)
+
+
+def test_without_pot_masses_below_the_tolerances_of_scipy_are_moved_too(without_pot):
+    m = 1e-13
+    weights = torch.tensor([1 - m, m], dtype=torch.float64)
+    near, far = (
+        hs.transport.DiscreteMeasure(torch.tensor([[0.0, 0.0], [x, 1.0]], dtype=torch.float64), weights)
+        for x in (1.0, 1001.0)
+    )
+    assert float(hs.transport.wasserstein(near, far)) == pytest.approx(1000 * m**0.5, rel=0.01)
+
+
+def test_without_pot_what_takes_too_long_names_the_package(rng, without_pot):
+    mu, nu = random_measure(rng, 600, 2), random_measure(rng, 500, 2)
+    with pytest.raises(AssumptionError, match=r"600 and 500 atoms .* pip install 'howsmooth\[transport\]'"):
+        hs.transport.wasserstein(mu, nu)
 
 
 def test_the_lightest_atom_counts():

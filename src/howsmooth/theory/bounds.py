@@ -3,6 +3,7 @@
 from howsmooth.theory.around_input.neighbourhood import displacement_upper, neighbourhood_upper
 from howsmooth.theory.at_input.local import attention_map_upper, local_upper
 from howsmooth.theory.ball.largest_token import token_upper
+from howsmooth.theory.ball.logit_cap import largest_logit_cap, logit_cap
 from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
 from howsmooth.theory.large_radius import large_radius_limit
 from howsmooth.theory.mean_field import (
@@ -24,8 +25,10 @@ __all__ = [
     "kim_l2_upper",
     "kim_lower",
     "large_radius_limit",
+    "largest_logit_cap",
     "lipsformer_upper",
     "local_upper",
+    "logit_cap",
     "masked_mean_field_upper",
     "mean_field_lower",
     "mean_field_upper",

@@ -46,6 +46,7 @@ LABELS = {
     "kim_l2_upper": "Kim's bound",
     "lipsformer_upper": "LipsFormer's bound",
     "token_upper": "bound for the largest token",
+    "logit_cap": "bound under a cap of logits",
     "ramapuram_upper": "Ramapuram's bound at this input",
     "two_point": "the paper's two points",
     "origin_token": "token at the origin",

@@ -71,11 +71,7 @@ class Probe:
         self, model: nn.Module, *, every: int, limit: float, window: int | None, sinks: Iterable[object]
     ) -> None:
         """Prepare; nothing is recorded before the ``with`` block."""
-        for name, value in (("every", every), ("window", 1 if window is None else window)):
-            if isinstance(value, bool) or not (isinstance(value, int) and value >= 1):
-                raise AssumptionError(f"{name} must be a whole number, at least 1, got {value!r}.", field=name)
-        if isinstance(limit, bool) or not (isinstance(limit, Real) and limit > 0):
-            raise AssumptionError(f"limit must be a positive number, got {limit!r}.", field="limit")
+        _check(every=every, limit=limit, window=window)
         self._model, self._every, self._limit = unwrapped(model), every, float(limit)
         self._window = LOOKS * every if window is None else window
         self._sinks = [as_sink(sink) for sink in sinks]
@@ -196,6 +192,14 @@ class Probe:
                 yield HeadAlarm(reading=head, since=least)
             elif head.largest_logit > self._limit and not any(r.largest_logit > self._limit for r in before):
                 yield HeadAlarm(reading=head, limit=self._limit)
+
+
+def _check(*, every: int, limit: float, window: int | None) -> None:
+    for name, value in (("every", every), ("window", 1 if window is None else window)):
+        if isinstance(value, bool) or not (isinstance(value, int) and value >= 1):
+            raise AssumptionError(f"{name} must be a whole number, at least 1, got {value!r}.", field=name)
+    if isinstance(limit, bool) or not (isinstance(limit, Real) and limit > 0):
+        raise AssumptionError(f"limit must be a positive number, got {limit!r}.", field="limit")
 
 
 def head_statistics(

@@ -1,5 +1,6 @@
-"""Distances between discrete measures: Wasserstein, bottleneck, and conditional for masked attention; on POT."""
+"""Distances between discrete measures: Wasserstein, bottleneck, and conditional for masked attention."""
 
+import importlib.util
 import math
 import warnings
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
+from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import csr_array, eye, kron, vstack
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
@@ -29,6 +30,11 @@ LARGEST_COST = 1e6
 LARGE_POWER = 100
 # A distance that may be too large by more than this share, by the dual problem, comes with a warning.
 DUALITY_GAP = 1e-6
+# Pairs of atoms that scipy solves for in seconds; POT is a hundred times faster, and installed where it is wanted.
+LARGEST_PROGRAM = 2**18
+INSTALL_POT = "run: pip install 'howsmooth[transport]'"
+# The tolerances of scipy's solver, the smallest it takes.
+HIGHS_TOLERANCE = 1e-10
 # How many roundings each mass may have suffered: computed, normalised, split, merged.
 ROUNDINGS = 16
 
@@ -84,10 +90,12 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -> Flo
     r"""Return :math:`W_p(\mu,\nu) = \min_\pi(\int|x-y|^p\,d\pi)^{1/p}`, exactly.
 
     Positions are ignored. The result can be differentiated with respect to the points of both measures: the plan is
-    held fixed, which is right wherever it is unique. Costs one linear program (POT), an assignment problem when both
-    have equally many atoms of equal mass, or a sort in dimension one. Distances are divided by the largest before they
-    are raised to the power p, so :math:`W_p(s\mu,s\nu) = s\,W_p(\mu,\nu)` at every scale s; where the longest step of
-    a plan is so short that its cost is lost beside the largest, the problem is solved once more at its scale.
+    held fixed, which is right wherever it is unique. Costs one linear program, an assignment problem when both have
+    equally many atoms of equal mass, or a sort in dimension one. POT solves the linear program where it is installed
+    (``pip install 'howsmooth[transport]'``); without it scipy does, for at most 2¹⁸ pairs of atoms. Distances are
+    divided by the largest before they are raised to the power p, so :math:`W_p(s\mu,s\nu) = s\,W_p(\mu,\nu)` at every
+    scale s; where the longest step of a plan is so short that its cost is lost beside the largest, the problem is
+    solved once more at its scale.
 
     For p = ∞ it is the bottleneck distance :math:`W_\infty = \min_\pi\max_{\pi_{ij}>0}|x_i-y_j|`, the limit of all
     others: the length of the longest step, however little mass takes it. Masses that differ by a few roundings are
@@ -190,12 +198,16 @@ def _sorted_plan(mu: DiscreteMeasure, nu: DiscreteMeasure) -> TransportPlan:
 
 
 def _whole(measure: DiscreteMeasure) -> np.ndarray:
+    return _whole_numbers(measure.weights.detach().double().cpu().numpy())
+
+
+def _whole_numbers(masses: np.ndarray) -> np.ndarray:
     """Return masses as whole numbers of the smallest float.
 
     Why not sums of floats: next to one they have no digits for a mass of 1e-15.
     """
-    masses = measure.weights.detach().double().cpu().tolist()
-    return np.array([top * (UNITS // bottom) for top, bottom in map(float.as_integer_ratio, masses)], dtype=object)
+    ratios = map(float.as_integer_ratio, masses.tolist())
+    return np.array([top * (UNITS // bottom) for top, bottom in ratios], dtype=object)
 
 
 @torch.no_grad()
@@ -264,21 +276,61 @@ def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Tran
 
 
 def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> tuple[TransportPlan, float]:
-    """Solve for costs between 0 and 1, since the tolerances of POT are absolute; return the dual value too."""
-    from ot import emd
-
+    """Solve for costs between 0 and 1, since the tolerances of solvers are absolute; return the dual value too."""
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
     a, b = a / a.sum(), b / b.sum()
+    coupling, v = (_by_scipy if importlib.util.find_spec("ot") is None else _by_pot)(a, b, costs)
+    source, target = coupling.nonzero()
+    # potentials are feasible up to rounding; the smallest reduced costs make them so
+    potentials = (costs - v).min(1)
+    dual = float(a @ potentials + b @ (costs - potentials[:, None]).min(0))
+    return _plan(source, target, coupling[source, target], mu, nu), dual
+
+
+def _by_pot(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best coupling of masses and the potential of the second ones."""
+    from ot import emd
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # POT's own words; we say the same in ours
         coupling, log = emd(a, b, costs, numItermax=10**7, log=True)
     if log["warning"] is not None:
-        warnings.warn(f"the transport problem was not solved: {log['warning']}", ConvergenceWarning, stacklevel=5)
-    source, target = coupling.nonzero()
-    # potentials are feasible up to rounding; the smallest reduced costs make them so
-    potentials = (costs - log["v"]).min(1)
-    dual = float(a @ potentials + b @ (costs - potentials[:, None]).min(0))
-    return _plan(source, target, coupling[source, target], mu, nu), dual
+        warnings.warn(f"the transport problem was not solved: {log['warning']}", ConvergenceWarning, stacklevel=6)
+    return coupling, log["v"]
+
+
+def _by_scipy(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same without POT.
+
+    The solver leaves masses below its tolerance where they are. So the coupling is not its own: masses flow, in whole
+    numbers, over the steps that its potentials call worth their cost.
+    """
+    n, k = costs.shape
+    if costs.size > LARGEST_PROGRAM:
+        raise AssumptionError(
+            f"transport between {n:,} and {k:,} atoms of unequal masses needs a faster solver than scipy's; "
+            + INSTALL_POT
+        )
+    rows = kron(eye(n), np.ones((1, k)))
+    columns = kron(np.ones((1, n)), eye(k))
+    found = linprog(
+        costs.ravel(),
+        A_eq=vstack([rows, columns]).tocsr(),
+        b_eq=np.concatenate([a, b]),
+        method="highs-ds",
+        options={"primal_feasibility_tolerance": HIGHS_TOLERANCE, "dual_feasibility_tolerance": HIGHS_TOLERANCE},
+    )
+    if found.x is None:
+        raise AssumptionError(f"scipy did not solve the transport problem ({found.message}); {INSTALL_POT}")
+    v = found.eqlin.marginals[n:]
+    u = (costs - v).min(1)
+    reduced = costs - u[:, None] - (costs - u[:, None]).min(0)
+    worth, eps = 0.0, np.finfo(float).eps
+    while (steps := coupling_over(reduced <= worth, _whole_numbers(a), _whole_numbers(b), eps)) is None:
+        worth = max(10 * worth, eps)
+    coupling = np.zeros_like(costs)
+    coupling[steps.source, steps.target] = steps.mass
+    return coupling, v
 
 
 def _plan(
@@ -356,21 +408,21 @@ def bottleneck_coupling(distances: np.ndarray, first: np.ndarray, second: np.nda
         second: Those of the second.
         eps: The rounding of one mass.
     """
+    return _least(distances, lambda t: coupling_over(distances <= t, first, second, eps))
+
+
+def coupling_over(near: np.ndarray, first: np.ndarray, second: np.ndarray, eps: float) -> Steps | None:
+    """Return a coupling of masses over the allowed steps, up to their rounding; ``None`` if there is none."""
     # both totals are one up to rounding; made equal without any
     first, second = first * second.sum(), second * first.sum()
     least = [x - x * int(ROUNDINGS * eps * 2**64) // 2**64 for x in (first, second)]
-
-    def both(t: float) -> Steps | None:
-        near = distances <= t
-        # One flow serves every atom of the first measure, the other every atom of the second; both are near couplings.
-        if (there := flow(near, least[0], second)) is None or (back := flow(near.T, least[1], first)) is None:
-            return None
-        together = there + back.T
-        source, target = together.nonzero()
-        total = int(together.sum())
-        return Steps(source, target, np.array([int(m) / total for m in together[source, target]]))
-
-    return _least(distances, both)
+    # One flow serves every atom of the first measure, the other every atom of the second; both are near couplings.
+    if (there := flow(near, least[0], second)) is None or (back := flow(near.T, least[1], first)) is None:
+        return None
+    together = there + back.T
+    source, target = together.nonzero()
+    total = int(together.sum())
+    return Steps(source, target, np.array([int(m) / total for m in together[source, target]]))
 
 
 def flow(near: np.ndarray, supply: np.ndarray, room: np.ndarray) -> np.ndarray | None:

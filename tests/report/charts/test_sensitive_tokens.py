@@ -7,6 +7,7 @@ from measured import grid, measurement, record
 
 import howsmooth as hs
 from howsmooth.report.charts.sensitive_tokens import draw as draw_tokens
+from howsmooth.report.charts.sensitive_tokens import draw_patches
 from howsmooth.report.figures import chart_names, draw, section_of
 from howsmooth.report.saving import save_chart
 
@@ -71,3 +72,20 @@ def test_a_layer_whose_window_was_not_measured_is_refused():
         draw_tokens(section_of(measurement(grid())), 7)
     assert refused.value.field == "layer"
     assert "sensitive_tokens" not in chart_names(section_of(measurement(grid(), tokens=())))
+
+
+def test_the_patches_of_a_picture_are_a_picture_and_other_tokens_are_said():
+    records = [record(layer, 17, i, source="images", whole=True) for layer in (0, 1) for i in (0, 1)]
+    found = measurement(records, tokens=(), openings={(17, 0): ("cat.png",)})
+    assert "sensitive_patches" in chart_names(section_of(found))
+    drawn = draw(found, "patches")
+    shares = records[2].answer.sensitivity
+    rows = rows_of(drawn)
+    assert [(row["row"], row["column"], row["share"]) for row in rows] == [
+        (i // 4, i % 4, share) for i, share in enumerate(shares[1:])
+    ]
+    title = drawn.to_dict()["title"]
+    assert title["text"] == "Layer 1: which patches to move (cat.png, 4 × 4 patches)"
+    assert title["subtitle"].startswith("5 patches hold")
+    assert "sensitive_patches" not in chart_names(section_of(measurement(grid())))
+    assert {row["layer"] for row in rows_of(draw_patches(section_of(found), None))} == {0, 1}

