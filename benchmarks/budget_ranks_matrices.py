@@ -28,6 +28,7 @@ def other_scores(model: hs.Transformer, tokens: torch.Tensor, label: str) -> dic
     weights = {name: p for name, p in model.module.named_parameters() if name in names and p.ndim == 2}
     for p in weights.values():
         p.requires_grad_(True)
+    assert not isinstance(model.ends.language_head, str)
     (head,) = model.ends.language_head
     scores: dict[str, dict[str, float]] = {}
     for row in tokens:

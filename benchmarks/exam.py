@@ -56,9 +56,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instance")
     given = parser.parse_args()
     if given.folder is None:
-        network, wanted = small_instance()
+        network, box = small_instance()
         print("no --folder: a small random network instead of the competition's")
-        verdict({"a small property is proven": hs.verify(network, wanted).status == "proven"}, quick=given.quick)
+        verdict({"a small property is proven": hs.verify(network, box).status == "proven"}, quick=given.quick)
         return
     counts: dict[str, Counter[str]] = {}
     networks = {}
@@ -71,7 +71,7 @@ def main() -> None:
         spent = time.process_time() - started
         uses = {name: round(value, 3) for name, value in (found.uses or {}).items()}
         print(
-            f"{wanted.stem:24} {found.status:9} {found.seconds:6.1f} s {spent:6.1f} s of processor  level {found.level}  "
+            f"{wanted.stem:24} {found.status:9} {found.seconds:6.1f} s {spent:6.1f} s of CPU  level {found.level}  "
             f"pieces {found.nodes}  margin {found.margins.min():.4f}  {uses}"
         )
         sys.stdout.flush()

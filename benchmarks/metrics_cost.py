@@ -20,6 +20,7 @@ def main() -> None:
     layers, n, repeats = ((0,), 8, 1) if quick else ((0, 3, 5), 64, 7)
     torch.set_num_threads(1)
     model = hs.load("minilm")
+    assert model.tokenizer is not None
     numbers = model.tokenizer.encode(read_text().content[:4000])[1 : n + 1]
     activations = model.activations(torch.tensor([numbers]))
     slowest, each, widest = dict.fromkeys(METRICS, 0.0), dict.fromkeys(METRICS, 0.0), 1.0

@@ -31,7 +31,11 @@ def math_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v)
 
 
-KERNELS = {"hs.sdpa": hs.sdpa, "math": math_kernel, "torch": functional.scaled_dot_product_attention}
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "hs.sdpa": hs.sdpa,
+    "math": math_kernel,
+    "torch": functional.scaled_dot_product_attention,
+}
 
 
 def runs(f: Callable[..., Tensor], n: int, heads: int) -> dict[str, Callable[[], Any]]:

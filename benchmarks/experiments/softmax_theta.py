@@ -29,6 +29,7 @@ def main() -> None:
             thetas = []
             for layer in range(len(model.layers)):
                 f, X = activations.at(layer, "attention")
+                assert isinstance(f, hs.Attention)
                 with torch.no_grad():
                     thetas.append(softmax_theta(f.jacobian(X)).double().flatten())
             found.append(torch.stack(thetas))

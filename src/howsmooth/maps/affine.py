@@ -1,5 +1,6 @@
 """Affine maps of whole sequences: embeddings of patches, class tokens and positions; readouts."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -93,3 +94,7 @@ class AffineJacobian(Operator):
         """Pull a cotangent back."""
         self.check_cotangent(G)
         return torch.einsum("mond,...mo->...nd", self.weight, G)
+
+    def take(self, index: Tensor) -> "AffineJacobian":
+        """Pick some operators of the batch; all are equal."""
+        return dataclasses.replace(self, batch=(len(index),))

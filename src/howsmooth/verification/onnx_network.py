@@ -143,7 +143,7 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
             value = onnx.numpy_helper.to_array(options["value"]) if "value" in options else next(iter(options.values()))
             found: Any = _wide(np.asarray(value))
         elif node.op_type == "Shape":
-            x = inputs[0]
+            x: Any = inputs[0]
             found = np.array((x.offset if isinstance(x, _Form) else x).shape, dtype=np.int64)
         elif not any(isinstance(x, _Form | _Scores) for x in inputs):
             found = _OPERATIONS[node.op_type](
@@ -173,7 +173,7 @@ _READS = (
 
 def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[Any]) -> Any:
     first, *rest = inputs
-    second = rest[0] if rest else None
+    second: Any = rest[0] if rest else None
     if kind == "MatMul" and isinstance(second, _Form) and not isinstance(first, np.ndarray):
         if isinstance(first, _Scores):
             return _attended(reader, first, second)
