@@ -175,3 +175,21 @@ def test_what_is_proven_is_not_counted_again_when_it_is_run(certifier, rng):
     # of the first four that are run, each changing one word, two are proven
     assert found.tried <= 4
     assert found.unchanged <= found.tried - (found.changed is not None)
+
+
+def test_words_move_by_the_differences_of_their_embeddings(model, monkeypatch):
+    seen = {}
+
+    class Recorded(CombinationSearch):
+        def __init__(self, certifier, differences, budget):
+            seen.update(differences)
+            super().__init__(certifier, differences, budget)
+
+    monkeypatch.setattr("howsmooth.certificates.synonyms.CombinationSearch", Recorded)
+    found = hs.certify_synonyms(model, TEXT, WORDS)
+    _f, X = classifier_at(model, torch.tensor(found.tokens))
+    for i, others in zip(found.places, found.choices, strict=True):
+        for s, other in enumerate(others):
+            swapped = torch.tensor(found.tokens)
+            swapped[i] = other
+            torch.testing.assert_close(seen[i][s], classifier_at(model, swapped)[1][i] - X[i])
