@@ -25,7 +25,7 @@ def gauss(rng):
         ({"eps": math.nan}, "eps must be positive"),
         ({"eps": math.inf}, "eps must be positive"),
         ({"eps": 1e-15}, "rounds it away"),
-        ({"norm": "tokens"}, "did you mean token"),
+        ({"metric": "tokens"}, "did you mean token"),
         ({"method": "pdg"}, "did you mean pgd"),
         ({"budget": 7}, "at least 8"),
         ({"budget": 20.0}, "at least 8"),
