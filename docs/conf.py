@@ -118,7 +118,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|altair|alt|jaxtyping|msgspec|rich|transformers|tokenizers)\..*"),
     (r"py:.*", r"(Tensor|nn\.Module|Bool|Float|Int|Shaped)(\[.*)?"),
     # what rooms keep to themselves: shown by name, not documented
-    (r"py:.*", r"howsmooth\.(certificates|domains|maps|models|search|studies|training)\.\w+\.[\w.]+"),
+    (r"py:.*", r"howsmooth\.(budgets|certificates|domains|maps|models|search|studies|training)\.\w+\.[\w.]+"),
     (r"py:mod", r"howsmooth\.\w+\.\w+"),
     (r"py:class", r"howsmooth\.tensor_dataclass\.V|Progress"),
     # settings say in their annotations what the command line says about them

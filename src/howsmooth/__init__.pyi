@@ -50,7 +50,7 @@ from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
-from howsmooth.training.probe import probe as probe
+from howsmooth.training.head_probe import probe as probe
 from howsmooth.verification import verify as verify
 
 __version__: str

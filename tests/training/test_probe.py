@@ -96,7 +96,7 @@ def max_over_subsets(rows):
 
 
 def test_packed_sequences_have_a_first_token_each():
-    from howsmooth.training.probe import head_statistics
+    from howsmooth.training.head_probe import head_statistics
 
     q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
     together = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool().tril()

@@ -47,7 +47,7 @@ class Effect:
 
     @property
     def kind(self) -> str:
-        """Which kind of matrix: the name without what comes before the layer."""
+        """The name of the matrix without what comes before the layer."""
         found = LAYER.search(self.name)
         tail = self.name if found is None else self.name[found.end() :].lstrip(".")
         return re.sub(r"\.\d+$", "", tail.removesuffix(".weight"))

@@ -8,8 +8,8 @@ from torch import nn
 from transformers.trainer_callback import TrainerCallback
 
 from howsmooth.errors import AssumptionError
+from howsmooth.training.head_probe import Probe
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.probe import Probe
 from howsmooth.training.sinks import scalars
 
 __all__ = ["HuggingFace", "Lightning"]

@@ -30,7 +30,7 @@ class Scheme:
         number_bits: Bits for each number.
         scale_bits: Bits for each group of numbers that share a scale.
         group: How many numbers share a scale; none for a row of the matrix, 0 for the whole matrix.
-        place: Where its error enters: a name of :data:`PLACES`.
+        place: Where its error enters: one of ``PLACES``.
         by_name: Whether it looks parameters up by their names, and takes them in the shape that they have there.
     """
 
