@@ -31,6 +31,7 @@ ESTIMATES = {
     *("typical", "linear", "predicted", "crossing", "mean_radius", "reach", "radius", "released_quantity"),
     *("entropy", "overhead", "accuracy", "network", "attention", "flipped", "swapped"),
     *("table_seconds", "word_seconds"),
+    *("bits", "share", "fresh", "fresh_low", "fresh_high", "measured"),
 }
 
 
