@@ -27,24 +27,24 @@ EXTRA = "Reading ONNX files needs the packages onnx and onnxruntime: pip install
 
 
 @dataclass(frozen=True, eq=False)
-class _Form:
+class _AffineForm:
     """An affine function of the numbers of a base: its value at zero, and a column for each number."""
 
     base: int
     offset: Array
     columns: Array
 
-    def mapped(self, linear: Callable[[Array], Array]) -> "_Form":
+    def mapped(self, linear: Callable[[Array], Array]) -> "_AffineForm":
         """Apply a linear operation that acts on all but the first axis."""
-        return _Form(self.base, linear(self.offset[None])[0], linear(self.columns))
+        return _AffineForm(self.base, linear(self.offset[None])[0], linear(self.columns))
 
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
     """Products of queries and keys, or their softmax."""
 
-    query: _Form
-    key: _Form
+    query: _AffineForm
+    key: _AffineForm
     scale: float = 1.0
     softmax: bool = False
 
@@ -59,11 +59,11 @@ class _Reader:
     # what made the numbers of each base: None for tokens, a score product with values, or hidden units
     bases: list[Any] = field(default_factory=list)
 
-    def identity(self, shape: Sequence[int], made_by: Any) -> _Form:
+    def identity(self, shape: Sequence[int], made_by: Any) -> _AffineForm:
         """Start a new base."""
         self.bases.append(made_by)
         size = int(np.prod(shape))
-        return _Form(len(self.bases) - 1, np.zeros(shape), np.eye(size).reshape(size, *shape))
+        return _AffineForm(len(self.bases) - 1, np.zeros(shape), np.eye(size).reshape(size, *shape))
 
 
 def read_onnx(path: str | Path) -> Chain:
@@ -144,8 +144,8 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
             found: Any = _wide(np.asarray(value))
         elif node.op_type == "Shape":
             x: Any = inputs[0]
-            found = np.array((x.offset if isinstance(x, _Form) else x).shape, dtype=np.int64)
-        elif not any(isinstance(x, _Form | _Scores) for x in inputs):
+            found = np.array((x.offset if isinstance(x, _AffineForm) else x).shape, dtype=np.int64)
+        elif not any(isinstance(x, _AffineForm | _Scores) for x in inputs):
             found = _OPERATIONS[node.op_type](
                 options, *(None if x is None else x[None] for x in inputs[:1]), *inputs[1:]
             )
@@ -156,7 +156,7 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} is {node.op_type}, {_READS}") from error
     except _NotReadError as error:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} ({node.op_type}) {error}.") from error
-    if node.output[0] in reader.streams and isinstance(found, _Form):
+    if node.output[0] in reader.streams and isinstance(found, _AffineForm):
         found = _next_tokens(reader, found)
     reader.values[node.output[0]] = found
 
@@ -174,7 +174,7 @@ _READS = (
 def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[Any]) -> Any:
     first, *rest = inputs
     second: Any = rest[0] if rest else None
-    if kind == "MatMul" and isinstance(second, _Form) and not isinstance(first, np.ndarray):
+    if kind == "MatMul" and isinstance(second, _AffineForm) and not isinstance(first, np.ndarray):
         if isinstance(first, _Scores):
             return _attended(reader, first, second)
         return _Scores(first, second)
@@ -182,32 +182,32 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
         return _of_scores(kind, options, *inputs)
     if kind == "Relu":
         return reader.identity(first.offset.shape, first)
-    if kind == "Add" and isinstance(first, _Form) and isinstance(second, _Form):
+    if kind == "Add" and isinstance(first, _AffineForm) and isinstance(second, _AffineForm):
         return _added(reader, first, second)
     if kind in ("Add", "Sub"):
-        form, other = (first, second) if isinstance(first, _Form) else (second, first)
+        form, other = (first, second) if isinstance(first, _AffineForm) else (second, first)
         if kind == "Sub" and form is second:
             form, other = form.mapped(np.negative), other
         elif kind == "Sub":
             other = -other
         shape = np.broadcast_shapes(form.offset.shape, np.shape(other))
         columns = np.broadcast_to(form.columns, (len(form.columns), *shape))
-        return _Form(form.base, form.offset + other, columns)
+        return _AffineForm(form.base, form.offset + other, columns)
     if kind in ("Mul", "Div"):
-        form, other = (first, second) if isinstance(first, _Form) else (second, first)
-        if isinstance(other, _Form) or (kind == "Div" and form is second):
+        form, other = (first, second) if isinstance(first, _AffineForm) else (second, first)
+        if isinstance(other, _AffineForm) or (kind == "Div" and form is second):
             raise _NotReadError("multiplies or divides two tensors that depend on the input")
         return form.mapped(lambda x: x * other if kind == "Mul" else x / other)
     if kind == "BatchNormalization":
         scale, shift, mean, variance = (x.reshape(-1, *(1,) * (first.offset.ndim - 2)) for x in rest[:4])
         factor = scale / np.sqrt(variance + options.get("epsilon", 1e-5))
-        return _Form(first.base, first.offset * factor + (shift - mean * factor), first.columns * factor)
+        return _AffineForm(first.base, first.offset * factor + (shift - mean * factor), first.columns * factor)
     if kind in ("Conv", "Gemm"):
         found = first.mapped(lambda x: _OPERATIONS[kind](options, x, rest[0]))
         if len(rest) == 1 or rest[1] is None:
             return found
         bias = rest[1].reshape(-1, *(1,) * (found.offset.ndim - 2)) if kind == "Conv" else rest[1]
-        return _Form(found.base, found.offset + options.get("beta", 1.0) * bias, found.columns)
+        return _AffineForm(found.base, found.offset + options.get("beta", 1.0) * bias, found.columns)
     if kind == "Concat":
         return _joined(options, inputs)
     if kind == "MatMul" and isinstance(first, np.ndarray):
@@ -226,7 +226,7 @@ def _of_scores(kind: str, options: dict[str, Any], first: Any, second: Any = Non
     raise _NotReadError("does more with scores than to scale them and to take their softmax")
 
 
-def _attended(reader: _Reader, scores: _Scores, value: _Form) -> _Form:
+def _attended(reader: _Reader, scores: _Scores, value: _AffineForm) -> _AffineForm:
     if not scores.softmax:
         raise _NotReadError("multiplies scores by values without a softmax")
     if not scores.query.base == scores.key.base == value.base:
@@ -235,9 +235,9 @@ def _attended(reader: _Reader, scores: _Scores, value: _Form) -> _Form:
     return reader.identity(shape, (scores, value))
 
 
-def _added(reader: _Reader, first: _Form, second: _Form) -> _Form:
+def _added(reader: _Reader, first: _AffineForm, second: _AffineForm) -> _AffineForm:
     if first.base == second.base:
-        return _Form(first.base, first.offset + second.offset, first.columns + second.columns)
+        return _AffineForm(first.base, first.offset + second.offset, first.columns + second.columns)
     stream, inner = (first, second) if first.base < second.base else (second, first)
     made_by = reader.bases[inner.base]
     entered = made_by[1].base if isinstance(made_by, tuple) else getattr(made_by, "base", None)
@@ -248,7 +248,7 @@ def _added(reader: _Reader, first: _Form, second: _Form) -> _Form:
     return reader.identity(stream.offset.shape, None)
 
 
-def _next_tokens(reader: _Reader, found: _Form) -> _Form:
+def _next_tokens(reader: _Reader, found: _AffineForm) -> _AffineForm:
     """Let the tokens between blocks be a base of their own."""
     size = found.offset.size
     if reader.bases[found.base] is None and np.array_equal(found.columns.reshape(len(found.columns), -1), np.eye(size)):
@@ -263,14 +263,14 @@ def _next_tokens(reader: _Reader, found: _Form) -> _Form:
 
 def _finish(reader: _Reader, output: str) -> Chain:
     found = reader.values[output]
-    if not isinstance(found, _Form) or reader.bases[found.base] is not None or not reader.maps:
+    if not isinstance(found, _AffineForm) or reader.bases[found.base] is not None or not reader.maps:
         raise UnsupportedModelError(f"the output {output} is no affine function of the tokens behind the last block.")
     n, d = np.shape(reader.maps[0].bias)
     weight = np.moveaxis(found.columns.reshape(n, d, -1), -1, 0)[None]
     return Chain(*reader.maps, Affine(weight=_tensor(weight), bias=_tensor(found.offset.reshape(1, -1))))
 
 
-def _attention(made_by: tuple[_Scores, _Form], inner: _Form) -> Attention:
+def _attention(made_by: tuple[_Scores, _AffineForm], inner: _AffineForm) -> Attention:
     scores, value = made_by
     shape = inner.offset.shape
     heads = [_per_token(form, axis) for form, axis in ((scores.query, -2), (scores.key, -1), (value, -2))]
@@ -291,7 +291,7 @@ def _attention(made_by: tuple[_Scores, _Form], inner: _Form) -> Attention:
     )
 
 
-def _mlp(hidden: _Form, inner: _Form) -> MLP:
+def _mlp(hidden: _AffineForm, inner: _AffineForm) -> MLP:
     n, width = hidden.offset.shape[-2:]
     out = inner.offset.shape[-1]
     up = _diagonal(hidden.columns.reshape(n, -1, n, width), 0, 2).T
@@ -305,7 +305,7 @@ def _mlp(hidden: _Form, inner: _Form) -> MLP:
     )
 
 
-def _per_token(form: _Form, axis: int) -> tuple[Tensor, Tensor]:
+def _per_token(form: _AffineForm, axis: int) -> tuple[Tensor, Tensor]:
     """Return the weights and the biases of queries, keys or values, whose tokens stand on this axis."""
     offset = form.offset if axis == -2 else np.swapaxes(form.offset, -1, -2)
     columns = form.columns if axis == -2 else np.swapaxes(form.columns, -1, -2)
@@ -332,15 +332,15 @@ def _common(x: Array, axis: int) -> Array:
     return np.squeeze(first, axis)
 
 
-def _joined(options: dict[str, Any], parts: list[Any]) -> _Form:
-    form = next(part for part in parts if isinstance(part, _Form))
+def _joined(options: dict[str, Any], parts: list[Any]) -> _AffineForm:
+    form = next(part for part in parts if isinstance(part, _AffineForm))
     axis = options["axis"] % form.offset.ndim
-    if any(isinstance(part, _Form) and part.base != form.base for part in parts):
+    if any(isinstance(part, _AffineForm) and part.base != form.base for part in parts):
         raise _NotReadError("joins tensors of different blocks")
-    offsets = [part.offset if isinstance(part, _Form) else part for part in parts]
+    offsets = [part.offset if isinstance(part, _AffineForm) else part for part in parts]
     size = len(form.columns)
-    columns = [p.columns if isinstance(p, _Form) else np.zeros((size, *p.shape)) for p in parts]
-    return _Form(form.base, np.concatenate(offsets, axis), np.concatenate(columns, axis + 1))
+    columns = [p.columns if isinstance(p, _AffineForm) else np.zeros((size, *p.shape)) for p in parts]
+    return _AffineForm(form.base, np.concatenate(offsets, axis), np.concatenate(columns, axis + 1))
 
 
 def _compare(network: Chain, run: Callable[[Tensor], Tensor], size: int) -> None:
