@@ -26,6 +26,7 @@ ROOMS = {
     "verification": "Verification",
     "budgets": "Error budgets",
     "scaled_dot_product": "Attention with derivatives of every order",
+    "attention_calls": "Attention inside modules",
     "training": "Training",
     "studies": "Studies",
     "report": "Reports",

@@ -15,6 +15,7 @@ from howsmooth import training as training
 from howsmooth import transport as transport
 from howsmooth import verification as verification
 from howsmooth.attacks import attack as attack
+from howsmooth.attention_calls import use_sdpa as use_sdpa
 from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
@@ -28,7 +29,6 @@ from howsmooth.report.results import compare as compare
 from howsmooth.report.results import measure as measure
 from howsmooth.report.results import read_run as read_run
 from howsmooth.scaled_dot_product import sdpa as sdpa
-from howsmooth.scaled_dot_product import use_sdpa as use_sdpa
 from howsmooth.search import audit as audit
 from howsmooth.search import bracket as bracket
 from howsmooth.search import maximise as maximise

@@ -13,19 +13,16 @@ such a sum are such sums again, of the derivatives of f: what has no closed form
 """
 
 import dataclasses
-import functools
 import itertools
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
@@ -34,7 +31,8 @@ from howsmooth.torch_internals import (
     fused_attention_backward,
     inside_transform,
     recorded,
-    softmax_backward,
+    softmax,
+    softmax_derivative,
 )
 
 # Taken when this file is imported: others may put `sdpa` in its place.
@@ -45,7 +43,6 @@ TILE, ROWS = 2**19, 256
 # Which axes tiles cut, besides those of the batch: queries and outputs have rows, keys and values columns, masks both.
 Kind = Literal["rows", "columns", "scores"]
 Tensors = tuple[Tensor, ...]
-Attend = Callable[..., Tensor]
 TileFunction = Callable[..., tuple[Tensor, ...]]
 
 
@@ -130,95 +127,6 @@ def arrange(
     )
 
 
-@contextmanager
-def use_sdpa(module: nn.Module) -> Iterator[nn.Module]:
-    """Let a module call :func:`sdpa` wherever it calls torch's function, until the end of the ``with`` block.
-
-    For ``nn.MultiheadAttention`` (with ``need_weights=False``), ``nn.TransformerEncoder``, models of the transformers
-    library that run ``attn_implementation="sdpa"``, and every other module that calls
-    ``torch.nn.functional.scaled_dot_product_attention`` by this name. Torch's fast path, which has no derivatives, is
-    off while the module runs.
-
-    Args:
-        module: The module; at the end it is as it was.
-    """
-
-    def replaced(forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)
-        def with_sdpa(*positional: Any, **named: Any) -> Any:
-            with in_place_of_torch():
-                return forward(*positional, **named)
-
-        return with_sdpa
-
-    # Why every part: a checkpoint runs some of them again on the way back, outside of the module
-    parts = list(module.modules())
-    own = [vars(part).get("forward") for part in parts]
-    for part in parts:
-        part.forward = replaced(part.forward)
-    try:
-        yield module
-    finally:
-        for part, forward in zip(parts, own, strict=True):
-            del part.forward
-            if forward is not None:
-                part.forward = forward
-
-
-class _Replacements(threading.local):
-    """What stands in the place of torch's function in this thread, the last one on top, and who sees its calls."""
-
-    def __init__(self) -> None:
-        self.functions: list[Attend] = []
-        self.observers: list[Callable[..., None]] = []
-
-
-_REPLACEMENTS, _LOCK = _Replacements(), threading.Lock()
-_open_blocks, _fast_path = 0, True
-
-
-@contextmanager
-def in_place_of_torch(function: Attend = sdpa) -> Iterator[None]:
-    """Put :func:`sdpa`, or another function of the same values, in the place of torch's, for this thread."""
-    with _on_top(_REPLACEMENTS.functions, function):
-        yield
-
-
-@contextmanager
-def calls_observed(observer: Callable[..., None]) -> Iterator[None]:
-    """Show the arguments of every call of torch's function in this thread, or of what stands in its place."""
-    with _on_top(_REPLACEMENTS.observers, observer):
-        yield
-
-
-@contextmanager
-def _on_top(stack: list[Any], entry: Any) -> Iterator[None]:
-    global _open_blocks, _fast_path  # torch has one attribute for all threads
-    with _LOCK:
-        if _open_blocks == 0:
-            _fast_path = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-            functional.scaled_dot_product_attention = _current
-        _open_blocks += 1
-    stack.append(entry)
-    try:
-        yield
-    finally:
-        stack.pop()
-        with _LOCK:
-            _open_blocks -= 1
-            if _open_blocks == 0:
-                torch.backends.mha.set_fastpath_enabled(_fast_path)
-                functional.scaled_dot_product_attention = TORCH_SDPA
-
-
-def _current(*positional: Any, **named: Any) -> Tensor:
-    for observer in _REPLACEMENTS.observers:
-        observer(*positional, **named)
-    functions = _REPLACEMENTS.functions
-    return (functions[-1] if functions else TORCH_SDPA)(*positional, **named)
-
-
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
 ) -> None:
@@ -261,7 +169,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Tile:
+class RowTile:
     """A few complete rows of scores.
 
     Attributes:
@@ -306,7 +214,7 @@ class Tile:
         return torch.ones(size, dtype=torch.bool, device=device).triu_(self.rows.start + 1)
 
 
-def tiles(batch: tuple[int, ...], n_q: int, n_k: int, *, causal: bool) -> Iterator[Tile]:
+def tiles(batch: tuple[int, ...], n_q: int, n_k: int, *, causal: bool) -> Iterator[RowTile]:
     """Cut the scores into tiles."""
     rows = max(1, min(n_q, max(ROWS, TILE // max(n_k * math.prod(batch), 1)), TILE // max(n_k, 1)))
     matrices, steps = max(1, TILE // max(n_k * rows, 1)), []
@@ -316,7 +224,7 @@ def tiles(batch: tuple[int, ...], n_q: int, n_k: int, *, causal: bool) -> Iterat
     cuts = [_cuts(size, step) for size, step in zip(batch, reversed(steps), strict=True)]
     for *entries, some_rows in itertools.product(*cuts, _cuts(n_q, rows)):
         columns = slice(0, min(n_k, some_rows.stop) if causal else n_k)
-        yield Tile(batch=tuple(entries), rows=some_rows, columns=columns)
+        yield RowTile(batch=tuple(entries), rows=some_rows, columns=columns)
 
 
 def _cuts(size: int, step: int) -> list[slice]:
@@ -440,10 +348,10 @@ class _Rule(ABC):
         if hidden is not None:
             S = S.masked_fill(hidden, -math.inf) if inside_transform() else S.masked_fill_(hidden, -math.inf)
         if mask is None:
-            return _softmax(S)
+            return softmax(S)
         S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask
         empty = torch.isneginf(S).all(-1, keepdim=True)
-        return _softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+        return softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
     def of_varied(self, hidden: Tensor | None, parts: Tensors) -> tuple[TileFunction, list[Tensor]]:
         """Return the function of a tile in what varies, and where it is evaluated."""
@@ -488,7 +396,7 @@ class _Value(_Rule):
         if settings.varied == 4 and not needed[3]:
             settings = dataclasses.replace(settings, varied=3)
         *x, o, log_sum_exp = tensors
-        found = _TiledSum.apply(_Pullback(settings), *x, cotangents[0], o, log_sum_exp)
+        found = _TiledSum.apply(_VectorJacobian(settings), *x, cotangents[0], o, log_sum_exp)
         return *found, *(None,) * (len(x) - len(found))
 
     def push(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -496,11 +404,11 @@ class _Value(_Rule):
         if settings.varied == 4 and tangents[3] is None:
             settings = dataclasses.replace(settings, varied=3)
         *x, _o, _log_sum_exp = tensors
-        (found,) = _TiledSum.apply(_Pushforward(settings), *x, *_Value(settings).gather(tensors, tangents))
+        (found,) = _TiledSum.apply(_JacobianVector(settings), *x, *_Value(settings).gather(tensors, tangents))
         return found, None
 
 
-class _Pushforward(_Rule):
+class _JacobianVector(_Rule):
     r"""The Jacobian-vector product :math:`\dot o = \dot Pv + P\dot v`.
 
     Here :math:`\dot P = P\circ(\dot S - \mathrm{rowsum}(P\circ\dot S))` and
@@ -518,7 +426,7 @@ class _Pushforward(_Rule):
     def tile(self, hidden: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
         q, k, v, mask, tangents = self.split(parts)
         P = self.weights(hidden, q, k, mask)
-        dP = _softmax_derivative(self.change(q, k, *tangents), P)
+        dP = softmax_derivative(self.change(q, k, *tangents), P)
         return (torch.bmm(dP, v).baddbmm(P, tangents[2]),)
 
     def change(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, _dv: Tensor, dm: Tensor | None = None) -> Tensor:
@@ -532,11 +440,11 @@ class _Pushforward(_Rule):
         x = tensors[:count]
         none = x[0].new_empty(*x[0].shape[:-2], 0)
         second = _TiledSum.apply(_SecondDerivative(self.settings), *tensors, *cotangents)
-        first = _TiledSum.apply(_Pullback(self.settings), *x, *cotangents, cotangents[0], none)
+        first = _TiledSum.apply(_VectorJacobian(self.settings), *x, *cotangents, cotangents[0], none)
         return *second, *(None,) * (count - len(second)), *first
 
 
-class _Pullback(_Rule):
+class _VectorJacobian(_Rule):
     r"""The vector-Jacobian product.
 
     With :math:`G = gv^\top` and :math:`D = P\circ(G - \mathrm{rowsum}(P\circ G))` it is :math:`\bar q = sDk`,
@@ -565,7 +473,7 @@ class _Pullback(_Rule):
     def tile(self, hidden: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
         q, k, v, mask, (g,) = self.split(parts)
         P, s = self.weights(hidden, q, k, mask), self.settings.scale
-        D = _softmax_derivative(torch.bmm(g, v.mT), P)
+        D = softmax_derivative(torch.bmm(g, v.mT), P)
         found = torch.bmm(D, k) * s, torch.bmm(D.mT, q) * s, torch.bmm(P.mT, g)
         return found if mask is None or self.settings.varied == 3 else (*found, D.sum_to_size(mask.shape))
 
@@ -582,11 +490,11 @@ class _Pullback(_Rule):
 
 
 @dataclass(frozen=True)
-class _SecondDerivative(_Pushforward):
+class _SecondDerivative(_JacobianVector):
     r"""The derivative of :math:`\varphi = \langle g, Do(x)\dot x\rangle` in x.
 
-    With :math:`\dot S, \dot P` as in :class:`_Pushforward`, G and D as in :class:`_Pullback`, and the row means
-    :math:`t = \mathrm{rowsum}(P\circ\dot S)`, :math:`r = \mathrm{rowsum}(P\circ G)`,
+    With :math:`\dot S, \dot P` as in :class:`_JacobianVector`, G and D as in :class:`_VectorJacobian`, and the row
+    means :math:`t = \mathrm{rowsum}(P\circ\dot S)`, :math:`r = \mathrm{rowsum}(P\circ G)`,
 
     .. math::
         \bar S &= P\circ(B - \mathrm{rowsum}(P\circ B)),\quad
@@ -623,7 +531,7 @@ class _SecondDerivative(_Pushforward):
         if self.over == "forward":
             dg = others[-1]
             B, v_bar = B.baddbmm(dg, v.mT), v_bar.baddbmm(P.mT, dg)
-        S = _softmax_derivative(B, P)
+        S = softmax_derivative(B, P)
         found = [torch.bmm(S, k).baddbmm(D, dk) * s, torch.bmm(S.mT, q).baddbmm(D.mT, dq) * s, v_bar]
         if mask is not None and self.settings.varied == 4:
             found.append(S.sum_to_size(mask.shape))
@@ -673,11 +581,3 @@ class _Linearised(_Rule):
         tangents = parts[len(self.rule.inputs) :]
         _value, pushed = torch.func.jvp(function, tuple(varied), tangents)  # type: ignore[misc]
         return pushed
-
-
-def _softmax(S: Tensor) -> Tensor:
-    return torch.softmax(S, -1) if inside_transform() or S.device.type != "cpu" else torch.softmax(S, -1, out=S)
-
-
-def _softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
-    return softmax_backward(D, P, out=None if inside_transform() or D.device.type != "cpu" else D)

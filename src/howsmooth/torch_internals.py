@@ -104,6 +104,18 @@ def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
 
 
+def in_place(*operands: Tensor) -> bool:
+    """Tell whether a result may be written over its operands: nothing is recorded, and the kernels allow it."""
+    return operands[0].device.type == "cpu" and not recorded(*operands)
+
+
+def softmax(S: Tensor) -> Tensor:
+    """Return the row-wise softmax of ``S``, in place of ``S`` where autograd does not record."""
+    if not in_place(S):  # elsewhere the kernel may not allow its output to be its input
+        return torch.softmax(S, dim=-1)
+    return torch.softmax(S, dim=-1, out=S)
+
+
 def softmax_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tensor:
     r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))` in one pass over memory; ``out`` may be ``D`` on the CPU.
 
@@ -113,6 +125,15 @@ def softmax_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
     if out is None:
         return torch._softmax_backward_data(D, P, -1, D.dtype)
     return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=out)
+
+
+def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
+    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where autograd does not record.
+
+    The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
+    *before* multiplying is what keeps digits where the softmax is saturated and both are large.
+    """
+    return softmax_backward(D, P, out=D if in_place(D, P) else None)
 
 
 def project_out(E: Tensor, z: Tensor) -> Tensor:

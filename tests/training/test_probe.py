@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 import howsmooth.models.attention_interface
-from howsmooth import scaled_dot_product
+from howsmooth import attention_calls, scaled_dot_product
 from howsmooth.errors import AssumptionError, SmoothnessWarning
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_dense_weights_of_real_tokens(family, monkeypat
     model.set_attn_implementation("sdpa")
     calls = []
     with torch.no_grad(), hs.probe(model, every=1, limit=1e9) as probe:
-        with scaled_dot_product.calls_observed(lambda *x, **named: calls.append((x, named))):
+        with attention_calls.calls_observed(lambda *x, **named: calls.append((x, named))):
             expected = model(input_ids=ids, attention_mask=mask)[0]
         model.set_attn_implementation("howsmooth")
         assert_close(model(input_ids=ids, attention_mask=mask)[0], expected)

@@ -31,7 +31,7 @@ def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
         stages = _Stages.of(f, wanted)
         model = _expanded(stages, wanted, level)
         rows = torch.cat([A for A, _b in wanted.unsafe])
-        margins = _Margins.of(model, stages.readout, rows, torch.zeros(len(rows), dtype=torch.float64), level)
+        margins = _Margins.of(model, stages.readout, rows, torch.zeros(len(rows), dtype=torch.float64))
         found = -(outputs(f, points) @ rows.mT)
         assert (margins.lower <= found.amin(0)).all()
 
@@ -71,7 +71,7 @@ def test_the_bound_is_of_third_order_where_nothing_bends(rng):
         model = _expanded(stages, wanted, 2)
         assert not model.stages[-1].bent.any()
         rows = torch.cat([A for A, _b in wanted.unsafe])
-        losses.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double(), 2))
+        losses.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double()))
     for a, b in zip(losses[0].second_order, losses[1].second_order, strict=True):
         assert a / b == pytest.approx(100, rel=1e-3)
     # in one layer, what enters attention is linear: nothing of second order is left over
@@ -86,7 +86,7 @@ def test_closer_levels_are_closer(rng):
     lowers = []
     for level in LEVELS:
         model = _expanded(stages, wanted, level)
-        lowers.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double(), level).lower.min().item())
+        lowers.append(_Margins.of(model, stages.readout, rows, torch.zeros(2).double()).lower.min().item())
     assert lowers[0] < lowers[1]
     assert lowers[0] < lowers[2]
 

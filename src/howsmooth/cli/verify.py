@@ -7,8 +7,8 @@ import typer
 
 from howsmooth.cli.options import OptionJson, OptionThreads, set_threads
 from howsmooth.cli.printing import print_json, say
-from howsmooth.errors import AssumptionError, FileError
-from howsmooth.files import require_size
+from howsmooth.errors import FileError
+from howsmooth.files import require_size, whole
 from howsmooth.wording import number
 
 if TYPE_CHECKING:
@@ -43,14 +43,15 @@ def verify(
         if not path.is_file():
             raise FileError(f"there is no file {str(path)!r}.", field=field)
         require_size(path, field, field=field)
-    if not timeout > 0:
-        raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
+    if results is not None and not results.parent.is_dir():
+        raise FileError(f"there is no folder {str(results.parent)!r} to write to; make it first.", field="results")
     set_threads(threads)
     from howsmooth.verification import verify as run
 
     verdict = run(network, property, timeout=timeout)
     if results is not None:
-        results.write_text(competition_result(verdict), encoding="utf-8")
+        with whole(results) as partial:
+            partial.write_text(competition_result(verdict), encoding="utf-8")
     if json:
         print_json(
             {

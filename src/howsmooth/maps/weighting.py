@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.torch_internals import recorded, softmax_backward
+from howsmooth.torch_internals import recorded, softmax, softmax_derivative
 
 Pick = Callable[[Tensor], Tensor]
 
@@ -61,11 +61,6 @@ class Workspace:
         if self._memory is None or self._memory.numel() < size:
             self._memory = self._like.new_empty(size)
         return self._memory[:size].view(shape)
-
-
-def in_place(*operands: Tensor) -> bool:
-    """Tell whether a result may be written over its operands: nothing is recorded, and the kernels allow it."""
-    return operands[0].device.type == "cpu" and not recorded(*operands)
 
 
 @runtime_checkable
@@ -205,24 +200,6 @@ class Softmax:
     def take(self, pick: Pick) -> "Softmax":
         """Return the rules of some entries of the batch."""
         return dataclasses.replace(self, sink=None if self.sink is None else pick(self.sink))
-
-
-def softmax(S: Tensor) -> Tensor:
-    """Return the row-wise softmax of ``S``, in place of ``S`` where autograd does not record."""
-    if not in_place(S):  # elsewhere the kernel may not allow its output to be its input
-        return torch.softmax(S, dim=-1)
-    return torch.softmax(S, dim=-1, out=S)
-
-
-def softmax_derivative(D: Tensor, P: Tensor) -> Tensor:
-    r"""Return :math:`P\circ(D - \mathrm{rowsum}(P\circ D))`, in place of ``D`` where autograd does not record.
-
-    The derivative of a softmax with weights P is symmetric, so it serves both products. Subtracting the row's mean
-    *before* multiplying is what keeps digits where the softmax is saturated and both are large.
-    """
-    if not in_place(D, P):
-        return softmax_backward(D, P)
-    return softmax_backward(D, P, out=D)
 
 
 def softmax_magnitudes(D: Tensor, P: Tensor) -> Tensor:

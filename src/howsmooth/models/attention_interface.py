@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from howsmooth.scaled_dot_product import in_place_of_torch
+from howsmooth.attention_calls import in_place_of_torch
 
 NAME = "howsmooth"
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from howsmooth.attention_calls import in_place_of_torch
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.scaled_dot_product import in_place_of_torch
 from howsmooth.spectral.operators import (
     HALF,
     Differentiable,

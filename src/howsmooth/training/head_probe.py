@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from howsmooth.attention_calls import calls_observed
 from howsmooth.errors import AssumptionError, SmoothnessWarning
 from howsmooth.markup import finite
 from howsmooth.models.loading.adapters import unwrapped
-from howsmooth.scaled_dot_product import Settings, accumulated, arrange, calls_observed, tiles
+from howsmooth.scaled_dot_product import Settings, accumulated, arrange, tiles
 from howsmooth.training.hooks import NAMES, real_tokens
 from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look
 from howsmooth.training.sinks import as_sink

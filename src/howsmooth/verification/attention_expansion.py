@@ -67,20 +67,17 @@ class Heads:
 
 
 class AttentionExpansion(ExpandedStage):
-    """Attention around the centre of what enters it.
+    """Residual attention around the centre of what enters it.
 
     Args:
         f: The map.
         model: What enters.
         forms: Whether scores beyond their first order are bounded by quadratic forms.
         all_forms: Whether queries, keys and values beyond theirs are too.
-        residual: Whether what enters is added to what leaves.
     """
 
-    def __init__(
-        self, f: Attention, model: TaylorModel, *, forms: bool, all_forms: bool = False, residual: bool = True
-    ) -> None:
-        self.heads, self.residual = Heads.of(f), residual
+    def __init__(self, f: Attention, model: TaylorModel, *, forms: bool, all_forms: bool) -> None:
+        self.heads = Heads.of(f)
         self.q, self.k, self.v = (
             torch.einsum("hed,nd->hne", w, model.centre) + b[:, None]
             for w, b in zip(self.heads.weights, self.heads.biases, strict=True)
@@ -107,9 +104,7 @@ class AttentionExpansion(ExpandedStage):
         )
         centre = torch.einsum("hov,hnv->no", self.heads.output, self.o) + self.heads.output_bias
         derivative = torch.einsum("hov,hnvr->nor", self.heads.output, dO)
-        if residual:
-            centre, derivative = model.centre + centre, model.derivative + derivative
-        model.append(self, centre, derivative)
+        model.append(self, model.centre + centre, model.derivative + derivative)
 
     def _beyond_linear(self, model: TaylorModel, weight: Tensor, forms: bool) -> Float[Tensor, "h n e"]:
         """Bound what queries, keys or values do beyond their linear parts."""
@@ -169,7 +164,7 @@ class AttentionExpansion(ExpandedStage):
         remainder = remainder + self.P * (self.alpha1 * sizes_beyond + self.on_changes * (sizes + sizes_beyond))
         forms.remainder += torch.nan_to_num(remainder.sum((1, 2, 3)), nan=torch.inf)
         pulled = self._pull_scores(weights) + torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
-        return functionals + pulled if self.residual else pulled
+        return functionals + pulled
 
     def _add_score_products(self, weights: Float[Tensor, "f h n n"], forms: Forms, *, beyond: bool = True) -> None:
         r"""Add :math:`s\sum w_{ij}\langle dq_i,dk_j\rangle`."""

@@ -5,6 +5,7 @@ A box of inputs is :math:`x = x_0 + e\circ\xi` with :math:`\xi\in[-1,1]^m`. The 
 :math:`\eta\in[-1,1]` of their own behind these.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,10 @@ class BoxSymbols:
         """How many coordinates y has."""
         return self.generators.shape[0] * self.generators.shape[1]
 
+    @functools.cached_property
+    def _gram(self) -> Float[Tensor, "blocks c c"]:
+        return self.generators @ self.generators.mT
+
     def pixels(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch symbols"]:
         r"""Return the coefficients :math:`U^\top f` of linear functions of y on the symbols of the box."""
         blocks = f[..., : self.coordinates].unflatten(-1, self.generators.shape[:2])
@@ -84,10 +89,9 @@ class BoxSymbols:
         """Bound quadratic forms with entries of order one."""
         U, base = self.generators, self.coordinates
         blocks, rows, _symbols = U.shape
-        gram = U @ U.mT
         free = H.shape[-1] - base
         GH = torch.cat(
-            [(gram @ H[:, :base].unflatten(1, (blocks, rows))).flatten(1, 2), H[:, base:]], 1
+            [(self._gram @ H[:, :base].unflatten(1, (blocks, rows))).flatten(1, 2), H[:, base:]], 1
         )  # the Gram matrix of all symbols times H
         T = H.mT @ GH
         diagonal = T[:, :base, :base].unflatten(2, (blocks, rows)).unflatten(1, (blocks, rows))

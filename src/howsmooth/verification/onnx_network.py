@@ -73,6 +73,11 @@ def read_onnx(path: str | Path) -> Chain:
         path: The file. Its network is an affine embedding, residual blocks of softmax attention and of ReLU layers, and
             an affine readout; batch norms are folded.
     """
+    return read_and_run(path)[0]
+
+
+def read_and_run(path: str | Path) -> tuple[Chain, Callable[[Tensor], Tensor]]:
+    """Read a file as a chain of maps, and return it with the network as onnxruntime runs it; they are compared."""
     try:
         import onnx
     except ImportError as error:
@@ -93,9 +98,9 @@ def read_onnx(path: str | Path) -> Chain:
     reader.values[inputs[0].name] = reader.identity(shape, None)
     for node in model.graph.node:
         _run(reader, node, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
-    network = _finish(reader, model.graph.output[0].name)
-    _compare(network, session_of(path), int(np.prod(shape)))
-    return network
+    network, run = _finish(reader, model.graph.output[0].name), session_of(path)
+    _compare(network, run, int(np.prod(shape)))
+    return network, run
 
 
 def session_of(path: str | Path) -> Callable[[Tensor], Tensor]:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from howsmooth.errors import FieldError, FileError, ShapeError
 
+# Σ coefficient · variable ≥ constant.
+Atom = tuple[dict[tuple[str, int], float], float]
+
 
 @dataclass(frozen=True, eq=False)
 class Property:
@@ -60,7 +63,8 @@ def read_vnnlib(path: str | Path) -> Property:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     bounds: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    outputs, unsafe = set[int](), [[]]  # type: ignore[var-annotated]
+    outputs: set[int] = set()
+    unsafe: list[list[Atom]] = [[]]
     for form in _forms(path, text):
         if form[0] in ("declare-const", "declare-fun") and form[1].startswith("Y_"):
             outputs.add(int(form[1][2:]))
@@ -81,9 +85,6 @@ def read_vnnlib(path: str | Path) -> Property:
     width = max(outputs, default=-1) + 1
     lower, upper = (torch.tensor([side[k] for k in range(size)], dtype=torch.float64) for side in bounds)
     return Property(lower, upper, tuple(_rows(part, width) for part in unsafe if part))
-
-
-Atom = tuple[dict[tuple[str, int], float], float]  # Σ coefficient · variable ≥ constant
 
 
 def _forms(path: str | Path, text: str) -> Iterator[list[Any]]:

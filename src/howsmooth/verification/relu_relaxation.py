@@ -14,13 +14,12 @@ from howsmooth.verification.taylor_model import ExpandedStage, Forms, TaylorMode
 
 
 class ReLURelaxation(ExpandedStage):
-    """A ReLU layer around the centre of what enters it.
+    """A residual ReLU layer around the centre of what enters it.
 
     Args:
         f: The map.
         model: What enters.
         forms: Whether units beyond their first order are bounded by quadratic forms where they may bend.
-        residual: Whether what enters is added to what leaves.
 
     Attributes:
         centre: The pre-activations at the centre.
@@ -33,10 +32,10 @@ class ReLURelaxation(ExpandedStage):
 
     bent: Bool[Tensor, "n h"]
 
-    def __init__(self, f: MLP, model: TaylorModel, *, forms: bool, residual: bool = True) -> None:
+    def __init__(self, f: MLP, model: TaylorModel, *, forms: bool) -> None:
         if str(f.activation) != "relu":
             raise AssumptionError(f"boxes are verified for ReLU layers; this one has {f.activation}.")
-        self.up, self.down, self.residual = f.up, f.down, residual
+        self.up, self.down = f.up, f.down
         up_bias = f.up.new_zeros(len(f.up)) if f.up_bias is None else f.up_bias
         down_bias = f.down.new_zeros(len(f.down)) if f.down_bias is None else f.down_bias
         self.centre = model.centre @ f.up.mT + up_bias
@@ -45,13 +44,11 @@ class ReLURelaxation(ExpandedStage):
         self.slope = torch.where(self.bent, self.upper / (self.upper - self.lower), (self.lower >= 0).to(f.dtype))
         self.gap = torch.where(self.bent, -self.slope * self.lower / 2, 0.0)
         value = (self.slope * self.centre + self.gap) @ f.down.mT + down_bias
-        derivative = torch.einsum("oh,nh,nhr->nor", f.down, self.slope, self.derivative)
-        if residual:
-            value, derivative = model.centre + value, model.derivative + derivative
+        derivative = model.derivative + torch.einsum("oh,nh,nhr->nor", f.down, self.slope, self.derivative)
         token, unit = self.bent.nonzero(as_tuple=True)
         symbols = derivative.new_zeros(*derivative.shape[:2], len(token))
         symbols[token, :, torch.arange(len(token))] = (f.down[:, unit] * self.gap[token, unit]).mT
-        model.append(self, value, torch.cat([derivative, symbols], -1))
+        model.append(self, model.centre + value, torch.cat([derivative, symbols], -1))
 
     def _bound(self, model: TaylorModel, forms: bool) -> None:
         (n, d), hidden = model.centre.shape, len(self.up)
@@ -73,4 +70,4 @@ class ReLURelaxation(ExpandedStage):
     def pull_back(self, functionals: Float[Tensor, "f n d"], forms: Forms) -> Float[Tensor, "f n d"]:
         """Pull linear functions of the tokens behind back to those before; a line has no second order."""
         pulled = ((functionals @ self.down) * self.slope) @ self.up
-        return functionals + pulled if self.residual else pulled
+        return functionals + pulled

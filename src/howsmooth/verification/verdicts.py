@@ -86,9 +86,9 @@ def verify(network: Map | str | Path, property: Property | str | Path, *, timeou
     wanted = property if isinstance(property, Property) else read_vnnlib(property)
     run: Callable[[Tensor], Tensor] | None = None
     if isinstance(network, str | Path):
-        from howsmooth.verification.onnx_network import read_onnx, session_of
+        from howsmooth.verification.onnx_network import read_and_run
 
-        run, network = session_of(network), read_onnx(network)
+        network, run = read_and_run(network)
     stages = _Stages.of(network, wanted)
     found = _falsify(stages, wanted, run)
     if found is not None:
@@ -183,7 +183,7 @@ def _prove(stages: _Stages, wanted: Property, started: float, deadline: float) -
     for level in range(LEVELS):
         model = _expanded(stages, wanted, level)
         levels = LEVELS if _cost_of_forms(stages, model) < AFFORDABLE else 1
-        margins = _Margins.of(model, stages.readout, rows, bounds, level)
+        margins = _Margins.of(model, stages.readout, rows, bounds)
         best = torch.maximum(best, margins.lower)
         bent = model.derivative.shape[-1] > model.symbols.coordinates
         units = BentUnits.of(model) if bent and bool(model.derivative.isfinite().all()) else None
@@ -243,7 +243,7 @@ class _Margins:
     remainder: Float[Tensor, " rows"]
 
     @classmethod
-    def of(cls, model: TaylorModel, readout: Affine, rows: Tensor, bounds: Tensor, level: int) -> "_Margins":
+    def of(cls, model: TaylorModel, readout: Affine, rows: Tensor, bounds: Tensor) -> "_Margins":
         functionals = -torch.einsum("ko,ond->knd", rows, readout.weight[0])
         centre = (functionals * model.centre).sum((1, 2)) - rows @ readout.bias[0] + bounds
         found = model.range(functionals, forms=True)

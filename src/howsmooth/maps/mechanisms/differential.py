@@ -11,8 +11,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.projections import Halves, Transforms
-from howsmooth.maps.weighting import Pick, Tile, in_place, softmax, softmax_derivative, softmax_magnitudes
-from howsmooth.torch_internals import softmax_backward
+from howsmooth.maps.weighting import Pick, Tile, softmax_magnitudes
+from howsmooth.torch_internals import in_place, softmax, softmax_backward, softmax_derivative
 from howsmooth.validation import require_parameter
 
 

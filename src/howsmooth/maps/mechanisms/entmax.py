@@ -10,14 +10,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism
 from howsmooth.maps.mechanisms.sigmoid import CountingAttention, token_counts
-from howsmooth.maps.weighting import (
-    Pick,
-    SymmetricWeights,
-    Tile,
-    in_place,
-    softmax_derivative,
-    softmax_magnitudes,
-)
+from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, softmax_magnitudes
+from howsmooth.torch_internals import in_place, softmax_derivative
 
 ALPHAS = (1.5, 2.0)
 

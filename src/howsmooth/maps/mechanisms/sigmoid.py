@@ -15,8 +15,8 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.projections import TokenScaling, Transforms
-from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, in_place
-from howsmooth.torch_internals import sigmoid_backward
+from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile
+from howsmooth.torch_internals import in_place, sigmoid_backward
 
 C = TypeVar("C", bound="CountingAttention")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, UnmeasurableError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.weighting import Pick, Tile, softmax_derivative, softmax_magnitudes
+from howsmooth.maps.weighting import Pick, Tile, softmax_magnitudes
 from howsmooth.memory import require_memory
-from howsmooth.torch_internals import is_batched, recorded
+from howsmooth.torch_internals import is_batched, recorded, softmax_derivative
 from howsmooth.wording import number
 
 MAX_STEPS = 1000
