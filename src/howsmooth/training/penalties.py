@@ -27,7 +27,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.validation import require_sequences
+from howsmooth.validation import Seed, generator_from, require_sequences
 from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
@@ -153,7 +153,7 @@ def penalty(
     above: float | None = None,
     state: WarmStart | None = None,
     steps: int = STEPS,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> Float[Tensor, "*batch"]:
     r"""Return the local constant :math:`\|D_Xf\|_2` at each sequence, to be minimised.
 
@@ -178,7 +178,7 @@ def penalty(
         above: Only what exceeds this counts: :math:`\max(\sigma - a, 0)^p`, or :math:`\max(\log\sigma/a, 0)^p`.
         state: What is remembered between training steps: one object for each map that is penalised.
         steps: Krylov steps from a warm start.
-        generator: The source of the random component; torch's global one by default.
+        seed: Seeds the random component; torch's global generator by default.
 
     Raises:
         AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
@@ -194,7 +194,7 @@ def penalty(
     function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
     op, pullback = _differentiable(f, X)
-    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator))
+    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator_from(seed)))
 
 
 def largest_singular_value(
@@ -287,7 +287,7 @@ def attention_penalty(
     log: bool = False,
     above: float | None = None,
     steps: int = STEPS,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> "AttentionPenalty":
     """Record the inputs of the attention layers of a Hugging Face model, to penalise the sum of their constants.
 
@@ -305,7 +305,7 @@ def attention_penalty(
         log: Likewise.
         above: Likewise.
         steps: Likewise.
-        generator: Likewise.
+        seed: Likewise.
 
     Raises:
         AssumptionError: If there is no such layer, or a setting is none.
@@ -314,7 +314,7 @@ def attention_penalty(
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
         raise DtypeError(f"model must be a module, got {type(model).__name__}.", field="model")
-    return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator)
+    return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator_from(seed))
 
 
 class AttentionPenalty:
