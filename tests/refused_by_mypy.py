@@ -22,7 +22,7 @@ assert_type(hs.load("reviews"), hs.Transformer)
 hs.nope  # type: ignore[attr-defined] # noqa: B018
 hs.maps.Atention  # type: ignore[attr-defined] # noqa: B018
 hs.bounds.sharp_uper(f, n=3, radius=1.0)  # type: ignore[attr-defined]
-hs.local_lipschitz(f, X, seed=torch.Generator())  # type: ignore[call-arg]
+hs.local_lipschitz(f, X, generator=torch.Generator())  # type: ignore[call-arg]
 hs.local_lipschitz(f, X, seed="0")  # type: ignore[arg-type]
 hs.maximise(f, n=3, radius=1.0)  # type: ignore[call-arg]
 hs.attack(f, X, epsilon=0.1)  # type: ignore[call-arg]

@@ -1,6 +1,6 @@
 """What howsmooth accepts as tokens and as weights; every refusal says what to do."""
 
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -13,21 +13,15 @@ from howsmooth.torch_internals import is_batched
 Seed = SupportsIndex | torch.Generator
 
 
-@overload
-def generator_from(seed: None) -> None: ...
-@overload
-def generator_from(seed: Seed) -> torch.Generator: ...
-@overload
-def generator_from(seed: Seed | None) -> torch.Generator | None: ...
-def generator_from(seed: Seed | None) -> torch.Generator | None:
-    """Return the generator that a seed stands for: a new one for a number; none, which is torch's global one, for none.
+def generator_from(seed: Seed | None) -> torch.Generator:
+    """Return the generator that a seed stands for: a new one for a number, torch's global one for none.
 
     Raises:
         DtypeError: If it is neither.
         AssumptionError: If it is a number that seeds nothing.
     """
     if seed is None or isinstance(seed, torch.Generator):
-        return seed
+        return torch.default_generator if seed is None else seed
     if not isinstance(seed, SupportsIndex) or isinstance(seed, bool | Tensor):
         raise DtypeError(f"seed must be a whole number or a torch.Generator, got {type(seed).__name__}.", field="seed")
     number = seed.__index__()

@@ -81,7 +81,7 @@ def test_what_the_front_door_measures_can_be_drawn():
 
 
 # called by searches and attacks on objects of users, with a generator that goes on
-DRAWN_FROM = {"Ball.draw", "Domain.draw", "Ellipsoid.draw", "LayerNormImage.draw", "Neighbourhood.draw", "Sphere.draw"}
+DRAWN_FROM = {f"{name}.draw" for name in ("Ball", "Domain", "LayerNormImage", "Metric", "Neighbourhood", "Sphere")}
 
 
 def test_whatever_is_random_takes_a_seed():

@@ -305,7 +305,7 @@ def attention_penalty(
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
         raise DtypeError(f"model must be a module, got {type(model).__name__}.", field="model")
-    return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator_from(seed))
+    return AttentionPenalty(model, function=function, layers=layers, steps=steps, seed=seed)
 
 
 class AttentionPenalty:
@@ -324,7 +324,7 @@ class AttentionPenalty:
         function: PenaltyFunction,
         layers: Iterable[int] | None,
         steps: int,
-        generator: torch.Generator | None,
+        seed: Seed | None,
     ) -> None:
         self._recorded = RecordedInputs(model)
         count = len(self._recorded.transformer.layers)
@@ -334,7 +334,7 @@ class AttentionPenalty:
             raise AssumptionError(f"the model has the layers 0 to {count - 1}, got {strays[0]}.", field="layers")
         self.states = {layer: WarmStart() for layer in self.layers}
         self.values: dict[int, Float[Tensor, " batch"]] = {}
-        self._function, self._steps, self._generator = function, steps, generator
+        self._function, self._steps, self._generator = function, steps, generator_from(seed)
 
     def __call__(self, batch: Any = None) -> Float[Tensor, " batch"]:
         """Return the penalty at what the layers read last; at a batch, if one is given, after a pass of its own."""
