@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from verification.small_networks import gaussian, network, outputs
+from torch.testing import assert_close
+from verification.small_networks import entered, gaussian, network, outputs
 
 import howsmooth as hs
 from howsmooth.verification.attention_expansion import AttentionExpansion
@@ -103,3 +104,25 @@ def test_what_has_no_expansion_is_refused(rng):
             _expanded(_Stages.of(other, wanted), wanted, 0)
     with pytest.raises(hs.errors.AssumptionError, match="begins and ends with an Affine"):
         _Stages.of(attention, wanted)
+
+
+@pytest.mark.parametrize(("forms", "count"), [(True, 40), (False, 600)])
+def test_many_functionals_are_bounded_as_each_of_them_is(rng, forms, count):
+    f = network(rng, layers=1)
+    model, _enters = entered(f, 0.1, [block.map for block in f.maps[1:-1]], gaussian(rng, 6))
+    functionals = gaussian(rng, count, *model.centre.shape)
+    added = gaussian(rng, count).abs()
+
+    def start(part, sums):
+        sums.remainder += added[part]
+
+    found = model.range(functionals, forms=forms, start=start)
+    for k in (0, 1, 31, 32, 33, 511, 512, 599):
+        if k < count:
+            alone = model.range(functionals[[k]], forms=forms)
+            for name in ("linear", "below", "above"):
+                assert_close(getattr(found, name)[k], getattr(alone, name)[0])
+            assert_close(found.remainder[k], alone.remainder[0] + added[k])
+            larger = max(alone.below.item(), alone.above.item())
+            assert_close(found.beyond_linear[k].item(), larger + found.remainder[k].item())
+    assert len(model.range(functionals[:0], forms=forms).remainder) == 0
