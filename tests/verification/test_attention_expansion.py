@@ -1,5 +1,6 @@
 """Attention in a Taylor model: orders by autograd, ranges and remainders against their sums, term by term."""
 
+import dataclasses
 import itertools
 import math
 
@@ -17,6 +18,7 @@ def expanded(rng, *, before=0, eps=0.05, forms=False, all_forms=False):
     """An expansion of attention, what enters it, and how tokens there depend on the coordinates of the box."""
     f = network(rng, layers=1 + before, n=3)
     blocks = [block.map for block in f.maps[1 : 2 + 2 * before]]
+    blocks[-1] = dataclasses.replace(blocks[-1], scale=-0.7)
     model, enters = entered(f, eps, blocks[:-1], gaussian(rng, 6))
     kept = model.centre, model.derivative
     stage = AttentionExpansion(blocks[-1], model, forms=forms, all_forms=all_forms)

@@ -102,16 +102,18 @@ def test_blocks_without_inputs_and_rows_of_zeros_have_ranges_too(rng):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_tokens_are_what_their_coordinates_say(rng, shared):
-    weight = gaussian(rng, 3, 2, 1, 6)
+    weight = gaussian(rng, 4, 2, 1, 6)
     weight[0] = 0  # a class token
-    if not shared:
-        weight[1, :, :, 3:] = weight[2, :, :, :3] = 0
+    weight[1, :, :, 2:] = weight[2, :, :, :4] = 0
+    # the last token shares no input, or one with each of the others and none with both
+    weight[3, :, :, [0, 5] if shared else [0, 1, 4, 5]] = 0
     widths = gaussian(rng, 6).abs()
-    symbols, derivative = BoxSymbols.of(Affine(weight=weight, bias=gaussian(rng, 3, 2)), widths)
-    assert len(symbols.generators) == (1 if shared else 2)
-    f = gaussian(rng, 3, 2)
+    symbols, derivative = BoxSymbols.of(Affine(weight=weight, bias=gaussian(rng, 4, 2)), widths)
+    assert len(symbols.generators) == (1 if shared else 3)
+    f = gaussian(rng, 4, 2)
     pulled = torch.einsum("nd,ndr->r", f, derivative)
-    assert_close(symbols.pixels(pulled), torch.einsum("nd,ndm->m", f, weight[:, :, 0] * widths))
+    on_inputs = torch.einsum("nd,ndm->m", f, weight[:, :, 0] * widths)
+    assert_close(symbols.pixels(pulled), on_inputs if shared else on_inputs[[0, 1, 4, 5, 2, 3]])
 
 
 @pytest.mark.parametrize("size", [1e-100, 1e-20, 1e20, 1e100])

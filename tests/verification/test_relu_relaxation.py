@@ -21,6 +21,10 @@ def test_a_relaxed_layer_with_the_right_symbols_is_the_layer(rng, biased):
     model, _enters = entered(f, eps, [layer], x)
     (stage,) = model.stages
     assert 0 < int(stage.bent.sum()) < stage.bent.numel()
+    # a chord through both ends, and a line parallel to it below
+    slope, gap, lower, upper = (getattr(stage, name)[stage.bent] for name in ("slope", "gap", "lower", "upper"))
+    assert_close(slope * lower + 2 * gap, torch.zeros_like(gap), rtol=0, atol=1e-14)
+    assert_close(slope * upper + 2 * gap, upper)
     bias = 0 if layer.up_bias is None else layer.up_bias
     corners = torch.randint(0, 2, (200, 6), generator=rng).double() * 2 - 1
     seen = []
@@ -55,11 +59,18 @@ def test_a_unit_at_the_end_of_its_range_is_straight():
     assert not stage.bent.any()
 
 
-@pytest.mark.parametrize("forms", [False, True])
-def test_hidden_units_behind_attention_have_the_range_of_their_functionals(rng, forms):
+@pytest.mark.parametrize(("forms", "larger"), [(False, 1), (True, 1), (True, 1000)])
+def test_hidden_units_behind_attention_have_the_range_of_their_functionals(rng, forms, larger, monkeypatch):
     f = network(rng, layers=1)
     layer = f.maps[2].map
     model, _enters = entered(f, 0.15, [f.maps[1].map], gaussian(rng, 6))
+    plain = model.range
+
+    def ranges(functionals, *, forms):  # bounds by forms may be larger than those by products
+        found = plain(functionals, forms=forms)
+        return dataclasses.replace(found, remainder=found.remainder * (larger if forms else 1))
+
+    monkeypatch.setattr(model, "range", ranges)
     ends = []
     for token in range(3):
         functionals = torch.zeros(len(layer.up), *model.centre.shape, dtype=torch.float64)
