@@ -34,7 +34,7 @@ def test_the_root_of_n_is_gone_and_a_large_cap_brings_it_back():
 
 
 def test_the_inverse_keeps_the_wanted_constant_and_says_if_it_cannot(rng):
-    f = hs.Attention.random(heads=2, d=4, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, seed=rng)
     least = hs.bounds.logit_cap(f, 0.0, radius=1.0, n=50).value
     cap = hs.bounds.largest_logit_cap(f, 2 * least, radius=1.0, n=50)
     assert hs.bounds.logit_cap(f, cap, radius=1.0, n=50).value <= 2 * least
