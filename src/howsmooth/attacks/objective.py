@@ -103,13 +103,11 @@ class CountedOperator(Operator):
     op: LinearOperator
     spend: Callable[[int], None]
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the operator."""
+    def _push(self, E: Tensor) -> Tensor:
         self.spend(1)
         return self.op.jvp(E)
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         self.spend(1)
         return self.op.vjp(G)
 
@@ -128,12 +126,10 @@ class VectorOutput(Operator):
 
     op: LinearOperator
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the derivative."""
+    def _push(self, E: Tensor) -> Tensor:
         return as_tokens(self.op.jvp(E), self.batch)
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.op.vjp(G.reshape(*self.batch, *self.op.codomain))
 
     def constrain(self, E: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Affine maps of whole sequences: embeddings of patches, class tokens and positions; readouts."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import ShapeError
-from howsmooth.linear_operators import Operator
+from howsmooth.linear_operators import SeparableOperator, on_tokens
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite, require_floating, require_parameter
 
@@ -42,11 +41,6 @@ class Affine(TensorDataclass):
         require_finite(self.weight, "weight")
         require_parameter(self.bias, tuple(self.weight.shape[:2]), self.weight, "bias", "weight")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.weight.dtype
-
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
         """Apply the map to every sequence of the batch."""
         self._check(X)
@@ -55,15 +49,7 @@ class Affine(TensorDataclass):
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "AffineJacobian":
         """Differentiate: the same matrix at every input."""
         self._check(X)
-        m, out, n, d = self.weight.shape
-        return AffineJacobian(
-            weight=self.weight,
-            batch=tuple(X.shape[:-2]),
-            domain=(n, d),
-            codomain=(m, out),
-            dtype=X.dtype,
-            device=X.device,
-        )
+        return AffineJacobian(weight=self.weight, **on_tokens(X) | {"codomain": tuple(self.weight.shape[:2])})
 
     def _check(self, X: Tensor) -> None:
         if X.shape[-2:] != self.weight.shape[2:]:
@@ -78,21 +64,13 @@ class Affine(TensorDataclass):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AffineJacobian(Operator):
+class AffineJacobian(SeparableOperator):
     """The derivative of an affine map: its matrix."""
 
     weight: Float[Tensor, "m out n d"]
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch m out"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    def _push(self, E: Tensor) -> Tensor:
         return torch.einsum("mond,...nd->...mo", self.weight, E)
 
-    def vjp(self, G: Float[Tensor, "*batch m out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return torch.einsum("mond,...mo->...nd", self.weight, G)
-
-    def take(self, index: Tensor) -> "AffineJacobian":
-        """Pick some operators of the batch; all are equal."""
-        return dataclasses.replace(self, batch=(len(index),))

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.linear_operators import take
 from howsmooth.maps.positions import Distances, Positions
-from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Softmax, Tile, Weighting, Weights, Workspace, rows_of, unstack
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from howsmooth.linear_operators import take
 from howsmooth.maps.attention_weights import AttentionPattern
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.positions import Distances
-from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Tile, Weights, Workspace, rows_of, unstack
 
 if TYPE_CHECKING:

@@ -122,11 +122,6 @@ class MultiHead(TensorDataclass, ABC):
         return Layout(self.query.shape[-3], self.key.shape[-3], self.key.shape[-2], self.value.shape[-2])
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.query.dtype
-
-    @property
     def d(self) -> int:
         """The dimension of a token."""
         return self.query.shape[-1]

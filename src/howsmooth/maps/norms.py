@@ -10,8 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.norm_image import Ellipsoid
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.linear_operators import Operator, on_tokens
-from howsmooth.maps.protocols import take
+from howsmooth.linear_operators import Operator, on_tokens, take
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.torch_internals import is_batched, project_out, recorded
 from howsmooth.validation import (
@@ -82,11 +81,6 @@ class Norm(TensorDataclass):
         return centred / scale, scale
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the gain."""
-        return self.gain.dtype
-
-    @property
     def image(self) -> Ellipsoid:
         r"""The closure of what the norm can output.
 
@@ -145,14 +139,10 @@ class NormJacobian(Operator):
     stretch: Float[Tensor, "*batch n d"]  # α/σ, the gain over each token's scale
     centred: bool
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Push a perturbation of the tokens forward."""
-        self.check_perturbation(E)
+    def _push(self, E: Tensor) -> Tensor:
         return self.stretch * self._projected(E)
 
-    def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent of the output back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return self._projected(self.stretch * G)
 
     def take(self, index: Tensor) -> "NormJacobian":

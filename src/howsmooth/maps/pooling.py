@@ -1,16 +1,15 @@
 """Pooling: a weighted mean of the tokens, and the projection of sentence embeddings onto the sphere."""
 
-import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.linear_operators import Operator, on_tokens
+from howsmooth.linear_operators import SeparableOperator, on_tokens
 from howsmooth.maps.norms import RMSNorm
-from howsmooth.maps.protocols import take
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_finite, require_floating
 
@@ -84,11 +83,6 @@ class Pooling(TensorDataclass):
         self._require(X)
         return PoolingJacobian(weights=self.weights, **on_tokens(X) | {"codomain": (1, X.shape[-1])})
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.weights.dtype
-
     def _require(self, X: Tensor) -> None:
         require_floating(X, "tokens")
         n = self.weights.shape[-1]
@@ -104,24 +98,18 @@ class Pooling(TensorDataclass):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PoolingJacobian(Operator):
+class PoolingJacobian(SeparableOperator):
     """The derivative of pooling: the sum itself."""
 
     weights: Float[Tensor, "... n"]
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch 1 d"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    batched: ClassVar[dict[str, int]] = {"weights": 1}
+
+    def _push(self, E: Tensor) -> Tensor:
         return self.weights.unsqueeze(-2) @ E
 
-    def vjp(self, G: Float[Tensor, "*batch 1 d"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return self.weights.unsqueeze(-1) * G
-
-    def take(self, index: Tensor) -> "PoolingJacobian":
-        """Pick some operators of the batch."""
-        return dataclasses.replace(self, weights=take(self.weights, self.batch, index, event=1), batch=(len(index),))
 
 
 def onto_sphere(d: int, like: Tensor) -> RMSNorm:

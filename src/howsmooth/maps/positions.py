@@ -1,15 +1,17 @@
 """How position enters the scores: which token may see which, biases, keys and queries of distances."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.linear_operators import take
 from howsmooth.maps.projections import Layout
-from howsmooth.maps.protocols import take
 from howsmooth.maps.rotary import Rotary
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement
@@ -202,15 +204,12 @@ class Positions(TensorDataclass):
     @property
     def batch(self) -> torch.Size:
         """The batch axes that masks and explicit positions bring along."""
-        shapes = [
-            self.padding.shape[:-1] if self.padding is not None else (),
-            self.mask.shape[:-3] if self.mask is not None else (),
-            self.relative_bias.shape[:-2] if self.relative_bias is not None else (),
-            self.position_bias.shape[:-2] if self.position_bias is not None else (),
-            self.rotary.positions.shape[:-1] if self.rotary is not None and self.rotary.positions is not None else (),
-            self.distances.keys.shape[:-3] if self.distances is not None else (),
-        ]
-        return torch.broadcast_shapes(*shapes)
+        shapes = [x.shape[:-axes] for x, axes in self._tensors().values()]
+        if self.rotary is not None and self.rotary.positions is not None:
+            shapes.append(self.rotary.positions.shape[:-1])
+        if self.distances is not None:
+            shapes.append(self.distances.keys.shape[:-3])
+        return torch.broadcast_shapes((), *shapes)
 
     @property
     def heads(self) -> int:
@@ -220,41 +219,37 @@ class Positions(TensorDataclass):
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
     def head(self, h: int) -> "Positions":
-        """Restrict to head ``h``."""
-        return dataclasses.replace(
-            self,
-            mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),
-            relative_bias=None if self.relative_bias is None else _pick(self.relative_bias, -2, h),
-            position_bias=None if self.position_bias is None else _pick(self.position_bias, -2, h),
-            distances=None if self.distances is None else self.distances.head(h),
-        )
+        """Restrict to head ``h``; an axis of size one serves every head."""
+
+        def pick(x: Tensor, axes: int) -> Tensor:
+            x = _with_heads(x, axes)
+            return x if axes == 1 or x.shape[-axes] == 1 else x.narrow(-axes, h, 1)
+
+        return self._changed(pick, distances=None if self.distances is None else self.distances.head(h))
 
     def per_head(self) -> "Positions":
         """Turn the head axis into the last batch axis."""
         rotary = self.rotary
         if rotary is not None and rotary.positions is not None:
             rotary = dataclasses.replace(rotary, positions=rotary.positions.unsqueeze(-2))
-        return dataclasses.replace(
-            self,
-            padding=None if self.padding is None else self.padding.unsqueeze(-2),
-            mask=None if self.mask is None else _with_heads(self.mask).unsqueeze(-3),
-            relative_bias=None if self.relative_bias is None else self.relative_bias.unsqueeze(-2),
-            position_bias=None if self.position_bias is None else self.position_bias.unsqueeze(-2),
-            distances=None if self.distances is None else self.distances.per_head(),
-            rotary=rotary,
+        distances = None if self.distances is None else self.distances.per_head()
+        return self._changed(
+            lambda x, axes: _with_heads(x, axes).unsqueeze(-max(axes, 2)), distances=distances, rotary=rotary
         )
 
     def take(self, batch: tuple[int, ...], index: Tensor) -> "Positions":
         """Pick the masks of some entries of the batch; the rotary embedding is applied elsewhere."""
-        return dataclasses.replace(
-            self,
-            padding=take(self.padding, batch, index, event=1),
-            mask=take(self.mask, batch, index, event=3),
-            relative_bias=take(self.relative_bias, batch, index, event=2),
-            position_bias=take(self.position_bias, batch, index, event=2),
-            distances=None if self.distances is None else self.distances.take(batch, index),
-            rotary=None,
-        )
+        distances = None if self.distances is None else self.distances.take(batch, index)
+        return self._changed(lambda x, axes: take(x, batch, index, event=axes), distances=distances, rotary=None)
+
+    def _tensors(self) -> dict[str, tuple[Tensor, int]]:
+        """Return the tensors that are given, and how many axes each has behind those of the batch."""
+        axes = {"padding": 1, "mask": 3, "relative_bias": 2, "position_bias": 2}
+        return {name: (x, count) for name, count in axes.items() if (x := getattr(self, name)) is not None}
+
+    def _changed(self, change: Callable[[Tensor, int], Tensor], **others: Any) -> "Positions":
+        changed: dict[str, Any] = {name: change(*x) for name, x in self._tensors().items()}
+        return dataclasses.replace(self, **changed, **others)
 
 
 def _offsets(rows: slice, columns: slice, like: Tensor) -> Tensor:
@@ -264,13 +259,8 @@ def _offsets(rows: slice, columns: slice, like: Tensor) -> Tensor:
     return j - i[:, None]
 
 
-def _with_heads(mask: Tensor) -> Tensor:
-    return mask.unsqueeze(0) if mask.ndim == 2 else mask
-
-
-def _pick(x: Tensor, axis: int, h: int) -> Tensor:
-    """Keep head ``h``; an axis of size one serves every head."""
-    return x if x.shape[axis] == 1 else x.narrow(axis, h, 1)
+def _with_heads(x: Tensor, axes: int = 3) -> Tensor:
+    return x.unsqueeze(0) if x.ndim < axes else x
 
 
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:

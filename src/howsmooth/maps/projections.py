@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import take
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
-from howsmooth.maps.protocols import take
 from howsmooth.maps.rotary import Rotation
 
 F = TypeVar("F", bound="_Linear")

@@ -8,7 +8,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.maps.protocols import take
+from howsmooth.linear_operators import take
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite
 

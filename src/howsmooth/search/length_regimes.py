@@ -206,11 +206,6 @@ class RepeatedTokens(TensorDataclass):
     attention: MultiHead
     masses: Float[Tensor, "runs m"]  # how many tokens are at each place, not their shares: a sink counts for one
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.attention.dtype
-
     def __call__(self, X: Float[Tensor, "runs m d"]) -> Float[Tensor, "runs m out"]:
         """Return the images of the places."""
         return dataclasses.replace(self.attention, weights=self.masses)(X)

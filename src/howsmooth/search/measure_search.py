@@ -104,11 +104,6 @@ class MeasureMap(TensorDataclass):
     attention: MultiHead
     unit: float  # the logarithm of mass per unit of the last coordinate
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.attention.dtype
-
     def masses(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n"]:
         """Return the masses of the atoms."""
         return torch.softmax(self.unit * X[..., -1], dim=-1)

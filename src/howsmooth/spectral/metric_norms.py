@@ -172,12 +172,10 @@ class IsometricOperator(Operator):
     input: Euclidean
     output: Euclidean
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the operator between the two isometries."""
+    def _push(self, E: Tensor) -> Tensor:
         return self.output.standard(self.op.jvp(self.input.original(E)))
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.input.original_transpose(self.op.vjp(self.output.standard_transpose(G)))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.projections import Halves, Transforms
-from howsmooth.maps.weighting import Pick, Tile, softmax_magnitudes
+from howsmooth.maps.weighting import Tile, Weighting, Weights, softmax_magnitudes
 from howsmooth.torch_internals import in_place, softmax, softmax_backward, softmax_derivative
 from howsmooth.validation import require_parameter
 
@@ -73,10 +73,9 @@ class DifferentialAttention(ScoreAttention):
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxDifferenceWeights:
+class SoftmaxDifferenceWeights(Weights):
     r"""The weights :math:`P_1 - \lambda P_2`; their scores are stacked, those of :math:`P_1` first."""
 
-    P: Float[Tensor, "stack rows columns"]  # the difference
     first: Float[Tensor, "stack rows columns"]  # P₁
     second: Float[Tensor, "stack rows columns"]  # P₂
     subtracted: Float[Tensor, "stack rows 1"]  # λ for each row
@@ -100,27 +99,19 @@ class SoftmaxDifferenceWeights:
         softmax_backward(D, self.first, out=one)
         return both
 
-    query_jvp, query_vjp = jvp, vjp
-
     def magnitudes(self, D: Float[Tensor, "twice rows columns"]) -> Float[Tensor, "stack rows columns"]:
         """Return the sum of the absolute values of the terms of every entry."""
         one, two = D.chunk(2)
         return softmax_magnitudes(one, self.first) + self.subtracted.abs() * softmax_magnitudes(two, self.second)
 
-    def take(self, pick: Pick) -> "SoftmaxDifferenceWeights":
-        """Return the weights of some entries of the batch."""
-        return SoftmaxDifferenceWeights(pick(self.P), pick(self.first), pick(self.second), pick(self.subtracted))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SoftmaxDifference:
+class SoftmaxDifference(Weighting):
     """The rule from two stacked scores to the difference of their softmaxes."""
 
     subtracted: Float[Tensor, "stack shared"]
 
-    couples_rows = False
     matrices = 2
-    allows_empty_rows = False
     sums_to_one = False
 
     def __call__(self, S: Float[Tensor, "twice rows columns"], tile: Tile) -> SoftmaxDifferenceWeights:
@@ -132,7 +123,3 @@ class SoftmaxDifference:
     def rounding(self, n: int) -> float:
         """Two weights are subtracted, each with the error of a softmax."""
         return 2.0
-
-    def take(self, pick: Pick) -> "SoftmaxDifference":
-        """Return the rules of some entries of the batch."""
-        return SoftmaxDifference(subtracted=pick(self.subtracted))

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism
 from howsmooth.maps.mechanisms.sigmoid import CountingAttention, token_counts
-from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile, softmax_magnitudes
+from howsmooth.maps.weighting import Tile, Weighting, Weights, softmax_magnitudes
 from howsmooth.torch_internals import in_place, softmax_derivative
 
 ALPHAS = (1.5, 2.0)
@@ -64,10 +64,9 @@ class EntmaxAttention(CountingAttention):
 
 
 @dataclass(frozen=True, eq=False)
-class EntmaxWeights(SymmetricWeights):
+class EntmaxWeights(Weights):
     r"""Weights whose rows have the derivative :math:`\gamma(\mathrm{diag}(w) - ww^\top)`: γ times a softmax's."""
 
-    P: Float[Tensor, "stack rows columns"]
     w: Float[Tensor, "stack rows columns"]  # g/γ
     total: Float[Tensor, "stack rows 1"]  # γ = Σ g
 
@@ -80,22 +79,15 @@ class EntmaxWeights(SymmetricWeights):
         """Return the sum of the absolute values of both terms of every entry."""
         return softmax_magnitudes(D, self.w) * self.total
 
-    def take(self, pick: Pick) -> "EntmaxWeights":
-        """Return the weights of some entries of the batch."""
-        return EntmaxWeights(pick(self.P), pick(self.w), pick(self.total))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Entmax:
+class Entmax(Weighting):
     """The rule of α-entmax, exactly: by sorting."""
 
     alpha: float  # α
     masses: Float[Tensor, "stack 1 n"] | None  # the number of tokens that each token counts for, or none for one
 
-    couples_rows = False
     matrices = 2
-    allows_empty_rows = False
-    sums_to_one = True
 
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> EntmaxWeights:
         """Return the weights of a tile of scores."""
@@ -133,10 +125,6 @@ class Entmax:
     def rounding(self, n: int) -> float:
         r"""The largest of the slopes g of a row is at least :math:`1/\sqrt n`, and moves by as much as scores do."""
         return float(n) ** 0.5
-
-    def take(self, pick: Pick) -> "Entmax":
-        """Return the rules of some entries of the batch."""
-        return Entmax(alpha=self.alpha, masses=None if self.masses is None else pick(self.masses))
 
 
 def _moments(z: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,14 +11,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.linear_operators import on_tokens
+from howsmooth.linear_operators import on_tokens, take
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Transform, Transforms
-from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Pick
 from howsmooth.validation import require_finite
 
@@ -110,7 +109,8 @@ class LinearAttention(MultiHead):
         visible = visibility(self.positions, batch, layout, X)
         sums = visible.forward(a, b, c)
         total = sums[..., -1:] if self.normalised else None
-        if total is not None and self._may_hide_all and bool((total == 0).any()):
+        may_hide_all = self.positions.may_hide_all or self.weights is not None
+        if total is not None and may_hide_all and bool((total == 0).any()):
             raise AssumptionError("a token may attend to nothing: its mask hides every token. Let it see itself.")
         return LinearJacobian(
             projections=projections,
@@ -124,10 +124,6 @@ class LinearAttention(MultiHead):
             total=total,
             o=sums if total is None else sums[..., :-1] / total,
         )
-
-    @property
-    def _may_hide_all(self) -> bool:
-        return self.positions.may_hide_all or self.weights is not None
 
     def _check_options(self) -> None:
         require_count(self.count)

@@ -15,7 +15,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.projections import TokenScaling, Transforms
-from howsmooth.maps.weighting import Pick, SymmetricWeights, Tile
+from howsmooth.maps.weighting import Tile, Weighting, Weights
 from howsmooth.torch_internals import in_place, sigmoid_backward
 
 C = TypeVar("C", bound="CountingAttention")
@@ -114,32 +114,24 @@ class SigmoidAttention(CountingAttention):
 
 
 @dataclass(frozen=True, eq=False)
-class SigmoidWeights(SymmetricWeights):
+class SigmoidWeights(Weights):
     r"""Weights that move with their own scores alone: :math:`dP = P\circ(1-P)\circ dS`."""
 
-    P: Float[Tensor, "stack rows columns"]
-
     def jvp(self, D: Tensor) -> Tensor:
-        """Push a change of scores forward, or pull a cotangent of weights back."""
+        """Multiply by the slopes."""
         return sigmoid_backward(D, self.P, out=D if in_place(D, self.P) else None)
 
     def magnitudes(self, D: Tensor) -> Tensor:
         """Return the sum of the absolute values of both terms of every entry."""
         return (self.P + self.P.square()) * D.abs()
 
-    def take(self, pick: Pick) -> "SigmoidWeights":
-        """Return the weights of some entries of the batch."""
-        return SigmoidWeights(pick(self.P))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sigmoid:
-    r"""The rule :math:`P_{ij} = \sigma(S_{ij} + b)`."""
+class Sigmoid(Weighting):
+    r"""The rule :math:`P_{ij} = \sigma(S_{ij} + b)`; a weight's relative error is at most its score's absolute one."""
 
     bias: float
 
-    couples_rows = False
-    matrices = 1
     allows_empty_rows = True
     sums_to_one = False
 
@@ -148,11 +140,3 @@ class Sigmoid:
         if in_place(S):
             return SigmoidWeights(S.add_(self.bias).sigmoid_())
         return SigmoidWeights(torch.sigmoid(S + self.bias))
-
-    def rounding(self, n: int) -> float:
-        """The relative error of a weight is at most the absolute error of its score."""
-        return 1.0
-
-    def take(self, pick: Pick) -> "Sigmoid":
-        """Return the rules of some entries of the batch: all are alike."""
-        return self
