@@ -258,10 +258,6 @@ class Attention(ScoreAttention):
             module: The module.
             causal: Whether it is called with a causal mask.
 
-        Raises:
-            AssumptionError: If queries, keys and values cannot be one sequence, or ``add_bias_kv`` adds a learned one.
-            DtypeError: If it is another module.
-
         Example:
             >>> Attention.from_torch(torch.nn.MultiheadAttention(8, 2), causal=True)
             Attention(heads=2, d=8, k=4, v=4, out=8, causal, torch.float32)

@@ -103,9 +103,6 @@ class Activations:
 
         ``hs.local_lipschitz(*found.per_head(layer))`` measures every head at every window in one Krylov iteration, with
         estimates of the shape ``(windows, heads)``: entry ``[w, h]`` is that of ``found.at(layer, f"head:{h}")``.
-
-        Raises:
-            AssumptionError: If the model has no such layer, or its family is not known.
         """
         # the axis of size one is that of the heads, which read the same tokens
         X = self.attention[self._layer(layer).index].unsqueeze(-3)

@@ -109,11 +109,7 @@ class AttentionLayer:
 
     @property
     def closed_form(self) -> Attention:
-        """The attention map in closed form.
-
-        Raises:
-            AssumptionError: If the family is not known.
-        """
+        """The attention map in closed form."""
         if self.attention is None:
             raise AssumptionError(
                 "this model's family has no closed form here: use transformer.activations(tokens).at(…), where its "
@@ -124,11 +120,7 @@ class AttentionLayer:
 
     @property
     def head_count(self) -> int:
-        """The number of heads that can be measured one by one.
-
-        Raises:
-            AssumptionError: If heads cannot be separated.
-        """
+        """The number of heads that can be measured one by one."""
         if self.attention is not None or self.traced is None:
             return self.closed_form.layout.heads
         self.traced.locations(MapName.parse("head:0"))
@@ -196,11 +188,7 @@ class AttentionLayer:
             self.map(name)
 
     def called(self, name: str, attention: ModuleCall, block: ModuleCall) -> Callable[[Tensor], Tensor]:
-        """Return a part of the layer as the model called it: the whole block, or a part of an unknown family.
-
-        Raises:
-            AssumptionError: If the part is not known.
-        """
+        """Return a part of the layer as the model called it: the whole block, or a part of an unknown family."""
         self.check(name)
         if name == "block":
             return block

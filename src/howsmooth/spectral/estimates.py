@@ -93,9 +93,6 @@ class NormEstimate:
 
         Args:
             words: One for each token, in their order.
-
-        Raises:
-            AssumptionError: If this is a batch, or there are more or fewer words than tokens.
         """
         if self.lower.ndim:
             raise AssumptionError("tokens are shown for one input; choose one of the batch, as in estimate[0].")

@@ -82,9 +82,6 @@ class Monitor:
             sinks: Where looks go: :class:`howsmooth.training.RunLog`, :class:`howsmooth.training.TensorBoard`, anything
                 with a ``log(dict)``.
             generator: The source of random starts; one of its own by default.
-
-        Raises:
-            AssumptionError: If a setting is none, or there is no such layer or map.
         """
         _check(every=every, budget=budget, sequences=sequences, limit=limit, window=window)
         check_solver(rtol=rtol, confidence=confidence)

@@ -171,10 +171,6 @@ def penalty(
         steps: Krylov steps from a warm start.
         generator: The source of the random component; torch's global one by default.
 
-    Raises:
-        AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
-        NonFiniteError: If tokens, outputs or products are not finite.
-
     Example:
         >>> weight = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
         >>> found = penalty(lambda X: weight * X, torch.ones(4, 3, 2, dtype=torch.float64))
@@ -297,10 +293,6 @@ def attention_penalty(
         above: Likewise.
         steps: Likewise.
         generator: Likewise.
-
-    Raises:
-        AssumptionError: If there is no such layer, or a setting is none.
-        UnsupportedModelError: If the model has no attention.
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):

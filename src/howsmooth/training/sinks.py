@@ -53,11 +53,7 @@ class TensorBoard:
     """Curves for TensorBoard, and alarms as text; needs the package tensorboard."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Write event files to a folder.
-
-        Raises:
-            AssumptionError: If tensorboard is not installed.
-        """
+        """Write event files to a folder."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
