@@ -14,9 +14,8 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
-from howsmooth.maps.positions import Positions
+from howsmooth.maps.positions import Positions, Rotary
 from howsmooth.maps.projections import Layout, Projections, Transforms, sizes_of
-from howsmooth.maps.rotary import Rotary
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
     require_agreement,

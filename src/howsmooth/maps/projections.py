@@ -11,7 +11,7 @@ from torch import Tensor
 
 from howsmooth.linear_operators import take
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
-from howsmooth.maps.rotary import Rotation
+from howsmooth.maps.positions import Rotation
 
 F = TypeVar("F", bound="_Linear")
 

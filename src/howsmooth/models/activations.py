@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.affine import Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import Dense
-from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table

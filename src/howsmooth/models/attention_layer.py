@@ -16,9 +16,8 @@ from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
-from howsmooth.models.autograd.hooks import ModuleCall
+from howsmooth.models.autograd.hooks import ModuleCall, positions_of
 from howsmooth.models.autograd.module_calls import HeadCall, PartCall
-from howsmooth.models.autograd.torch_masks import positions_of
 from howsmooth.models.autograd.traced_parts import (
     NO_PRE_NORM,
     NO_PROJECTION,

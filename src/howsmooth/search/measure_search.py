@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball, Domain
+from howsmooth.domains.domain import Ball, Domain, WithMasses
 from howsmooth.domains.norm_image import StretchedSphere
-from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead

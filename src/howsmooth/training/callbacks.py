@@ -10,7 +10,7 @@ from transformers.trainer_callback import TrainerCallback
 from howsmooth.errors import AssumptionError
 from howsmooth.training.head_probe import Probe
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.sinks import scalars
+from howsmooth.training.readings import scalars
 
 __all__ = ["HuggingFace", "Lightning"]
 

@@ -19,8 +19,7 @@ from howsmooth.markup import finite
 from howsmooth.models.loading.adapters import unwrapped
 from howsmooth.scaled_dot_product import Settings, accumulated, arrange, tiles
 from howsmooth.training.hooks import NAMES, real_tokens
-from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look
-from howsmooth.training.sinks import as_sink
+from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look, as_sink
 
 # Scores that a mask hides: finite, so that weight zero times score is zero.
 HIDDEN = -1e30

@@ -24,8 +24,7 @@ from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.hooks import mode_restored, read_batch, read_layers
-from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
-from howsmooth.training.sinks import as_sink
+from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look, as_sink
 
 _LOG = logging.getLogger("howsmooth")
 # Random directions for the typical gain, and how many tokens an alarm names.

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.norms import LayerNorm
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.positions import Positions, Rotary
 from howsmooth.models.families.parameters import (
     fused_projections,
     interleaved,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from howsmooth.maps.activations import ACTIVATIONS, Activation, entrywise
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import LayerNorm, RMSNorm
-from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.positions import Rotary
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.parts.block import FeedForward
 

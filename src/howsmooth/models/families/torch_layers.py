@@ -20,7 +20,7 @@ from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm
 from howsmooth.maps.protocols import Map
 from howsmooth.models.attention_layer import AttentionLayer
-from howsmooth.models.autograd.torch_masks import is_self_attention
+from howsmooth.models.autograd.hooks import is_self_attention
 from howsmooth.models.autograd.traced_parts import TracedCall
 from howsmooth.models.families.parameters import (
     ACTIVATION_CLASSES,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from howsmooth.files import read_bytes
 from howsmooth.maps.activations import Pointwise, soft_cap
+from howsmooth.maps.affine import Pooling, onto_sphere
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
-from howsmooth.maps.pooling import Pooling, onto_sphere
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.families.parameters import linear, token_table
 
