@@ -372,7 +372,7 @@ def _check_positions(f: MultiHead) -> None:
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
     if f.positions.distances is not None:
-        f.positions.distances.check_heads(f.layout, f.query)
+        f.positions.distances.check_heads(f.query, f.layout.groups)
     if f.positions.heads not in (1, f.layout.heads):
         raise ShapeError(
             f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.", field="positions"

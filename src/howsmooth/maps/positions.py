@@ -12,7 +12,6 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.linear_operators import take
-from howsmooth.maps.projections import Layout
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_finite
 
@@ -142,17 +141,17 @@ class Distances(TensorDataclass):
         if not bool(torch.isfinite(self.keys).all() & torch.isfinite(self.queries).all()):
             raise NonFiniteError("keys and queries of distances must be finite.", field="distances")
 
-    def check_heads(self, layout: Layout, query: Tensor) -> None:
+    def check_heads(self, query: Float[Tensor, "*w heads k d"], groups: int) -> None:
         """Refuse heads that share keys, or whose number or width is another one."""
-        if layout.shared != 1:
+        (heads, k), found = query.shape[-3:-1], (self.keys.shape[-3], self.keys.shape[-1])
+        if heads != groups:
             raise AssumptionError(
-                f"distances need heads with keys of their own, got {layout.heads} heads and {layout.groups} groups.",
+                f"distances need heads with keys of their own, got {heads} heads and {groups} groups.",
                 field="positions",
             )
-        heads, _span, k = self.keys.shape[-3:]
-        if (heads, k) != (layout.heads, layout.k):
+        if found != (heads, k):
             raise ShapeError(
-                f"distances must have {layout.heads} heads of width {layout.k}, got {heads} of width {k}.",
+                f"distances must have {heads} heads of width {k}, got {found[0]} of width {found[1]}.",
                 field="positions",
             )
         require_agreement(self.keys, query, "distances", "query")
