@@ -14,7 +14,7 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.metrics import Euclidean, Metric
-from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.autograd import evaluate, value_of
 from howsmooth.spectral.operators import Constrained, Differentiable, random_start
 
 Target = Callable[[Tensor], Tensor]
@@ -66,12 +66,6 @@ class PerturbationBall:
 def as_tokens(Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch m out"]:
     """Return outputs with two axes behind those of the batch: a vector is one token."""
     return Y.reshape(*batch, *(1,) * (len(batch) + 2 - Y.ndim), *Y.shape[len(batch) :])
-
-
-def run(f: Callable[[Tensor], Any], Z: Tensor) -> Float[Tensor, "*shape"]:
-    """Return the value of a map or callable, as it is measured: modules in eval mode, half precision in float32."""
-    with torch.no_grad():
-        return f(Z) if isinstance(f, Differentiable) else evaluate(f, Z)[1].detach()
 
 
 def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pullback]:
@@ -216,7 +210,7 @@ class Objective:
         """Return the gain of a perturbation, for one forward pass."""
         self._spend(1)
         E = self.ball.inside(E)
-        return self._keep(E, self._gain_of(run(self._f, self.X + E)))
+        return self._keep(E, self._gain_of(value_of(self._f, self.X + E)))
 
     def gain_and_gradient(
         self, E: Float[Tensor, "*batch n d"]

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value, run
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator, fields_of
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
-from howsmooth.spectral.autograd import linearise
+from howsmooth.spectral.autograd import linearise, value_of
 from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
@@ -202,7 +202,7 @@ class PreparedAttack:
         objective = Objective(self.f, self.J, self.X, self.there, ball, output, budget, self.target)
         with torch.inference_mode(False):
             METHODS[method](objective, generator)
-        moved = run(self.f, self.X + objective.best)
+        moved = value_of(self.f, self.X + objective.best)
         return Attack(
             perturbation=objective.best,
             displacement=output.size(as_tokens(moved.double() - self.there.double(), objective.batch)),
@@ -265,7 +265,7 @@ def prepare(
     X = X.float() if X.dtype in HALF else X
     f = measurable(f)
     J = linearise(f, X)
-    there = run(f, X)
+    there = value_of(f, X)
     check_value(there, X)
     if len(J.codomain) < 2:
         J = VectorOutput(op=J, **(fields_of(J) | {"codomain": (1, math.prod(J.codomain))}))

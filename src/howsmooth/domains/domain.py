@@ -174,16 +174,13 @@ class Sphere:
 
     radius: float
 
+    shape = (None, None)  # any number of tokens of any dimension
+
     def __post_init__(self) -> None:
         if not 0 < self.radius < math.inf:
             raise AssumptionError(
                 f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
             )
-
-    @property
-    def shape(self) -> tuple[int | None, int | None]:
-        """Any number of tokens of any dimension."""
-        return None, None
 
     @property
     def scale(self) -> float:

@@ -381,6 +381,7 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
     K, V = (x.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0) for x in (K, V))
     C = (c.mT @ J.scaled_k.repeat_interleave(shared, 0)).transpose(0, 1)
     r = _seen_queries(J, pattern.q.flatten(0, 1)).transpose(0, 1).contiguous()
+    pulled = (r @ (K @ K.flatten(0, 1).mT)).unflatten(-1, (len(K), -1))  # row, head, column, head, k
     return AttentionRows(
         at=torch.arange(n, device=J.device),
         P=P,
@@ -391,18 +392,9 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
         K=K,
         V=V,
         output=None if J.output is None else J.output.reshape(J.output.shape[-2:]),
-        key_grams=_key_grams(r, K),
+        key_grams=torch.einsum("ihjgk,igjk->ighj", pulled, r),
         values_by_keys=V @ K.flatten(0, 1).mT,
     )
-
-
-def _key_grams(
-    r: Float[Tensor, "n heads columns k"], K: Float[Tensor, "heads k d"]
-) -> Float[Tensor, "n heads heads columns"]:
-    """Return the products of the keys that every row sees."""
-    products = K @ K.flatten(0, 1).mT
-    pulled = (r @ products).unflatten(-1, (len(K), -1))  # row, head, column, head, k
-    return torch.einsum("ihjgk,igjk->ighj", pulled, r)
 
 
 def _score_sensitivity(

@@ -37,9 +37,9 @@ class HeadsJacobian(Operator, ABC):
         """The means of every head."""
 
     @property
-    @abstractmethod
     def lead(self) -> tuple[int, ...]:
         """Axes of queries and keys before those of the batch."""
+        return ()
 
     @abstractmethod
     def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:

@@ -1,6 +1,7 @@
 """Layers applied to every token: linear ones, and plain or gated MLPs with an activation between two of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -139,20 +140,31 @@ def require_bias(x: Tensor | None, matrix: Tensor, name: str, matrix_name: str) 
 
 
 class _FeedForward(TensorDataclass, ABC):
-    """What plain and gated MLPs share."""
+    """What plain and gated MLPs share: a hidden layer, and the matrix that maps it to the output."""
 
     up: Tensor
     down: Tensor
+    down_bias: Tensor | None
     activation: Activation | str
 
     @abstractmethod
-    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> tuple[Tensor, "MLPJacobian | GatedJacobian"]:
-        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], MLPJacobian | GatedJacobian]]":
+        """Return the hidden layer at ``X``, and what makes the derivative of the map, which shares products with it."""
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Apply the map to every token."""
+        hidden, _jacobian = self._hidden(X)
+        return functional.linear(hidden, self.down, self.down_bias)
+
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> "tuple[Tensor, MLPJacobian | GatedJacobian]":
+        """Return the value and the derivative at ``X``; ``memory`` is for maps with weights."""
+        hidden, jacobian = self._hidden(X)
+        return functional.linear(hidden, self.down, self.down_bias), jacobian()
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian | GatedJacobian":
         """Differentiate at ``X``."""
-        _value, jacobian = self.value_and_jacobian(X)
-        return jacobian
+        _hidden, jacobian = self._hidden(X)
+        return jacobian()
 
     def __repr__(self) -> str:
         hidden, d = self.up.shape
@@ -188,22 +200,13 @@ class MLP(_FeedForward):
         _require_layers(self)
         object.__setattr__(self, "activation", known_activation(self.activation))
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Apply the map to every token."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], MLPJacobian]]":
         require_tokens(X, self.up)
+        activation, out = known_activation(self.activation), self.down.shape[0]
         hidden = functional.linear(X, self.up, self.up_bias)
-        return functional.linear(known_activation(self.activation).value(hidden), self.down, self.down_bias)
-
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n out"], "MLPJacobian"]:
-        """Return the value and the derivative at ``X``, which share a product; ``memory`` is for maps with weights."""
-        require_tokens(X, self.up)
-        activation = known_activation(self.activation)
-        hidden = functional.linear(X, self.up, self.up_bias)
-        value = functional.linear(activation.value(hidden), self.down, self.down_bias)
-        slopes = activation.slope(hidden)
-        return value, MLPJacobian(slopes=slopes, up=self.up, down=self.down, **on_tokens(X, self.down.shape[0]))
+        return activation.value(hidden), lambda: MLPJacobian(
+            slopes=activation.slope(hidden), up=self.up, down=self.down, **on_tokens(X, out)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -243,30 +246,15 @@ class GatedMLP(_FeedForward):
         require_bias(self.gate_bias, self.gate, "gate_bias", "gate")
         object.__setattr__(self, "activation", known_activation(self.activation))
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Apply the map to every token."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], GatedJacobian]]":
         require_tokens(X, self.up)
-        gates = functional.linear(X, self.gate, self.gate_bias)
-        hidden = functional.linear(X, self.up, self.up_bias)
-        return functional.linear(known_activation(self.activation).value(gates) * hidden, self.down, self.down_bias)
-
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n out"], "GatedJacobian"]:
-        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
-        require_tokens(X, self.up)
-        activation = known_activation(self.activation)
+        activation, out = known_activation(self.activation), self.down.shape[0]
         gates = functional.linear(X, self.gate, self.gate_bias)
         hidden = functional.linear(X, self.up, self.up_bias)
         opened = activation.value(gates)
-        value = functional.linear(opened * hidden, self.down, self.down_bias)
-        return value, GatedJacobian(
-            opened=opened,
-            slopes=hidden * activation.slope(gates),
-            gate=self.gate,
-            up=self.up,
-            down=self.down,
-            **on_tokens(X, self.down.shape[0]),
+        matrices = {"gate": self.gate, "up": self.up, "down": self.down}
+        return opened * hidden, lambda: GatedJacobian(
+            opened=opened, slopes=hidden * activation.slope(gates), **matrices, **on_tokens(X, out)
         )
 
 

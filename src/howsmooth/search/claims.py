@@ -18,7 +18,7 @@ from howsmooth.files import whole
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.starts import empty_token, start_patterns
-from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.autograd import evaluate, value_of
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
 from howsmooth.wording import at_least, number
@@ -213,7 +213,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(lambda X: _evaluated(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(lambda X: value_of(wide, X), found.tokens, found.measured.direction, place)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -265,13 +265,6 @@ def _secant_pair(
     # what is no number is no ratio
     ratio = (moved - noise) / way if moved > noise else 0.0
     return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
-
-
-def _evaluated(f: Any, X: Tensor) -> Tensor:
-    """Apply the map as it is measured: modules in eval mode."""
-    closed = isinstance(f, Differentiable)
-    value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
-    return value
 
 
 def _in_float64(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:

@@ -34,7 +34,7 @@ from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.lanczos_upper_bound import exceeds, least_overlap, upper_bound
-from howsmooth.spectral.operators import Separable, require_finite_products
+from howsmooth.spectral.operators import Separable, basis_vector, require_finite_products
 from howsmooth.spectral.stopping import slack
 
 # The rows of a derivative are assembled from products if these are not more.
@@ -227,7 +227,7 @@ def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstim
 def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the coordinates of the output: :math:`\max_b\|J^\top e_b\|_*`, exactly."""
     count = math.prod(op.codomain)
-    pulled = (op.vjp(_basis(op, op.codomain, place)) for place in range(count))
+    pulled = (op.vjp(basis_vector(op, op.codomain, place)) for place in range(count))
     E, best = _best(op, ((given.steepest(G), given.dual_size(G)) for G in pulled))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -235,7 +235,7 @@ def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
 def _by_columns(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the corners of the ball: :math:`\max_a\|Je_a\|`, exactly."""
     count = math.prod(op.domain)
-    corners = (_basis(op, op.domain, place) for place in range(count))
+    corners = (basis_vector(op, op.domain, place) for place in range(count))
     E, best = _best(op, ((corner, wanted.size(op.jvp(corner))) for corner in corners))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -343,12 +343,6 @@ def _attained(
     )
 
 
-def _basis(op: LinearOperator, shape: tuple[int, ...], place: int) -> Tensor:
-    flat = torch.zeros((*op.batch, math.prod(shape)), dtype=op.dtype, device=op.device)
-    flat[..., place] = 1.0
-    return flat.reshape(*op.batch, *shape)
-
-
 def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
     n, d = shape
     return n, d
@@ -371,7 +365,7 @@ def _rows_of(op: LinearOperator) -> TokenRows:
     count = math.prod(op.codomain)
     if count > BASIS_PRODUCTS:
         return ProductRows(op, torch.arange(op.codomain[0], device=op.device))
-    J = torch.stack([op.vjp(_basis(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
+    J = torch.stack([op.vjp(basis_vector(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
     return DenseRows(J.reshape(*op.codomain, *op.domain))
 
 

@@ -21,6 +21,7 @@ from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.metric_norms import isometric
 from howsmooth.spectral.operators import (
     Constrained,
+    basis_vector,
     broadcast,
     check_operator,
     compressed,
@@ -172,7 +173,9 @@ def typical_gain_of(
     core, embed = compressed(op)
     free, size = _dimensions(op), math.prod(core.domain)
     if size <= samples:
-        gains = torch.stack([norms(core.jvp(_unit_vector(core, place)), op.batch) for place in range(size)])
+        gains = torch.stack(
+            [norms(core.jvp(basis_vector(core, core.domain, place)), op.batch) for place in range(size)]
+        )
         require_finite_products(gains)
         value = norms(gains.movedim(0, -1), op.batch) / free.sqrt()
         return _gain(op, (value, value, value), confidence, samples, size)
@@ -296,12 +299,6 @@ def _dimensions(op: LinearOperator) -> Float[Tensor, "*batch"]:
     """Return the dimension of the space in which perturbations live, for each operator of the batch."""
     ones = torch.ones((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
     return norms(op.constrain(ones) if isinstance(op, Constrained) else ones, op.batch).square().round()
-
-
-def _unit_vector(op: LinearOperator, place: int) -> Float[Tensor, "..."]:
-    flat = torch.zeros((*op.batch, math.prod(op.domain)), dtype=op.dtype, device=op.device)
-    flat[..., place] = 1.0
-    return flat.reshape(*op.batch, *op.domain)
 
 
 def _check(samples: int, confidence: float) -> None:

@@ -1,10 +1,10 @@
 """Local constants as penalties: of one map, or of all attention layers of a model, differentiable in the parameters."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -300,7 +300,7 @@ def attention_penalty(
     return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator)
 
 
-class AttentionPenalty:
+class AttentionPenalty(contextlib.AbstractContextManager["AttentionPenalty", None]):
     """The sum of the penalties of attention layers, one number for each sequence.
 
     Attributes:
@@ -368,10 +368,5 @@ class AttentionPenalty:
         """Remove the hooks."""
         self._recorded.close()
 
-    def __enter__(self) -> "AttentionPenalty":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

@@ -304,11 +304,6 @@ class LinearJacobian(HeadsJacobian):
         return self.o
 
     @property
-    def lead(self) -> tuple[int, ...]:
-        """Axes of queries and keys before those of the batch: none."""
-        return ()
-
-    @property
     def forward_rounding(self) -> float:
         r"""The share of a sum that rounding may have changed: features are as large as :math:`e^x` or x."""
         smallest = min(float(x.detach().abs().min()) for x in (self.a, self.b))

@@ -64,7 +64,8 @@ class ModuleCall:
         def replaced(argument: Any) -> Any:
             if argument is tokens:
                 return raw
-            return None if _is_cache(argument) else argument  # a second call would find the keys of the first in it
+            cache = any(kind.__name__ == "Cache" for kind in type(argument).__mro__)
+            return None if cache else argument  # a second call would find the keys of the first in it
 
         return tuple(map(replaced, self.positional)), {name: replaced(x) for name, x in self.named.items()}
 
@@ -214,10 +215,6 @@ def without_cache(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         config.use_cache = stored
-
-
-def _is_cache(argument: Any) -> bool:
-    return any(kind.__name__ == "Cache" for kind in type(argument).__mro__)
 
 
 SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)

@@ -95,41 +95,24 @@ def interleaved(heads: int) -> Split:
 
 def mlp(up: Any, activation: Any, down: Any) -> MLP:
     """Read two linear layers and the activation between them."""
-    return MLP(
-        up=_matrix(up),
-        down=_matrix(down),
-        up_bias=_bias(up),
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    parameters = {"up": _matrix(up), "down": _matrix(down), "up_bias": _bias(up), "down_bias": _bias(down)}
+    return MLP(**parameters, activation=activation_of(activation))
 
 
 def gated_mlp(gate: Any, up: Any, activation: Any, down: Any) -> GatedMLP:
     """Read the three linear layers of a gated MLP and its activation."""
-    return GatedMLP(
-        gate=_matrix(gate),
-        up=_matrix(up),
-        down=_matrix(down),
-        gate_bias=_bias(gate),
-        up_bias=_bias(up),
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    return _gated(_matrix(gate), _matrix(up), _bias(gate), _bias(up), activation, down)
 
 
 def fused_gated_mlp(gate_and_up: Any, activation: Any, down: Any) -> GatedMLP:
     """Read a gated MLP whose gate and hidden layer are one matrix, the rows of the gate first."""
-    gate, up = _matrix(gate_and_up).chunk(2)
-    gate_bias, up_bias = (None, None) if gate_and_up.bias is None else _bias(gate_and_up).chunk(2)
-    return GatedMLP(
-        gate=gate,
-        up=up,
-        down=_matrix(down),
-        gate_bias=gate_bias,
-        up_bias=up_bias,
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    biases = (None, None) if gate_and_up.bias is None else _bias(gate_and_up).chunk(2)
+    return _gated(*_matrix(gate_and_up).chunk(2), *biases, activation, down)
+
+
+def _gated(gate: Tensor, up: Tensor, gate_bias: Any, up_bias: Any, activation: Any, down: Any) -> GatedMLP:
+    parameters = {"gate": gate, "up": up, "gate_bias": gate_bias, "up_bias": up_bias}
+    return GatedMLP(**parameters, down=_matrix(down), down_bias=_bias(down), activation=activation_of(activation))
 
 
 def rotary(model: Any, *, key: str | None = None) -> Rotary:
