@@ -1,0 +1,59 @@
+"""The constant on a ball between the best input and the best theorem."""
+
+from collections.abc import Callable
+
+import torch
+
+from howsmooth.domains.domain import Ball
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.heads import MultiHead
+from howsmooth.search.ascent import maximise
+from howsmooth.search.mechanisms import is_plain_softmax
+from howsmooth.theory.bounds import smallest_upper
+from howsmooth.theory.inputs import candidates
+from howsmooth.theory.results import Bracket
+
+
+def bracket(
+    attention: MultiHead,
+    *,
+    n: int,
+    radius: float,
+    search: bool = False,
+    generator: torch.Generator | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Bracket:
+    r"""Bracket the Lipschitz constant on sequences of ``n`` tokens in a ball.
+
+    Above: the smallest upper bound that applies. Below: the best of the explicit inputs, each measured on the whole
+    layer, or with ``search`` what ascent makes of them. Other mechanisms than softmax are always searched, since no
+    explicit inputs are known for them.
+
+    Args:
+        attention: The map.
+        n: How many tokens.
+        radius: The radius of the ball that every token lies in.
+        search: Whether to improve the input by ascent on the local constant.
+        generator: The source of random starts of the search.
+        progress: Called with the step and the best value after every step of the search.
+
+    Raises:
+        AssumptionError: If no theorem, or no explicit input, applies to this map.
+
+    Example:
+        >>> from howsmooth.maps.attention import Attention
+        >>> identity = torch.eye(2, dtype=torch.float64)
+        >>> round(bracket(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).ratio, 2)
+        1.19
+    """
+    upper = smallest_upper(attention, n=n, radius=radius)
+    if search or not is_plain_softmax(attention):
+        # from the same inputs, and never below the best of them
+        found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
+        return Bracket(lower=found, upper=upper)
+    explicit = candidates(attention, n, radius)
+    if not explicit:
+        raise AssumptionError(
+            "no explicit input applies to this map; use search=True, which needs none.", field="search"
+        )
+    return Bracket(lower=max(explicit, key=lambda witness: witness.value), upper=upper)
