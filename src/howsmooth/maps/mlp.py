@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -252,7 +252,7 @@ class GatedMLP(_FeedForward):
         gates = functional.linear(X, self.gate, self.gate_bias)
         hidden = functional.linear(X, self.up, self.up_bias)
         opened = activation.value(gates)
-        matrices = {"gate": self.gate, "up": self.up, "down": self.down}
+        matrices: dict[str, Any] = {"gate": self.gate, "up": self.up, "down": self.down}
         return opened * hidden, lambda: GatedJacobian(
             opened=opened, slopes=hidden * activation.slope(gates), **matrices, **on_tokens(X, out)
         )

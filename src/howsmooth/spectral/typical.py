@@ -230,10 +230,9 @@ def mean_square_interval(
         doubt: The probability with which the interval may miss.
         bound_doubt: The part of it with which ``largest`` may be too small; where that is all of it, no bound is used.
 
-    Example:
-        >>> low, high = mean_square_interval(100.0, 1.0, samples=16, doubt=0.05)
-        >>> round(float(low)), round(float(high))
-        (93, 107)
+    >>> low, high = mean_square_interval(100.0, 1.0, samples=16, doubt=0.05)
+    >>> round(float(low)), round(float(high))
+    (93, 107)
     """
     R, L = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(largest, dtype=float))
     if bound_doubt >= doubt:
@@ -272,10 +271,9 @@ def mean_gain(
         doubt: The probability with which the interval may miss.
         bound_doubt: The part of it with which ``largest`` may be too small.
 
-    Example:
-        >>> value, low, high = mean_gain([3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [1.0, 1.0], samples=4, doubt=0.05)
-        >>> round(value**2, 9)
-        12.5
+    >>> value, low, high = mean_gain([3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [1.0, 1.0], samples=4, doubt=0.05)
+    >>> round(value**2, 9)
+    12.5
     """
     unit = max(gains) or 1.0  # in it squares stay in the range of the numbers
     count = len(gains)
