@@ -7,9 +7,9 @@ from howsmooth.maps.composition import Chain as Chain
 from howsmooth.maps.composition import Residual as Residual
 from howsmooth.maps.composition import Sum as Sum
 from howsmooth.maps.mean_field_maps import mean_field as mean_field
-from howsmooth.maps.mechanisms.entmax import EntmaxAttention as EntmaxAttention
+from howsmooth.maps.mechanisms.counting import EntmaxAttention as EntmaxAttention
+from howsmooth.maps.mechanisms.counting import SigmoidAttention as SigmoidAttention
 from howsmooth.maps.mechanisms.linear import LinearAttention as LinearAttention
-from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention as SigmoidAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention as SinkhornAttention
 from howsmooth.maps.mechanisms.softmax_scores import CosineAttention as CosineAttention
 from howsmooth.maps.mechanisms.softmax_scores import DifferentialAttention as DifferentialAttention

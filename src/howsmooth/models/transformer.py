@@ -20,8 +20,7 @@ from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokeni
 from howsmooth.models.loading.adapters import merged
 from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
-from howsmooth.models.parts.embedding import embed
-from howsmooth.models.parts.ends import Ends
+from howsmooth.models.parts.ends import Ends, embed
 from howsmooth.spectral.autograd import TORCH_LAYERS
 
 

@@ -15,7 +15,7 @@ from howsmooth.linear_operators import on_tokens, take
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.mean_field_maps import Atoms
-from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
+from howsmooth.maps.mechanisms.counting import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Transform, Transforms
 from howsmooth.maps.weighting import Pick

@@ -106,8 +106,9 @@ def gated_mlp(gate: Any, up: Any, activation: Any, down: Any) -> GatedMLP:
 
 def fused_gated_mlp(gate_and_up: Any, activation: Any, down: Any) -> GatedMLP:
     """Read a gated MLP whose gate and hidden layer are one matrix, the rows of the gate first."""
-    biases = (None, None) if gate_and_up.bias is None else _bias(gate_and_up).chunk(2)
-    return _gated(*_matrix(gate_and_up).chunk(2), *biases, activation, down)
+    gate, up = _matrix(gate_and_up).chunk(2)
+    gate_bias, up_bias = (None, None) if gate_and_up.bias is None else _bias(gate_and_up).chunk(2)
+    return _gated(gate, up, gate_bias, up_bias, activation, down)
 
 
 def _gated(gate: Tensor, up: Tensor, gate_bias: Any, up_bias: Any, activation: Any, down: Any) -> GatedMLP:
