@@ -29,11 +29,8 @@ class AttentionJacobian(HeadsJacobian):
         \mathrm{VJP}:&\quad dP = g\,v^\top,\quad dS = s\,\mathrm{softmax}'(dP),\quad
                       dq = dS\,k,\quad dk = dS^\top q,\quad dv = P^\top g
 
-    where :math:`\mathrm{softmax}'(D) = P\circ(D - \mathrm{rowsum}(P\circ D))` is symmetric. The two parts of
-    :math:`dS` in the JVP are one matrix product, :math:`[dq\,|\,q]\,[k\,|\,dk]^\top`.
-    Both products can be differentiated by autograd with respect to the tokens and the weights.
-
-    For other rules from scores to weights, softmax' is :meth:`howsmooth.maps.weighting.Weights.jvp`.
+    where :math:`\mathrm{softmax}'(D) = P\circ(D - \mathrm{rowsum}(P\circ D))` is symmetric; for other rules it is
+    :meth:`howsmooth.maps.weighting.Weights.jvp`. Autograd can differentiate both products once more.
     """
 
     pattern: AttentionPattern  # the attention weights, kept or rebuilt

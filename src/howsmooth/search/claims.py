@@ -167,9 +167,8 @@ def audit(
     worst input two inputs near each other are compared: only :math:`\|f(Y)-f(Z)\| > \text{claimed}\cdot\|Y-Z\|` refutes
     a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
 
-    Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it;
-    what a callable computes in float32 inside cannot refute a claim by its rounding. Two inputs are compared at several
-    distances, up to the size of the domain: beside a large constant output near ones differ by rounding alone.
+    Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it, and
+    rounding cannot refute a claim: two inputs are compared at several distances, up to the size of the domain.
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.

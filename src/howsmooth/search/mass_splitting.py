@@ -149,9 +149,8 @@ def splitting(
     :math:`D = |y-x_i|` and :math:`D_F = |\Gamma_\mu(y)-\Gamma_\mu(x_i)|`, or less where other atoms hand mass on
     (:mod:`howsmooth.search.mean_field_context`).
 
-    Costs one measurement of :math:`J_\mu` and one of all atoms in a batch; the search for secants a few hundred
-    evaluations for each atom. Attention has both derivatives in closed form; residual blocks and other compositions,
-    and any callable, are differentiated by autograd, with a copy of every atom that has no mass.
+    Attention has both derivatives in closed form; compositions and callables are differentiated by autograd, with a
+    copy of every atom that has no mass. The search for secants takes a few hundred evaluations for each atom.
 
     Args:
         f: Attention of any kind, masked or not, a composition of maps (``Residual(attention)``), or any callable on

@@ -72,12 +72,9 @@ def local_lipschitz(
     Krylov iteration; the confidence then holds for each of them.
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
-    rounded forward pass. For attention, both ends are widened by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a first-order
-    bound on the effect of rounded scores, by the rounding before query and key norms, as these amplify it, and by
-    :math:`8\epsilon` of the terms in the product with the direction, which are large if values have a large bias; where
-    that exceeds a tenth of ``rtol``, float32 is measured in float64. If heads cancel, rounding errors are bounded per
-    head. A bias of values does not change the derivative where weights sum to one, and is left out there.
-    Compositions and callables are measured as they compute.
+    rounded forward pass. For attention, both ends are widened by a first-order bound on the effect of rounded scores,
+    :math:`4\epsilon(\max|q_i||k_j| + 8)`, norms and terms; where that exceeds a tenth of ``rtol``, float32 is measured
+    in float64. Compositions and callables are measured as they compute.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.

@@ -161,11 +161,8 @@ def typical_gain_of(
 
     for any unit vector u. The first term is computed, at the direction u of the largest amplification, and the mean of
     the second estimated by that of random directions (Hutchinson's estimator :cite:`hutchinson1989` on what deflation
-    leaves, as in Hutch++ :cite:`meyer2021`): where one singular value stands out, it holds most of the norm, and
-    random directions alone would say little about it.
-
-    The arguments are those of :func:`typical_gain`; ``estimate`` is a bracket of the norm of ``op``, if
-    there is one already.
+    leaves, as in Hutch++ :cite:`meyer2021`). The arguments are those of :func:`typical_gain`; ``estimate`` is a bracket
+    of the norm of ``op``, if there is one already.
     """
     check_operator(op)
     _check(samples, confidence)
@@ -216,9 +213,8 @@ def mean_square_interval(
     :math:`\sum_i\lambda_i\chi^2_{K,i}/K`, with mean R. Of all matrices with this trace and eigenvalues at most L, its
     variance and every exponential moment are largest if these are L or 0: then its law is
     :math:`\frac LK\chi^2_{KR/L}`, or :math:`\frac RK\chi^2_K` where :math:`R\le L`. The ends are those R for which the
-    observed mean is a quantile of that law at half the doubt, as in Garwood's interval for a Poisson mean. Why not
-    Student's interval: a few samples do not show a rare large one, and where one eigenvalue stands out it held in 82
-    to 92 cases of 100, not in 95.
+    observed mean is a quantile of that law at half the doubt, as in Garwood's interval for a Poisson mean. Student's
+    interval held in 82 to 92 cases of 100 where one eigenvalue stands out, not in 95.
 
     Operators side by side are one with blocks: the sum of their means, and the largest of their eigenvalues, give an
     interval for the sum of their traces.

@@ -150,15 +150,12 @@ def penalty(
 
     .. math:: \sigma = \langle u, D_Xf\,v\rangle,\qquad \partial\sigma = \langle u, \partial(D_Xf)\,v\rangle
 
-    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair.
-    The pair comes from Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors and a tenth of a
-    random one, ``steps`` steps of two products each; without, from a random vector until the residual is small. What
-    is returned is attained, :math:`|J^\top u|`, so never more than the constant but for rounding; how far it may be
-    below, ``state.residual`` tells.
+    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair by
+    Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors, in ``steps`` steps of two products;
+    without, from a random vector until the residual is small. What is returned is attained, :math:`|J^\top u|`, so
+    never more than the constant but for rounding; ``state.residual`` tells how far it may be below.
 
-    Dropout is switched off for it, attention runs in its mathematical form, half precision and ``autocast`` become
-    float32, compiled modules run uncompiled (:class:`howsmooth.errors.FallbackWarning`): all of that for its own
-    products only. Where the two largest singular values are equal, the gradient is one of many.
+    Its own products run without dropout, in float32 at least, uncompiled and with attention in its mathematical form.
 
     Args:
         f: A map with a ``jacobian``, or any callable or module that maps one tensor to one tensor and treats the
