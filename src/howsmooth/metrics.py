@@ -410,12 +410,7 @@ def covariance(X: Float[Tensor, "*batch n d"], *, ridge: float = RIDGE) -> Eucli
 
 
 def as_metrics(metric: "str | Metric | Metrics") -> Metrics:
-    """Return what a user gave as the metrics of input and output.
-
-    Raises:
-        AssumptionError: If there is no metric of that name.
-        DtypeError: If it is no metric at all.
-    """
+    """Return what a user gave as the metrics of input and output."""
     if isinstance(metric, Metrics):
         return metric
     if isinstance(metric, str):

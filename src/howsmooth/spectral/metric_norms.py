@@ -85,13 +85,9 @@ class HasTokenRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DenseRows:
-    """The rows of any derivative, as one array.
+    """The rows of any derivative, as one array."""
 
-    Attributes:
-        J: The derivative: output token and coordinate, input token and coordinate.
-    """
-
-    J: Float[Tensor, "m out n d"]
+    J: Float[Tensor, "m out n d"]  # the derivative: output token and coordinate, input token and coordinate
 
     @property
     def out(self) -> int:
@@ -112,15 +108,10 @@ class DenseRows:
 
 @dataclass(frozen=True, eq=False)
 class ProductRows:
-    """The rows of any derivative, each by two products with the whole.
+    """The rows of any derivative, each by two products with the whole."""
 
-    Attributes:
-        op: The derivative at one input.
-        at: Which output tokens these are.
-    """
-
-    op: LinearOperator
-    at: Int[Tensor, " rows"]
+    op: LinearOperator  # the derivative at one input
+    at: Int[Tensor, " rows"]  # which output tokens these are
 
     @property
     def out(self) -> int:
@@ -160,17 +151,11 @@ def _at_row(op: LinearOperator, row: int, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IsometricOperator(Operator):
-    """An operator between Euclidean metrics, as one between standard spaces.
-
-    Attributes:
-        op: The operator.
-        input: The metric of its domain.
-        output: The metric of its codomain.
-    """
+    """An operator between Euclidean metrics, as one between standard spaces."""
 
     op: LinearOperator
-    input: Euclidean
-    output: Euclidean
+    input: Euclidean  # the metric of its domain
+    output: Euclidean  # the metric of its codomain
 
     def _push(self, E: Tensor) -> Tensor:
         return self.output.standard(self.op.jvp(self.input.original(E)))
