@@ -77,6 +77,11 @@ def projections(query: Any, key: Any, value: Any, output: Any, heads: int, group
     return _arguments(weights, biases, output, heads)
 
 
+def separate_projections(attn: Any, output: Any, heads: int, groups: int | None = None) -> dict[str, Any]:
+    """Return the arguments of Attention from a module with ``q_proj``, ``k_proj`` and ``v_proj``."""
+    return projections(attn.q_proj, attn.k_proj, attn.v_proj, output, heads, groups)
+
+
 def fused_projections(fused: Any, output: Any, heads: int, split: Split) -> dict[str, Any]:
     """Return the arguments of Attention from one linear layer for queries, keys and values, and the output layer."""
     biases = (None, None, None) if fused.bias is None else split(_bias(fused))
