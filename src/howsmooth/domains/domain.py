@@ -122,18 +122,10 @@ class Ball(TensorDataclass):
         leaving = (norm >= self.radius * (1 - SURFACE)) & (outwards > 0)
         return torch.where(leaving, G - normal * outwards, G)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw inputs whose tokens are uniform in concentric balls, from a small one to the whole.
 
         Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
-
-        Args:
-            count: How many inputs.
-            n: How many tokens each.
-            like: The dimension, dtype and device of a token.
-            generator: The source of randomness.
         """
         device = like.device if generator is None else generator.device
         gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
@@ -198,9 +190,7 @@ class Sphere:
         normal = X / self.radius
         return G - normal * (normal * G).sum(-1, keepdim=True)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction, from close together to independent and uniform."""
         return self.nearest(draw_correlated(count, n, like, generator))
 
@@ -268,9 +258,7 @@ class Neighbourhood:
         """Return the direction of steepest ascent in the neighbourhood: on its surface nothing moves outwards."""
         return self._ball.direction(self._apart(Z - self.X.to(Z)), self._apart(G)).reshape(Z.shape)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw from concentric neighbourhoods, from a small one to the whole; the first is the given input itself."""
         whole = self._apart(self.X.to(like))
         offsets = self._ball.draw(count, whole.shape[0], whole[0], generator)
@@ -325,9 +313,7 @@ class WithMasses:
         """Move places within their domain, and masses freely."""
         return torch.cat((self.places.direction(X[..., :-1], G[..., :-1]), G[..., -1:]), dim=-1)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d1"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d1"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw places from their domain, and masses from nearly equal to very unbalanced ones."""
         places = self.places.draw(count, n, like[:-1], generator)
         device = like.device if generator is None else generator.device

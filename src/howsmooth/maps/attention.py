@@ -69,13 +69,8 @@ class ScoreAttention(MultiHead):
         """
         return self._linearised(X, memory)
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more n out"], AttentionJacobian]:
-        """Return the value and the derivative at ``X``: the attention weights of one are those of the other.
-
-        The arguments are those of :meth:`jacobian`.
-        """
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> tuple[Tensor, AttentionJacobian]:
+        """Return the value and the derivative at ``X``, which share attention weights, as in :meth:`jacobian`."""
         found = self._linearised(X, memory)
         return self._put_out(self._biased(found.pattern, found.projections), found.output, found.batch), found
 

@@ -61,9 +61,7 @@ class Norm(TensorDataclass):
         require_tokens(X, self.gain)
         return self.linearise(X)
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n d"], "NormJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> "tuple[Tensor, NormJacobian]":
         """Return the value and the derivative at ``X``, which share ``z``; ``memory`` is for maps with weights."""
         found = self.jacobian(X)
         scaled = self.gain * found.z

@@ -222,12 +222,7 @@ def audit(
 
 
 @torch.no_grad()
-def steepest_pair(
-    f: Callable[[Tensor], Tensor],
-    X: Float[Tensor, "n d"],
-    direction: Float[Tensor, "n d"],
-    domain: Domain,
-) -> SecantPair:
+def steepest_pair(f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, domain: Domain) -> SecantPair:
     r"""Return the best pair along a direction through ``X``, over a range of distances.
 
     Rounding errors of the outputs may exceed their last digits, where the map computes in float32 inside or large

@@ -76,9 +76,7 @@ class LinearAttention(MultiHead):
         require_finite(found.means, "the output of attention")
         return found
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more n out"], "LinearJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, LinearJacobian]":
         """Return the value and the derivative at ``X``."""
         found = self.jacobian(X, memory=memory)
         return self._put_out(self._biased(found), found.output, found.batch), found

@@ -26,6 +26,7 @@ from howsmooth.models.families.parameters import (
     rms_norm,
     rotary,
     rotary_gain,
+    separate_projections,
     stacked,
     with_rotary_gain,
 )

@@ -23,6 +23,7 @@ from howsmooth.models.families.parameters import (
     rms_norm,
     rotary,
     rotary_gain,
+    separate_projections,
     stacked,
 )
 from howsmooth.models.parts.block import FeedForward
