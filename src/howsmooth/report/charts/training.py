@@ -1,5 +1,7 @@
 """Training: what a monitor read of each layer and a probe of each head, over steps."""
 
+from collections.abc import Sequence
+
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import GREY, HUES
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
