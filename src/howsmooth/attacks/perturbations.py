@@ -230,13 +230,13 @@ class PreparedAttack:
         if not isinstance(self.f, Attention):
             return None
         n, d = self.X.shape[-2:]
-        per_token = isinstance(self.metrics.input, LargestToken)
+        ball = "token" if isinstance(self.metrics.input, LargestToken) else "total"
         # any other ball lies in one of the total norm, and no displacement is larger than so many total ones
-        eps = eps if per_token else eps * self.metrics.input.euclidean_ratios((n, d))[0]
+        eps = eps if ball == "token" else eps * self.metrics.input.euclidean_ratios((n, d))[0]
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
             rows = self.X.reshape(-1, n, d)
-            found = [most * displacement_upper(self.f, x, eps=eps, per_token=per_token).value for x in rows]
+            found = [most * displacement_upper(self.f, x, eps=eps, metric=ball).value for x in rows]
         except AssumptionError:
             return None
         return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])

@@ -16,6 +16,7 @@ from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, read_text
 from howsmooth.models.loading.names import check_tokenizer
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, number, percent
 
@@ -50,9 +51,7 @@ ORIGINS = {
 class NearText:
     """Which inputs near a text are searched: none without ``eps``."""
 
-    eps: Annotated[
-        float | None, typer.Option("--eps", help="How far every token may move (Euclidean norm).", rich_help_panel=NEAR)
-    ] = None
+    eps: Annotated[float | None, typer.Option("--eps", help="How far tokens may move.", rich_help_panel=NEAR)] = None
     text: Annotated[
         str,
         typer.Option(
@@ -66,9 +65,15 @@ class NearText:
     window: Annotated[
         int, typer.Option("--window", help="Which window of n tokens, counted from 0.", rich_help_panel=NEAR)
     ] = 0
-    together: Annotated[
-        bool, typer.Option("--together", help="--eps bounds all tokens together, not each one.", rich_help_panel=NEAR)
-    ] = False
+    within: Annotated[
+        str,
+        typer.Option(
+            "--within",
+            metavar="NAME",
+            help="The metric of --eps: token for each token, total for all together, ….",
+            rich_help_panel=NEAR,
+        ),
+    ] = "token"
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -105,6 +110,7 @@ class NearText:
         """
         if self.eps is None or not 0 < self.eps < math.inf:
             raise AssumptionError(f"--eps must be positive and finite, got {self.eps}.", field="eps")
+        check_metric(self.within)
         if self.window < 0:
             raise AssumptionError(f"--window counts from 0, got {self.window}.", field="window")
         require_length(n)
@@ -149,11 +155,10 @@ class NearText:
     @property
     def about(self) -> dict[str, str]:
         """What is kept beside the input that was found."""
-        norm = "all tokens together" if self.together else "each token"
         tokenizer = {"tokenizer": self.tokenizer} if self.tokenizer else {}
         where = {"text": self.text, "window": str(self.window)}
         where = where if self.sentence is None else {"sentence": self.sentence}
-        return where | {"eps": f"{self.eps!r} for {norm}"} | tokenizer
+        return where | {"eps": f"{self.eps!r}", "within": self.within} | tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +239,7 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
     from howsmooth.search.nearby import worst_nearby
 
     with ascent_bar(True, how.ascent["steps"]) as progress:
-        found = worst_nearby(f, X, eps=near.eps or 0.0, per_token=not near.together, progress=progress, **how.ascent)
+        found = worst_nearby(f, X, eps=near.eps or 0.0, metric=near.within, progress=progress, **how.ascent)
     require_range(found.witness)
     if how.as_json:
         print_json(_as_dict(near, found, pieces) | {"n": n})
@@ -365,13 +370,16 @@ def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str
 
     words = _readable(pieces)
     radius = float(found.centre.double().norm(dim=-1).mean())
-    may = "all tokens together may move" if near.together else "every token may move"
+    eps, usual = number(near.eps or 0.0), "may move by {} in the Euclidean norm"
+    may = {"total": f"all tokens together {usual}", "token": f"every token {usual}"}.get(
+        near.within, f"tokens may move by {{}} in the metric {near.within}"
+    )
     share = f"{percent((near.eps or 0.0) / radius)} of the mean norm of a token, {number(radius)}"
     measured = found.witness.measured
     said = [
         f"Text: {f'window {near.window} of {near.text}' if near.sentence is None else 'the sentence'}, "
         f"{count(len(pieces), 'token')}: {running_text(pieces)}",
-        f"Near: {may} by {number(near.eps or 0.0)} in the Euclidean norm: {share}.",
+        f"Near: {may.format(eps)}: {share}.",
         f"Moved furthest: {_most(words, found.moved, number)}.",
         f"Moved alone, worth most: {_most(words, found.alone, at_least)}.",
         f"Most sensitive there: {_most(words, measured.token_sensitivity.tolist(), percent)} of the worst direction.",
