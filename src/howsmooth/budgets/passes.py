@@ -21,17 +21,11 @@ from howsmooth.errors import NonFiniteError, UnsupportedModelError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Products:
-    """Inner products of sampled gradients with errors.
-
-    Attributes:
-        errors: The errors.
-        values: I, for every window, pass and error.
-        positions: How many positions of the output each window has.
-    """
+    """Inner products of sampled gradients with errors."""
 
     errors: tuple[Error, ...]
-    values: Float[Tensor, "windows passes errors"]
-    positions: int
+    values: Float[Tensor, "windows passes errors"]  # I, for every window, pass and error
+    positions: int  # how many positions of the output each window has
 
     def columns(self, keys: Sequence[Key]) -> list[int]:
         """Return where errors stand."""
@@ -47,10 +41,6 @@ def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) ->
         passes: How many draws at each window.
         seed: The seed of the draws; each window has its own, whatever the others are.
         first: The number of the first window, if there are others before it.
-
-    Raises:
-        UnsupportedModelError: If the model cannot be differentiated, or an error enters nowhere.
-        NonFiniteError: If its output or gradient is not finite.
     """
     subject = places.subject
     tables, positions = [], 0

@@ -25,19 +25,12 @@ EMBEDDINGS = "embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """An error that may be put into a model.
+    """An error that may be put into a model."""
 
-    Attributes:
-        name: What it is in: a parameter as in ``named_parameters()``, ``cache.3.key.2`` (layer, head), or a module.
-        scheme: The name of the scheme that makes it.
-        numbers: How many numbers are rounded.
-        bits: How many bits the scheme needs for each of them.
-    """
-
-    name: str
-    scheme: str
-    numbers: int
-    bits: float
+    name: str  # what it is in: a parameter as in ``named_parameters()``, ``cache.3.key.2`` (layer, head), or a module
+    scheme: str  # the name of the scheme that makes it
+    numbers: int  # how many numbers are rounded
+    bits: float  # how many bits the scheme needs for each of them
 
     @property
     def key(self) -> Key:
@@ -52,16 +45,11 @@ Meet = Callable[[Tensor, Sequence[Error], Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """The places of a model where errors of some schemes enter.
+    """The places of a model where errors of some schemes enter."""
 
-    Attributes:
-        subject: The model.
-        schemes: The schemes; their places say where.
-        kept: Errors of weights that were computed before, as many as memory allows.
-    """
-
-    subject: Subject
-    schemes: Sequence[Scheme]
+    subject: Subject  # the model
+    schemes: Sequence[Scheme]  # the schemes; their places say where
+    # errors of weights that were computed before, as many as memory allows
     kept: dict[Key, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -238,11 +226,7 @@ def _image(part: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def require_places(found: Sequence[Error], places: Places) -> None:
-    """Refuse schemes whose errors enter nowhere: a model without a cache, or without linear maps.
-
-    Raises:
-        UnsupportedModelError: If there is one.
-    """
+    """Refuse schemes whose errors enter nowhere: a model without a cache, or without linear maps."""
     met = {error.scheme for error in found}
     for scheme in places.schemes:
         if scheme.name not in met:

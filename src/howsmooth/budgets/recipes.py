@@ -51,21 +51,14 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecipeChoice:
-    """Every option of every matrix: how large it is, and its inner products.
+    """Every option of every matrix: how large it is, and its inner products."""
 
-    Attributes:
-        names: The matrices.
-        options: The names of the schemes; the last is to keep the matrix.
-        values: Inner products, zero for what is kept, divided so that squares sum up to a cost.
-        bits: The bits of each option, for all numbers of a matrix.
-        shrinkage: The share of cross terms that is no noise.
-    """
-
-    names: tuple[str, ...]
-    options: tuple[str, ...]
+    names: tuple[str, ...]  # the matrices
+    options: tuple[str, ...]  # the names of the schemes; the last is to keep the matrix
+    # inner products, zero for what is kept, divided so that squares sum up to a cost
     values: Float[Tensor, "draws matrices options"]
-    bits: Float[Tensor, "matrices options"]
-    shrinkage: float
+    bits: Float[Tensor, "matrices options"]  # the bits of each option, for all numbers of a matrix
+    shrinkage: float  # the share of cross terms that is no noise
 
     @classmethod
     def of(
@@ -103,11 +96,7 @@ class RecipeChoice:
         return chosen
 
     def within(self, *, bits: float | None = None, kl: float | None = None) -> Tensor:
-        """Return the cheapest options that take at most so many bits, or the smallest that cost at most so much.
-
-        Raises:
-            AssumptionError: If no choice is so small.
-        """
+        """Return the cheapest options that take at most so many bits, or the smallest that cost at most so much."""
         if bits is not None and float(self.bits.amin(1).sum()) > bits:
             least = float(self.bits.amin(1).sum() / self.bits[:, -1].sum())
             raise AssumptionError(

@@ -24,24 +24,14 @@ LENGTH, WINDOWS = 128, 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A model at windows of tokens.
+    """A model at windows of tokens."""
 
-    Attributes:
-        transformer: The model.
-        tokens: Windows of equal length; pixels for models of pictures.
-    """
-
-    transformer: Transformer
-    tokens: Tensor
+    transformer: Transformer  # the model
+    tokens: Tensor  # windows of equal length; pixels for models of pictures
 
     @classmethod
     def of(cls, model: Transformer | nn.Module | str, tokens: Int[Tensor, "b n"] | Text | str) -> "Subject":
-        """Load a model and cut a text, if need be.
-
-        Raises:
-            HowsmoothError: If there is no such model or text, the text is too short, or the model has no output that
-                is a distribution or an embedding.
-        """
+        """Load a model and cut a text, if need be."""
         transformer = model if isinstance(model, Transformer) else load(model)
         if isinstance(tokens, Text | str):
             text = tokens if isinstance(tokens, Text) else read_text(tokens)
@@ -68,11 +58,7 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """What the output is: ``words``, ``classes`` or ``embedding``.
-
-        Raises:
-            UnsupportedModelError: If it is none of these.
-        """
+        """What the output is: ``words``, ``classes`` or ``embedding``."""
         name = type(self.module).__name__
         if name.endswith("Classification"):
             return "classes"

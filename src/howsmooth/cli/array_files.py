@@ -56,11 +56,7 @@ def _require_readable(path: Path) -> None:
 
 
 def array_names(path: Path) -> list[str]:
-    """Return the names of the arrays in a file; an ``.npy`` file holds one without a name.
-
-    Raises:
-        FileError: If it is damaged.
-    """
+    """Return the names of the arrays in a file; an ``.npy`` file holds one without a name."""
     with _explained(path):
         if path.suffix == ".safetensors":
             from safetensors import safe_open
@@ -80,12 +76,6 @@ def read_array(source: str, name: str) -> "Tensor":
     Args:
         source: ``FILE`` or ``FILE:KEY``.
         name: What the array is for, and the key that is tried if none is given.
-
-    Raises:
-        FileError: If there is no such file or key, or the file is damaged or too large.
-        DtypeError: If the entries are not real numbers.
-        ShapeError: If the array is empty.
-        NonFiniteError: If an entry is NaN or infinite.
     """
     import torch
 

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_code(source: str) -> tuple[Path, str]:
-    """Return the file and the name in it, without running anything.
-
-    Raises:
-        AssumptionError: If it is not written as ``FILE.py:NAME``.
-        FileError: If there is no such file, or it cannot be read.
-    """
+    """Return the file and the name in it, without running anything."""
     file, colon, name = source.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise AssumptionError(f"name code as FILE.py:NAME, got {source!r}.", field="code")

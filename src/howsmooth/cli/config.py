@@ -10,11 +10,7 @@ FILE, SECTION = "howsmooth.toml", ("tool", "howsmooth")
 
 
 def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the nearest file that holds defaults, and what it holds; none if there is none.
-
-    Raises:
-        FileError: If a file cannot be read.
-    """
+    """Return the nearest file that holds defaults, and what it holds; none if there is none."""
     for place in (folder, *folder.parents):
         for file, section in ((place / FILE, ()), (place / "pyproject.toml", SECTION)):
             if not file.is_file():
@@ -39,9 +35,6 @@ def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[st
         name: The command.
         parameters: Its parameters by name.
         folder: Where it runs.
-
-    Raises:
-        FileError: If the command has no option of a name in its own table.
     """
     read = found_defaults(folder)
     if read is None:

@@ -103,11 +103,7 @@ class LayerSource:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where each array lies: those of the file of weights, and those named one by one.
-
-        Raises:
-            FileError: If there is no such file, or it is damaged.
-        """
+        """Where each array lies: those of the file of weights, and those named one by one."""
         named = self._named
         if self.model is None or self._is_of_model:
             return named
@@ -119,11 +115,7 @@ class LayerSource:
 
     @property
     def paths(self) -> list[Path]:
-        """The files that are read.
-
-        Raises:
-            FileError: If one of them cannot be.
-        """
+        """The files that are read."""
         return [split_source(source)[0] for source in self.sources.values()]
 
     @property
@@ -136,12 +128,7 @@ class LayerSource:
         return {"howsmooth": __version__} | layer | family | self.sources
 
     def check(self) -> None:
-        """Refuse what contradicts itself or is not there, before torch is imported.
-
-        Raises:
-            AssumptionError: If options contradict each other, or some are missing.
-            FileError: If a file is not there, or of another kind.
-        """
+        """Refuse what contradicts itself or is not there, before torch is imported."""
         if self._is_of_model:
             self._check_model()
         else:

@@ -28,9 +28,6 @@ LARGEST = 2**53
 def whole_numbers(text: str, option: str, *, least: int = 0) -> list[int]:
     """Read numbers with commas between them, of which none is below ``least``.
 
-    Raises:
-        AssumptionError: If there is anything else, or a number is out of range.
-
     Example:
         >>> whole_numbers("8,16", "--lengths")
         [8, 16]

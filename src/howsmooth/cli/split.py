@@ -42,12 +42,7 @@ class MeasureFiles:
     ] = None
 
     def check(self) -> None:
-        """Refuse files that are missing or too many, before any is opened.
-
-        Raises:
-            AssumptionError: If the options contradict each other.
-            FileError: If a file is not there, or of another kind.
-        """
+        """Refuse files that are missing or too many, before any is opened."""
         if (self.tokens is None) == (self.measure is None):
             raise AssumptionError(
                 "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "

@@ -118,12 +118,7 @@ def swap(
 
 
 def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int, round_trip: bool) -> "Tensor":
-    """Return a sentence as a model reads it, between its special tokens; or the first tokens of a text.
-
-    Raises:
-        AssumptionError: If the tokenizer cannot give the text back, or the model has fewer positions.
-        UnsupportedModelError: If there is no tokenizer.
-    """
+    """Return a sentence as a model reads it, between its special tokens; or the first tokens of a text."""
     import torch
 
     from howsmooth.models.inputs.text import HubTokenizer, tokens_of

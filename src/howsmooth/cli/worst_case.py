@@ -86,11 +86,7 @@ class NearText:
     ] = ""
 
     def is_meant(self, radius: float | None) -> bool:
-        """Tell whether inputs near a text are meant, and not those in a ball.
-
-        Raises:
-            AssumptionError: If both are, or ``eps`` is missing.
-        """
+        """Tell whether inputs near a text are meant, and not those in a ball."""
         if self.eps is not None and radius is not None:
             raise AssumptionError(
                 "give --radius for a ball, or --eps for the inputs near a text; got both.", field="eps"
@@ -101,13 +97,7 @@ class NearText:
         return self.eps is not None
 
     def check(self, source: LayerSource, n: int) -> None:
-        """Refuse what cannot be searched, before anything is loaded.
-
-        Raises:
-            AssumptionError: If a number is out of range, or there is no model to read the text.
-            FileError: If there is no such text.
-            UnsupportedModelError: If there is no such family or tokenizer.
-        """
+        """Refuse what cannot be searched, before anything is loaded."""
         if self.eps is None or not 0 < self.eps < math.inf:
             raise AssumptionError(f"--eps must be positive and finite, got {self.eps}.", field="eps")
         check_metric(self.within)

@@ -20,11 +20,7 @@ UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def write_lab(target: str | os.PathLike[str] = "lab.html") -> Path:
-    """Write the lab; return where it is.
-
-    Raises:
-        FileError: If there is no folder for the file, or it cannot be written.
-    """
+    """Write the lab; return where it is."""
     path = Path(target)
     if not path.parent.is_dir():
         raise FileError(f"there is no folder {os.fspath(path.parent)!r} for the lab.", field="target")

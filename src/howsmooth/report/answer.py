@@ -29,38 +29,23 @@ def columns_of(rows: "Sequence[AnswerRow]") -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """The numbers of one layer on a line that all rows of a table share, logarithmic, from 0 to 1.
+    """The numbers of one layer on a line that all rows of a table share, logarithmic, from 0 to 1."""
 
-    Attributes:
-        marks: What each number is, and where it stands.
-        low: Where the smallest constant of a window stands.
-        high: Where the largest stands.
-        one: Where perturbations neither grow nor shrink; none if that is beyond the line.
-    """
-
-    marks: tuple[tuple[str, float], ...]
-    low: float
-    high: float
-    one: float | None
+    marks: tuple[tuple[str, float], ...]  # what each number is, and where it stands
+    low: float  # where the smallest constant of a window stands
+    high: float  # where the largest stands
+    one: float | None  # where perturbations neither grow nor shrink; none if that is beyond the line
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow:
-    """What is known about one layer, and of which measurement.
+    """What is known about one layer, and of which measurement."""
 
-    Attributes:
-        measurement: Where the numbers come from.
-        section: The place of the section that draws it closely; none if no section does.
-        layer: The numbers.
-        mark: What stands out about it, if anything.
-        strip: The numbers as a picture; none if nothing can be drawn.
-    """
-
-    measurement: Measurement
-    section: int | None
-    layer: LayerSummary
-    mark: str
-    strip: Strip | None
+    measurement: Measurement  # where the numbers come from
+    section: int | None  # the place of the section that draws it closely; none if no section does
+    layer: LayerSummary  # the numbers
+    mark: str  # what stands out about it, if anything
+    strip: Strip | None  # the numbers as a picture; none if nothing can be drawn
 
     @property
     def cells(self) -> dict[str, str]:

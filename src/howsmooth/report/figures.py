@@ -21,23 +21,14 @@ MOST_DOTS = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A chart and its words.
+    """A chart and its words."""
 
-    Attributes:
-        name: What ``howsmooth figure`` calls it.
-        chart_name: Its name among the charts of one section.
-        chart: The chart; of all layers, if it is for one at a time.
-        about: What is drawn, for those who do not see it.
-        numbers: The same as a table.
-        per_layer: Whether it shows one layer at a time: rows of the others are to be left out.
-    """
-
-    name: str
-    chart_name: str
-    chart: Chart
-    about: str
-    numbers: Numbers
-    per_layer: bool
+    name: str  # what ``howsmooth figure`` calls it
+    chart_name: str  # its name among the charts of one section
+    chart: Chart  # the chart; of all layers, if it is for one at a time
+    about: str  # what is drawn, for those who do not see it
+    numbers: Numbers  # the same as a table
+    per_layer: bool  # whether it shows one layer at a time: rows of the others are to be left out
 
     @functools.cached_property
     def spec(self) -> dict[str, Any]:
@@ -81,9 +72,6 @@ def draw(subject: Measurement | Section | Run, name: str = "length", *, layer: i
         subject: What to draw it of.
         name: Which chart; a part of its name is enough, if no other has it.
         layer: Which layer, for charts of one layer; the least smooth by default.
-
-    Raises:
-        AssumptionError: If there is no such chart, or no such layer.
     """
     section, kind = _chosen(_parts(subject), name)
     if kind.layers is None:
@@ -134,11 +122,7 @@ def _listed(found: Sequence[tuple[Section, ChartKind]]) -> str:
 
 
 def straightened(chart: Chart) -> Chart:
-    """Return a chart with linear axes in place of logarithmic ones.
-
-    Raises:
-        AssumptionError: If it has no logarithmic axis that can be made linear.
-    """
+    """Return a chart with linear axes in place of logarithmic ones."""
     spec = chart.to_dict()
     straight = linear(spec)
     if straight == spec:

@@ -43,50 +43,32 @@ Drawn = Mapping[Section, Sequence[Drawing]]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDetail:
-    """One layer of a measurement, more closely: whichever the reader chooses.
+    """One layer of a measurement, more closely: whichever the reader chooses."""
 
-    Attributes:
-        layers: Those that can be chosen, the least smooth first.
-        drawings: Charts of one layer.
-        worst_inputs: The command that builds an input that is worse than any text, for each layer that has one.
-        tokens: How many tokens the window has whose words are shown.
-        words: Whether a space comes before each of them, the word, and how dark the first layer has it, from 0 to 1.
-        shares: How much of the worst perturbation and of the response each token holds, by layer.
-        largest: The tokens that hold most of both, in words, by layer.
-    """
-
-    layers: list[int]
-    drawings: list[Drawing]
+    layers: list[int]  # those that can be chosen, the least smooth first
+    drawings: list[Drawing]  # charts of one layer
+    # the command that builds an input that is worse than any text, for each layer that has one
     worst_inputs: dict[int, str]
-    tokens: int
+    tokens: int  # how many tokens the window has whose words are shown
+    # whether a space comes before each of them, the word, and how dark the first layer has it, from 0 to 1
     words: list[tuple[bool, str, float]]
+    # how much of the worst perturbation and of the response each token holds, by layer
     shares: dict[int, dict[str, Sequence[float]]]
-    largest: dict[int, tuple[str, str]]
+    largest: dict[int, tuple[str, str]]  # the tokens that hold most of both, in words, by layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class SectionView:
-    """What the page says about one section.
+    """What the page says about one section."""
 
-    Attributes:
-        name: Which section it is.
-        map: The map that was measured; nothing for a study.
-        title: What it shows.
-        legend: How it was made, and what the numbers are worth.
-        said: What was found, in a sentence.
-        more: What is said about growth.
-        drawings: Charts of all layers.
-        closer: One layer, where the section is about one measurement.
-    """
-
-    name: str
-    map: str
-    title: str
-    legend: str
-    said: str
-    more: str
-    drawings: list[Drawing]
-    closer: LayerDetail | None
+    name: str  # which section it is
+    map: str  # the map that was measured; nothing for a study
+    title: str  # what it shows
+    legend: str  # how it was made, and what the numbers are worth
+    said: str  # what was found, in a sentence
+    more: str  # what is said about growth
+    drawings: list[Drawing]  # charts of all layers
+    closer: LayerDetail | None  # one layer, where the section is about one measurement
 
     @property
     def charts(self) -> list[Drawing]:
@@ -107,11 +89,7 @@ def write_report(folder: str | os.PathLike[str], target: str | os.PathLike[str] 
 
 
 def write_page(run: Run, drawn: Drawn, folder: str | os.PathLike[str]) -> Path:
-    """Write the report of a run that was read, and whose charts were drawn, into its folder; return where it is.
-
-    Raises:
-        FileError: If the file cannot be written.
-    """
+    """Write the report of a run that was read, and whose charts were drawn, into its folder; return where it is."""
     return written(_page(run, drawn), Path(folder) / FILE)
 
 
@@ -121,11 +99,7 @@ def render(run: Run) -> str:
 
 
 def written(page: str, path: Path) -> Path:
-    """Write a page whole or not at all; return where it is.
-
-    Raises:
-        FileError: If the file cannot be written.
-    """
+    """Write a page whole or not at all; return where it is."""
     try:
         with whole(path) as partial:
             partial.write_text(page, encoding="utf-8")

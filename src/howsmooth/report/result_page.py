@@ -16,11 +16,7 @@ MarkedLine = Sequence[tuple[str, bool]]
 
 
 def write_comparison(found: Comparison, command: str, path: Path) -> Path:
-    """Write the report of a comparison; return where it is.
-
-    Raises:
-        FileError: If the file cannot be written.
-    """
+    """Write the report of a comparison; return where it is."""
     drawn = any(row.ratio is not None for row in found.rows)
     spec = differences_chart(found).to_dict() if drawn else {}
     spec.pop("title", None)

@@ -18,23 +18,14 @@ BY_KIND = {"bounds": "worst", "ascent": "worst", "extremal": "adversarial", "rec
 # Told apart by which it is, not by what it holds: charts are kept by their section.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Section:
-    """What is drawn together.
+    """What is drawn together."""
 
-    Attributes:
-        name: Which charts it has: those that name it.
-        title: What it shows.
-        protocol: What the paper did for it, and what differs here; nothing if it is of no figure of the paper.
-        measurements: What was measured at texts, summed up.
-        records: Everything that was found.
-        prefix: What its charts are called by, before their names.
-    """
-
-    name: str
-    title: str
-    protocol: str = ""
-    measurements: tuple[Measurement, ...] = ()
-    records: tuple[Record, ...] = ()
-    prefix: str = ""
+    name: str  # which charts it has: those that name it
+    title: str  # what it shows
+    protocol: str = ""  # what the paper did for it, and what differs here; nothing if it is of no figure of the paper
+    measurements: tuple[Measurement, ...] = ()  # what was measured at texts, summed up
+    records: tuple[Record, ...] = ()  # everything that was found
+    prefix: str = ""  # what its charts are called by, before their names
 
     def of_kind(self, *kinds: str) -> list[Record]:
         """Return the records of some kinds."""

@@ -76,23 +76,14 @@ def one_by_one(answer: "Callable[[Any, Resources], Answer]") -> "Callable[..., l
 
 
 class AtText(Ask, frozen=True, kw_only=True):
-    """A question about a part of a layer at one window of a text.
+    """A question about a part of a layer at one window of a text."""
 
-    Attributes:
-        model: A name or folder that ``hs.load`` understands.
-        layer: Which attention layer.
-        map: Which part of it.
-        window: Which tokens.
-        where: Where to compute, and with which numbers.
-        reading: How the model is read, where its folder does not say.
-    """
-
-    model: str
-    layer: int
-    map: str = "attention"
-    window: Window
-    where: Compute = Compute()
-    reading: ModelReading = ModelReading()
+    model: str  # a name or folder that ``hs.load`` understands
+    layer: int  # which attention layer
+    map: str = "attention"  # which part of it
+    window: Window  # which tokens
+    where: Compute = Compute()  # where to compute, and with which numbers
+    reading: ModelReading = ModelReading()  # how the model is read, where its folder does not say
 
     @property
     def map_name(self) -> MapName:
@@ -154,31 +145,19 @@ class AtText(Ask, frozen=True, kw_only=True):
 
 
 class AboutHead(Ask, frozen=True, kw_only=True):
-    """A question about attention itself, whatever its tokens: a part of a layer of a model, or matrices.
+    """A question about attention itself, whatever its tokens: a part of a layer of a model, or matrices."""
 
-    Attributes:
-        model: A name or folder that ``hs.load`` understands; or nothing, and then ``A`` and ``V`` are given.
-        layer: Which attention layer.
-        map: Which part of it.
-        biases: Whether its biases are kept; the paper's inputs are built from heads without them.
-        A: The form of a single head.
-        V: Its values.
-        length: How many tokens the input has.
-        radius: The radius of the ball that they lie in.
-        family: Of which family the model is, where its config.json does not say.
-        solver: How well norms are to be known, and the seed.
-    """
-
-    model: str = ""
-    layer: int = 0
-    map: str = "attention"
-    biases: bool = True
-    A: Matrix = ()
-    V: Matrix = ()
-    length: int
-    radius: Annotated[float, described(plural="radii")]
+    model: str = ""  # a name or folder that ``hs.load`` understands; or nothing, and then ``A`` and ``V`` are given
+    layer: int = 0  # which attention layer
+    map: str = "attention"  # which part of it
+    biases: bool = True  # whether its biases are kept; the paper's inputs are built from heads without them
+    A: Matrix = ()  # the form of a single head
+    V: Matrix = ()  # its values
+    length: int  # how many tokens the input has
+    radius: Annotated[float, described(plural="radii")]  # the radius of the ball that they lie in
+    # of which family the model is, where its config.json does not say
     family: Annotated[str, described(plural="families")] = ""
-    solver: Solver = Solver()
+    solver: Solver = Solver()  # how well norms are to be known, and the seed
 
     @property
     def label(self) -> str:

@@ -59,11 +59,7 @@ def finite(value: float) -> float | None:
 
 
 def from_json(text: str, kind: type[T] | GenericAlias) -> T:
-    """Read what :func:`to_json` wrote.
-
-    Raises:
-        FieldError: If it is no JSON, or does not fit.
-    """
+    """Read what :func:`to_json` wrote."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -163,21 +159,13 @@ def columns(value: JsonValue) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A field of a value, or of a value inside it.
+    """A field of a value, or of a value inside it."""
 
-    Attributes:
-        name: What it is called, everywhere.
-        path: The fields that lead to it.
-        type: Its type.
-        default: What it holds unless it is given; ``msgspec.NODEFAULT`` if it must be given.
-        declared: What else its declaration says: ``description``, ``metavar``, ``plural``, ``option``.
-    """
-
-    name: str
-    path: tuple[str, ...]
+    name: str  # what it is called, everywhere
+    path: tuple[str, ...]  # the fields that lead to it
     type: Any
-    default: Any
-    declared: dict[str, Any]
+    default: Any  # what it holds unless it is given; ``msgspec.NODEFAULT`` if it must be given
+    declared: dict[str, Any]  # what else its declaration says: ``description``, ``metavar``, ``plural``, ``option``
 
     @property
     def option(self) -> str:
@@ -210,11 +198,7 @@ V = TypeVar("V", bound=JsonValue)
 
 
 def from_settings(kind: type[V], given: Mapping[str, Any]) -> V:
-    """Build a value from its settings, in whatever values they lie; what is not given keeps its default.
-
-    Raises:
-        FieldError: If there is no such setting, or it does not fit.
-    """
+    """Build a value from its settings, in whatever values they lie; what is not given keeps its default."""
     known, nested = settings_of(kind), dict[str, Any]()
     for name, value in given.items():
         if name not in known:

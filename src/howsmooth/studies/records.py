@@ -11,23 +11,14 @@ from howsmooth.studies.json_values import JsonValue, fingerprint
 
 
 class Machine(JsonValue, frozen=True, kw_only=True):
-    """Versions, hardware and threads.
+    """Versions, hardware and threads."""
 
-    Attributes:
-        howsmooth: The version of this library.
-        torch: The version of torch.
-        transformers: The version of transformers.
-        python: The version of Python.
-        processor: The kind of processor and how many cores it has.
-        threads: How many threads a product used: sums in another order differ in the last bit.
-    """
-
-    howsmooth: str
-    torch: str
-    transformers: str
-    python: str
-    processor: str
-    threads: int
+    howsmooth: str  # the version of this library
+    torch: str  # the version of torch
+    transformers: str  # the version of transformers
+    python: str  # the version of Python
+    processor: str  # the kind of processor and how many cores it has
+    threads: int  # how many threads a product used: sums in another order differ in the last bit
 
 
 def this_machine() -> Machine:
@@ -85,23 +76,14 @@ Outcome = Record[Any, Any] | Failure
 
 
 class RunPlan(JsonValue, frozen=True, kw_only=True):
-    """Some asks that were planned together.
+    """Some asks that were planned together."""
 
-    Attributes:
-        kind: The kind of its asks.
-        keys: The keys of all of them, done or not.
-        beside: The keys of asks that go with them: single heads beside whole layers.
-        figure: The figure of the paper that they are for, if they are.
-        command: What to type to ask for them again.
-        number: The index of this plan within the run.
-    """
-
-    kind: str
-    keys: tuple[str, ...]
-    beside: tuple[str, ...] = ()
-    figure: str = ""
-    command: str = ""
-    number: int = 0
+    kind: str  # the kind of its asks
+    keys: tuple[str, ...]  # the keys of all of them, done or not
+    beside: tuple[str, ...] = ()  # the keys of asks that go with them: single heads beside whole layers
+    figure: str = ""  # the figure of the paper that they are for, if they are
+    command: str = ""  # what to type to ask for them again
+    number: int = 0  # the index of this plan within the run
 
     @property
     def key(self) -> str:

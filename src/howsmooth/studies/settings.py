@@ -84,12 +84,7 @@ class Compute(JsonValue, frozen=True, kw_only=True):
 
 
 class ModelReading(JsonValue, frozen=True, kw_only=True):
-    """How a model is read, where its folder does not say.
-
-    Attributes:
-        family: Of which family it is; nothing for what its config.json says.
-        tokenizer: A folder or hub id whose tokenizer reads the text; nothing for the model's own.
-    """
+    """How a model is read, where its folder does not say."""
 
     family: Annotated[
         str, described("The family of a model whose config.json has no model_type.", metavar="bert", plural="families")
@@ -99,11 +94,7 @@ class ModelReading(JsonValue, frozen=True, kw_only=True):
     ] = ""
 
     def check(self) -> None:
-        """Refuse a family that is not known, and a tokenizer that there is not.
-
-        Raises:
-            HowsmoothError: If there is none of this name.
-        """
+        """Refuse a family that is not known, and a tokenizer that there is not."""
         if self.family:
             check_family_name(self.family)
         if self.tokenizer:
@@ -215,27 +206,17 @@ class Windows(JsonValue, frozen=True, kw_only=True):
 
 
 class Window(JsonValue, frozen=True, kw_only=True):
-    """One input: a window of a text, or a sequence that is measured whole.
+    """One input: a window of a text, or a sequence that is measured whole."""
 
-    Attributes:
-        source: What kind of file it came from: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``.
-        text: Where the file is.
-        digest: The hash of what it holds, which tells texts apart.
-        length: How many tokens the window has.
-        index: Which of the consecutive windows, or which sequence of the file.
-        special_tokens: Whether it begins and ends as the model's own inputs do.
-        stride: How many tokens lie between the beginnings of windows; 0 for as many as they hold.
-        whole: Whether it is a sequence of the file, not a window.
-    """
-
+    # what kind of file it came from: ``text``, ``token_ids``, ``sentence``, ``sentences`` or ``images``
     source: str = SOURCES[0]
-    text: Annotated[str, NOT_IN_KEY] = ALICE
-    digest: str
-    length: int
-    index: int = 0
-    special_tokens: bool = False
-    stride: int = 0
-    whole: bool = False
+    text: Annotated[str, NOT_IN_KEY] = ALICE  # where the file is
+    digest: str  # the hash of what it holds, which tells texts apart
+    length: int  # how many tokens the window has
+    index: int = 0  # which of the consecutive windows, or which sequence of the file
+    special_tokens: bool = False  # whether it begins and ends as the model's own inputs do
+    stride: int = 0  # how many tokens lie between the beginnings of windows; 0 for as many as they hold
+    whole: bool = False  # whether it is a sequence of the file, not a window
 
 
 def options_of(*settings: JsonValue) -> list[str]:
@@ -272,14 +253,11 @@ class CommandSettings(JsonValue, frozen=True, kw_only=True):
 
     Beside its fields a command says how they are checked before anything is loaded (``check``), where it computes
     (``where``) and in which folder its records lie unless another is given (``folder``).
-
-    Attributes:
-        model: What :func:`~howsmooth.load` takes.
     """
 
     # What the command is called.
     NAME: ClassVar[str]
-    model: str = "minilm"
+    model: str = "minilm"  # what :func:`~howsmooth.load` takes
 
     @property
     def command(self) -> str:

@@ -31,30 +31,19 @@ MISSES = 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
-    """The output of a map, for sequences of tokens of one length.
-
-    Attributes:
-        model: The model.
-        map: Which map.
-        layer: Of which layer, where it is a map of one.
-        lexicon: Every input that a position can have; none where it is not known how the model embeds.
-        chain: From the sum of the embeddings to the output, in closed form; none where there is no such form, and the
-            model is run.
-    """
+    """The output of a map, for sequences of tokens of one length."""
 
     model: Transformer
     map: str
-    layer: int
-    lexicon: Lexicon | None
+    layer: int  # of which layer, where it is a map of one
+    lexicon: Lexicon | None  # every input that a position can have; none where it is not known how the model embeds
+    # from the sum of the embeddings to the output, in closed form; none where there is no such form, and the model is
+    # run
     chain: Chain | None
 
     @classmethod
     def of(cls, model: Transformer, tokens: Int[Tensor, " n"], *, name: str, layer: int) -> "Outputs":
-        """Read the map once.
-
-        Raises:
-            AssumptionError: If the model has no such map or layer, or the tokens hold padding.
-        """
+        """Read the map once."""
         begins = model.check_map(name, layer)
         layer = begins if MapName.parse(name).spans_layers else layer
         if model.ends.stem is None:

@@ -21,14 +21,10 @@ GOES_ON, BEGINS = "##", ("Ġ", "▁")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replacements:
-    """What may be swapped for what.
+    """What may be swapped for what."""
 
-    Attributes:
-        allowed: True where a token may come to a position; never the token that stands there.
-        spelled: Tells whether a sequence is one that its own text is read as; none where that does not matter.
-    """
-
-    allowed: Bool[Tensor, "n v"]
+    allowed: Bool[Tensor, "n v"]  # true where a token may come to a position; never the token that stands there
+    # tells whether a sequence is one that its own text is read as; none where that does not matter
     spelled: Callable[[Sequence[int]], bool] | None = None
 
     @property
@@ -62,10 +58,6 @@ def replacements(
             numbers of tokens. Words that are not one token are passed over.
         whole_words: Whether only tokens that are words, letters alone, are swapped and come in.
         round_trip: Whether the changed text must be read as the changed tokens.
-
-    Raises:
-        AssumptionError: If nothing may be swapped.
-        UnsupportedModelError: If words are asked for, and the model has no tokenizer that knows any.
     """
     table = token_table(model.module)
     if table is None:

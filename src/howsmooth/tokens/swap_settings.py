@@ -28,11 +28,7 @@ def is_enumerated(name: str, layer: int) -> bool:
 
 
 def check_search(name: str, *, layer: int, edits: int, method: str | None, budget: int | None) -> str:
-    """Refuse what cannot be asked for; return the method.
-
-    Raises:
-        AssumptionError: If a number is out of range, there is no such method, or it does not go with the map.
-    """
+    """Refuse what cannot be asked for; return the method."""
     if isinstance(edits, bool) or not isinstance(edits, int) or edits < 1:
         raise AssumptionError(f"edits must be a whole number, at least 1, got {edits}.", field="edits")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
@@ -51,11 +47,7 @@ def check_search(name: str, *, layer: int, edits: int, method: str | None, budge
 
 
 def read_candidates(path: str | os.PathLike[str]) -> Listed:
-    """Read JSON: an object with a list of words for each word, or one list of words for every place.
-
-    Raises:
-        FileError: If there is no such file, it holds something else, or no word.
-    """
+    """Read JSON: an object with a list of words for each word, or one list of words for every place."""
     name = os.fspath(path)
     content = read_bytes(name, "a file of candidates", field=FIELD)
     try:

@@ -13,31 +13,21 @@ from howsmooth.studies.runs.summary import LayerSummary
 
 @dataclass(frozen=True, kw_only=True)
 class ChartKind:
-    """One kind of chart.
+    """One kind of chart."""
 
-    Attributes:
-        name: What ``howsmooth figure`` calls it.
-        short: A name that is quicker to type, if there is one.
-        sections: The names of the sections that it stands in.
-        rank: Where it stands among the charts of a section.
-        about: What is drawn, for readers who do not see it.
-        wanted: Whether a section has something to draw.
-        draw: Draws a section; a chart of one layer takes that layer too, where none means all of them, for a page that
-            shows one at a time.
-        table: The same as numbers.
-        layers: The layers that a chart of one layer can show; none for charts of all layers.
-        on_page: Whether a page shows it; not if there is a single dot or cell, or if the page shows it in another way.
-    """
-
-    name: str
-    short: str = ""
-    sections: tuple[str, ...]
-    rank: int
-    about: str
-    wanted: Callable[[Section], bool]
+    name: str  # what ``howsmooth figure`` calls it
+    short: str = ""  # a name that is quicker to type, if there is one
+    sections: tuple[str, ...]  # the names of the sections that it stands in
+    rank: int  # where it stands among the charts of a section
+    about: str  # what is drawn, for readers who do not see it
+    wanted: Callable[[Section], bool]  # whether a section has something to draw
+    # draws a section; a chart of one layer takes that layer too, where none means all of them, for a page that shows
+    # one at a time
     draw: Callable[..., Chart]
-    table: Callable[[Section], Numbers]
+    table: Callable[[Section], Numbers]  # the same as numbers
+    # the layers that a chart of one layer can show; none for charts of all layers
     layers: Callable[[Section], list[LayerSummary]] | None = None
+    # whether a page shows it; not if there is a single dot or cell, or if the page shows it in another way
     on_page: Callable[[Section], bool] = lambda _section: True
 
     @property

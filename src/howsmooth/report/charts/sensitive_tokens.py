@@ -28,11 +28,7 @@ def layers(section: Section) -> list[LayerSummary]:
 
 
 def draw(section: Section, layer: int | None) -> Chart:
-    """Draw the first window of the longest length as text, as one layer has it; the least smooth if none is named.
-
-    Raises:
-        AssumptionError: If that window was not measured at the layer.
-    """
+    """Draw the first window of the longest length as text, as one layer has it; the least smooth if none is named."""
     chosen = least_smooth(layers(section)).layer if layer is None else layer
     for m in section.measurements:
         if (record := window_records(m).get(chosen)) is not None:

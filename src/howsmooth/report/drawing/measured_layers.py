@@ -42,19 +42,12 @@ def described(measurement: Measurement, record: TextRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLayer:
-    """A layer that was measured.
+    """A layer that was measured."""
 
-    Attributes:
-        name: What to call it.
-        measurement: Where its numbers come from.
-        summary: The answer for it.
-        records: Every window, shorter ones first.
-    """
-
-    name: str
-    measurement: Measurement
-    summary: LayerSummary
-    records: tuple[TextRecord, ...]
+    name: str  # what to call it
+    measurement: Measurement  # where its numbers come from
+    summary: LayerSummary  # the answer for it
+    records: tuple[TextRecord, ...]  # every window, shorter ones first
 
     @property
     def lengths(self) -> list[int]:

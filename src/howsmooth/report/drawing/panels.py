@@ -32,20 +32,13 @@ Mark = Literal["points", "line", "dotted line", "threads", "rule", "bars"]
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a series is drawn.
+    """How a series is drawn."""
 
-    Attributes:
-        mark: As what; threads are lines, one for each window, and bars begin at one.
-        colour: In which colour.
-        dash: Lengths of dashes and gaps; none for a line without gaps.
-        width: The width of a line.
-        side: On which side of the constant its values lie, if they are bounds: they are rounded to stay there.
-    """
-
-    mark: Mark = "points"
+    mark: Mark = "points"  # as what; threads are lines, one for each window, and bars begin at one
     colour: str = BLUE
-    dash: tuple[int, int] = (1, 0)
-    width: float = 2.0
+    dash: tuple[int, int] = (1, 0)  # lengths of dashes and gaps; none for a line without gaps
+    width: float = 2.0  # the width of a line
+    # on which side of the constant its values lie, if they are bounds: they are rounded to stay there
     side: Side | None = None
 
     def written(self, value: float) -> str:

@@ -25,43 +25,29 @@ Run = Callable[[Sequence[Any], Sequence[Any], Any], list[Answer]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
-    """A command of the command line that asks questions of one kind and keeps the answers in a run.
+    """A command of the command line that asks questions of one kind and keeps the answers in a run."""
 
-    Attributes:
-        settings: The type of what it can be asked for, a :class:`~howsmooth.studies.settings.CommandSettings`: the
-            command has an option for each of its fields.
-        plan: Checks the settings against the model and lists the asks, before any long work.
-        help: What ``--help`` says.
-        results: What its results are called in JSON.
-        done: What was done with an ask, in a word.
-        files: Texts that are written beside the records, by the names of their files.
-    """
-
+    # the type of what it can be asked for, a :class:`~howsmooth.studies.settings.CommandSettings`: the command has an
+    # option for each of its fields
     settings: type[Any]
-    plan: Callable[[Any, Any], Any]
-    help: str
-    results: str
-    done: str
+    plan: Callable[[Any, Any], Any]  # checks the settings against the model and lists the asks, before any long work
+    help: str  # what ``--help`` says
+    results: str  # what its results are called in JSON
+    done: str  # what was done with an ask, in a word
+    # texts that are written beside the records, by the names of their files
     files: Callable[[Sequence[Any]], dict[str, str]] = lambda _records: {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of question.
+    """A kind of question."""
 
-    Attributes:
-        ask: The type of its asks.
-        answer: The type of its answers.
-        run: What answers them.
-        summarise: Sums records up: results have a ``sentence`` and ``to_json``, and show themselves in a console.
-        command: Its command, if it has one.
-    """
-
-    ask: type[Ask]
-    answer: type[Answer]
-    run: Run
+    ask: type[Ask]  # the type of its asks
+    answer: type[Answer]  # the type of its answers
+    run: Run  # what answers them
+    # sums records up: results have a ``sentence`` and ``to_json``, and show themselves in a console
     summarise: Callable[[Iterable[Any]], Sequence[Any]] | None = None
-    command: RunCommand | None = None
+    command: RunCommand | None = None  # its command, if it has one
 
     @property
     def name(self) -> str:
@@ -87,11 +73,7 @@ def _declared(folders: tuple[str, ...]) -> dict[str, Kind]:
 
 
 def kind_named(name: str) -> Kind:
-    """Return a kind by its name.
-
-    Raises:
-        AssumptionError: If there is none.
-    """
+    """Return a kind by its name."""
     found = _declared(tuple(__path__)).get(name)
     if found is None:
         raise AssumptionError(f"there is no kind {name!r}{nearest(name, kind_names())}", field="kind")
@@ -103,11 +85,7 @@ class _Tagged(msgspec.Struct):
 
 
 def read_ask(text: str) -> Ask:
-    """Read an ask that was written as JSON, whatever its kind.
-
-    Raises:
-        FieldError: If it is none.
-    """
+    """Read an ask that was written as JSON, whatever its kind."""
     kind = from_json(text, _Tagged).kind
     if kind not in kind_names():
         raise FieldError(f"there is no kind {kind!r} of question.", field="kind")

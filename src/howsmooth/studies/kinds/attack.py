@@ -68,11 +68,7 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:
-        """Refuse names and numbers that lead nowhere, before anything is loaded.
-
-        Raises:
-            HowsmoothError: If there is no such model, map, metric, method or text, or a number is out of range.
-        """
+        """Refuse names and numbers that lead nowhere, before anything is loaded."""
         for name in ("eps", "method"):
             if not getattr(self, name):
                 raise AssumptionError(f"{name} must name at least one.", field=name)
@@ -99,23 +95,14 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
 
 
 class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
-    """What an adversary attains at a window of a text, beside what the constant predicts and what the theory allows.
+    """What an adversary attains at a window of a text, beside what the constant predicts and what the theory allows."""
 
-    Attributes:
-        eps: How far tokens may move.
-        metric: The name of the metric of perturbations and displacements.
-        method: How the perturbation is searched for.
-        budget: How many passes the method may spend.
-        bounded: Whether to compute what the theory allows too.
-        solver: The seed.
-    """
-
-    eps: Annotated[float, described(plural="epsilons")] = 1.0
-    metric: str = "total"
-    method: str = "ascent"
-    budget: int = BUDGET
-    bounded: bool = True
-    solver: Solver = Solver()
+    eps: Annotated[float, described(plural="epsilons")] = 1.0  # how far tokens may move
+    metric: str = "total"  # the name of the metric of perturbations and displacements
+    method: str = "ascent"  # how the perturbation is searched for
+    budget: int = BUDGET  # how many passes the method may spend
+    bounded: bool = True  # whether to compute what the theory allows too
+    solver: Solver = Solver()  # the seed
 
     def __post_init__(self) -> None:
         """Refuse what no attack can work with."""
@@ -211,11 +198,7 @@ def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tens
 
 
 def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsks":
-    """Check everything that is asked for against the model and the text; list one ask a layer, window, radius, method.
-
-    Raises:
-        HowsmoothError: If anything cannot be had; before any long work.
-    """
+    """Check everything asked for against the model and the text; list one ask a layer, window, radius and method."""
     from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
 
     part = attacking.map
@@ -241,24 +224,14 @@ def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsk
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRow:
-    """What one method attained with one radius: means over the windows, for each unit of eps.
+    """What one method attained with one radius: means over the windows, for each unit of eps."""
 
-    Attributes:
-        eps: The radius.
-        method: The method.
-        attained: How far the output moved.
-        predicted: What the derivative predicts.
-        ceiling: What the theory allows; none if it says nothing.
-        products: The most passes that were spent.
-        windows: At how many windows.
-    """
-
-    eps: float
+    eps: float  # the radius
     method: str
-    attained: float
-    predicted: float
-    ceiling: float | None
-    products: int
+    attained: float  # how far the output moved
+    predicted: float  # what the derivative predicts
+    ceiling: float | None  # what the theory allows; none if it says nothing
+    products: int  # the most passes that were spent
     windows: int
 
     @property
@@ -283,23 +256,14 @@ class AttackRow:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSummary:
-    """All attacks on one map at windows of one length, in one metric.
-
-    Attributes:
-        model: The model.
-        map: Which map.
-        layer: Of which layer.
-        length: How many tokens a window has.
-        metric: The metric of perturbations and displacements.
-        lines: What was attained, by radius and method.
-    """
+    """All attacks on one map at windows of one length, in one metric."""
 
     model: str
     map: str
     layer: int
-    length: int
-    metric: str
-    lines: tuple[AttackRow, ...]
+    length: int  # how many tokens a window has
+    metric: str  # the metric of perturbations and displacements
+    lines: tuple[AttackRow, ...]  # what was attained, by radius and method
 
     @property
     def name(self) -> str:

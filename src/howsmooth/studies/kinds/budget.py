@@ -64,11 +64,7 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:
-        """Refuse names and numbers that lead nowhere, before any model is loaded.
-
-        Raises:
-            HowsmoothError: If there is no such model, scheme or text, or a number is out of range.
-        """
+        """Refuse names and numbers that lead nowhere, before any model is loaded."""
         if not self.scheme:
             raise AssumptionError("scheme must name at least one.", field="scheme")
         if self.passes < 2:
@@ -101,19 +97,13 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
 
 
 class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
-    """What rounding costs at a window of a text: inner products of sampled gradients with every error of a scheme.
-
-    Attributes:
-        scheme: The scheme that makes the errors.
-        passes: How many backward passes.
-        solver: The seed.
-    """
+    """What rounding costs at a window of a text: inner products of sampled gradients with every error of a scheme."""
 
     layer: int = 0
     map: str = "model"
-    scheme: str
-    passes: int = PASSES
-    solver: Solver = Solver()
+    scheme: str  # the scheme that makes the errors
+    passes: int = PASSES  # how many backward passes
+    solver: Solver = Solver()  # the seed
 
     @property
     def label(self) -> str:
@@ -137,45 +127,27 @@ class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
 
 
 class BudgetAnswer(Answer, frozen=True, kw_only=True):
-    """Inner products of sampled gradients with errors; their squares make costs.
+    """Inner products of sampled gradients with errors; their squares make costs."""
 
-    Attributes:
-        cost: What costs count, such as ``nats a token``.
-        names: What the errors are in.
-        numbers: How many numbers each rounds.
-        bits: How many bits a number takes, rounded.
-        products: Inner products, for each pass and error.
-        positions: How many positions the output has.
-    """
-
-    cost: str
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]
-    bits: tuple[float, ...]
-    products: tuple[tuple[float, ...], ...]
-    positions: int
+    cost: str  # what costs count, such as ``nats a token``
+    names: tuple[str, ...]  # what the errors are in
+    numbers: tuple[int, ...]  # how many numbers each rounds
+    bits: tuple[float, ...]  # how many bits a number takes, rounded
+    products: tuple[tuple[float, ...], ...]  # inner products, for each pass and error
+    positions: int  # how many positions the output has
 
 
 class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
-    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured.
-
-    Attributes:
-        schemes: The schemes to choose from.
-        windows: At how many windows, from the first on; as many behind them are held out.
-        passes: How many backward passes at each.
-        size: The share of the size that the matrices have with 16 bits; none if the cost is given.
-        kl: The cost; none if the size is given.
-        solver: The seed.
-    """
+    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured."""
 
     layer: int = 0
     map: str = "model"
-    schemes: tuple[str, ...]
-    windows: int = WINDOWS
-    passes: int = PASSES
-    size: float | None = None
-    kl: float | None = None
-    solver: Solver = Solver()
+    schemes: tuple[str, ...]  # the schemes to choose from
+    windows: int = WINDOWS  # at how many windows, from the first on; as many behind them are held out
+    passes: int = PASSES  # how many backward passes at each
+    size: float | None = None  # the share of the size that the matrices have with 16 bits; none if the cost is given
+    kl: float | None = None  # the cost; none if the size is given
+    solver: Solver = Solver()  # the seed
 
     @property
     def label(self) -> str:
@@ -204,31 +176,18 @@ class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
 
 
 class RecipeAnswer(Answer, frozen=True, kw_only=True):
-    """A recipe.
+    """A recipe."""
 
-    Attributes:
-        cost: What costs count.
-        names: What is rounded.
-        chosen: The scheme of each, or ``keep``.
-        bits: The mean bits of a number.
-        share: The share of the size with 16 bits.
-        predicted: The cost by the draws that chose it.
-        fresh: The cost by other draws.
-        fresh_low: The lower end of its interval.
-        fresh_high: The upper end.
-        measured: The true cost, at windows that are held out.
-    """
-
-    cost: str
-    names: tuple[str, ...]
-    chosen: tuple[str, ...]
-    bits: float
-    share: float
-    predicted: float
-    fresh: float
-    fresh_low: float
-    fresh_high: float
-    measured: float
+    cost: str  # what costs count
+    names: tuple[str, ...]  # what is rounded
+    chosen: tuple[str, ...]  # the scheme of each, or ``keep``
+    bits: float  # the mean bits of a number
+    share: float  # the share of the size with 16 bits
+    predicted: float  # the cost by the draws that chose it
+    fresh: float  # the cost by other draws
+    fresh_low: float  # the lower end of its interval
+    fresh_high: float  # the upper end
+    measured: float  # the true cost, at windows that are held out
 
 
 def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Resources") -> list[Answer]:
@@ -317,11 +276,7 @@ def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Res
 
 
 def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks":
-    """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes.
-
-    Raises:
-        HowsmoothError: If anything cannot be had; before any long work.
-    """
+    """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes."""
     from howsmooth.budgets.subject import Subject
     from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
 
@@ -391,14 +346,9 @@ def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budge
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BudgetSummary:
-    """What one scheme costs: everywhere, and matrix by matrix.
+    """What one scheme costs: everywhere, and matrix by matrix."""
 
-    Attributes:
-        budget: All schemes.
-        scheme: The scheme.
-    """
-
-    budget: "Budget"
+    budget: "Budget"  # all schemes
     scheme: str
 
     @property
@@ -455,15 +405,10 @@ class BudgetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSummary:
-    """A recipe that was asked for.
+    """A recipe that was asked for."""
 
-    Attributes:
-        ask: What was asked for.
-        answer: The recipe.
-    """
-
-    ask: RecipeAsk
-    answer: RecipeAnswer
+    ask: RecipeAsk  # what was asked for
+    answer: RecipeAnswer  # the recipe
 
     @property
     def sentence(self) -> str:

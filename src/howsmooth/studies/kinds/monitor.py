@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 
 class MonitorAsk(Ask, frozen=True, kw_only=True, tag="monitor"):
-    """What a monitor read of a layer while a model was trained: kept by the training itself.
+    """What a monitor read of a layer while a model was trained: kept by the training itself."""
 
-    Attributes:
-        training: Which training it was, where several write to one run.
-        step: The step.
-        layer: Which attention layer.
-        map: Which part of it.
-    """
-
-    training: str
+    training: str  # which training it was, where several write to one run
     step: int
-    layer: int
-    map: str = "attention"
+    layer: int  # which attention layer
+    map: str = "attention"  # which part of it
 
     @property
     def label(self) -> str:
@@ -43,35 +36,22 @@ class MonitorAsk(Ask, frozen=True, kw_only=True, tag="monitor"):
 
 
 class MonitorAnswer(Answer, frozen=True, kw_only=True):
-    """What it was like.
+    """What it was like."""
 
-    Attributes:
-        lower: The largest constant among the sequences that were measured: attained; none if it is not finite.
-        upper: What none of them exceeds, at the monitor's confidence.
-        typical: What random noise is multiplied by.
-        typical_low: The lower end of its interval at 95 %, over random directions.
-        typical_high: The upper end.
-        radius: The root mean square norm of the tokens that enter.
-        entropy: How widely attention looks, in nats.
-        sequences: How many sequences were measured.
-        length: How many tokens the least smooth of them has.
-        alarm: What went wrong, in a sentence.
-        overhead: The share of the training time that the monitor had taken by then.
-        skipped: How many places the budget left out at this step.
-    """
-
+    # the largest constant among the sequences that were measured: attained; none if it is not finite
     lower: Annotated[float | None, ROUND_DOWN]
-    upper: Annotated[float | None, ROUND_UP]
-    typical: float | None = None
+    upper: Annotated[float | None, ROUND_UP]  # what none of them exceeds, at the monitor's confidence
+    typical: float | None = None  # what random noise is multiplied by
+    # the lower end of its interval at 95 %, over random directions
     typical_low: Annotated[float | None, ROUND_DOWN] = None
-    typical_high: Annotated[float | None, ROUND_UP] = None
-    radius: float | None = None
-    entropy: float | None = None
-    sequences: int = 0
-    length: int = 0
-    alarm: str = ""
-    overhead: float = 0.0
-    skipped: int = 0
+    typical_high: Annotated[float | None, ROUND_UP] = None  # the upper end
+    radius: float | None = None  # the root mean square norm of the tokens that enter
+    entropy: float | None = None  # how widely attention looks, in nats
+    sequences: int = 0  # how many sequences were measured
+    length: int = 0  # how many tokens the least smooth of them has
+    alarm: str = ""  # what went wrong, in a sentence
+    overhead: float = 0.0  # the share of the training time that the monitor had taken by then
+    skipped: int = 0  # how many places the budget left out at this step
 
 
 def run(_batch: Sequence[MonitorAsk], _cell: Sequence[MonitorAsk], _resources: "Resources") -> list[Answer]:

@@ -19,13 +19,9 @@ EPS = 1e-3
 
 
 class SplittingAsk(AtText, frozen=True, kw_only=True, tag="splitting"):
-    """Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does.
+    """Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does."""
 
-    Attributes:
-        solver: The seed of the attack.
-    """
-
-    solver: Solver = Solver()
+    solver: Solver = Solver()  # the seed of the attack
 
     @property
     def cell(self) -> tuple[int, str]:
@@ -34,29 +30,17 @@ class SplittingAsk(AtText, frozen=True, kw_only=True, tag="splitting"):
 
 
 class SplittingAnswer(Answer, frozen=True, kw_only=True):
-    """What splitting gains over moving at one window.
+    """What splitting gains over moving at one window."""
 
-    Attributes:
-        move: The constant when whole tokens move.
-        split: The largest constant when one token is cut in two.
-        splits: Whether splitting gains.
-        decided: Whether it is decided: the error bars do not overlap.
-        atom: The token to cut.
-        move_ratio: The true ratio of distances that moving attains.
-        split_ratio: The true ratio of distances that splitting attains.
-        mean_radius: The root mean square norm of the tokens.
-        reach: The largest norm of a token.
-    """
-
-    move: Annotated[float, ROUND_DOWN]
-    split: Annotated[float, ROUND_DOWN]
-    splits: bool
-    decided: bool
-    atom: int
-    move_ratio: Annotated[float, ROUND_DOWN]
-    split_ratio: Annotated[float, ROUND_DOWN]
-    mean_radius: float
-    reach: float
+    move: Annotated[float, ROUND_DOWN]  # the constant when whole tokens move
+    split: Annotated[float, ROUND_DOWN]  # the largest constant when one token is cut in two
+    splits: bool  # whether splitting gains
+    decided: bool  # whether it is decided: the error bars do not overlap
+    atom: int  # the token to cut
+    move_ratio: Annotated[float, ROUND_DOWN]  # the true ratio of distances that moving attains
+    split_ratio: Annotated[float, ROUND_DOWN]  # the true ratio of distances that splitting attains
+    mean_radius: float  # the root mean square norm of the tokens
+    reach: float  # the largest norm of a token
 
     @property
     def value(self) -> float:

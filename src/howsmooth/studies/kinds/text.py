@@ -101,12 +101,9 @@ class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
     """A model from end to end: each block by itself, all blocks up to each layer, and all from each layer on.
 
     Its map is ``block``, ``to:3`` or ``from:3``.
-
-    Attributes:
-        blocks: How many blocks these are; the map says it, if one knows the model.
     """
 
-    blocks: Annotated[int, NOT_IN_KEY] = 1
+    blocks: Annotated[int, NOT_IN_KEY] = 1  # how many blocks these are; the map says it, if one knows the model
 
     @property
     def share(self) -> float:

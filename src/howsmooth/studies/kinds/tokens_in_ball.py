@@ -26,23 +26,14 @@ class BoundsAsk(AboutHead, frozen=True, kw_only=True, tag="bounds"):
 
 
 class BoundsAnswer(Answer, frozen=True, kw_only=True):
-    """Bounds and values that inputs attain; none where a theorem does not apply, or an input does not exist.
+    """Bounds and values that inputs attain; none where a theorem does not apply, or an input does not exist."""
 
-    Attributes:
-        discrete_upper: The paper's bound.
-        sharp_upper: The worst-case bound of ours.
-        discrete_lower: The paper's lower bound.
-        sharp_lower: Our lower bound.
-        two_point: What the paper's two points attain.
-        tied_pair: What a tied pair attains.
-    """
-
-    discrete_upper: Annotated[float | None, ROUND_UP] = None
-    sharp_upper: Annotated[float | None, ROUND_UP] = None
-    discrete_lower: Annotated[float | None, ROUND_DOWN] = None
-    sharp_lower: Annotated[float | None, ROUND_DOWN] = None
-    two_point: Annotated[float | None, ROUND_DOWN] = None
-    tied_pair: Annotated[float | None, ROUND_DOWN] = None
+    discrete_upper: Annotated[float | None, ROUND_UP] = None  # the paper's bound
+    sharp_upper: Annotated[float | None, ROUND_UP] = None  # the worst-case bound of ours
+    discrete_lower: Annotated[float | None, ROUND_DOWN] = None  # the paper's lower bound
+    sharp_lower: Annotated[float | None, ROUND_DOWN] = None  # our lower bound
+    two_point: Annotated[float | None, ROUND_DOWN] = None  # what the paper's two points attain
+    tied_pair: Annotated[float | None, ROUND_DOWN] = None  # what a tied pair attains
 
 
 def _bounds(ask: BoundsAsk, resources: "Resources") -> BoundsAnswer:
@@ -68,14 +59,10 @@ class ExtremalAsk(AboutHead, frozen=True, kw_only=True, tag="extremal"):
     """The constant at inputs that are built from the weights: the paper's two points, and tied pairs.
 
     They are built from one head without its biases, as the paper does.
-
-    Attributes:
-        points: Which input.
-        head: The head that it is built from.
     """
 
-    points: Literal["two_point", "tied_pair"]
-    head: int = 0
+    points: Literal["two_point", "tied_pair"]  # which input
+    head: int = 0  # the head that it is built from
 
 
 def _at_built_input(ask: ExtremalAsk, resources: "Resources") -> TextAnswer:
@@ -97,13 +84,9 @@ def _built_input(ask: ExtremalAsk, resources: "Resources") -> "Tensor":
 
 
 class AscentAsk(AboutHead, frozen=True, kw_only=True, tag="ascent"):
-    """The worst sequence of tokens in a ball that a search finds.
+    """The worst sequence of tokens in a ball that a search finds."""
 
-    Attributes:
-        climb: How many steps the search gets.
-    """
-
-    climb: int = 100
+    climb: int = 100  # how many steps the search gets
 
     @property
     def cost(self) -> float:
@@ -112,13 +95,9 @@ class AscentAsk(AboutHead, frozen=True, kw_only=True, tag="ascent"):
 
 
 class AscentAnswer(Answer, frozen=True, kw_only=True):
-    """What the search found.
+    """What the search found."""
 
-    Attributes:
-        lower: Attained by a sequence in the ball.
-    """
-
-    lower: Annotated[float, ROUND_DOWN]
+    lower: Annotated[float, ROUND_DOWN]  # attained by a sequence in the ball
 
 
 def _worst_sequence(ask: AscentAsk, resources: "Resources") -> AscentAnswer:
@@ -145,29 +124,18 @@ class MeasuresAsk(AscentAsk, frozen=True, kw_only=True, tag="measures"):
 
 
 class Atom(JsonValue, frozen=True, kw_only=True):
-    """A place and what it weighs.
+    """A place and what it weighs."""
 
-    Attributes:
-        mass: Its share of the mass.
-        coordinate: Its first coordinate: all of it, on the line.
-        norm: How far it is from the origin.
-    """
-
-    mass: float
-    coordinate: float
-    norm: float
+    mass: float  # its share of the mass
+    coordinate: float  # its first coordinate: all of it, on the line
+    norm: float  # how far it is from the origin
 
 
 class MeasuresAnswer(Answer, frozen=True, kw_only=True):
-    """What the search found.
+    """What the search found."""
 
-    Attributes:
-        lower: Attained by the measure.
-        atoms: The measure, the heaviest atom first.
-    """
-
-    lower: Annotated[float, ROUND_DOWN]
-    atoms: tuple[Atom, ...]
+    lower: Annotated[float, ROUND_DOWN]  # attained by the measure
+    atoms: tuple[Atom, ...]  # the measure, the heaviest atom first
 
 
 def _worst_measure(ask: MeasuresAsk, resources: "Resources") -> MeasuresAnswer:
@@ -190,21 +158,13 @@ class RegimesAsk(AboutHead, frozen=True, kw_only=True, tag="regimes"):
 
 
 class RegimesAnswer(Answer, frozen=True, kw_only=True):
-    """What is known at one length.
+    """What is known at one length."""
 
-    Attributes:
-        lower: The worst constant found.
-        upper: The bound for so many tokens; none if it overflows.
-        crossing: The length at which the two regimes meet; none if it overflows.
-        plateau: What measures attain; none if it overflows.
-        measures_upper: What no measure exceeds; none if it overflows.
-    """
-
-    lower: Annotated[float, ROUND_DOWN]
-    upper: Annotated[float | None, ROUND_UP]
-    crossing: float | None
-    plateau: Annotated[float | None, ROUND_DOWN]
-    measures_upper: Annotated[float | None, ROUND_UP]
+    lower: Annotated[float, ROUND_DOWN]  # the worst constant found
+    upper: Annotated[float | None, ROUND_UP]  # the bound for so many tokens; none if it overflows
+    crossing: float | None  # the length at which the two regimes meet; none if it overflows
+    plateau: Annotated[float | None, ROUND_DOWN]  # what measures attain; none if it overflows
+    measures_upper: Annotated[float | None, ROUND_UP]  # what no measure exceeds; none if it overflows
 
 
 def _regimes(ask: RegimesAsk, resources: "Resources") -> RegimesAnswer:

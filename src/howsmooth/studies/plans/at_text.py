@@ -23,30 +23,17 @@ from howsmooth.studies.settings import LENGTHS, Compute, ModelReading, Solver, W
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelAndText:
-    """A model, a text, and which windows of it are measured.
+    """A model, a text, and which windows of it are measured."""
 
-    Attributes:
-        transformer: The model.
-        inputs: The text, as the model reads it.
-        windows: Which windows of it, one by one.
-        where: Where the model is, and with which numbers it computes.
-        reading: How the model was read.
-        remarks: What the user has to know before: that lengths were left out.
-    """
-
-    transformer: Transformer
-    inputs: Inputs
+    transformer: Transformer  # the model
+    inputs: Inputs  # the text, as the model reads it
     windows: tuple[Window, ...]
-    where: Compute
-    reading: ModelReading
-    remarks: tuple[str, ...] = ()
+    where: Compute  # where the model is, and with which numbers it computes
+    reading: ModelReading  # how the model was read
+    remarks: tuple[str, ...] = ()  # what the user has to know before: that lengths were left out
 
     def layers(self, layers: Sequence[int] | None, part: str) -> list[int]:
-        """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone.
-
-        Raises:
-            AssumptionError: If there is no such layer, or it does not have the part.
-        """
+        """Return the layers that were named, or all of them; a map of many layers is asked at its first one alone."""
         if MapName.parse(part).spans_layers:
             first = self.transformer.check_map(part)
             if layers is not None and set(layers) != {first}:
@@ -83,21 +70,13 @@ class ModelAndText:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedAsks:
-    """Asks that were checked; what is left is work.
+    """Asks that were checked; what is left is work."""
 
-    Attributes:
-        asks: What to answer, all of one kind.
-        transformer: The model, for questions about one.
-        inputs: What the windows are cut from, for questions at a text.
-        command: What to type to ask for them again.
-        remarks: What the user has to know before: sentences that are misclassified.
-    """
-
-    asks: tuple[Ask, ...]
-    transformer: Transformer | None = None
-    inputs: Inputs | None = None
-    command: str
-    remarks: tuple[str, ...] = ()
+    asks: tuple[Ask, ...]  # what to answer, all of one kind
+    transformer: Transformer | None = None  # the model, for questions about one
+    inputs: Inputs | None = None  # what the windows are cut from, for questions at a text
+    command: str  # what to type to ask for them again
+    remarks: tuple[str, ...] = ()  # what the user has to know before: sentences that are misclassified
 
     def begin(self, store: Store) -> None:
         """Keep what is known about the model, the windows and the plan before any work."""
@@ -117,11 +96,7 @@ def model_and_text(
     *,
     parts: Sequence[str] = (),
 ) -> ModelAndText:
-    """Load a model and a text, and refuse what they do not have; cheap mistakes first.
-
-    Raises:
-        HowsmoothError: If anything asked for cannot be had.
-    """
+    """Load a model and a text, and refuse what they do not have; cheap mistakes first."""
     for part in parts:
         MapName.parse(part)
     where.check()
@@ -197,11 +172,7 @@ def block_spans(layers: int, solver: Solver) -> Iterator[BlockSpan]:
 
 
 def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:
-    """Yield the asks about every block of a model, alone and together with those before and behind it.
-
-    Raises:
-        AssumptionError: If its blocks cannot be measured.
-    """
+    """Yield the asks about every block of a model, alone and together with those before and behind it."""
     for layer, part, blocks, accuracy in block_spans(len(base.transformer.layers), solver):
         base.transformer.check_map(part, layer)
         yield from cast(Iterator[WholeAsk], base.each(WholeAsk, [layer], part, blocks=blocks, solver=accuracy))

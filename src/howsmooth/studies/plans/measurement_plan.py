@@ -69,11 +69,7 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
     released: Annotated[bool, described("Record the quantity of the paper's released scripts too.")] = False
 
     def check(self) -> None:
-        """Refuse names that lead nowhere, before anything is loaded.
-
-        Raises:
-            HowsmoothError: If there is no such model, part of a layer, family or text, or nothing to compute with.
-        """
+        """Refuse names that lead nowhere, before anything is loaded."""
         check_model(self.model)
         self.check_map()
         self.where.check()
@@ -81,11 +77,7 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
         read_source(self.windows.source, self.windows.place)
 
     def check_map(self) -> None:
-        """Refuse a map that no model has, and heads beside one that is not of one layer.
-
-        Raises:
-            AssumptionError: If it is refused.
-        """
+        """Refuse a map that no model has, and heads beside one that is not of one layer."""
         MapName.parse(self.map)
         if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
             raise AssumptionError(
@@ -105,11 +97,7 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder; another one, another folder.
-
-        Raises:
-            FileError: If the text cannot be read: what it holds is a part of the question.
-        """
+        """Where records go unless told otherwise: the same question, the same folder; another one, another folder."""
         layers = None if self.layers is None else tuple(sorted(set(self.layers)))
         windows = replace(self.windows, lengths=tuple(sorted(set(self.windows.lengths))))
         where = replace(self.where, device="" if self.where.device == "cpu" else self.where.device)
@@ -120,21 +108,14 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedMeasurement:
-    """Everything that a measurement needs, checked; what is left is work.
+    """Everything that a measurement needs, checked; what is left is work."""
 
-    Attributes:
-        subject: The model and the text.
-        asks: One for each layer, length and window.
-        heads: Likewise for single heads.
-        blocks: Likewise for the blocks of the model, alone and together, if it is measured as a whole.
-        plans: What the run remembers of it: first the plan of the measurement.
-    """
-
-    subject: "ModelAndText"
-    asks: "tuple[TextAsk, ...]"
-    heads: "tuple[TextAsk, ...]"
+    subject: "ModelAndText"  # the model and the text
+    asks: "tuple[TextAsk, ...]"  # one for each layer, length and window
+    heads: "tuple[TextAsk, ...]"  # likewise for single heads
+    # likewise for the blocks of the model, alone and together, if it is measured as a whole
     blocks: "tuple[WholeAsk, ...]"
-    plans: "tuple[RunPlan, ...]"
+    plans: "tuple[RunPlan, ...]"  # what the run remembers of it: first the plan of the measurement
 
     @property
     def every(self) -> "tuple[TextAsk, ...]":
@@ -156,11 +137,7 @@ class PlannedMeasurement:
             store.keep_plan(plan)
 
     def result(self, store: "Store", *, bounded: bool = True) -> "Measurement":
-        """Sum up what is done, with every bound that the theory has, which takes about a second for each layer.
-
-        Raises:
-            StudyError: If everything failed.
-        """
+        """Sum up what is done, with every bound that the theory has, which takes about a second for each layer."""
         from howsmooth.studies.runs.run import measurement
 
         known = store.find((*self.plan.keys, *self.plan.beside))
@@ -178,11 +155,7 @@ class PlannedMeasurement:
 
 
 def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
-    """Check everything that is asked for against the model and the text, and list the asks.
-
-    Raises:
-        HowsmoothError: If anything cannot be had; before any long work.
-    """
+    """Check everything that is asked for against the model and the text, and list the asks."""
     from howsmooth.studies.kinds.text import TextAsk
     from howsmooth.studies.plans.at_text import block_asks, model_and_text
     from howsmooth.studies.records import plan_of

@@ -30,35 +30,20 @@ T = TypeVar("T", bound=AtText)
 
 @dataclass(frozen=True, kw_only=True)
 class StudySizes:
-    """How large the studies are.
+    """How large the studies are."""
 
-    Attributes:
-        lengths: The lengths of windows.
-        windows: How many windows of each length.
-        nested: The lengths of windows that begin at the same places.
-        adversarial: The lengths of inputs that are built from the weights.
-        heads: Which heads they are built from.
-        worst: The lengths of the worst case.
-        radii: Its radii.
-        climbs: The lengths at which a search climbs, and how many trials it gets.
-        regimes: The lengths on the way to measures.
-        splitting: The length of windows whose splitting is looked at, and how many there are.
-        atoms: How many atoms the worst measures may have.
-        whole: The lengths of windows for whole models, and how many there are of each.
-    """
-
-    lengths: tuple[int, ...]
-    windows: int
-    nested: tuple[int, ...]
-    adversarial: tuple[int, ...]
-    heads: tuple[int, ...]
-    worst: tuple[int, ...]
+    lengths: tuple[int, ...]  # the lengths of windows
+    windows: int  # how many windows of each length
+    nested: tuple[int, ...]  # the lengths of windows that begin at the same places
+    adversarial: tuple[int, ...]  # the lengths of inputs that are built from the weights
+    heads: tuple[int, ...]  # which heads they are built from
+    worst: tuple[int, ...]  # the lengths of the worst case
     radii: tuple[float, ...]
-    climbs: tuple[tuple[int, ...], int]
-    regimes: tuple[int, ...]
-    splitting: tuple[int, int]
-    atoms: tuple[int, ...]
-    whole: tuple[tuple[int, ...], int]
+    climbs: tuple[tuple[int, ...], int]  # the lengths at which a search climbs, and how many trials it gets
+    regimes: tuple[int, ...]  # the lengths on the way to measures
+    splitting: tuple[int, int]  # the length of windows whose splitting is looked at, and how many there are
+    atoms: tuple[int, ...]  # how many atoms the worst measures may have
+    whole: tuple[tuple[int, ...], int]  # the lengths of windows for whole models, and how many there are of each
 
 
 FULL = StudySizes(
@@ -96,17 +81,11 @@ Asks = Callable[[StudySizes, Sequence[str]], Iterator[Ask]]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the paper, or a check that its readers ask for.
+    """One figure of the paper, or a check that its readers ask for."""
 
-    Attributes:
-        title: What it shows.
-        protocol: What the paper did, and what differs here.
-        asks: What there is to find out, for some models at some sizes.
-    """
-
-    title: str
-    protocol: str
-    asks: Asks
+    title: str  # what it shows
+    protocol: str  # what the paper did, and what differs here
+    asks: Asks  # what there is to find out, for some models at some sizes
 
 
 FIGURES: dict[str, Figure] = {}
@@ -251,11 +230,7 @@ def known_figures() -> dict[str, Figure]:
 
 
 def chosen_figures(names: Iterable[str]) -> dict[str, Figure]:
-    """Return the figures with these names; if there are none, all of them.
-
-    Raises:
-        AssumptionError: If there is no figure of a name.
-    """
+    """Return the figures with these names; if there are none, all of them."""
     known = known_figures()
     for name in names:
         if name not in known:

@@ -34,21 +34,14 @@ USUAL = {"model": "minilm"}
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A grid of questions of one kind.
+    """A grid of questions of one kind."""
 
-    Attributes:
-        name: What it is called.
-        kind: Which kind of question.
-        axes: The values of each field of the asks; those that are not here keep their defaults.
-        windows: Which windows, for questions at a text.
-        file: Where it was read from, to point at.
-    """
-
-    name: str
-    kind: str
+    name: str  # what it is called
+    kind: str  # which kind of question
+    # the values of each field of the asks; those that are not here keep their defaults
     axes: dict[str, tuple[Any, ...]]
-    windows: Windows | None
-    file: "File"
+    windows: Windows | None  # which windows, for questions at a text
+    file: "File"  # where it was read from, to point at
 
     @property
     def layers(self) -> tuple[int, ...] | None:
@@ -64,16 +57,11 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """The text of a study file, to point at.
+    """The text of a study file, to point at."""
 
-    Attributes:
-        name: The file.
-        text: What it holds.
-        plurals: What lists of values are called where another letter does not do: radii of radius.
-    """
-
-    name: str
-    text: str
+    name: str  # the file
+    text: str  # what it holds
+    # what lists of values are called where another letter does not do: radii of radius
     plurals: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, said: str, field: str | None) -> StudyError:
@@ -92,12 +80,7 @@ class File:
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
-    """Read a study.
-
-    Raises:
-        FileError: If there is no such file.
-        StudyError: If it is no TOML, or a key is unknown, of the wrong type, or an empty list.
-    """
+    """Read a study."""
     file = _read(Path(path))
     try:
         values = tomllib.loads(file.text)
@@ -206,9 +189,6 @@ def parts(study: Study, resources: "Resources", command: str = "") -> "list[Plan
         study: The study.
         resources: What is loaded already.
         command: What to type to ask for the same again.
-
-    Raises:
-        StudyError: If something cannot be had, with the line that asks for it.
     """
     from howsmooth.studies.plans.at_text import PlannedAsks
 

@@ -196,11 +196,7 @@ def _ends(record: TextRecord) -> Ends:
 def shared_maps(
     left: Sequence[Measurement], right: Sequence[Measurement], wanted: str | None, names: tuple[str, str]
 ) -> list[str]:
-    """Return the parts of layers that both runs hold; or the one that is wanted, if both do.
-
-    Raises:
-        AssumptionError: If they do not.
-    """
+    """Return the parts of layers that both runs hold; or the one that is wanted, if both do."""
     shared = sorted({m.map for m in left} & {m.map for m in right})
     if not shared:
         raise AssumptionError(nothing_shared(names, left, right), field="second")
@@ -214,11 +210,7 @@ def shared_maps(
 def matched(
     left: list[Measurement], right: list[Measurement], part: str, names: tuple[str, str]
 ) -> list[tuple[Measurement, Measurement]]:
-    """Find what is to be compared with what: those that agree in most, as long as there is no choice.
-
-    Raises:
-        AssumptionError: If there is.
-    """
+    """Find what is to be compared with what: those that agree in most, as long as there is no choice."""
     found = []
     agree: tuple[Callable[[Measurement], Hashable], ...] = (
         lambda m: (m.model, cut(m)),

@@ -58,22 +58,14 @@ class Depth:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Composition(ResultTable):
-    """What the blocks of a model do alone and together, at windows of one length.
-
-    Attributes:
-        model: Which model.
-        text: Which text.
-        length: How many tokens the windows have.
-        windows: How many there are.
-        depths: What is known at each layer, as far as it is known.
-    """
+    """What the blocks of a model do alone and together, at windows of one length."""
 
     EXPENDABLE = ("typical from here", "gap", "from here", "typical to here")
     model: str
     text: str
-    length: int
+    length: int  # how many tokens the windows have
     windows: int
-    depths: tuple[Depth, ...]
+    depths: tuple[Depth, ...]  # what is known at each layer, as far as it is known
 
     @property
     def title(self) -> str:

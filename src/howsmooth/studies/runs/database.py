@@ -103,11 +103,7 @@ class Database:
     def read(
         self, table: str, parse: Callable[..., T], *, key: str | None = None, wanted: Collection[str] | None = None
     ) -> list[T]:
-        """Return what the rows of a table say, in the order of their keys; all of them, or those with some keys.
-
-        Raises:
-            FileError: If one of them is not what was written, or ``parse`` refuses it.
-        """
+        """Return what the rows of a table say, in the order of their keys; all of them, or those with some keys."""
         which, values = (" ORDER BY key", ()) if key is None else (" WHERE key = ?", (key,))
         with self._one_error():
             rows = self.execute(f"SELECT * FROM {table}{which}", values).fetchall()

@@ -22,11 +22,7 @@ OPENING = 8
 
 
 def keep_model(store: Store, transformer: Transformer, notes: tuple[str, ...] = ()) -> None:
-    """Keep what is known about a model before any work, and notes on what it reads.
-
-    Raises:
-        FileError: If the run was begun with other weights.
-    """
+    """Keep what is known about a model before any work, and notes on what it reads."""
     if not store.agree(f"weights of {transformer.name}", transformer.digest):
         raise FileError(
             f"the run in {str(store.folder)!r} was begun with other weights of {transformer.name!r}; give another "
@@ -82,9 +78,6 @@ def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:
         store: Where to keep it.
         asks: What is asked at these windows.
         inputs: What the windows are cut from.
-
-    Raises:
-        FileError: If other words were kept for the same windows: the run was begun with another tokenizer.
     """
     windows = {(ask.window.length, ask.window.index): ask for ask in asks}
     longest = first_of_the_longest(windows.values())

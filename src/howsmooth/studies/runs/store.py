@@ -41,9 +41,6 @@ class Store:
             folder: Where the records are kept; ``None`` keeps them in memory.
             writable: Whether records are to be added. A run that is only read may lie on a read-only medium, and is
                 refused if records of it are missing; one that is written to measures them anew.
-
-        Raises:
-            FileError: If the folder cannot be written to, or what is there is no run of this version.
         """
         self.folder = None if folder is None else Path(folder)
         self._database = Database(self.folder, writable=writable)
@@ -93,11 +90,7 @@ class Store:
         return {key: record for key in keys for record in self._database.read("records", _record, key=key)}
 
     def records(self) -> list[Record]:
-        """Return every record, in the order of their keys.
-
-        Raises:
-            FileError: If one of them is damaged.
-        """
+        """Return every record, in the order of their keys."""
         return self._database.read("records", _record)
 
     def failures(self, asks: Iterable[Ask] | None = None) -> list[Failure]:
@@ -205,11 +198,7 @@ def _literal(default: Any) -> str:
 
 
 def open_run(folder: str | os.PathLike[str]) -> Store:
-    """Open a run that is there.
-
-    Raises:
-        FileError: If the folder holds no run.
-    """
+    """Open a run that is there."""
     path = Path(folder)
     if path.is_file():
         raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
@@ -223,9 +212,6 @@ def write_table(folder: str, target: Path, to: str) -> int:
     """Write every record of a run as one row: what was asked, what was found, and with what; return how many.
 
     Runs of howsmooth 0.1 are written as the table that they hold themselves.
-
-    Raises:
-        FileError: If there is no run, the file cannot be written, or a package for the format is missing.
     """
     rows = _old_rows(Path(folder))
     if rows is None:

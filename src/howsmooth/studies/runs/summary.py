@@ -23,18 +23,12 @@ Bounds = Callable[[int, int, float], BoundsTable]
 
 @dataclass(frozen=True, kw_only=True)
 class Typical:
-    """What random perturbations are multiplied by at some windows, in the root mean square.
+    """What random perturbations are multiplied by at some windows, in the root mean square."""
 
-    Attributes:
-        value: The estimate.
-        low: The lower end of its interval at 95 %, over random directions at these windows; none in runs of earlier
-            versions.
-        high: The upper end.
-    """
-
-    value: float
+    value: float  # the estimate
+    # the lower end of its interval at 95 %, over random directions at these windows; none in runs of earlier versions
     low: float | None
-    high: float | None
+    high: float | None  # the upper end
 
     def __str__(self) -> str:
         """Write it with its interval."""

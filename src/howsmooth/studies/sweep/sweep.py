@@ -15,15 +15,10 @@ from howsmooth.wording import visible
 
 @dataclass(frozen=True, kw_only=True)
 class WorkUnit:
-    """What is done in one piece, by one worker.
+    """What is done in one piece, by one worker."""
 
-    Attributes:
-        batch: The asks that share a run of the model.
-        cell: Those of them that are to be answered.
-    """
-
-    batch: tuple[Ask, ...]
-    cell: tuple[Ask, ...]
+    batch: tuple[Ask, ...]  # the asks that share a run of the model
+    cell: tuple[Ask, ...]  # those of them that are to be answered
 
     @property
     def cost(self) -> float:
@@ -93,21 +88,13 @@ def sentence(error: BaseException) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How far a sweep is.
+    """How far a sweep is."""
 
-    Attributes:
-        done: How many asks have a record.
-        failed: How many have an error instead.
-        left: How many wait.
-        share: How much of the work is behind, from 0 to 1: long inputs count for more.
-        last: What was done last, in a few words.
-    """
-
-    done: int
-    failed: int
-    left: int
-    share: float
-    last: str = ""
+    done: int  # how many asks have a record
+    failed: int  # how many have an error instead
+    left: int  # how many wait
+    share: float  # how much of the work is behind, from 0 to 1: long inputs count for more
+    last: str = ""  # what was done last, in a few words
 
 
 Progress = Callable[[Tally], None]
