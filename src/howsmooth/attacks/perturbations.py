@@ -1,6 +1,5 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value, run
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, as_tokens, check_value, run, vector_output
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.linear_operators import LinearOperator, fields_of
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
@@ -268,7 +267,7 @@ def prepare(
     there = run(f, X)
     check_value(there, X)
     if len(J.codomain) < 2:
-        J = VectorOutput(op=J, **(fields_of(J) | {"codomain": (1, math.prod(J.codomain))}))
+        J = vector_output(J)
     metrics = as_metrics(metric).at(X, as_tokens(there, tuple(X.shape[:-2])))
     if target is None:
         slope = first_order_gain(J, metrics, generator)

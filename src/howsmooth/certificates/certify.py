@@ -240,7 +240,7 @@ def certify(
         radii=tuple(certifier.radius(group, p=p, generator=generator) for group in groups),
         predicted=certifier.predicted,
         rivals=certifier.rivals,
-        metric=getattr(metric, "name", metric),
+        metric=metric if isinstance(metric, str) else metric.name,
         seconds=time.perf_counter() - began,
         classifier=certifier.classifier,
         embeddings=certifier.embeddings,

@@ -11,7 +11,16 @@ import typer
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
-from howsmooth.cli.options import LENGTH, OptionJson, OptionSave, OptionSearch, OptionSeed, option_groups, set_threads
+from howsmooth.cli.options import (
+    LENGTH,
+    OptionJson,
+    OptionMetric,
+    OptionSave,
+    OptionSearch,
+    OptionSeed,
+    option_groups,
+    set_threads,
+)
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, read_text
@@ -156,6 +165,7 @@ class SearchOptions:
     """How to search, and where the answer goes."""
 
     search: OptionSearch = False
+    metric: OptionMetric = "total"
     steps: Annotated[int | None, typer.Option("--steps", help=f"Steps of the ascent; {STEPS} if left out.")] = None
     starts: Annotated[int | None, typer.Option("--starts", help=f"Starts of the ascent; {STARTS} if left out.")] = None
     seed: OptionSeed = 0
@@ -220,6 +230,12 @@ def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
 
 def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) -> None:
     near.check(source, n)
+    if how.metric != "total":
+        raise AssumptionError(
+            f"near a text the constant is measured in total, got --metric {how.metric}; --within says how --eps is "
+            "measured.",
+            field="metric",
+        )
     how.begin(source, n)
     f, X, pieces = near.read(source, n)
     require_room(n, X.shape[-1])
@@ -247,32 +263,34 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     require_room(n, attention.d)
 
     import howsmooth as hs
-    from howsmooth.domains.domain import in_ball
 
     ascent = how.ascent
     with within_reach(n, radius):
-        bracket = hs.bracket(attention, n=n, radius=radius, generator=ascent["generator"])
+        bracket = hs.bracket(attention, n=n, radius=radius, metric=how.metric, generator=ascent["generator"])
         witness, origin = bracket.lower, ORIGINS.get(bracket.lower.name, bracket.lower.label)
         if how.search:
-            witness, origin = _climb(attention, witness, radius, ascent)
+            witness, origin = _climb(attention, witness, radius, ascent, how.metric)
         require_range(witness)
         if how.as_json:
+            about = {"n": n, "radius": radius, "metric": how.metric, "causal": attention.positions.causal}
             result = {"witness": witness.as_dict(), "upper": bracket.upper.as_dict()}
             share = _share(witness, bracket.upper)
-            print_json(result | {"share": share, "n": n, "radius": radius, "causal": attention.positions.causal})
+            print_json(result | about | {"share": share})
         else:
-            _print_witness(repr(attention), witness, bracket.upper, f"{in_ball(n, radius)}; {origin}")
+            _print_witness(repr(attention), witness, bracket.upper, f"{bracket.upper.domain}; {origin}")
     if how.save is not None:
         save_witness(witness, how.save, source.about, quiet=how.as_json)
 
 
-def _climb(attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
+def _climb(
+    attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any], metric: str
+) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs
 
     n, domain = known.tokens.shape[-2], hs.domains.Ball(radius)
     with ascent_bar(True, ascent["steps"]) as progress:
-        found = hs.maximise(attention, n=n, domain=domain, progress=progress, **ascent)
+        found = hs.maximise(attention, n=n, domain=domain, metric=metric, progress=progress, **ascent)
     taken = len(found.trace) - 1
     begin = f"{known.label} ({at_least(known.value)}) and {count(ascent['starts'], 'random input')}"
     climbed = f"{count(taken, 'step')} of ascent from {begin}"
