@@ -58,7 +58,7 @@ def test_a_metric_that_is_one_class_goes_everywhere_without_another_line(tiny, s
     f, X = attention(rng), torch.randn(4, 3, generator=rng, dtype=torch.float64)
     J = f.jacobian(X)
     metric = Halves()
-    found = hs.local_lipschitz(f, X, metric=metric, generator=rng)
+    found = hs.local_lipschitz(f, X, metric=metric, seed=rng)
     torch.testing.assert_close(metric.size(found.direction), torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(metric.size(J.jvp(found.direction)), found.lower, rtol=1e-9, atol=0.0)
     for E in torch.randn(200, 4, 3, generator=rng, dtype=torch.float64):
@@ -128,7 +128,7 @@ def test_any_softmax_has_a_bound_between_largest_tokens_for_every_number_of_them
     bound = hs.bounds.token_upper(f, radius=radius).value
     for n in (1, 3, 7):
         X = hs.domains.Ball(radius).draw(4, n, draw(rng, 3), rng)
-        assert float(hs.local_lipschitz(f, X, metric="token", generator=rng).lower.max()) <= bound
+        assert float(hs.local_lipschitz(f, X, metric="token", seed=rng).lower.max()) <= bound
     assert hs.bounds.smallest_upper(f, n=3, radius=radius, metric="token").value == bound
 
 

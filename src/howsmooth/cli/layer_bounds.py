@@ -56,11 +56,8 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
-    import torch
-
     import howsmooth as hs
 
-    generator = torch.Generator().manual_seed(0)
     with within_reach(n, radius):
         ladder = hs.bounds.table(attention, n=n, radius=radius, metric=metric)
         with ascent_bar(search) as progress:
@@ -70,7 +67,6 @@ def bounds(
                 radius=radius,
                 search=search,
                 metric=metric,
-                generator=generator,
                 progress=progress,
             )
         require_range(bracket.lower)

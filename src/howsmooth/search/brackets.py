@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-import torch
-
 from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
@@ -15,6 +13,7 @@ from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.inputs import candidates
 from howsmooth.theory.results import Bracket
+from howsmooth.validation import Seed
 
 
 def bracket(
@@ -24,7 +23,7 @@ def bracket(
     radius: float,
     search: bool = False,
     metric: str | Metric = "total",
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Bracket:
     r"""Bracket the Lipschitz constant on sequences of ``n`` tokens in a ball.
@@ -39,7 +38,7 @@ def bracket(
         radius: The radius of the ball that every token lies in.
         search: Whether to improve the input by ascent on the local constant.
         metric: The metric of the constant: one that :func:`howsmooth.bounds.table` has theorems about.
-        generator: The source of random starts of the search.
+        seed: Seeds the starts of the search.
         progress: Called with the step and the best value after every step of the search.
 
     Raises:
@@ -54,7 +53,7 @@ def bracket(
     upper = smallest_upper(attention, n=n, radius=radius, metric=metric)
     if search or not is_plain_softmax(attention):
         # from the same inputs, and never below the best of them
-        found = maximise(attention, n=n, domain=Ball(radius), metric=metric, generator=generator, progress=progress)
+        found = maximise(attention, n=n, domain=Ball(radius), metric=metric, seed=seed, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)
     if not explicit:
@@ -62,7 +61,7 @@ def bracket(
             "no explicit input applies to this map; use search=True, which needs none.", field="search"
         )
     if as_metrics(metric).name != "total":
-        measured = [local_lipschitz(attention, each.tokens, metric=metric, generator=generator) for each in explicit]
+        measured = [local_lipschitz(attention, each.tokens, metric=metric, seed=seed) for each in explicit]
         explicit = tuple(
             dataclasses.replace(each, measured=there, formula=None, domain=upper.domain)
             for each, there in zip(explicit, measured, strict=True)

@@ -59,6 +59,11 @@ class TextAsk(AtText, frozen=True, kw_only=True, tag="text"):
         check_certificate(self.certificate, self.metric)
 
     @property
+    def drawn_as(self) -> "TextAsk":
+        """The ask that seeds the random start."""
+        return self
+
+    @property
     def cost(self) -> float:
         """A certificate takes three times as long as a bracket, a bare value half as long."""
         return super().cost * (1.0 if self.solver.certify else 0.5) * (4.0 if self.certificate else 1.0)
@@ -122,7 +127,7 @@ BLOCK = 3.0
 class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
     """A model from end to end: each block by itself, all blocks up to each layer, and all from each layer on.
 
-    Its map is ``block``, ``to:3`` or ``from:3``.
+    Its map is ``block``, ``to:3``, ``from:3``, or ``model`` for all blocks.
     """
 
     blocks: Annotated[int, NOT_IN_KEY] = 1  # how many blocks these are; the map says it, if one knows the model
@@ -131,6 +136,11 @@ class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
     def share(self) -> float:
         """That of all blocks."""
         return BLOCK * self.blocks
+
+    @property
+    def drawn_as(self) -> TextAsk:
+        """The same question about this map alone, so that one quantity has one value in both."""
+        return TextAsk(**{name: getattr(self, name) for name in TextAsk.__struct_fields__})
 
 
 WholeRecord = Record[WholeAsk, TextAnswer]
@@ -164,7 +174,7 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     from howsmooth.studies.resources import seeded
     from howsmooth.theory.at_input.local import local_upper, local_uppers
 
-    first, generator = cell[0], seeded(cell)
+    first, generator = cell[0], seeded(ask.drawn_as for ask in cell)
     J = linearise(f, X)
     if len(J.codomain) < 2:
         J = vector_output(J)
@@ -174,7 +184,7 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
         estimate = bracket_in(
             J,
             metrics,
-            lambda op: norm_of(spectral_norm, op, solver=first.solver, generator=generator),
+            lambda op: norm_of(spectral_norm, op, solver=first.solver, seed=generator),
             first.solver.rtol,
             first.solver.confidence,
             generator,
@@ -220,7 +230,7 @@ def _typical_gain(
     given, wanted = metrics.input, metrics.output
     if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
         found = replace(estimate, direction=given.standard(estimate.direction))
-        gain = typical_gain_of(isometric(J, given, wanted), samples=samples, generator=generator, estimate=found)
+        gain = typical_gain_of(isometric(J, given, wanted), samples=samples, seed=generator, estimate=found)
         return gain.value, gain.low, gain.high
     like = torch.empty((*J.batch, *J.domain), dtype=J.dtype, device=J.device)
     sizes = torch.stack([wanted.size(J.jvp(given.draw(like, generator))) for _sample in range(samples)])
@@ -233,7 +243,7 @@ def probes(n: int) -> int:
     return max(PROBES, min(MOST_PROBES, PROBED_TOKENS // n))
 
 
-def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, generator: Any) -> "NormEstimate":
+def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, seed: Any) -> "NormEstimate":
     """Call something that measures a norm as a solver is set."""
     return measure(
         *subject,
@@ -241,7 +251,7 @@ def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solve
         confidence=solver.confidence,
         certify=solver.certify,
         max_steps=solver.max_steps,
-        generator=generator,
+        seed=seed,
     )
 
 

@@ -62,8 +62,7 @@ def local_upper(
     """
     name = as_metrics(metric).name
     if name == "token":
-        generator = torch.Generator().manual_seed(0)
-        upper = float(local_lipschitz(attention, X, metric=metric, confidence=1, generator=generator).upper)
+        upper = float(local_lipschitz(attention, X, metric=metric, confidence=1).upper)
         return upper_bound(log(upper), "local_upper", f"{GIVEN_INPUT}, largest token", "ours: weighted Gram matrices")
     if name != "total":
         raise AssumptionError(f"local_upper is proven in the metrics total and token, got {name!r}.", field="metric")
