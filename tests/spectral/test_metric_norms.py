@@ -222,7 +222,7 @@ def test_what_is_no_metric_is_refused(rng):
 def test_an_operator_that_is_zero_has_norm_zero_in_every_metric(rng):
     f = hs.Attention.single_head(A=torch.eye(2, dtype=torch.float64), V=torch.zeros(2, 2, dtype=torch.float64))
     for name in ("total", "token", "entries", "sum"):
-        found = hs.local_lipschitz(f, torch.randn(3, 2, seed=rng, dtype=torch.float64), metric=name)
+        found = hs.local_lipschitz(f, torch.randn(3, 2, generator=rng, dtype=torch.float64), metric=name)
         assert float(found.lower) == float(found.upper) == 0.0
 
 
