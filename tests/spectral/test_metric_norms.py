@@ -261,10 +261,10 @@ class DenseOperator(Operator):
 
     J: torch.Tensor
 
-    def jvp(self, E):
+    def _push(self, E):
         return torch.einsum("iajb,...jb->...ia", self.J, E)
 
-    def vjp(self, G):
+    def _pull(self, G):
         return torch.einsum("iajb,...ia->...jb", self.J, G)
 
 

@@ -10,9 +10,7 @@ import torch
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
-from howsmooth.maps.mechanisms.cosine import CosineAttention
-from howsmooth.maps.mechanisms.differential import DifferentialAttention
-from howsmooth.maps.mechanisms.l2 import L2Attention
+from howsmooth.maps.mechanisms.softmax_scores import CosineAttention, DifferentialAttention, L2Attention
 from howsmooth.theory.assumptions import refuse_norms, require_attention, require_plain, require_size
 from howsmooth.theory.ball.softmax import log_enclosing_radius, score_gradient_bounds
 from howsmooth.theory.heads import combine_heads, heads_of, log, log_sum, on_cpu
