@@ -33,7 +33,9 @@ def draw_logits(section: Section) -> Chart:
     return _draw(curves, [(r.ask.training, r.ask.step) for r in found if r.answer.alarm], "Largest logits", "logit")
 
 
-def _draw(curves: list[tuple[str, int, int, float | None]], alarms: list[tuple[str, int]], what: str, up: str) -> Chart:
+def _draw(
+    curves: Sequence[tuple[str, int, int, float | None]], alarms: Sequence[tuple[str, int]], what: str, up: str
+) -> Chart:
     """Draw curves of layers, given as panel, layer, step and height, and lines at alarms."""
     layers = sorted({layer for _panel, layer, _step, _value in curves})
     styles: Styles = {ALARM: Style(mark="rule", colour=GREY, dash=(4, 3))}
