@@ -123,6 +123,27 @@ def test_samples_alone_find_what_is_wrong(rng):
     assert min(found._sampled(wrong, 300, rng)) < 0
 
 
+@pytest.mark.untyped
+def test_as_many_samples_as_asked_for_are_at_the_radius_itself(rng, monkeypatch):
+    X = torch.zeros(2, 3, dtype=torch.float64)
+    X[0, 0] = 1.0
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(3, dtype=torch.float64)[:2]))
+    found, seen = hs.certify(f, X, word=0), []
+    monkeypatch.setattr("howsmooth.certificates.certify.BATCH", 4)
+    watched = dataclasses.replace(found, classifier=lambda Z: seen.append(Z) or f(Z))
+    assert len(watched._sampled(found.radii[0], 10, rng)) == 3
+    assert [len(Z) for Z in seen] == [4, 4, 2]
+    moved = (torch.cat(seen) - X)[:, 0].norm(dim=-1)
+    torch.testing.assert_close(moved, torch.full_like(moved, found.radii[0].certified))
+
+
+def test_two_logits_of_a_module_are_rounded(model, monkeypatch):
+    found = hs.certify(model, TEXT, word=2)
+    monkeypatch.setattr("howsmooth.certificates.certify.rounding", lambda *_given: (0.0, 3.0))
+    assert found._rounding_error() == pytest.approx(3 * math.sqrt(2))
+    assert dataclasses.replace(found, module=None)._rounding_error() == 0
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_samples_lie_on_the_surface_of_the_ball(p, rng):
     sizes = torch.linalg.vector_norm(random_sphere((20, 2, 3), p, rng).flatten(1), p, dim=1)
