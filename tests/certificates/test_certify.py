@@ -131,8 +131,9 @@ def test_as_many_samples_as_asked_for_are_at_the_radius_itself(rng, monkeypatch)
     found, seen = hs.certify(f, X, word=0), []
     monkeypatch.setattr("howsmooth.certificates.certify.BATCH", 4)
     watched = dataclasses.replace(found, classifier=lambda Z: seen.append(Z) or f(Z))
-    assert len(watched._sampled(found.radii[0], 10, rng)) == 3
+    sampled = watched._sampled(found.radii[0], 10, rng)
     assert [len(Z) for Z in seen] == [4, 4, 2]
+    assert sampled == [float((f(Z)[:, 0] @ found.rivals.functionals.mT).min()) for Z in seen]
     moved = (torch.cat(seen) - X)[:, 0].norm(dim=-1)
     torch.testing.assert_close(moved, torch.full_like(moved, found.radii[0].certified))
 
