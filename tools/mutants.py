@@ -703,7 +703,7 @@ class Judge:
 
         def each() -> Iterator[tuple[Any, Callable[[], Any], float]]:
             for mutant, tests in tasks:
-                seconds = 10 + 4 * sum(self._seconds(i) for i in tests)
+                seconds = 3 + 3 * sum(self._seconds(i) for i in tests)
                 yield (mutant, tests), functools.partial(task, mutant, tests), seconds
 
         count, begin = 0, time.time()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -55,7 +56,9 @@ def test_what_enters_a_layer_is_certified_and_verified(model, p):
 
 
 def test_a_sentence_is_certified_as_its_tokens_are(model, tokens):
+    began = time.perf_counter()
     spoken, numbered = hs.certify(model, TEXT, word=2), hs.certify(model, tokens, word=2)
+    assert 0 < spoken.seconds <= time.perf_counter() - began
     assert spoken.radii[0].certified == numbered.radii[0].certified
     assert spoken.labels == ("LABEL_0", "LABEL_1")
 
