@@ -648,7 +648,8 @@ class Judge:
                 earlier = {}
             killer = place.get(earlier.get("killer") or "")
             if earlier.get("killer"):
-                if killer is not None and _item_hash(self.items[killer]) == earlier["test"]:
+                elsewhere = killer is None and self.options.tests  # by a test that is not asked for now
+                if elsewhere or (killer is not None and _item_hash(self.items[killer]) == earlier["test"]):
                     continue
                 earlier = {}
             if earlier and _reason(mutant.identity, listed) is not None:
