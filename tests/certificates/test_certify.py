@@ -20,7 +20,7 @@ from howsmooth.certificates.sentences import (
     read_sentence,
     word_positions,
 )
-from howsmooth.certificates.settings import checked_norm, norm_named
+from howsmooth.certificates.settings import norm_in
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 
 __all__ = ["save_classifier", "small_classifier"]
@@ -174,11 +174,11 @@ def test_what_frames_a_sentence_is_special_and_a_word_that_is_not_known_is_a_wor
     assert ordinary_positions(SimpleNamespace(tokenizer=tokenizer), [1, 2, 3, 4]) == [o - 1 for o in ordinary]
 
 
-@pytest.mark.parametrize(("word", "number"), [("1", 1.0), ("2", 2.0), ("inf", math.inf)])
-def test_norms_have_names(word, number):
-    assert norm_named(word) == checked_norm(number) == number
-    with pytest.raises(AssumptionError, match="must be"):
-        norm_named(f"{word}0")
+@pytest.mark.parametrize(("name", "p"), [("sum", 1.0), ("total", 2.0), ("entries", math.inf)])
+def test_metrics_are_norms(name, p):
+    assert norm_in(name) == p
+    with pytest.raises(AssumptionError, match="proven in the metrics"):
+        norm_in(f"{name}s")
 
 
 def test_labels_are_numbers_or_names(model):
