@@ -21,7 +21,7 @@ class Property:
     r"""No input of a box has an unsafe output.
 
     Attributes:
-        lower: The least value of every input, one number each; for a network on tokens (n, d).
+        lower: The least value of every input, one number each, in the shape of the inputs; for a map on tokens (n, d).
         upper: The largest.
         unsafe: Sets of outputs, each a pair (A, b) for :math:`\{y: Ay\ge b\}`; their union is unsafe.
 
@@ -37,9 +37,9 @@ class Property:
 
     def __post_init__(self) -> None:
         """Refuse an empty box."""
-        if self.lower.shape != self.upper.shape or self.lower.ndim not in (1, 2):
+        if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
-                f"lower and upper must be one number for each input, or (n, d), got {tuple(self.lower.shape)} and "
+                f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
             )
         if not bool((self.lower <= self.upper).all()):
@@ -52,15 +52,15 @@ class Property:
         """Say that no input within eps of x, entry by entry, is put into another class than this one.
 
         Args:
-            x: The inputs, or tokens (n, d).
+            x: The inputs, in their own shape, without a batch axis.
             eps: How far each number may move; or for each number, so that some tokens may stay.
             label: The class.
             classes: How many classes there are.
         """
-        flat = x.detach().double() if x.ndim == 2 else x.detach().double().flatten()
+        x = x.detach().double()
         rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
         rivals = [k for k in range(classes) if k != label]
-        return cls(flat - eps, flat + eps, tuple((rows[k : k + 1], flat.new_zeros(1)) for k in rivals))
+        return cls(x - eps, x + eps, tuple((rows[k : k + 1], x.new_zeros(1)) for k in rivals))
 
 
 def read_vnnlib(path: str | Path) -> Property:

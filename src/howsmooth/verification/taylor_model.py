@@ -22,7 +22,7 @@ BATCH = 32
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """What linear functions of a stage's tokens do on the box, beyond their values at the centre and their linear parts."""
+    """What linear functions of a stage's tokens do on the box, beyond their linear parts."""
 
     below: Float[Tensor, " f"]  # how far the second order goes below zero
     above: Float[Tensor, " f"]  # how far it goes above

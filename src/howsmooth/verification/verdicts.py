@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.affine import Affine
@@ -66,7 +66,12 @@ class Verdict:
         return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
-def verify(network: Map | str | Path, property: Property | str | Path, *, timeout: float = 100.0) -> Verdict:  # noqa: A002
+def verify(
+    network: Map | nn.Module | str | Path,
+    property: Property | str | Path,  # noqa: A002
+    *,
+    timeout: float = 100.0,
+) -> Verdict:
     r"""Prove that no input of a box has an unsafe output, or find one that has.
 
     Theorems 15 and 16: second-order Taylor models of all stages, quadratic forms of the margin bounded by weighted
@@ -74,7 +79,8 @@ def verify(network: Map | str | Path, property: Property | str | Path, *, timeou
 
     Args:
         network: An ONNX file, or a map in float64 from tokens to one row of outputs: softmax attention, MLPs, norms,
-            affine maps and pooling, in chains and residual connections.
+            affine maps and pooling, in chains and residual connections; or a module on inputs of the property's shape,
+            which is read by way of ONNX.
         property: A VNN-LIB file, or a :class:`~howsmooth.verification.Property`.
         timeout: Seconds after which the answer is ``unknown``.
     """
@@ -87,6 +93,10 @@ def verify(network: Map | str | Path, property: Property | str | Path, *, timeou
         from howsmooth.verification.onnx_network import read_and_run
 
         network, run = read_and_run(network)
+    elif isinstance(network, nn.Module):
+        from howsmooth.verification.onnx_network import read_module
+
+        network, run = read_module(network, wanted.lower.shape)
     whole = _Network.of(network, wanted)
     found = _falsify(whole, wanted, run)
     if found is not None:
@@ -137,7 +147,9 @@ class _Network:
         return self.embedding(x.unflatten(-1, self.embedding.weight.shape[2:]))
 
 
-def _falsify(network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor] | None:
+def _falsify(
+    network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
     """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
     generator = torch.Generator().manual_seed(0)
     (centre, half), lower, upper = _box(wanted), wanted.lower.flatten(), wanted.upper.flatten()
