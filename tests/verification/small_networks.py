@@ -6,6 +6,9 @@ import torch
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
+from howsmooth.verification.box_symbols import BoxSymbols
+from howsmooth.verification.network_expansion import expand
+from howsmooth.verification.taylor_model import TaylorModel
 
 
 def gaussian(rng, *shape, size=1.0):
@@ -65,3 +68,14 @@ def smooth_network(rng, *, n=3, d=4, hidden=5, activation="gelu", norm=hs.maps.L
 
 def outputs(f, x):
     return f(x.unsqueeze(-2)).flatten(-2)
+
+
+def entered(f, eps, blocks, x):
+    """A Taylor model of the first blocks on the box around x, and the first tokens as a function of coordinates."""
+    embedding = f.maps[0]
+    symbols, derivative = BoxSymbols.of(embedding, torch.full_like(x, eps))
+    centre = embedding(x[None])
+    model = TaylorModel(symbols, centre, derivative)
+    for block in blocks:
+        model = expand(hs.maps.Residual(block), model, 0)
+    return model, lambda y: centre + derivative @ y

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from verification.small_networks import gaussian, network, outputs, smooth_network
+from torch.testing import assert_close
+from verification.small_networks import entered, gaussian, network, outputs, smooth_network
 
 import howsmooth as hs
 from howsmooth.maps.activations import Pointwise
@@ -175,3 +176,67 @@ def test_what_has_no_expansion_is_refused(rng):
         _expanded(_Network.of(hs.maps.Chain(*f.maps[:2], squared, f.maps[-1]), wanted), wanted, 0)
     with pytest.raises(hs.errors.ShapeError, match="one row for each token"):
         _Network.of(f.maps[1], wanted)
+
+
+@pytest.mark.parametrize(("forms", "count"), [(True, 40), (False, 600)])
+def test_many_functionals_are_bounded_as_each_of_them_is(rng, forms, count):
+    f = network(rng, layers=1)
+    model, _enters = entered(f, 0.1, [block.map for block in f.maps[1:-1]], gaussian(rng, 6))
+    functionals = gaussian(rng, count, *model.centre.shape)
+    added = gaussian(rng, count).abs()
+
+    def start(part, sums):
+        sums.remainder += added[part]
+
+    found = model.beyond_linear(functionals, forms=forms, start=start)
+    for k in (0, 1, 31, 32, 33, 511, 512, 599):
+        if k < count:
+            alone = model.beyond_linear(functionals[[k]], forms=forms)
+            for name in ("below", "above"):
+                assert_close(getattr(found, name)[k], getattr(alone, name)[0])
+            assert_close(found.remainder[k], alone.remainder[0] + added[k])
+            larger = max(alone.below.item(), alone.above.item())
+            assert_close(found.size[k].item(), larger + found.remainder[k].item())
+    assert len(model.beyond_linear(functionals[:0], forms=forms).remainder) == 0
+
+
+def test_margins_are_what_changes_leave_of_the_centre(rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.verification.verdicts.ALLOWANCE", 0.01)  # for rounding errors
+    f = network(rng, layers=1)
+    wanted, _points = around(rng, f, 0.3)
+    model, readout = _expanded(_Network.of(f, wanted), wanted, 1), f.maps[-1]
+    before = model.stages[-1].entered
+    rows, bounds = gaussian(rng, 4, 3), gaussian(rng, 4)
+    found = _Margins.of(model, rows, bounds)
+    for k in range(4):
+        parts = model.beyond_linear(-rows[k][None, None], forms=True)
+        linear = -rows[k] @ model.derivative[0]
+        assert_close(model.centre, readout(before))
+        value = bounds[k] - rows[k] @ model.centre[0]
+        pixels, units = model.symbols.pixels(linear), linear[model.symbols.coordinates :]
+        assert len(units) > 0
+        summands = sum(rows[k, o] * readout.weight[0, o] for o in range(3)) * before
+        sizes = summands.abs().sum() + rows[k].abs() @ model.centre[0].abs() + bounds[k].abs()
+        centre = value - 0.01 * (sizes + linear.abs().sum() + parts.below[0] + parts.remainder[0])
+        beyond = 1.01 * (parts.below[0] + parts.remainder[0])
+        assert_close(found.lower[k], centre - 1.01 * (pixels.abs().sum() + units.abs().sum()) - beyond)
+        objective = found.objective(k)
+        for one, other in ((objective.centre, centre - beyond), (objective.pixels, pixels), (objective.units, units)):
+            assert_close(one, other)
+        told = (centre, pixels.abs().sum(), units.abs().sum(), 1.01 * parts.below[0], 1.01 * parts.remainder[0])
+        assert list(found.uses(k).values()) == pytest.approx([float(x) for x in told])
+
+
+def test_a_box_is_widened_by_the_rounding_of_its_middle(rng):
+    embedding = network(rng, layers=0).maps[0]
+    f = hs.maps.Chain(embedding, hs.maps.Pooling.first(n=3, like=embedding.bias), hs.maps.Dense(torch.eye(4).double()))
+    x = gaussian(rng, 6)
+    wanted = Property(x - 0.25, x + 0.75, Property.robust(x, eps=1.0, label=0, classes=4).unsafe)
+    model = _expanded(_Network.of(f, wanted), wanted, 0)
+    middle, point = x + 0.25, Property(x, x, wanted.unsafe)
+    assert_close(model.centre, f(middle[None]))
+    tokens = embedding.weight[:1, :, 0].abs()
+    assert_close(model.symbols.linear_range(model.derivative), tokens @ (0 * x + 0.5))
+    # a point is a box of four units in the last place
+    model, unit = _expanded(_Network.of(f, point), point, 0), torch.finfo(torch.float64).eps
+    assert_close(model.symbols.linear_range(model.derivative), tokens @ (4 * unit * x.abs()), rtol=1e-9, atol=0)

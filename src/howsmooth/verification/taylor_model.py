@@ -81,7 +81,7 @@ class Forms:
 
     def add_remainder(self, size: Float[Tensor, " f"]) -> None:
         """Add what is bounded only in size; what is no number has no bound."""
-        self.remainder += torch.nan_to_num(size, nan=torch.inf)
+        self.remainder += torch.nan_to_num(size, nan=torch.inf, posinf=torch.inf)
 
     def range(self) -> Range:
         """Return the range of the functionals."""

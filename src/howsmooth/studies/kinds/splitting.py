@@ -67,7 +67,7 @@ def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
     from howsmooth.transport.measures import DiscreteMeasure
 
     measure = DiscreteMeasure.from_sequence(x, causal=f.positions.causal)
-    attack = split_attack(f, measure, eps=EPS, generator=seeded([ask]))
+    attack = split_attack(f, measure, eps=EPS, seed=seeded([ask]))
     found, norms = attack.splitting, x.norm(dim=-1)
     return SplittingAnswer(
         move=found.move,
