@@ -116,7 +116,7 @@ class _Reader:
 
         if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
             return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
-        given = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
+        given: dict[str, Any] = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
         return ReferenceEvaluator(node, opsets={"": self.opset}).run(None, given)[0]
 
     def all_of(self, base: int) -> _AffineForm:
@@ -159,7 +159,7 @@ def read_module(module: nn.Module, shape: Sequence[int]) -> tuple[Chain, Callabl
         warnings.simplefilter("ignore")  # of the exporter, on what it will be replaced by
         torch.backends.mha.set_fastpath_enabled(False)  # fused layers are not written as ONNX
         try:
-            torch.onnx.export(module, (example,), written, dynamo=False, opset_version=17)
+            torch.onnx.export(module, (example,), written, dynamo=False, opset_version=17)  # type: ignore[arg-type]
         except Exception as error:  # every layer has its own way not to be exported
             raise UnsupportedModelError(f"{name} cannot be written as ONNX: {error}") from error
         finally:
@@ -338,7 +338,7 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
 def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _Scores:
     second = rest[0] if rest else None
     scores: _Scores = next(x for x in (first, *rest) if isinstance(x, _Scores))
-    constant = second if scores is first else first
+    constant: Any = second if scores is first else first
     if kind in ("Cast", "Identity", "Dropout"):
         return scores
     if scores.softmax:

@@ -117,7 +117,8 @@ class _Network:
         if network.dtype != torch.float64:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
         maps = network.maps if isinstance(network, Chain) else (network,)
-        if not isinstance(maps[0], Affine):
+        embedding = maps[0]
+        if not isinstance(embedding, Affine):
             shape = tuple(wanted.lower.shape)
             if len(shape) != 2:
                 raise ShapeError(
@@ -126,11 +127,12 @@ class _Network:
                     field="property",
                 )
             identity = torch.eye(wanted.lower.numel(), dtype=torch.float64).reshape(*shape, *shape)
-            maps = (Affine(weight=identity, bias=torch.zeros(shape, dtype=torch.float64)), *maps)
-        inputs = maps[0].weight[0, 0].numel()
+            embedding = Affine(weight=identity, bias=torch.zeros(shape, dtype=torch.float64))
+            maps = (embedding, *maps)
+        inputs = embedding.weight[0, 0].numel()
         if inputs != wanted.lower.numel():
             raise ShapeError(f"the network has {inputs} inputs, the property bounds {wanted.lower.numel()}.")
-        found = cls(maps[0], Chain(*maps[1:]))
+        found = cls(embedding, Chain(*maps[1:]))
         rows, outputs = found.rest(found.tokens(_box(wanted)[0])).shape
         if rows != 1:
             raise ShapeError(f"the network must put out one row, as behind pooling; got {rows}.", field="network")
