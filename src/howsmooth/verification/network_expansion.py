@@ -7,12 +7,11 @@ from torch.nn.functional import pad
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Pointwise, known_activation
-from howsmooth.maps.affine import Affine
+from howsmooth.maps.affine import Affine, Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import Norm
-from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.protocols import Map
 from howsmooth.verification.activation_expansion import ActivationExpansion
 from howsmooth.verification.attention_expansion import AttentionExpansion
