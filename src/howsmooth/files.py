@@ -1,4 +1,4 @@
-"""Memory and files: how much memory there is; files refused if they cannot fit into it, and written whole or not at all."""
+"""Memory and files: how much memory there is; files refused if they cannot fit, and written whole or not at all."""
 
 import io
 import math
