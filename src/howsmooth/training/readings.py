@@ -243,9 +243,9 @@ class LoggerSink:
     def write(self, look: Look) -> None:
         """Log every number of a step."""
         self._logger.log({"step": look.step} | scalars(look))
-        alert = getattr(self._logger, "alert", None)  # loggers of W&B and Trackio have one
-        for alarm in look.alarms if callable(alert) else ():
-            alert(title="howsmooth", text=str(alarm))
+        if callable(alert := getattr(self._logger, "alert", None)):  # loggers of W&B and Trackio have one
+            for alarm in look.alarms:
+                alert(title="howsmooth", text=str(alarm))
 
 
 class TensorBoard:
