@@ -63,7 +63,7 @@ ALLOWED = {
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "training": {*GROUND, "maps", "spectral", "models"},
     "budgets": {*GROUND, "models"},
-    "verification": {*GROUND, "maps"},
+    "verification": {*GROUND, "maps", "certificates"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},
     "lab": GROUND,
