@@ -27,11 +27,6 @@ class Products:
     values: Float[Tensor, "windows passes errors"]  # I, for every window, pass and error
     positions: int  # how many positions of the output each window has
 
-    def columns(self, keys: Sequence[Key]) -> list[int]:
-        """Return where errors stand."""
-        places = {error.key: i for i, error in enumerate(self.errors)}
-        return [places[key] for key in keys]
-
 
 def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) -> Products:
     """Run backward passes at every window, and return their inner products with every error.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from howsmooth.budgets.schemes.scheme import Scheme
+from howsmooth.budgets.schemes import Scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.errors import UnsupportedModelError
 from howsmooth.models.autograd.hooks import ModuleCall, first_tensor, hooked

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from howsmooth.budgets.effects import Effect
 from howsmooth.budgets.places import Error
-from howsmooth.budgets.schemes.scheme import UNROUNDED_BITS
+from howsmooth.budgets.schemes import UNROUNDED_BITS
 from howsmooth.errors import AssumptionError
 
 KEEP = "keep"

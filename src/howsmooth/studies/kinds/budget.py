@@ -77,7 +77,7 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         self.where.check()
         self.reading.check()
         read_source(self.windows.source, self.windows.place)
-        from howsmooth.budgets.schemes.scheme import scheme
+        from howsmooth.budgets.schemes import scheme
 
         for label in self.scheme:
             scheme(label)
@@ -267,7 +267,7 @@ def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
 
 def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Resources") -> "Places":
     from howsmooth.budgets.places import Places
-    from howsmooth.budgets.schemes.scheme import scheme
+    from howsmooth.budgets.schemes import scheme
     from howsmooth.budgets.subject import Subject
 
     transformer = resources.transformer(ask.model, ask.where, ask.reading)
