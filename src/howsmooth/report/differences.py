@@ -1,11 +1,13 @@
 """Two runs in one chart: the ratio of every layer with its interval, and which differences are real."""
 
+from typing import Any
+
 import altair as alt
 
 from howsmooth.report.drawing.palette import BLUE, GREY, INK, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
-from howsmooth.report.drawing.tables import Chart, Rows
+from howsmooth.report.drawing.tables import Chart
 from howsmooth.studies.runs.comparison import Comparison, DifferenceVerdict, LayerDifference, bracketed
 from howsmooth.wording import number, percent
 
@@ -22,11 +24,26 @@ MARGIN, DIGITS = 0.08, 6
 def differences_chart(found: Comparison) -> Chart:
     """Draw a dot for every ratio, a thin line for its interval, and a thick one for the error bars of the constants."""
     rows = [_row(difference, found) for difference in found.rows if difference.ratio is not None]
-    heights = _heights(rows)
+    ends = [1.0, *(row[name] for row in rows for name in ("low", "high") if drawable(row[name]))]
+    low, high = min(ends), max(ends)
+    # the margin goes with the span of all intervals, as ratios may differ by a thousandth
+    room = max((high / low) ** MARGIN, 1 + 1e-4)
+    heights = [low / room, high * room]
+    there = [name for name in COLOURS if any(row["told"] == name for row in rows)]
+    scale = alt.Scale(domain=there, range=[COLOURS[name] for name in there])
+    symbols: dict[str, Any] = {"symbolType": "circle", "symbolSize": 60, "symbolOpacity": 1}
+    legend = alt.Legend(orient="top", labelFontSize=12, columnPadding=26, **symbols)
     base = alt.Chart().encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        color=alt.Color("told:N", title=None, scale=_colours(rows), legend=_legend()),
-        tooltip=_tooltips(found),
+        color=alt.Color("told:N", title=None, scale=scale, legend=legend),
+        tooltip=[
+            alt.Tooltip("layer:O"),
+            alt.Tooltip("ratio:Q", title="second / first", format=",.5~r"),
+            alt.Tooltip("interval:N", title=percent(found.confidence)),
+            alt.Tooltip("bars:N", title="error bars"),
+            alt.Tooltip("windows:N"),
+            alt.Tooltip("verdict:N", title="second is"),
+        ],
     )
 
     def up(field: str) -> alt.Y:
@@ -40,21 +57,9 @@ def differences_chart(found: Comparison) -> Chart:
         base.mark_point(filled=True, size=42, opacity=1).encode(y=up("ratio")),
     ]
     wide = max(PANEL["width"], STEP * len({row["layer"] for row in rows}))
-    return panels(
-        alt.LayerChart(layer=layers).properties(width=wide, height=PANEL["height"]), rows, title=_title(found)
-    )
-
-
-def _title(found: Comparison) -> str:
-    return f"{found.sentence} Thin: intervals, {percent(found.confidence)} all together. Thick: error bars."
-
-
-def _heights(rows: Rows) -> list[float]:
-    """Return the span of all intervals, and of 1; the margin goes with it, as ratios may differ by a thousandth."""
-    ends = [1.0, *(row[name] for row in rows for name in ("low", "high") if drawable(row[name]))]
-    low, high = min(ends), max(ends)
-    room = max((high / low) ** MARGIN, 1 + 1e-4)
-    return [low / room, high * room]
+    chart = alt.LayerChart(layer=layers).properties(width=wide, height=PANEL["height"])
+    title = f"{found.sentence} Thin: intervals, {percent(found.confidence)} all together. Thick: error bars."
+    return panels(chart, rows, title=title)
 
 
 def _row(difference: LayerDifference, found: Comparison) -> dict:
@@ -93,25 +98,3 @@ def _panel(difference: LayerDifference, found: Comparison) -> str:
 
 def _seen(end: float, value: float) -> float:
     return min(max(end, value / FARTHEST), value * FARTHEST) if drawable(value) else end
-
-
-def _colours(rows: Rows) -> alt.Scale:
-    there = [name for name in COLOURS if any(row["told"] == name for row in rows)]
-    return alt.Scale(domain=there, range=[COLOURS[name] for name in there])
-
-
-def _legend() -> alt.Legend:
-    return alt.Legend(
-        orient="top", symbolType="circle", symbolSize=60, symbolOpacity=1, labelFontSize=12, columnPadding=26
-    )
-
-
-def _tooltips(found: Comparison) -> list[alt.Tooltip]:
-    return [
-        alt.Tooltip("layer:O"),
-        alt.Tooltip("ratio:Q", title="second / first", format=",.5~r"),
-        alt.Tooltip("interval:N", title=percent(found.confidence)),
-        alt.Tooltip("bars:N", title="error bars"),
-        alt.Tooltip("windows:N"),
-        alt.Tooltip("verdict:N", title="second is"),
-    ]

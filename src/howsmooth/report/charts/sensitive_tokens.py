@@ -149,8 +149,23 @@ def draw_patches(section: Section, layer: int | None) -> Chart:
     Why the darkest patch is as dark in every layer: which patches matter is asked, and not how much the layer moves.
     """
     found = [(m, r) for m in section.measurements for at, r in patch_records(m).items() if layer in (None, at)]
-    rows = [row for _m, record in found for row in _patch_rows(record)]
-    title = alt.TitleParams("Which patches to move") if layer is None else _patch_title(*found[0])
+    m, record = found[0]
+    others, n = patches_in_front(len(record.answer.sensitivity)) or 0, len(record.answer.sensitivity)
+    side = math.isqrt(n - others)
+    rows: Rows = [
+        {"layer": r.ask.layer, "row": i // side, "column": i % side, "share": share}
+        for _m, r in found
+        for i, share in enumerate(r.answer.sensitivity[others:])
+    ]
+    title = alt.TitleParams("Which patches to move")
+    if layer is not None:
+        shares, index = record.answer.sensitivity, record.ask.window.index
+        most = sorted(shares[others:], reverse=True)[:MOST]
+        name = next(iter(m.openings.get((n, index), ())), f"picture {index}")
+        beside = f", tokens that are no patches {percent(sum(shares[:others]))}" if others else ""
+        held = f"{count(len(most), 'patch', 'patches')} hold {percent(sum(most))} of the worst perturbation{beside}"
+        where = f"{name}, {side} × {side} patches"
+        title = alt.TitleParams(f"Layer {layer}: which patches to move ({where})", subtitle=held)
     chart = alt.Chart(alt.Data(values=rows)).mark_rect()
     squares = chart.encode(
         x=alt.X("column:O", title="column of patches", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
@@ -159,28 +174,6 @@ def draw_patches(section: Section, layer: int | None) -> Chart:
         tooltip=["row:O", "column:O", alt.Tooltip("share:Q", format=".2%")],
     )
     return alt.layer(squares).properties(width=PICTURE, height=PICTURE, title=title)
-
-
-def _patch_rows(record: TextRecord) -> Rows:
-    patches = record.answer.sensitivity[patches_in_front(len(record.answer.sensitivity)) or 0 :]
-    side = math.isqrt(len(patches))
-    return [
-        {"layer": record.ask.layer, "row": i // side, "column": i % side, "share": share}
-        for i, share in enumerate(patches)
-    ]
-
-
-def _patch_title(m: Measurement, record: TextRecord) -> alt.TitleParams:
-    shares, index = record.answer.sensitivity, record.ask.window.index
-    others = patches_in_front(len(shares)) or 0
-    side = math.isqrt(len(shares) - others)
-    most = sorted(shares[others:], reverse=True)[:MOST]
-    name = next(iter(m.openings.get((len(shares), index), ())), f"picture {index}")
-    beside = f", tokens that are no patches {percent(sum(shares[:others]))}" if others else ""
-    return alt.TitleParams(
-        f"Layer {record.ask.layer}: which patches to move ({name}, {side} × {side} patches)",
-        subtitle=f"{count(len(most), 'patch', 'patches')} hold {percent(sum(most))} of the worst perturbation{beside}",
-    )
 
 
 def patch_table(section: Section) -> Numbers:

@@ -21,7 +21,7 @@ def draw_steps(section: Section) -> Chart:
     styles |= {f"layer {layer}": Style(mark="line", colour=HUES[i % len(HUES)]) for i, layer in enumerate(layers)}
     rows: Rows = []
     for r in found:
-        panel = _panel(r)
+        panel = f"{r.ask.training}: {r.ask.map}"
         rows.append({"panel": panel})
         rows += points([(r.ask.step, r.answer.lower)], series=f"layer {r.ask.layer}", panel=panel)
         rows += [{"x": r.ask.step, "series": ALARM, "panel": panel}] if r.answer.alarm else []
@@ -32,10 +32,10 @@ def draw_steps(section: Section) -> Chart:
 
 def table_steps(section: Section) -> Numbers:
     """Return a row for each layer and step."""
-    rows: list[NumberRow] = [
-        (r.ask.layer, (_panel(r), number(r.ask.step), str(r.ask.layer), _attained(r), r.answer.alarm or "—"))
-        for r in _readings(section)
-    ]
+    rows: list[NumberRow] = []
+    for r in _readings(section):
+        place = (f"{r.ask.training}: {r.ask.map}", number(r.ask.step), str(r.ask.layer))
+        rows.append((r.ask.layer, (*place, cell(r.answer.lower, written=at_least), r.answer.alarm or "—")))
     return Numbers(head=("training", "step", "layer", "constant", ALARM), rows=rows)
 
 
@@ -45,14 +45,6 @@ def _readings(section: Section) -> list[Record]:
 
 def _seen(section: Section) -> int:
     return sum(drawable(r.answer.lower) for r in _readings(section))
-
-
-def _attained(r: Record) -> str:
-    return cell(r.answer.lower, written=at_least)
-
-
-def _panel(r: Record) -> str:
-    return f"{r.ask.training}: {r.ask.map}"
 
 
 CHARTS = (
