@@ -31,16 +31,7 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def read_bytes(path: str | os.PathLike[str], what: str, *, field: str | None = None) -> bytes:
-    """Return what a file holds.
-
-    Args:
-        path: The file.
-        what: What it should be, for the message.
-        field: The setting that named it.
-
-    Raises:
-        FileError: If there is no such file, it cannot be read, or it does not fit into memory.
-    """
+    """Return what a file holds."""
     name = os.fspath(path)
     require_size(name, what, field=field, missing=False)
     try:
@@ -60,16 +51,7 @@ def require_size(
 ) -> None:
     """Refuse a file that is too large to be read, or none at all; nothing of it is read.
 
-    Args:
-        path: The file.
-        what: What it should be, for the message.
-        field: The setting that named it.
-        copies: How many bytes of memory one byte of it takes.
-        most: The largest size that such a file has, if there is one.
-        missing: Whether it may be missing.
-
-    Raises:
-        FileError: If it is a folder, a device or a pipe, or larger than allowed or than memory.
+    One byte of it takes ``copies`` bytes of memory.
     """
     name = os.fspath(path)
     try:
@@ -91,11 +73,7 @@ def require_size(
 
 
 def require_room(needed: int, what: str, *, field: str | None = None) -> None:
-    """Refuse what a file asks for if it does not fit into memory.
-
-    Raises:
-        FileError: If it does not.
-    """
+    """Refuse what a file asks for if it does not fit into memory."""
     try:
         require_memory(needed, what, field=field)
     except AssumptionError as error:
@@ -105,15 +83,8 @@ def require_room(needed: int, what: str, *, field: str | None = None) -> None:
 def require_array(start: bytes, stored: int, name: str, *, each: int, field: str | None = None) -> None:
     """Refuse an array of numpy whose header promises more than is stored, or than fits into memory.
 
-    Args:
-        start: The first bytes of the file, :data:`HEADER` of them if there are so many.
-        stored: How many bytes it has.
-        name: Its name, for the message.
-        each: How many bytes of memory one entry takes.
-        field: The setting that named it.
-
-    Raises:
-        FileError: If it is too large. What is no array raises whatever numpy says.
+    One entry takes ``each`` bytes of memory; ``start`` are the first :data:`HEADER` bytes of the file. What is no array
+    raises whatever numpy says.
     """
     from numpy.lib import format as npy
 

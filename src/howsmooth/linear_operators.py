@@ -47,19 +47,11 @@ class LinearOperator(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operator:
-    """Shapes, dtype and device of a batch of operators; subclasses add the products.
-
-    Attributes:
-        batch: The batch axes.
-        domain: The shape of one perturbation.
-        codomain: The shape of one response.
-        dtype: The dtype of the products.
-        device: The device of the products.
-    """
+    """Shapes, dtype and device of a batch of operators; subclasses add the products."""
 
     batch: tuple[int, ...]
-    domain: tuple[int, ...]
-    codomain: tuple[int, ...]
+    domain: tuple[int, ...]  # the shape of one perturbation
+    codomain: tuple[int, ...]  # the shape of one response
     dtype: torch.dtype
     device: torch.device
 

@@ -67,11 +67,7 @@ def _cells(values: Iterable[object], tag: str) -> str:
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> Any:
-    """Return rows as a DataFrame of pandas.
-
-    Raises:
-        AssumptionError: If pandas is not installed.
-    """
+    """Return rows as a DataFrame of pandas."""
     try:
         import pandas as pd  # type: ignore[import-untyped,unused-ignore]
     except ModuleNotFoundError as error:

@@ -20,16 +20,7 @@ def available_memory() -> int | None:
 
 
 def require_memory(needed: int, what: str, *, field: str | None = None) -> None:
-    """Refuse what cannot fit into memory, before the attempt makes the machine swap or the system kill.
-
-    Args:
-        needed: How many bytes it takes at least.
-        what: What takes them, as the beginning of a sentence.
-        field: The argument that asked for it.
-
-    Raises:
-        AssumptionError: If there is less.
-    """
+    """Refuse what cannot fit into memory, before the attempt makes the machine swap or the system kill."""
     there = available_memory()
     if there is not None and needed > there:
         raise AssumptionError(

@@ -30,11 +30,7 @@ def require_floating(x: object, name: str) -> None:
 
 
 def tokens_for(X: Any, f: Any) -> Any:
-    """Return arrays and lists as tensors, in the numbers and on the device of a map; tensors and measures as they are.
-
-    Raises:
-        DtypeError: If they are no table of numbers.
-    """
+    """Return arrays and lists as tensors, in the numbers and on the device of a map; tensors and measures as is."""
     if isinstance(X, Tensor) or not isinstance(X, np.ndarray | list | tuple):
         return X
     try:

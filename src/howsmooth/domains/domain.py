@@ -84,7 +84,6 @@ class Ball(TensorDataclass):
     centre: Float[Tensor, " d"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the numbers once."""
         if self.centre is not None:
             require_floating(self.centre, "centre")
             if self.centre.ndim != 1 or not self.centre.numel():
@@ -176,7 +175,6 @@ class Sphere:
     radius: float
 
     def __post_init__(self) -> None:
-        """Check the radius once."""
         if not 0 < self.radius < math.inf:
             raise AssumptionError(
                 f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
@@ -234,7 +232,6 @@ class Neighbourhood:
     per_token: bool = False
 
     def __post_init__(self) -> None:
-        """Check the input once."""
         require_floating(self.X, "X")
         if self.X.ndim != 2 or not self.X.numel():
             raise ShapeError(f"X must be one input, (n, d), got {tuple(self.X.shape)}.", field="X")

@@ -108,19 +108,12 @@ class Ellipsoid(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StretchedSphere:
-    r"""The points :math:`x = \beta + Dz` with :math:`|z| = 1` and D diagonal (after centring), for tied pairs.
+    r"""The points :math:`x = \beta + Dz` with :math:`|z| = 1` and D diagonal (after centring), for tied pairs."""
 
-    Attributes:
-        centre: :math:`\beta`.
-        stretch: The diagonal of D.
-        centred: Whether z sums to zero.
-        solid: Whether :math:`|z| < 1` is allowed too.
-    """
-
-    centre: Float[Tensor, " d"]
-    stretch: Float[Tensor, " d"]
-    centred: bool
-    solid: bool
+    centre: Float[Tensor, " d"]  # β
+    stretch: Float[Tensor, " d"]  # the diagonal of D
+    centred: bool  # whether z sums to zero
+    solid: bool  # whether |z| < 1 is allowed too
 
     @classmethod
     def ball(cls, d: int, radius: float, *, solid: bool) -> "StretchedSphere":
@@ -172,7 +165,6 @@ class LayerNormImage:
     norm: HasImage
 
     def __post_init__(self) -> None:
-        """Check that there is an image to search."""
         if not isinstance(self.norm, HasImage):
             raise DtypeError(
                 f"norm must be an hs.maps.LayerNorm or an hs.maps.RMSNorm, got {type(self.norm).__name__}.",

@@ -23,29 +23,18 @@ ROOT, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
-    """A function of one number, applied to every entry, and its derivative.
-
-    Attributes:
-        name: Its name.
-        value: The function.
-        slope: Its derivative.
-    """
+    """A function of one number, applied to every entry, and its derivative."""
 
     name: str
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]  # the function
+    slope: Callable[[Tensor], Tensor]  # its derivative
 
     def __repr__(self) -> str:
-        """Return its name."""
         return self.name
 
 
 def soft_cap(cap: float) -> Activation:
-    r"""Return :math:`x \mapsto c\tanh(x/c)`, which keeps numbers between :math:`-c` and :math:`c`.
-
-    Raises:
-        AssumptionError: If ``cap`` is not positive.
-    """
+    r"""Return :math:`x \mapsto c\tanh(x/c)`, which keeps numbers between :math:`-c` and :math:`c`."""
     if not 0 < cap < math.inf:
         raise AssumptionError(f"a soft cap must be positive and finite, got {cap}.", field="cap")
     return Activation(
@@ -71,12 +60,7 @@ def entrywise(function: Callable[[Tensor], Tensor], name: str) -> Activation:
 
 
 def known_activation(name: object) -> Activation:
-    """Return the activation of a name.
-
-    Raises:
-        AssumptionError: If there is none of that name.
-        DtypeError: If it is neither a name nor an activation.
-    """
+    """Return the activation of a name."""
     if isinstance(name, Activation):
         return name
     if not isinstance(name, str):
@@ -126,18 +110,12 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pointwise:
-    r"""Apply an activation to every entry: :math:`f(x)_j = \varphi(x_j)`.
+    r"""Apply an activation to every entry: :math:`f(x)_j = \varphi(x_j)`."""
 
-    Attributes:
-        activation: The activation, or its name.
-        dtype: The dtype of the tokens.
-    """
-
-    activation: Activation | str
-    dtype: torch.dtype = torch.float32
+    activation: Activation | str  # the activation, or its name
+    dtype: torch.dtype = torch.float32  # the dtype of the tokens
 
     def __post_init__(self) -> None:
-        """Look the activation up."""
         object.__setattr__(self, "activation", known_activation(self.activation))
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:

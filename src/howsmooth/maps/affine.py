@@ -34,7 +34,6 @@ class Affine(TensorDataclass):
     bias: Float[Tensor, "m out"]
 
     def __post_init__(self) -> None:
-        """Check the numbers once."""
         require_floating(self.weight, "weight")
         if self.weight.ndim != 4 or not self.weight.numel():
             raise ShapeError(
@@ -74,7 +73,6 @@ class Affine(TensorDataclass):
             )
 
     def __repr__(self) -> str:
-        """Show its shape, without its numbers."""
         m, out, n, d = self.weight.shape
         return f"Affine({n} × {d} → {m} × {out}, {self.weight.dtype})"
 

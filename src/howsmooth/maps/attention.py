@@ -25,34 +25,21 @@ S = TypeVar("S", bound="Attention")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism:
-    """The parts in which kinds of attention by scores differ.
+    """The parts in which kinds of attention by scores differ."""
 
-    Attributes:
-        weighting: The rule from scores to weights.
-        value: The value projection.
-        transforms: Maps applied to queries, keys and values after their projections.
-        masses_in_scores: Whether the logarithms of token weights are added to scores.
-        lead: Axes that transforms put before those of the batch.
-    """
-
-    weighting: Weighting
-    value: Tensor
-    transforms: Transforms = NO_TRANSFORMS
-    masses_in_scores: bool = True
-    lead: tuple[int, ...] = ()
+    weighting: Weighting  # the rule from scores to weights
+    value: Tensor  # the value projection
+    transforms: Transforms = NO_TRANSFORMS  # maps applied to queries, keys and values after their projections
+    masses_in_scores: bool = True  # whether the logarithms of token weights are added to scores
+    lead: tuple[int, ...] = ()  # axes that transforms put before those of the batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ScoreAttention(MultiHead):
-    r"""Attention by scores :math:`S_{ij} = s\,\langle q_i, k_j\rangle`, capped, masked, and made into weights.
+    r"""Attention by scores :math:`S_{ij} = s\,\langle q_i, k_j\rangle`, capped, masked, and made into weights."""
 
-    Attributes:
-        scale: :math:`s`; ``None`` means :math:`1/\sqrt k`.
-        softcap: ``c`` in :math:`c\tanh(S/c)`.
-    """
-
-    scale: float | None = None
-    softcap: float | None = None
+    scale: float | None = None  # s; none means 1/√k
+    softcap: float | None = None  # c in c·tanh(S/c)
 
     single_head_defaults: ClassVar[dict[str, Any]] = {"scale": 1.0}
 

@@ -28,23 +28,14 @@ def row_tiles(n: int, stack: int, itemsize: int, positions: Positions, size: int
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    r"""The rule from queries and keys to scores: :math:`\mathrm{cap}(q k^\top)` + biases + log token weights.
+    r"""The rule from queries and keys to scores: :math:`\mathrm{cap}(q k^\top)` + biases + log token weights."""
 
-    Attributes:
-        batch: The batch axes that masks and token weights refer to.
-        positions: Masks and biases.
-        softcap: ``c`` in :math:`c\tanh(S/c)`, or ``None``.
-        log_weights: The logarithm of the token weights, or ``None``.
-        distances: Keys and queries of distances, the latter scaled as the queries are, or ``None``.
-        lead: Axes before those of the batch, where every head has several matrices of scores.
-    """
-
-    batch: tuple[int, ...]
-    positions: Positions
-    softcap: float | None
-    log_weights: Float[Tensor, "... n"] | None
-    distances: Distances | None = None
-    lead: tuple[int, ...] = ()
+    batch: tuple[int, ...]  # the batch axes that masks and token weights refer to
+    positions: Positions  # masks and biases
+    softcap: float | None  # c in c·tanh(S/c), or none
+    log_weights: Float[Tensor, "... n"] | None  # the logarithm of the token weights, or none
+    distances: Distances | None = None  # keys and queries of distances, the latter scaled as the queries are, or none
+    lead: tuple[int, ...] = ()  # axes before those of the batch, where every head has several matrices of scores
 
     def tile(self, q: Tensor, k: Tensor, tile: Tile, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the scores of one tile and the slope of the soft cap there (``None``: one)."""
@@ -98,27 +89,15 @@ class AttentionPattern:
 
     Batch axes and key/value groups are one axis, ``stack``. Queries that share a key/value head are stacked along the
     rows, so that one matrix product serves them all and no key is copied.
-
-    Attributes:
-        scores: The rule from queries and keys to scores.
-        weighting: The rule from scores to weights.
-        tiles: The tiles, from the first row to the last.
-        q: Scaled queries ``(stack, shared, n, k)``.
-        k: Keys ``(stack, n, k)``.
-        v: Values ``(stack, n, v)``.
-        o: Means ``(stack, shared, n, v)``.
-        kept: For each tile its weights and the slope of the soft cap, or ``None`` when they are rebuilt for every
-            product. A tile has whole rows, so rebuilding needs no log-sum-exp; ``exp(S - lse)`` would also lose the
-            digits that S has before the point.
     """
 
-    scores: Scores
-    weighting: Weighting
-    tiles: list[Tile]
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
+    scores: Scores  # the rule from queries and keys to scores
+    weighting: Weighting  # the rule from scores to weights
+    tiles: list[Tile]  # the tiles, from the first row to the last
+    q: Tensor  # scaled queries (stack, shared, n, k)
+    k: Tensor  # keys (stack, n, k)
+    v: Tensor  # values (stack, n, v)
+    o: Tensor  # means (stack, shared, n, v)
     kept: list[tuple[Weights, Tensor | None]] | None
 
     def parts(self) -> Iterator[tuple[Tile, Weights, Tensor | None]]:
@@ -171,16 +150,7 @@ class AttentionPattern:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, memory: int, weighting: Weighting | None = None
 ) -> AttentionPattern:
-    """Compute the attention means and keep what derivatives need.
-
-    Args:
-        q: Scaled queries ``(stack, shared, n, k)``.
-        k: Keys ``(stack, n, k)``.
-        v: Values ``(stack, n, v)``.
-        scores: The rule from queries and keys to scores.
-        memory: How many bytes of weights may be kept.
-        weighting: The rule from scores to weights; the softmax by default.
-    """
+    """Compute the attention means and keep what derivatives need."""
     # Why rows and not square blocks, as fused kernels have: a derivative needs complete rows of P, or one more pass
     # over all blocks to normalise them. Why not rebuild always: every product would pay for the exponentials again.
     weighting = Softmax() if weighting is None else weighting

@@ -43,10 +43,7 @@ class ComposedMap(ABC):
     def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> Jacobian:
         """Differentiate at ``X``.
 
-        Args:
-            X: The tokens.
-            memory: How many bytes the attention weights of all maps together may take, as in
-                :meth:`Attention.jacobian`.
+        The attention weights of all maps together may take ``memory`` bytes, as in :meth:`Attention.jacobian`.
         """
         _value, jacobian = self.value_and_jacobian(X, memory=memory)
         return jacobian
@@ -68,7 +65,6 @@ class Chain(ComposedMap):
     maps: tuple[Map, ...]
 
     def __init__(self, *maps: Map) -> None:
-        """Compose ``maps`` in the order in which they are applied."""
         _require_maps("Chain", maps)
         object.__setattr__(self, "maps", maps)
 
@@ -101,7 +97,6 @@ class Sum(ComposedMap):
     maps: tuple[Map, ...]
 
     def __init__(self, *maps: Map) -> None:
-        """Add ``maps`` up."""
         _require_maps("Sum", maps)
         object.__setattr__(self, "maps", maps)
 
@@ -130,7 +125,6 @@ class Residual(ComposedMap):
     map: Map
 
     def __post_init__(self) -> None:
-        """Check that there is something to add."""
         _require_map(self.map)
 
     @property
@@ -189,7 +183,6 @@ class SumJacobian:
     """The sum of Jacobians at one input."""
 
     def __init__(self, terms: tuple[Jacobian, ...]) -> None:
-        """Keep the terms, which must have one shape."""
         first = terms[0]
         if any((term.batch, term.codomain) != (first.batch, first.codomain) for term in terms):
             shapes = ", ".join(str((*term.batch, *term.codomain)) for term in terms)
@@ -215,7 +208,6 @@ class ResidualJacobian:
     """The identity plus a Jacobian."""
 
     def __init__(self, inner: Jacobian) -> None:
-        """Wrap the Jacobian of the map inside the residual."""
         self.inner = inner
         self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain
         self.dtype, self.device = inner.dtype, inner.device
@@ -236,10 +228,7 @@ class ResidualJacobian:
 def linearised(f: Map, X: Tensor, each: int) -> tuple[Tensor, Jacobian]:
     """Return the value and the derivative of a map at ``X``, together where the map can.
 
-    Args:
-        f: The map.
-        X: The tokens.
-        each: How many bytes every attention map in it may keep.
+    Every attention map in it may keep ``each`` bytes.
     """
     if isinstance(f, Linearisable):
         return f.value_and_jacobian(X, memory=each * max(1, _attentions(f)))

@@ -35,17 +35,11 @@ class AttentionJacobian(HeadsJacobian):
     Both products can be differentiated by autograd with respect to the tokens and the weights.
 
     For other rules from scores to weights, softmax' is :meth:`howsmooth.maps.weighting.Weights.jvp`.
-
-    Attributes:
-        pattern: The attention weights, kept or rebuilt.
-        scaled_k: The keys times the scale of the scores (the pattern's queries are scaled, its keys are not).
-        distances: Keys and queries of distances times the scale of the scores, if there are any: what they add to
-            scores is linear in ``dq`` and ``dk``.
     """
 
-    pattern: AttentionPattern
-    scaled_k: Float[Tensor, "stack n k"]
-    distances: Distances | None = None
+    pattern: AttentionPattern  # the attention weights, kept or rebuilt
+    scaled_k: Float[Tensor, "stack n k"]  # keys times the scale of the scores (the pattern's queries are scaled)
+    distances: Distances | None = None  # keys and queries of distances, times the scale of the scores
 
     @property
     def means(self) -> Float[Tensor, "stack shared n v"]:

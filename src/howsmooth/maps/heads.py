@@ -63,7 +63,6 @@ class MultiHead(TensorDataclass, ABC):
     single_head_defaults: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        """Check the weights once, so that no product has to."""
         _check_projections(self)
         _check_biases(self)
         self._check_options()
@@ -233,7 +232,6 @@ class MultiHead(TensorDataclass, ABC):
         return changed | {"output": on_heads(self.output, -3), "output_bias": None}
 
     def __repr__(self) -> str:
-        """Show the kind of attention and its shapes, without its numbers."""
         layout = self.layout
         parts = [f"heads={layout.heads}", f"d={self.d}", f"k={layout.k}", f"v={layout.v}", f"out={self.out}"]
         if layout.groups != layout.heads:

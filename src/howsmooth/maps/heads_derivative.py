@@ -26,14 +26,10 @@ class HeadsJacobian(Operator, ABC):
 
     A perturbation of the tokens is pushed to queries, keys and values, from there to the means of every head, and
     through the output projection. Subclasses supply the step from queries, keys and values to means.
-
-    Attributes:
-        projections: The derivative of tokens ↦ queries, keys, values.
-        output: The output projection of all heads side by side, or ``None`` for the concatenated heads.
     """
 
-    projections: Projections
-    output: Float[Tensor, "... out hv"] | None
+    projections: Projections  # the derivative of tokens ↦ queries, keys, values
+    output: Float[Tensor, "... out hv"] | None  # the output projections side by side; none for concatenated heads
 
     @property
     @abstractmethod
@@ -185,16 +181,11 @@ class QuerySide(Operator):
 
     This is the part of the derivative that acts token by token. One product serves all tokens at once and costs less
     than one product with the Jacobian, from which it is read: the products of scores with keys and values alone.
-
-    Attributes:
-        jacobian: The whole derivative.
-        weight: The query projections of all heads, or what is left of them after compression.
-        tokens: Which tokens, ``None`` for all.
     """
 
-    jacobian: HeadsJacobian
-    weight: Float[Tensor, "hk d"]
-    tokens: Int[Tensor, " m"] | None = None
+    jacobian: HeadsJacobian  # the whole derivative
+    weight: Float[Tensor, "hk d"]  # the query projections of all heads, or what is left of them after compression
+    tokens: Int[Tensor, " m"] | None = None  # which tokens, none for all
 
     @classmethod
     def of(cls, jacobian: HeadsJacobian) -> "QuerySide":

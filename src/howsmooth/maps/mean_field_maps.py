@@ -70,14 +70,10 @@ class WeightedJacobian(Operator):
 
     A perturbation has the norm :math:`(\sum_ia_i|e_i|^2)^{1/2}`, so the operator is
     :math:`J_\mu = D^{1/2}JD^{-1/2}` with :math:`D = \mathrm{diag}(a)\otimes I`: vectors are :math:`\sqrt{a_i}\,e_i`.
-
-    Attributes:
-        plain: :math:`J`.
-        roots: :math:`\sqrt{a_i}`.
     """
 
-    plain: HeadsJacobian
-    roots: Float[Tensor, "*batch n 1"]
+    plain: HeadsJacobian  # J
+    roots: Float[Tensor, "*batch n 1"]  # √aᵢ
 
     @classmethod
     def of(cls, plain: HeadsJacobian, masses: Float[Tensor, "*batch n"]) -> "WeightedJacobian":

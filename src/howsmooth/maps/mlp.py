@@ -45,7 +45,6 @@ class Dense(TensorDataclass):
     bias: Float[Tensor, " out"] | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers once."""
         require_floating(self.weight, "weight")
         if self.weight.ndim < 2:
             raise ShapeError(
@@ -115,7 +114,6 @@ class Dense(TensorDataclass):
         return Dense(self.weight.flatten(0, -3)[index])
 
     def __repr__(self) -> str:
-        """Show its shape, without its numbers."""
         return f"Dense({' × '.join(map(str, self.weight.shape))}, {self.weight.dtype})"
 
 
@@ -176,7 +174,6 @@ class _FeedForward(TensorDataclass, ABC):
         return self.up.dtype
 
     def __repr__(self) -> str:
-        """Show its shape, without its numbers."""
         hidden, d = self.up.shape
         kind, out = type(self).__name__, self.down.shape[0]
         return f"{kind}(d={d}, hidden={hidden}, out={out}, {self.activation}, {self.up.dtype})"
@@ -207,7 +204,6 @@ class MLP(_FeedForward):
     activation: Activation | str = "gelu"
 
     def __post_init__(self) -> None:
-        """Check the parameters once, and look the activation up."""
         _require_layers(self)
         object.__setattr__(self, "activation", known_activation(self.activation))
 
@@ -259,7 +255,6 @@ class GatedMLP(_FeedForward):
     activation: Activation | str = "silu"
 
     def __post_init__(self) -> None:
-        """Check the parameters once, and look the activation up."""
         require_matrix(self.gate, "gate")
         _require_layers(self)
         require_shape(self.gate, tuple(self.up.shape), "gate")
@@ -322,20 +317,13 @@ class GatedJacobian(Operator):
     r"""The derivative of a gated MLP.
 
     .. math:: J = W_2\,\bigl(\mathrm{diag}(\varphi(a))\,U + \mathrm{diag}(u\circ\varphi'(a))\,G\bigr)
-
-    Attributes:
-        opened: :math:`\varphi(a)`.
-        slopes: :math:`u\circ\varphi'(a)`.
-        gate: :math:`G`.
-        up: :math:`U`.
-        down: :math:`W_2`.
     """
 
-    opened: Float[Tensor, "*batch n hidden"]
-    slopes: Float[Tensor, "*batch n hidden"]
-    gate: Float[Tensor, "hidden d"]
-    up: Float[Tensor, "hidden d"]
-    down: Float[Tensor, "out hidden"]
+    opened: Float[Tensor, "*batch n hidden"]  # φ(a)
+    slopes: Float[Tensor, "*batch n hidden"]  # u∘φ'(a)
+    gate: Float[Tensor, "hidden d"]  # G
+    up: Float[Tensor, "hidden d"]  # U
+    down: Float[Tensor, "out hidden"]  # W₂
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Push a perturbation forward."""

@@ -25,22 +25,15 @@ from howsmooth.validation import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Norm(TensorDataclass):
-    r"""What LayerNorm and RMSNorm share: :math:`x \mapsto \alpha\circ z + \beta` with normalised :math:`z`.
+    r"""What LayerNorm and RMSNorm share: :math:`x \mapsto \alpha\circ z + \beta` with normalised :math:`z`."""
 
-    Attributes:
-        gain: :math:`\alpha`.
-        bias: :math:`\beta`, or ``None`` for zero.
-        eps: Added to the mean square under the root.
-    """
-
-    gain: Float[Tensor, " d"]
-    bias: Float[Tensor, " d"] | None = None
-    eps: float = 1e-5
+    gain: Float[Tensor, " d"]  # α
+    bias: Float[Tensor, " d"] | None = None  # β, or none for zero
+    eps: float = 1e-5  # added to the mean square under the root
 
     centred = False  # overridden by LayerNorm
 
     def __post_init__(self) -> None:
-        """Check the parameters once."""
         require_floating(self.gain, "gain")
         if self.gain.ndim != 1 or not self.gain.numel():
             raise ShapeError(
@@ -146,15 +139,10 @@ class NormJacobian(Operator):
               \Pi E = \bar E - z\,\mathrm{mean}(z\circ\bar E),
 
     with :math:`\bar E` the centred perturbation for LayerNorm and ``E`` itself for RMSNorm.
-
-    Attributes:
-        z: The normalised tokens.
-        stretch: :math:`\alpha/\sigma`, the gain over each token's scale.
-        centred: Whether tokens are centred.
     """
 
     z: Float[Tensor, "*batch n d"]
-    stretch: Float[Tensor, "*batch n d"]
+    stretch: Float[Tensor, "*batch n d"]  # α/σ, the gain over each token's scale
     centred: bool
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -193,20 +181,13 @@ class JointNorm(TensorDataclass):
 
     M holds the query projections of all heads, so a head alone needs nothing else of the others: it keeps its own
     :math:`\alpha_h` and the same :math:`\sigma`.
-
-    Attributes:
-        gain: :math:`\alpha`.
-        bias: :math:`\beta`, or ``None`` for zero.
-        weight: M, the projections of all heads, one above the other.
-        shift: m, their biases, or ``None`` for zero.
-        eps: Added to the mean square under the root.
     """
 
-    gain: Float[Tensor, "... heads k"]
-    bias: Float[Tensor, "... heads k"] | None
-    weight: Float[Tensor, "... p d"]
-    shift: Float[Tensor, "... p"] | None
-    eps: float
+    gain: Float[Tensor, "... heads k"]  # α
+    bias: Float[Tensor, "... heads k"] | None  # β, or none for zero
+    weight: Float[Tensor, "... p d"]  # M, the projections of all heads, one above the other
+    shift: Float[Tensor, "... p"] | None  # m, their biases, or none for zero
+    eps: float  # added to the mean square under the root
 
     @classmethod
     def over(
@@ -265,18 +246,12 @@ class JointNormJacobian:
               \langle c, e\rangle = d\sigma = \tfrac1{p\sigma}\langle Mx+m,\,Me\rangle
 
     All that the other heads do is in one covector c for each token.
-
-    Attributes:
-        gain: :math:`\alpha`.
-        z: Queries over :math:`\sigma`.
-        scale: :math:`\sigma`.
-        scale_gradient: c.
     """
 
-    gain: Float[Tensor, "... heads 1 k"]
-    z: Float[Tensor, "*batch heads n k"]
-    scale: Float[Tensor, "*batch 1 n 1"]
-    scale_gradient: Float[Tensor, "*batch n d"]
+    gain: Float[Tensor, "... heads 1 k"]  # α
+    z: Float[Tensor, "*batch heads n k"]  # queries over σ
+    scale: Float[Tensor, "*batch 1 n 1"]  # σ
+    scale_gradient: Float[Tensor, "*batch n d"]  # c
 
     def jvp(self, dq: Float[Tensor, "*batch heads n k"], E: Float[Tensor, "*batch n d"]) -> Tensor:
         """Push a perturbation of the tokens, and of the queries that comes of it, to the normalised queries."""
@@ -340,11 +315,7 @@ def check_head_norm(norm: Norm | JointNorm, query: Float[Tensor, "*w heads k d"]
 
 
 def of_each_head(norm: NormJacobian | JointNormJacobian | None) -> NormJacobian | None:
-    """Return the derivative of a norm that acts on each head alone.
-
-    Raises:
-        AssumptionError: If it acts on all heads together.
-    """
+    """Return the derivative of a norm that acts on each head alone."""
     if isinstance(norm, JointNormJacobian):
         raise AssumptionError("this does not know norms over all heads together.", field="attention")
     return norm

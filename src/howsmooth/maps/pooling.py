@@ -31,7 +31,6 @@ class Pooling(TensorDataclass):
     weights: Float[Tensor, "*batch n"]
 
     def __post_init__(self) -> None:
-        """Check the weights once."""
         require_floating(self.weights, "weights")
         if not self.weights.ndim or not self.weights.numel():
             raise ShapeError(

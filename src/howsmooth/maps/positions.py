@@ -23,17 +23,12 @@ class Distances(TensorDataclass):
               + \langle \rho_{j-i}, k_j\rangle\bigr)
 
     What is added is linear in queries and keys together, so derivatives have the same form as values.
-
-    Attributes:
-        keys: :math:`\kappa`, ``(heads, 2L - 1, k)``; entry ``L - 1 + j - i`` meets the query of token ``i``.
-        queries: :math:`\rho`, likewise; it meets the key of token ``j``.
     """
 
-    keys: Float[Tensor, "... heads span k"]
-    queries: Float[Tensor, "... heads span k"]
+    keys: Float[Tensor, "... heads span k"]  # κ, (heads, 2L − 1, k): entry L − 1 + j − i meets the query of token i
+    queries: Float[Tensor, "... heads span k"]  # ρ, likewise; it meets the key of token j
 
     def __post_init__(self) -> None:
-        """Check the tables once."""
         if self.keys.ndim < 3 or self.keys.shape[-2] % 2 == 0 or self.keys.shape != self.queries.shape:
             raise ShapeError(
                 "keys and queries of distances must be (heads, 2L - 1, k), one row per offset, got "

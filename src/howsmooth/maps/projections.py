@@ -204,23 +204,14 @@ class Projections:
     r"""The derivative of tokens ↦ (queries, keys, values), all heads stacked in one matrix.
 
     It is linear but for the query and key norms and the transforms.
-
-    Attributes:
-        weight: The stacked projections: queries of all heads, then keys, then values.
-        layout: How to cut them.
-        query_norm: The derivative of the query norm, if there is one.
-        key_norm: The derivative of the key norm, if there is one.
-        rotation: The rotary embedding, if there is one.
-        transforms: The derivatives of the maps of queries, keys and values that some mechanisms apply last.
-        sizes: Where there are norms, the size of the terms of the queries and keys before them: :math:`|w\circ x|`.
     """
 
-    weight: Float[Tensor, "*batch p d"]
-    layout: Layout
-    query_norm: NormJacobian | JointNormJacobian | None
-    key_norm: NormJacobian | JointNormJacobian | None
-    rotation: Rotation | None
-    transforms: TransformJacobians = IDENTITY_TRANSFORMS
+    weight: Float[Tensor, "*batch p d"]  # the stacked projections: queries of all heads, then keys, then values
+    layout: Layout  # how to cut them
+    query_norm: NormJacobian | JointNormJacobian | None  # the derivative of the query norm, if there is one
+    key_norm: NormJacobian | JointNormJacobian | None  # the derivative of the key norm, if there is one
+    rotation: Rotation | None  # the rotary embedding, if there is one
+    transforms: TransformJacobians = IDENTITY_TRANSFORMS  # derivatives of the maps that some mechanisms apply last
     sizes: tuple[Float[Tensor, "... heads n 1"], Float[Tensor, "... groups n 1"]] | None = None
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,11 +14,7 @@ T = TypeVar("T", Tensor, Tensor | None)
 def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
     """Pick entries ``index`` of the flattened batch axes; what has no batch axes serves every entry.
 
-    Args:
-        x: A tensor whose batch axes broadcast to ``batch``, or ``None``.
-        batch: The batch axes.
-        index: Which entries.
-        event: How many trailing axes are not batch axes.
+    The last ``event`` axes are no batch axes.
     """
     if x is None or x.ndim <= event:
         return x

@@ -19,17 +19,12 @@ class RealTokens:
 
     A padded sequence then has the constant of the sequence alone, as long as real tokens do not see padding. The rows
     of padded tokens come out as zeros.
-
-    Attributes:
-        map: The map on padded sequences.
-        real: True for real tokens; its axes in front of the last are batch axes.
     """
 
-    map: Map
-    real: Bool[Tensor, "*batch n"]
+    map: Map  # the map on padded sequences
+    real: Bool[Tensor, "*batch n"]  # True for real tokens; its axes in front of the last are batch axes
 
     def __post_init__(self) -> None:
-        """Check the mask once."""
         if self.real.dtype != torch.bool:
             raise DtypeError(
                 f"real must be boolean, True for real tokens, got {self.real.dtype}; convert with .bool().",
@@ -62,7 +57,6 @@ class OnRealTokens:
     """An operator between sequences, restricted to real tokens on both sides."""
 
     def __init__(self, inner: Any, real: Bool[Tensor, "*batch n"]) -> None:
-        """Wrap an operator; ``real`` broadcasts over its batch axes."""
         self.inner = inner
         self.real = real.expand(*inner.batch, real.shape[-1])
         self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain

@@ -37,7 +37,6 @@ class Rotary(TensorDataclass):
     reach: int | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be known without tokens."""
         if not 0 < self.base < math.inf:
             raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.", field="base")
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):

@@ -31,33 +31,19 @@ MOST_ENTRIES = 2**27
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionRows:
-    """Some rows of blocks of the derivative at one input, in factors.
+    """Some rows of blocks of the derivative at one input, in factors."""
 
-    Attributes:
-        at: Which output tokens these are.
-        P: The weights.
-        c: How the means move with the scores.
-        r: Queries as seen by each key; one column if all keys see the same.
-        C: The factors of the query term.
-        Q: The query projections of every head.
-        K: The key projections.
-        V: The value projections.
-        output: The output projection, or none.
-        key_grams: The products of keys with keys, as each row sees them.
-        values_by_keys: The products of values with keys.
-    """
-
-    at: Int[Tensor, " rows"]
+    at: Int[Tensor, " rows"]  # which output tokens these are
     P: Float[Tensor, "rows heads n"]
-    c: Float[Tensor, "rows heads n v"]
-    r: Float[Tensor, "rows heads columns k"]
-    C: Float[Tensor, "rows heads v k"]
-    Q: Float[Tensor, "heads k d"]
-    K: Float[Tensor, "heads k d"]
-    V: Float[Tensor, "heads v d"]
-    output: Float[Tensor, "out hv"] | None
-    key_grams: Float[Tensor, "rows heads heads columns"]
-    values_by_keys: Float[Tensor, "heads v hk"]
+    c: Float[Tensor, "rows heads n v"]  # how the means move with the scores
+    r: Float[Tensor, "rows heads columns k"]  # queries as seen by each key; one column if all keys see the same
+    C: Float[Tensor, "rows heads v k"]  # the factors of the query term
+    Q: Float[Tensor, "heads k d"]  # the query projections of every head
+    K: Float[Tensor, "heads k d"]  # the key projections
+    V: Float[Tensor, "heads v d"]  # the value projections
+    output: Float[Tensor, "out hv"] | None  # the output projection, or none
+    key_grams: Float[Tensor, "rows heads heads columns"]  # the products of keys with keys, as each row sees them
+    values_by_keys: Float[Tensor, "heads v hk"]  # the products of values with keys
 
     @property
     def out(self) -> int:

@@ -47,7 +47,6 @@ class Workspace:
     """One tile's worth of memory, used again and again; autograd gets fresh memory every time."""
 
     def __init__(self, *operands: Tensor) -> None:
-        """Prepare for products of ``operands`` (the first one: the queries)."""
         self._recorded = recorded(*operands)
         self._like = operands[0]
         self._memory: Tensor | None = None
@@ -161,13 +160,9 @@ class SoftmaxWeights(SymmetricWeights):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Softmax:
-    r"""The softmax of every row, :math:`P_{ij} = e^{S_{ij}}/\sum_le^{S_{il}}`; a sink c adds :math:`e^c` below.
+    r"""The softmax of every row, :math:`P_{ij} = e^{S_{ij}}/\sum_le^{S_{il}}`; a sink c adds :math:`e^c` below."""
 
-    Attributes:
-        sink: The score of the sink of every head, or ``None``.
-    """
-
-    sink: Float[Tensor, "stack shared"] | None = None
+    sink: Float[Tensor, "stack shared"] | None = None  # the score of the sink of every head, or none
 
     couples_rows = False
     matrices = 1

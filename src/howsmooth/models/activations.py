@@ -47,7 +47,6 @@ class Activations:
     block_calls: tuple[ModuleCall, ...]
 
     def __repr__(self) -> str:
-        """Return the shape of the input and the number of layers."""
         count, n, d = self.blocks[0].shape
         real = "" if self.padding is None else f", {int(self.padding.sum())} of {count * n} tokens real"
         return f"Activations({count} × {n} tokens, d = {d}, {len(self.layers)} layers{real})"

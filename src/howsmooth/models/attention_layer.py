@@ -71,7 +71,6 @@ class AttentionLayer:
     traced: TracedParts | None = None
 
     def __repr__(self) -> str:
-        """Return the number of the layer and a description of its attention."""
         how = f"by autograd: {', '.join(self.map_names)}" if self.attention is None else str(self.attention)
         return f"AttentionLayer(layer {self.index}, {how})"
 

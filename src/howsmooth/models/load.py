@@ -91,12 +91,7 @@ def load(
 
 
 def read_anew(transformer: Transformer, module: nn.Module) -> Transformer:
-    """Return a borrowed model with its maps read again, as after a training step, without checks and without a run.
-
-    Args:
-        transformer: The result of ``load`` for the module.
-        module: The module itself, with its head.
-    """
+    """Return a borrowed model with its maps read again, as after a training step, without checks and without a run."""
     if any(layer.attention is None for layer in transformer.layers):
         return transformer  # its modules are differentiated as they are
     if not {*map(id, transformer.module.parameters())} <= {*map(id, module.parameters())}:
@@ -257,19 +252,8 @@ def placed(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Move a module to a device and a dtype; half precision is measured in float32.
 
-    Args:
-        module: The model.
-        device: The device; by default it stays where it is.
-        dtype: The dtype; by default that of its weights. Half precision rounds the weights, and nothing else.
-        borrowed: Whether the caller keeps the module, so that its weights must not change.
-
-    Returns:
-        The module, a copy if it is borrowed and its dtype changes; and notes.
-
-    Raises:
-        DeviceError: If the device cannot be used here.
-        DtypeError: If the dtype is not a real floating-point one.
-        UnsupportedModelError: If its weights are in less than half precision.
+    Half precision rounds the weights, and nothing else. A ``borrowed`` module is copied where its dtype changes. Notes
+    are returned too.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise DtypeError(f"dtype must be real floating-point numbers of torch, got {dtype!r}.", field="dtype")

@@ -15,43 +15,26 @@ SPAN = re.compile(r"(?:(to|from):(\d+)|(layers):(\d+)-(\d+))", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpan:
-    """Consecutive layers, and whether the stem in front of all layers and the final norm belong to the map.
-
-    Attributes:
-        first: The first layer.
-        last: The last one.
-        from_embeddings: Whether the map begins at the sum of the embeddings, and not at the input of the first layer.
-        to_the_end: Whether the final norm is included.
-    """
+    """Consecutive layers, and whether the stem in front of all layers and the final norm belong to the map."""
 
     first: int
     last: int
-    from_embeddings: bool = False
-    to_the_end: bool = False
+    from_embeddings: bool = False  # whether it begins at the sum of the embeddings, not at the input of the first layer
+    to_the_end: bool = False  # whether the final norm is included
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapName:
-    """The parsed name of a map.
+    """The parsed name of a map."""
 
-    Attributes:
-        text: The name as it was written.
-        kind: The name without its numbers, such as ``attention``, ``head``, ``model`` or ``to``.
-        head: Which head, for ``head:3``.
-        layers: The numbers in the name of a span of layers.
-    """
-
-    text: str
-    kind: str
-    head: int | None = None
-    layers: tuple[int, ...] = ()
+    text: str  # the name as it was written
+    kind: str  # the name without its numbers, such as attention, head, model or to
+    head: int | None = None  # which head, for head:3
+    layers: tuple[int, ...] = ()  # the numbers in the name of a span of layers
 
     @classmethod
     def parse(cls, name: "str | MapName") -> "MapName":
         """Parse the name of a map.
-
-        Raises:
-            AssumptionError: If it is none of ``MAPS``, nor one of them with other numbers.
 
         Example:
             >>> MapName.parse("layers:2-4").span(6)
@@ -84,7 +67,6 @@ class MapName:
         return cls(text=name, kind=kind, layers=layers)
 
     def __str__(self) -> str:
-        """Return the name as it was written."""
         return self.text
 
     @property
@@ -103,11 +85,7 @@ class MapName:
         return self.kind in ("network", "classes")
 
     def span(self, count: int) -> LayerSpan:
-        """Return the layers of a map of many layers, in a model that has ``count``.
-
-        Raises:
-            AssumptionError: If the model has no such layers.
-        """
+        """Return the layers of a map of many layers, in a model that has ``count``."""
         if not self.layers:
             return LayerSpan(first=0, last=count - 1, from_embeddings=self.from_embeddings, to_the_end=True)
         (low, *_), (*_, high) = self.layers, self.layers

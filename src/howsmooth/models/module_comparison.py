@@ -69,12 +69,7 @@ def differences(
 ) -> dict[int | str, str]:
     """Run a model at one input and return the parts that differ from their maps, each with a sentence.
 
-    Args:
-        transformer: The model and its maps.
-        tokens: The input; one sequence is enough.
-        padding: True for real tokens, if some are padding.
-        words: Whether scores of words are compared too: for every token there are as many as the vocabulary has words.
-        named: Other arguments of the model.
+    Scores of ``words`` are compared on demand: for every token there are as many as the vocabulary has words.
     """
     base, ends, layers = transformer.module, transformer.ends, transformer.layers
     headed = not isinstance(ends.class_head, str) or (words and not isinstance(ends.language_head, str))

@@ -50,7 +50,6 @@ class Transformer:
     compared: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        """Return its name, the number of its layers and a description of the first."""
         first = self.layers[0].attention
         return f"Transformer({self.name}, {len(self.layers)} layers, {'by autograd' if first is None else first})"
 

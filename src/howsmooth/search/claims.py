@@ -90,7 +90,6 @@ class Audit:
         return self.pair.ratio < self.pair.upper / 2
 
     def __repr__(self) -> str:
-        """Show the summary."""
         return f"Audit: {self.summary}"
 
     @property
@@ -235,12 +234,6 @@ def steepest_pair(
     Rounding errors of the outputs may exceed their last digits, where the map computes in float32 inside or large
     numbers cancel. They are estimated by second differences of the outputs at points in between,
     :math:`f(X_{k+1}) - 2f(X_k) + f(X_{k-1})`, which are small for a smooth map at small distances.
-
-    Args:
-        f: The map, on single inputs and on batches.
-        X: Where.
-        direction: Which way.
-        domain: Where both have to lie.
     """
     best: SecantPair | None = None
     here = f(X)
@@ -320,16 +313,7 @@ class BatchedCallable(nn.Module):
 
 
 def on_batches(f: Any, like: Float[Tensor, "n d"]) -> Any:
-    """Return ``f`` as a map on batches; maps that know their derivative are so already.
-
-    Args:
-        f: A map, a module or any callable on tensors.
-        like: An input, to try it on.
-
-    Raises:
-        DtypeError: If it is nothing that can be called, or does not return a tensor.
-        AssumptionError: If it fails on inputs of this shape, with its error message.
-    """
+    """Return ``f`` as a map on batches; maps that know their derivative are so already."""
     if isinstance(f, Differentiable):
         return f
     require_map(f)

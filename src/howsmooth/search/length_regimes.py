@@ -75,7 +75,6 @@ class Regimes:
     crossing: float | None = None
 
     def __repr__(self) -> str:
-        """Show the lengths, the constants and the crossing."""
         lines = [f"n = {row.n:>8}   {at_least(row.found):>12} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
         return "\n".join((*lines, *self._measures()))
 
@@ -202,14 +201,10 @@ class RepeatedTokens(TensorDataclass):
 
     Directions that move the tokens of one place together attain the constant of the measure, which is thus at most that
     of the sequence.
-
-    Attributes:
-        attention: The map.
-        masses: How many tokens are at each place, one row for each input. Not their shares: a sink counts for one.
     """
 
     attention: MultiHead
-    masses: Float[Tensor, "runs m"]
+    masses: Float[Tensor, "runs m"]  # how many tokens are at each place, not their shares: a sink counts for one
 
     @property
     def dtype(self) -> torch.dtype:
@@ -231,28 +226,15 @@ class RepeatedTokens(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorstSequence:
-    """The worst sequence that was found.
+    """The worst sequence that was found."""
 
-    Attributes:
-        value: Its constant, attained.
-        points: The places.
-        counts: How many tokens are at each.
-    """
-
-    value: float
-    points: Float[Tensor, "m d"]
-    counts: tuple[int, ...]
+    value: float  # its constant, attained
+    points: Float[Tensor, "m d"]  # the places
+    counts: tuple[int, ...]  # how many tokens are at each
 
 
 def worst_repeated_tokens(attention: MultiHead, n: int, radius: float, known: Sequence[Start]) -> WorstSequence:
-    """Search sequences of ``n`` tokens in a ball, on a few places, for the largest constant.
-
-    Args:
-        attention: Unmasked attention of any kind that is a map on measures.
-        n: How many tokens, at least 3.
-        radius: The radius of the ball.
-        known: Inputs to start from beside patterns, of any numbers of places.
-    """
+    """Search sequences of ``n`` tokens in a ball, on a few places, for the largest constant."""
     generator, ball = torch.Generator().manual_seed(0), Ball(radius)
     like = torch.empty(attention.d, dtype=attention.dtype)
     patterns = start_patterns(ball, min(n, PLACES), like, PATTERNS, generator)

@@ -81,7 +81,6 @@ class Splitting:
         return max(self.move, self.split, self.far or 0.0)
 
     def __repr__(self) -> str:
-        """Show both constants and which one wins."""
         atom, far = self.atom, "" if self.secant is None else f", far {at_least(self.secant.slope)}"
         if self.secant is not None and self.secant.slope > self.split:
             atom = self.secant.atom
@@ -231,7 +230,6 @@ class SplitAttack:
         return self.split_ratio > self.move_ratio
 
     def __repr__(self) -> str:
-        """Show both true ratios."""
         wins = "splitting wins" if self.splits else "moving wins"
         split, move = at_least(self.split_ratio), at_least(self.move_ratio)
         return f"SplitAttack: split {split}, move {move} at ε = {self.eps:g}; {wins}"
@@ -328,7 +326,6 @@ class SplittingMap:
         return float(self.splits.double().mean())
 
     def __repr__(self) -> str:
-        """Say how many pairs split."""
         square = f"[{self.grid[0]:g}, {self.grid[-1]:g}]²"
         kind = "" if self.kind == "softmax" else f", {self.kind}"
         form = f"A = {self.A:g}, V = {self.V:g}{kind}"

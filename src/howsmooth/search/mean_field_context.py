@@ -45,13 +45,6 @@ def in_context(f: Any, n: int) -> InContext:
 
     Attention defines one; compositions are evaluated part by part; maps that treat each token alone do not depend on
     the measure; any other callable is taken as a function of points and masses.
-
-    Args:
-        f: The map.
-        n: How many atoms the measure has, for maps that depend on the number of tokens.
-
-    Raises:
-        DtypeError: If it is nothing of that kind.
     """
     if isinstance(f, MeasureMovingMap):
         fixed = counting(f, n)

@@ -37,17 +37,11 @@ MIDDLE = 0.54
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FewAtomMeasure:
-    """A measure on a few places; the last one has nearly all mass.
+    """A measure on a few places; the last one has nearly all mass."""
 
-    Attributes:
-        points: The places.
-        masses: Their masses.
-        exponent: The difference of the scores of the light places and the heavy one.
-    """
-
-    points: Float[Tensor, "m d"]
-    masses: Float[Tensor, " m"]
-    exponent: float
+    points: Float[Tensor, "m d"]  # the places
+    masses: Float[Tensor, " m"]  # their masses
+    exponent: float  # the difference of the scores of the light places and the heavy one
 
     @classmethod
     def of(cls, points: list[Tensor], log_masses: list[float], exponent: float) -> "FewAtomMeasure":
@@ -105,14 +99,10 @@ class MeasureMap(TensorDataclass):
     r"""Attention as a map on measures with n atoms: rows are :math:`(x_i, \ell_i)`, masses the softmax of :math:`\ell`.
 
     Its derivative is that of moving atoms, :math:`D^{1/2}JD^{-1/2}`, with masses fixed; a search may change them.
-
-    Attributes:
-        attention: The map.
-        unit: The logarithm of mass per unit of the last coordinate.
     """
 
     attention: MultiHead
-    unit: float
+    unit: float  # the logarithm of mass per unit of the last coordinate
 
     @property
     def dtype(self) -> torch.dtype:

@@ -68,11 +68,7 @@ def is_plain_softmax(attention: object) -> "TypeGuard[Attention]":
 
 
 def of_kind(attention: "Attention", kind: str) -> "MultiHead":
-    """Return attention of another kind with the weights of a softmax layer; with tied keys, keys are the queries.
-
-    Raises:
-        AssumptionError: If there is no such kind, or it does not have a feature of the layer.
-    """
+    """Return attention of another kind with the weights of a softmax layer; with tied keys, keys are the queries."""
     file, name, more = MECHANISMS[check_kind(kind)]
     if kind == "softmax":
         return attention

@@ -29,17 +29,11 @@ MapOn = Callable[[Tensor], Any]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormGradient:
-    """The local constant of a map at a batch of inputs, to first order.
+    """The local constant of a map at a batch of inputs, to first order."""
 
-    Attributes:
-        value: A lower bound on each constant, attained by ``direction`` up to rounding.
-        direction: The unit perturbations that move the output most, as far as is known.
-        gradient: The gradient of each constant with respect to its tokens.
-    """
-
-    value: Float[Tensor, " runs"]
-    direction: Float[Tensor, "runs n e"]
-    gradient: Float[Tensor, "runs n d"]
+    value: Float[Tensor, " runs"]  # a lower bound on each constant, attained by direction up to rounding
+    direction: Float[Tensor, "runs n e"]  # the unit perturbations that move the output most, as far as is known
+    gradient: Float[Tensor, "runs n d"]  # the gradient of each constant with respect to its tokens
 
 
 def norm_gradient(
@@ -55,13 +49,7 @@ def norm_gradient(
     Where the largest singular value is simple, with singular vectors u and v, the gradient is that of
     :math:`X \mapsto \langle u, D_Xf\,v\rangle` with u and v held fixed. Costs a handful of products with the Jacobian
     (a few Krylov steps from ``guess``) and one differentiation through such a product.
-
-    Args:
-        f: A map whose ``jacobian`` autograd can differentiate, or a callable that is twice differentiable.
-        X: The inputs.
-        guess: A unit perturbation for each, near the one that moves the output most.
-        generator: The source of the random part of the start.
-        steps: How many Krylov steps to take; as many as X has numbers make the singular pair exact.
+    As many ``steps`` as X has numbers make the singular pair exact.
     """
     inputs = X.detach().clone().requires_grad_()
     if isinstance(f, Differentiable):
@@ -99,11 +87,7 @@ def _top_pair(
 def measurable_inputs(
     map_on: MapOn, X: Float[Tensor, "runs n d"], generator: torch.Generator
 ) -> tuple[Int[Tensor, " some"], NormEstimate]:
-    """Return which inputs can be measured, and the constants there.
-
-    Raises:
-        UnmeasurableError: If none can, with the reason of the last one.
-    """
+    """Return which inputs can be measured, and the constants there."""
     every = torch.arange(len(X), device=X.device)
     try:
         return every, local_lipschitz(map_on(every), X, generator=generator)

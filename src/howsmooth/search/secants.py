@@ -59,21 +59,13 @@ def steepest_secant(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepCosts:
-    """A measure, what a map makes of it, and the least sums of squared steps between atoms and between outputs.
+    """A measure, what a map makes of it, and the least sums of squared steps between atoms and between outputs."""
 
-    Attributes:
-        context: The map, as a function of points and masses.
-        measure: The measure.
-        outputs: What its atoms become.
-        before: The least sum of squared steps from atom to atom; infinite between positions that do not mix.
-        after: The same between outputs.
-    """
-
-    context: InContext
+    context: InContext  # the map, as a function of points and masses
     measure: DiscreteMeasure
-    outputs: Float[Tensor, "n out"]
-    before: Float[Tensor, "n n"]
-    after: Float[Tensor, "n n"]
+    outputs: Float[Tensor, "n out"]  # what its atoms become
+    before: Float[Tensor, "n n"]  # the least sum of squared steps between atoms; infinite where positions do not mix
+    after: Float[Tensor, "n n"]  # the same between outputs
 
     @classmethod
     def of(cls, f: Any, measure: DiscreteMeasure) -> "StepCosts":

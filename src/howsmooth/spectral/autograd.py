@@ -43,11 +43,7 @@ EXCESS, BENT = 1.25, 0.25
 def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = True) -> LinearOperator:
     """Return the derivative of ``f`` at ``X`` as a linear operator; half precision becomes float32.
 
-    Args:
-        f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors;
-            nn.MultiheadAttention is self-attention.
-        X: The tokens, or for attention a measure.
-        compare: Whether a derivative by autograd is compared with a difference of outputs: two evaluations more.
+    A derivative by autograd is compared with a difference of outputs unless ``compare`` is off: two evaluations more.
     """
     if isinstance(X, HasPoints) and isinstance(f, DifferentiableOnMeasures):
         with torch.no_grad():
@@ -228,12 +224,7 @@ class JacobianOperator:
 
 
 def treats_batch_independently(op: LinearOperator, value: Tensor) -> bool:
-    r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own.
-
-    Args:
-        op: The derivative of a callable, as a batch of operators.
-        value: The value of the callable, of the shape ``(*batch, *codomain)``.
-    """
+    r"""Check once that :math:`J^\top(sG) = s\,J^\top G` when every batch element has a factor of its own."""
     count = math.prod(op.batch)
     if count < 2:
         return True
@@ -287,13 +278,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
     where two steps contradict it that agree with each other: there the outputs move in proportion to h and hardly bend,
     :math:`\|f(X+hE)-2f(X)+f(X-hE)\|` is small against their movement. Rounding, kinks and jumps bend, and at critical
     points movements are not in proportion. Costs two evaluations, unless the first step is in doubt.
-
-    Args:
-        f: The callable, without a graph.
-        X: The tokens.
-        value: The output there.
-        E: A perturbation.
-        pushed: Its image under the derivative.
+    ``pushed`` is the image of the perturbation E under the derivative, ``value`` the output at X.
     """
     largest = float(X.abs().max()) or 1.0
     size = largest * float((X / largest).double().square().mean().sqrt()) or 1.0

@@ -63,7 +63,6 @@ class NormEstimate:
     leading: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse ends that contradict each other, and what is no number."""
         holds = self.lower <= self.upper
         if not bool(holds.all()):
             lower, upper = (float(end[~holds].flatten()[0]) for end in (self.lower, self.upper))
@@ -108,7 +107,6 @@ class NormEstimate:
         return ShownTokens(words=tuple(map(str, words)), shares=tuple(shares))
 
     def __len__(self) -> int:
-        """Return the length of the first batch axis."""
         if not self.lower.ndim:
             raise TypeError("an estimate of a single operator has no length.")
         return self.lower.shape[0]
@@ -128,11 +126,9 @@ class NormEstimate:
         return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["NormEstimate"]:
-        """Go through the first batch axis."""
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        """Show the bracket, rounded outwards."""
         return f"NormEstimate: {self._summary()}"
 
     def _summary(self) -> str:
@@ -149,7 +145,6 @@ class NormEstimate:
         return text if self.status == Status.CONVERGED else f"{text}. {self.status}"
 
     def __rich__(self) -> str:
-        """Render in a rich console."""
         return self._summary()
 
     def _repr_html_(self) -> str:
@@ -243,7 +238,6 @@ class SingularValues:
         return gravest(self.statuses)
 
     def __repr__(self) -> str:
-        """Show the values."""
         single = self.values.ndim == 1
         values = ", ".join(at_least(x, 6) for x in self.values.tolist()) if single else str(self.values.tolist())[1:-1]
         return f"SingularValues: [{values}] ({100 * self.confidence:.10g} %), {self.products} products"

@@ -49,12 +49,7 @@ def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Arra
     The components :math:`w_j` on the left vectors and :math:`p_j` on the right ones follow from one row of
     :math:`JV = UB` and one of :math:`J^\top U = VB^\top` at a time:
     :math:`\alpha_j w_j = \sigma p_{j-1} - \beta_{j-1}w_{j-1}` and :math:`\beta_j p_j = \sigma w_j - \alpha_j p_{j-1}`.
-
-    Args:
-        sigma: Where to evaluate, ``(…, batch)``; above the largest Ritz value.
-        alphas: The diagonal, ``(batch, k)``.
-        betas: What stands beside it, ``(batch, k)``.
-        threshold: The value to reach.
+    Evaluate at ``sigma``, ``(…, batch)``, above the largest Ritz value.
     """
     size = alphas.max(axis=1)  # only ratios matter; in this unit no product leaves the range of the numbers
     sigma, alphas, betas = sigma / size, alphas / size[:, None], betas / size[:, None]
@@ -72,14 +67,7 @@ def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Arra
 
 
 def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array:
-    """Return the smallest proven upper bound on the largest singular value, one for each batch element.
-
-    Args:
-        ritz: The largest singular value of the bidiagonal matrix, ``(batch,)``.
-        alphas: Its diagonal.
-        betas: What stands beside it.
-        delta: The least overlap of the start with the top singular vector.
-    """
+    """Return the smallest proven upper bound on the largest singular value, one for each batch element."""
     # Why bisection on many points and not Newton's method: the sum is a polynomial of degree 4k in σ, which overflows
     # where Newton would step, and all elements of a batch are evaluated in one pass.
     threshold = delta**-2

@@ -383,7 +383,6 @@ class Deflated:
     r"""An operator restricted to the orthogonal complement of some directions: :math:`J(I - VV^\top)`."""
 
     def __init__(self, op: LinearOperator, directions: tuple[Tensor, ...]) -> None:
-        """Remove orthonormal ``directions`` from the domain of ``op``."""
         self.op, self.directions = op, directions
         self.batch, self.domain, self.codomain = op.batch, op.domain, op.codomain
         self.dtype, self.device = op.dtype, op.device

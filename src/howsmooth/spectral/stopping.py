@@ -32,21 +32,13 @@ def least_norm(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """The rule that decides when an operator is done.
+    """The rule that decides when an operator is done."""
 
-    Attributes:
-        rtol: The tolerance, of the bracket or of the residual.
-        certify: Whether the bracket has to close.
-        max_steps: When to give up.
-        delta: The least overlap of the start with the top singular vector, at the confidence.
-        slack: What rounding adds to upper bounds.
-    """
-
-    rtol: float
-    certify: bool
-    max_steps: int
-    delta: float
-    slack: float
+    rtol: float  # the tolerance, of the bracket or of the residual
+    certify: bool  # whether the bracket has to close
+    max_steps: int  # when to give up
+    delta: float  # the least overlap of the start with the top singular vector, at the confidence
+    slack: float  # what rounding adds to upper bounds
 
     @property
     def rounding(self) -> float:

@@ -59,7 +59,6 @@ class TypicalGain:
     products: int
 
     def __repr__(self) -> str:
-        """Show the estimate and its interval."""
         return f"TypicalGain: {self._summary()}"
 
     def _summary(self) -> str:
@@ -75,7 +74,6 @@ class TypicalGain:
         return " ".join(estimated(value, low, high))
 
     def __rich__(self) -> str:
-        """Render in a rich console."""
         return self._summary().replace("[", r"\[")  # brackets are markup there
 
     def _repr_html_(self) -> str:

@@ -30,7 +30,6 @@ class RecordedInputs:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Register the hooks; the model is left in the mode it is in."""
         self.transformer = read_layers(model)
         self.real: Tensor | None = None
         self._calls: dict[str, list[ModuleCall]] = {}
@@ -65,11 +64,7 @@ class RecordedInputs:
             self._calls, self.real = kept, real
 
     def part(self, layer: int) -> tuple[PartCall | Any, Tensor, nn.Module]:
-        """Return the attention of a layer as it was called, the tokens that entered it, and the module it runs.
-
-        Raises:
-            AssumptionError: If the layer did not run.
-        """
+        """Return the attention of a layer as it was called, the tokens that entered it, and the module it runs."""
         layers = self.transformer.layers
         # a module that several layers share is called once for each of them
         attention, block = (
@@ -140,12 +135,8 @@ def with_fixed_padding(X: Tensor, fixed: Tensor, real: Tensor) -> Tensor:
 def read_batch(batch: Any) -> tuple[Tensor, Bool[Tensor, "batch n"] | None]:
     """Return the tokens or pixels of a batch, and True for real tokens where some are padding.
 
-    Args:
-        batch: A tensor, a dictionary with ``input_ids`` or ``pixel_values`` and perhaps ``attention_mask``, or a tuple
-            that begins with one of these, such as inputs and labels.
-
-    Raises:
-        AssumptionError: If it is none of these.
+    A batch is a tensor, a dictionary with ``input_ids`` or ``pixel_values`` and perhaps ``attention_mask``, or a tuple
+    that begins with one of these, such as inputs and labels.
     """
     if isinstance(batch, Tensor):
         return batch, None

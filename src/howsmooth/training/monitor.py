@@ -243,7 +243,6 @@ class TimeBudget:
     """
 
     def __init__(self, share: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start the clock."""
         self.share, self.spent = share, 0.0
         self._clock, self._begin = clock, clock()
         self._unit: float | None = None

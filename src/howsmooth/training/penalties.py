@@ -56,7 +56,6 @@ class WarmStart:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing: the first step takes as many Krylov steps as it needs."""
         self.value: Float[Tensor, "*batch"] | None = None
         self.residual: Float[Tensor, "*batch"] | None = None
         self.steps = 0
@@ -65,7 +64,6 @@ class WarmStart:
         self._inexact, self._warned = 0, False
 
     def __repr__(self) -> str:
-        """Show the residual of the last value."""
         if self.residual is None:
             return "WarmStart: nothing yet"
         return f"WarmStart: residual {number(float(self.residual.max()), 2)} after {self.steps} steps"
@@ -106,20 +104,13 @@ class WarmStart:
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyFunction:
-    """The penalty as a function of the constant.
+    """The penalty as a function of the constant."""
 
-    Attributes:
-        power: The power it is raised to.
-        log: Whether its logarithm is taken first.
-        above: Constants below this cost nothing; none if all cost.
-    """
-
-    power: float = 1
-    log: bool = False
-    above: float | None = None
+    power: float = 1  # the power it is raised to
+    log: bool = False  # whether its logarithm is taken first
+    above: float | None = None  # constants below this cost nothing; none if all cost
 
     def __post_init__(self) -> None:
-        """Refuse functions that are no penalty."""
         if isinstance(self.power, bool) or not (isinstance(self.power, Real) and self.power > 0):
             raise AssumptionError(f"power must be a positive number, got {self.power!r}.", field="power")
         if self.above is not None and not (isinstance(self.above, Real) and self.above >= 0):
@@ -335,7 +326,6 @@ class AttentionPenalty:
         steps: int,
         generator: torch.Generator | None,
     ) -> None:
-        """Register the hooks."""
         self._recorded = RecordedInputs(model)
         count = len(self._recorded.transformer.layers)
         self.layers = tuple(range(count)) if layers is None else tuple(layers)

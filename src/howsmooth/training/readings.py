@@ -76,7 +76,6 @@ class Alarm:
     limit: float | None = None
 
     def __str__(self) -> str:
-        """Say what happened, with layer, tokens and step."""
         r = self.reading
         place = f"layer {r.layer} ({r.map}) at step {r.step}"
         if r.lower == float("inf"):
@@ -153,7 +152,6 @@ class HeadAlarm:
     limit: float | None = None
 
     def __str__(self) -> str:
-        """Say what happened, with layer, head and step."""
         r = self.reading
         place = f"layer {r.layer} head {r.head} at step {r.step}"
         if not math.isfinite(r.largest_logit):
@@ -195,7 +193,6 @@ class AlarmRule:
     """
 
     def __init__(self, *, window: int, limit: float | None) -> None:
-        """Start without readings."""
         self.window, self.limit = window, limit
         self._recent: dict[tuple[int, str], list[LayerReading]] = {}
 

@@ -33,10 +33,7 @@ class RecordedJacobian:
     ) -> None:
         """Record ``f`` at ``X``.
 
-        Args:
-            f: A callable or module that maps one tensor to one tensor.
-            X: The tokens; if they require gradients, those of the penalty reach them.
-            owner: The module that ``f`` calls, if ``f`` does not show it.
+        ``owner`` is the module that ``f`` calls, if ``f`` does not show it.
         """
         axes = max(X.ndim - 2, 0)
         self._f = f.module if isinstance(f, DistributedDataParallel) else f

@@ -39,7 +39,6 @@ class LoggerSink:
     """A logger of somebody else's: one dictionary for each step, as in ``howsmooth/layer_3/attention/constant``."""
 
     def __init__(self, logger: Logger) -> None:
-        """Write to a logger."""
         self._logger = logger
 
     def write(self, look: Look) -> None:
@@ -84,7 +83,6 @@ class JsonLines:
     """A file with one line of JSON for each step."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Append to a file."""
         self._path = Path(path)
 
     def write(self, look: Look) -> None:
@@ -111,11 +109,7 @@ def scalars(look: Look) -> dict[str, float]:
 
 
 def as_sink(given: object) -> Sink:
-    """Return what was given as something that takes looks.
-
-    Raises:
-        AssumptionError: If it has neither ``write`` nor ``log``.
-    """
+    """Return what was given as something that takes looks."""
     if isinstance(given, Sink):
         return given
     if isinstance(given, Logger):

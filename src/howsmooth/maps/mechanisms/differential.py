@@ -74,19 +74,12 @@ class DifferentialAttention(ScoreAttention):
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxDifferenceWeights:
-    r"""The weights :math:`P_1 - \lambda P_2`; their scores are stacked, those of :math:`P_1` first.
+    r"""The weights :math:`P_1 - \lambda P_2`; their scores are stacked, those of :math:`P_1` first."""
 
-    Attributes:
-        P: The difference.
-        first: :math:`P_1`.
-        second: :math:`P_2`.
-        subtracted: λ for each row.
-    """
-
-    P: Float[Tensor, "stack rows columns"]
-    first: Float[Tensor, "stack rows columns"]
-    second: Float[Tensor, "stack rows columns"]
-    subtracted: Float[Tensor, "stack rows 1"]
+    P: Float[Tensor, "stack rows columns"]  # the difference
+    first: Float[Tensor, "stack rows columns"]  # P₁
+    second: Float[Tensor, "stack rows columns"]  # P₂
+    subtracted: Float[Tensor, "stack rows 1"]  # λ for each row
 
     def jvp(self, D: Float[Tensor, "twice rows columns"]) -> Float[Tensor, "stack rows columns"]:
         """Push a change of both scores forward."""

@@ -65,17 +65,11 @@ class EntmaxAttention(CountingAttention):
 
 @dataclass(frozen=True, eq=False)
 class EntmaxWeights(SymmetricWeights):
-    r"""Weights whose rows have the derivative :math:`\gamma\,(\mathrm{diag}(w) - ww^\top)`: γ times that of a softmax.
-
-    Attributes:
-        P: The weights.
-        w: :math:`g/\gamma`.
-        total: :math:`\gamma = \sum g`.
-    """
+    r"""Weights whose rows have the derivative :math:`\gamma(\mathrm{diag}(w) - ww^\top)`: γ times a softmax's."""
 
     P: Float[Tensor, "stack rows columns"]
-    w: Float[Tensor, "stack rows columns"]
-    total: Float[Tensor, "stack rows 1"]
+    w: Float[Tensor, "stack rows columns"]  # g/γ
+    total: Float[Tensor, "stack rows 1"]  # γ = Σ g
 
     def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward, or pull a cotangent of weights back."""
@@ -93,15 +87,10 @@ class EntmaxWeights(SymmetricWeights):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entmax:
-    """The rule of α-entmax, exactly: by sorting.
+    """The rule of α-entmax, exactly: by sorting."""
 
-    Attributes:
-        alpha: α.
-        masses: The number of tokens that each token counts for, or ``None`` for one.
-    """
-
-    alpha: float
-    masses: Float[Tensor, "stack 1 n"] | None
+    alpha: float  # α
+    masses: Float[Tensor, "stack 1 n"] | None  # the number of tokens that each token counts for, or none for one
 
     couples_rows = False
     matrices = 2

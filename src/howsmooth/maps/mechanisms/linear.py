@@ -292,24 +292,15 @@ class LinearJacobian(HeadsJacobian):
     With :math:`T(a,b,c)_i = \sum_j\langle a_i,b_j\rangle c_j` and :math:`c_j = m_j[v_j, 1]` the means are the first
     entries of :math:`T(a,b,c)` over the last. T is linear in each of three:
     :math:`dT = T(da,b,c) + T(a,db,c) + T(a,b,dc)`.
-
-    Attributes:
-        visible: The sum over the tokens that each token sees.
-        a: Features of queries.
-        b: Features of keys.
-        c: Values, and ones below a denominator, times masses.
-        masses: For how many tokens each counts; ``None`` for one.
-        total: The denominators, if there are any.
-        o: The means of every head.
     """
 
-    visible: Visibility
-    a: Float[Tensor, "stack shared n k"]
-    b: Float[Tensor, "stack 1 n k"]
-    c: Float[Tensor, "stack 1 n c"]
-    masses: Float[Tensor, "stack 1 n 1"] | None
-    total: Float[Tensor, "stack shared n 1"] | None
-    o: Float[Tensor, "stack shared n v"]
+    visible: Visibility  # the sum over the tokens that each token sees
+    a: Float[Tensor, "stack shared n k"]  # features of queries
+    b: Float[Tensor, "stack 1 n k"]  # features of keys
+    c: Float[Tensor, "stack 1 n c"]  # values, and ones below a denominator, times masses
+    masses: Float[Tensor, "stack 1 n 1"] | None  # for how many tokens each counts; none for one
+    total: Float[Tensor, "stack shared n 1"] | None  # the denominators, if there are any
+    o: Float[Tensor, "stack shared n v"]  # the means of every head
 
     @property
     def means(self) -> Float[Tensor, "stack shared n v"]:

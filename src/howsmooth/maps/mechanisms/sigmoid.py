@@ -51,13 +51,9 @@ def token_counts(
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CountingAttention(ScoreAttention):
-    """Attention by scores without normalisation by mass: each token counts once.
+    """Attention by scores without normalisation by mass: each token counts once."""
 
-    Attributes:
-        count: The number of tokens that the total mass represents; ``None`` means as many as there are.
-    """
-
-    count: float | None = None
+    count: float | None = None  # the number of tokens that the total mass represents; none means as many as there are
 
     def on(self: C, measure: Atoms) -> C:
         """Return the map that moves the atoms of a measure; ``count`` has to be given."""

@@ -79,20 +79,13 @@ class DoublyStochastic:
     The derivative of the column sums with respect to g is :math:`\mathrm{diag}(a)-P^\top\mathrm{diag}(a)P`, in the
     coordinates :math:`\sqrt{a_j}\,g_j` the matrix :math:`I - M^\top M` with :math:`M_{ij} = \sqrt{a_i/a_j}P_{ij}`. It
     does not see constants, on which :math:`\sqrt a\sqrt a^\top` is added.
-
-    Attributes:
-        P: The matrix.
-        masses: a, which sum to one.
-        factor: The Cholesky factor of :math:`I - M^\top M + \sqrt a\sqrt a^\top`.
-        steps: How many iterations were taken.
-        solves: How many of them were Newton's: a factorisation and a solve each.
     """
 
     P: Float[Tensor, "stack shared n n"]
-    masses: Float[Tensor, "stack 1 1 n"]
-    factor: Float[Tensor, "stack shared n n"]
-    steps: int
-    solves: int
+    masses: Float[Tensor, "stack 1 1 n"]  # a, which sum to one
+    factor: Float[Tensor, "stack shared n n"]  # the Cholesky factor of I − MᵀM + √a√aᵀ
+    steps: int  # how many iterations were taken
+    solves: int  # how many of them were Newton's: a factorisation and a solve each
 
     def solve(self, y: Float[Tensor, "stack shared 1 n"]) -> Float[Tensor, "stack shared 1 n"]:
         """Return the change of g that changes the column sums by ``y``."""
@@ -110,9 +103,6 @@ def balance(
 
     Where autograd records, two steps of Newton's method from the potentials, held fixed, carry the derivative: the
     first three derivatives of that are those of the solution.
-
-    Raises:
-        UnmeasurableError: If rows and columns are not balanced after ``max_steps``.
     """
     log_masses = masses.log()
     with torch.no_grad():
@@ -206,12 +196,9 @@ class SinkhornWeights:
     With L the derivative of the row-wise softmax, :math:`dP = L(dS + 1\,dg^\top)`, where :math:`dg` keeps the columns:
     :math:`G^{-1}dg = -\sum_ia_i\,(L\,dS)_{i\cdot}`. The transpose is :math:`L(D - a\,w^\top)`,
     :math:`w = G\sum_i(LD)_{i\cdot}`: one pass, one solve, one more pass.
-
-    Attributes:
-        balanced: P with its masses and the factor of :math:`G^{-1}`.
     """
 
-    balanced: DoublyStochastic
+    balanced: DoublyStochastic  # P with its masses and the factor of G⁻¹
 
     @property
     def P(self) -> Float[Tensor, "stack rows n"]:
@@ -250,15 +237,10 @@ class SinkhornWeights:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sinkhorn:
-    """The rule from scores to balanced weights.
+    """The rule from scores to balanced weights."""
 
-    Attributes:
-        masses: The mass of every token; they sum to one.
-        max_steps: How many iterations it may take.
-    """
-
-    masses: Float[Tensor, "stack 1 n"]
-    max_steps: int
+    masses: Float[Tensor, "stack 1 n"]  # the mass of every token; they sum to one
+    max_steps: int  # how many iterations it may take
 
     couples_rows = True
     matrices = 2

@@ -27,14 +27,9 @@ class ModuleCall:
 
     Hidden states are ``(batch, n, d)``; torch's own layers read ``(n, batch, d)`` unless they are ``batch_first``, and
     are given those.
-
-    Attributes:
-        module: The module that was called.
-        positional: Its positional arguments.
-        named: Its keyword arguments.
     """
 
-    module: nn.Module
+    module: nn.Module  # the module that was called
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
 
@@ -42,14 +37,7 @@ class ModuleCall:
     def of(
         cls, module: nn.Module, tokens: Tensor, padding: Tensor | None = None, named: Mapping[str, Any] | None = None
     ) -> "ModuleCall":
-        """Return the call of a whole model at token ids, pixels or hidden states.
-
-        Args:
-            module: The model.
-            tokens: What it reads.
-            padding: True for real tokens, if some are padding.
-            named: Its other arguments.
-        """
+        """Return the call of a whole model at token ids, pixels or hidden states."""
         raw = oriented(module, tokens)
         positional = (raw, raw, raw) if isinstance(module, nn.MultiheadAttention) else (raw,)
         return cls(module=module, positional=positional, named={**_padding(module, padding), **(named or {})})
@@ -127,12 +115,8 @@ def hooked(
     Other threads may run the same module at the same time; their calls are ignored. The fast path of torch's encoder
     layers, which calls none of their parts, is off in the meantime.
 
-    Args:
-        module: The module.
-        inputs: Hooks before parts, by path.
-        outputs: Hooks after parts, by path.
-        prepend: Whether input hooks run before those that are there already. These belong to the part: a recorded call
-            runs them again when it is repeated.
+    Input hooks with ``prepend`` run before those that are there already, which belong to the part: a recorded call runs
+    them again when it is repeated.
     """
     thread = threading.get_ident()
 
@@ -172,9 +156,7 @@ def hooked(
 def recorded_calls(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict[tuple[str, int], ModuleCall]]:
     """Record the calls of some parts of a module while it runs, by path and how many calls came before.
 
-    Args:
-        module: The module.
-        paths: The parts, and how often each must be called: weights may be shared by several layers.
+    ``paths`` says how often each must be called: weights may be shared by several layers.
     """
     calls: dict[tuple[str, int], ModuleCall] = {}
 

@@ -25,19 +25,12 @@ OUTPUT = TensorLocation(path="", side="output")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartCall:
-    """The sum of the tensors at some locations, while a module runs with other hidden states in it or in a part of it.
+    """The sum of the tensors at some locations, while a module runs with other hidden states in it or in a part."""
 
-    Attributes:
-        call: How the module was called.
-        locations: Where the tensors occur.
-        root: The path of the module, with which the paths of locations begin.
-        enters: The part whose hidden states are replaced, and at which of its calls; by default those of the module.
-    """
-
-    call: ModuleCall
-    locations: tuple[TensorLocation, ...]
-    root: str = ""
-    enters: tuple[str, int] | None = None
+    call: ModuleCall  # how the module was called
+    locations: tuple[TensorLocation, ...]  # where the tensors occur
+    root: str = ""  # the path of the module, with which the paths of locations begin
+    enters: tuple[str, int] | None = None  # the part whose hidden states are replaced, and its call; else the module
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
         """Run the module until all tensors are known, and add them up."""
@@ -100,17 +93,11 @@ class PartCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadCall:
-    """One head with its columns of the output projection, without the projection's bias.
+    """One head with its columns of the output projection, without the projection's bias."""
 
-    Attributes:
-        heads: All heads, concatenated.
-        columns: Which coordinates of those belong to the head.
-        weight: The columns of the projection, ``(out, v)``.
-    """
-
-    heads: PartCall
-    columns: slice
-    weight: Float[Tensor, "out v"]
+    heads: PartCall  # all heads, concatenated
+    columns: slice  # which coordinates of those belong to the head
+    weight: Float[Tensor, "out v"]  # the columns of the projection, (out, v)
 
     @classmethod
     def of(cls, heads: PartCall, projection: Any, h: int, count: int, X: Tensor) -> "HeadCall":
@@ -136,15 +123,10 @@ class HeadCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RealTokensCall:
-    """A callable on padded sequences, restricted to real tokens as :class:`howsmooth.maps.real_tokens.RealTokens` is.
+    """A callable on padded sequences, restricted to real tokens, as :class:`~howsmooth.maps.real_tokens.RealTokens`."""
 
-    Attributes:
-        call: The callable, which autograd differentiates.
-        real: True for real tokens.
-    """
-
-    call: Callable[[Tensor], Any]
-    real: Bool[Tensor, "batch n"]
+    call: Callable[[Tensor], Any]  # the callable, which autograd differentiates
+    real: Bool[Tensor, "batch n"]  # True for real tokens
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch m out"]:
         """Apply the callable; outputs at padded tokens are zero."""
@@ -171,19 +153,12 @@ def input_of(path: str, call: ModuleCall) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModuleClassifier:
-    """The logits of a module as a function of the sum of its embeddings, or of the hidden states before a layer.
+    """The logits of a module as a function of the sum of its embeddings, or of the hidden states before a layer."""
 
-    Attributes:
-        module: The module, with its head.
-        tokens: The sentence that it reads while hidden states are replaced.
-        enters: The part whose hidden states those are, and at which of its calls.
-        together: Whether it takes several sequences at once; some do not if they have no padding token.
-    """
-
-    module: nn.Module
-    tokens: Int[Tensor, " n"]
-    enters: tuple[str, int]
-    together: bool
+    module: nn.Module  # the module, with its head
+    tokens: Int[Tensor, " n"]  # the sentence that it reads while hidden states are replaced
+    enters: tuple[str, int]  # the part whose hidden states those are, and at which of its calls
+    together: bool  # whether it takes several sequences at once; some do not if they have no padding token
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch 1 classes"]:
         """Run the module with other hidden states, in its own dtype."""
@@ -220,10 +195,7 @@ def module_classifier(
 ) -> ModuleClassifier:
     """Return the classifier of a model as its module computes it.
 
-    Args:
-        transformer: The model, which must have a classifier.
-        tokens: The sentence.
-        layer: The layer at which the function begins; none for the sum of the embeddings.
+    It begins at a ``layer``, or at the sum of the embeddings.
     """
     module: Any = transformer.with_head
     stem = transformer.ends.stem

@@ -22,13 +22,7 @@ def is_self_attention(call: ModuleCall) -> bool:
 def positions_of(call: ModuleCall, *, heads: int, padding: bool) -> Positions:
     """Return the masks of a call of nn.MultiheadAttention.
 
-    Args:
-        call: The call.
-        heads: The number of heads.
-        padding: Whether the caller knows of padding, so that its mask is left out.
-
-    Raises:
-        AssumptionError: If the mask of padding holds other numbers than zero and minus infinity.
+    Where the caller knows of ``padding``, its mask is left out.
     """
     given = _arguments(call)
     mask, padded = given["attn_mask"], given["key_padding_mask"]

@@ -43,42 +43,25 @@ NO_HEADS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLocation:
-    """Where a tensor occurs in a forward pass: among the inputs or the outputs of a module.
+    """Where a tensor occurs in a forward pass: among the inputs or the outputs of a module."""
 
-    Attributes:
-        path: The path of the module.
-        side: Whether it is an input or an output.
-        turn: At which call of the module, from 0.
-        index: Which of the floating-point tensors there.
-    """
-
-    path: str
-    side: Side
-    turn: int = 0
-    index: int = 0
+    path: str  # the path of the module
+    side: Side  # whether it is an input or an output
+    turn: int = 0  # at which call of the module, from 0
+    index: int = 0  # which of the floating-point tensors there
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedCall:
-    """One call of a module, with copies of its tensors.
+    """One call of a module, with copies of its tensors."""
 
-    Attributes:
-        path: The module's path.
-        turn: Which of its calls this is.
-        call: The call itself.
-        begin: When it began, counted in beginnings and ends of calls.
-        end: When it ended.
-        inputs: The tensors among its arguments.
-        outputs: The tensors among its results.
-    """
-
-    path: str
-    turn: int
+    path: str  # the module's path
+    turn: int  # which of its calls this is
     call: ModuleCall
-    begin: int
+    begin: int  # when it began, counted in beginnings and ends of calls
     end: int
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]  # the tensors among its arguments
+    outputs: tuple[Tensor, ...]  # the tensors among its results
 
     @property
     def tokens(self) -> tuple[TensorLocation, Tensor]:
@@ -147,25 +130,15 @@ Locations = tuple[TensorLocation, ...] | str
 
 @dataclass(frozen=True, kw_only=True)
 class TracedParts:
-    """Where the outputs of the parts of a layer occur, or why that is not known.
+    """Where the outputs of the parts of a layer occur, or why that is not known."""
 
-    Attributes:
-        attention: The output of attention, with its output projection.
-        heads: The input of the output projection.
-        normed: The same as attention, if the layer is pre-norm.
-        residual: The residual sum, normed if the layer is post-norm.
-        block: Empty, or why there is no block.
-        projection: The path of the output projection.
-        head_count: How many heads are concatenated in the input of the projection.
-    """
-
-    attention: Locations = NO_SUM
-    heads: Locations = NO_SUM
-    normed: Locations = NO_SUM
-    residual: Locations = NO_SUM
-    block: Locations = ()
-    projection: str = ""
-    head_count: int | str = NO_HEADS
+    attention: Locations = NO_SUM  # the output of attention, with its output projection
+    heads: Locations = NO_SUM  # the input of the output projection
+    normed: Locations = NO_SUM  # the same as attention, if the layer is pre-norm
+    residual: Locations = NO_SUM  # the residual sum, normed if the layer is post-norm
+    block: Locations = ()  # empty, or why there is no block
+    projection: str = ""  # the path of the output projection
+    head_count: int | str = NO_HEADS  # how many heads are concatenated in the input of the projection
 
     def locations(self, name: MapName) -> tuple[TensorLocation, ...]:
         """Return where the output of a part occurs."""
@@ -187,11 +160,7 @@ def traced_parts(
 ) -> TracedParts | None:
     """Locate the parts of a layer in a trace; none if its attention did not run.
 
-    Args:
-        calls: All calls of the trace.
-        attention_path: The path of the innermost attention module.
-        block_path: The path of its block; the same, if there is none.
-        shape: The number of sequences, and of tokens if that is known.
+    Without a block, ``block_path`` is that of attention; ``shape``: the number of sequences, and of tokens if known.
     """
     attention = next((call for call in calls if call.path == attention_path), None)
     if attention is None:
@@ -219,19 +188,12 @@ def traced_parts(
 
 
 class AttentionOutput(NamedTuple):
-    """The output of attention, at some point between the projection and the residual sum.
+    """The output of attention, at some point between the projection and the residual sum."""
 
-    Attributes:
-        location: Where the output of attention itself occurs: behind the projection.
-        value: The tensor at this point; norms and scalings may have come in between.
-        current: Where this tensor occurs.
-        projection: The call of the output projection, if it is a module.
-    """
-
-    location: TensorLocation
-    value: Tensor
-    current: TensorLocation
-    projection: TracedCall | None
+    location: TensorLocation  # where the output of attention itself occurs: behind the projection
+    value: Tensor  # the tensor at this point; norms and scalings may have come in between
+    current: TensorLocation  # where this tensor occurs
+    projection: TracedCall | None  # the call of the output projection, if it is a module
 
 
 class ResidualSum(NamedTuple):

@@ -225,12 +225,7 @@ def read_layers(
 ) -> list[AttentionLayer]:
     """Read a list of blocks.
 
-    Args:
-        blocks: The modules.
-        path: The path of their list.
-        attention: The path of the attention module within a block.
-        projection: The path of the output projection within a block.
-        read: Returns the other arguments of :class:`AttentionLayer` for a block.
+    Paths of ``attention`` and ``projection`` are within a block; ``read`` returns the other fields of AttentionLayer.
     """
     return [
         AttentionLayer(

@@ -46,13 +46,7 @@ NOT_JOINED = (
 
 
 def with_closed_form(model: nn.Module, layer: AttentionLayer, calls: Sequence[TracedCall]) -> AttentionLayer:
-    """Return a layer whose attention is torch's with its closed form; others as they are.
-
-    Args:
-        model: The model.
-        layer: The layer, as it is differentiated by autograd.
-        calls: A forward pass of the model, or nothing if it was not run.
-    """
+    """Return a layer whose attention is torch's with its closed form; others as they are."""
     attention = model.get_submodule(layer.attention_path)
     call = next((call.call for call in calls if call.path == layer.attention_path), None)
     parent, _dot, name = layer.attention_path.rpartition(".")

@@ -21,19 +21,12 @@ ReadBatch = Callable[[Sequence[int], int, int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """A source as a model reads it.
+    """A source as a model reads it."""
 
-    Attributes:
-        read: Reads a batch.
-        named: Returns the tokens of one of its rows as strings, given its index and the row; for a picture its name.
-        lengths: The length of each sequence; none if the source is cut into windows.
-        notes: Remarks that a reader of the numbers needs.
-    """
-
-    read: ReadBatch
-    named: Callable[[int, Tensor], list[str]]
-    lengths: tuple[int, ...] | None = None
-    notes: tuple[str, ...] = ()
+    read: ReadBatch  # reads a batch
+    named: Callable[[int, Tensor], list[str]]  # the strings of a row, given its index and tokens; a picture's name
+    lengths: tuple[int, ...] | None = None  # the length of each sequence; none if the source is cut into windows
+    notes: tuple[str, ...] = ()  # remarks that a reader of the numbers needs
 
     def at(self, indices: Sequence[int], *, length: int, stride: int) -> Tensor:
         """Return some windows, or some sequences, of one length as a batch."""

@@ -40,20 +40,13 @@ TEXT_KEYS, LABEL = ("text", "sentence"), "label"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pictures:
-    """Pictures and the folder that they come from.
+    """Pictures and the folder that they come from."""
 
-    Attributes:
-        name: The folder.
-        files: The names of the pictures in it, in alphabetical order.
-        digest: A hash of their contents.
-    """
-
-    name: str
-    files: tuple[str, ...]
-    digest: str
+    name: str  # the folder
+    files: tuple[str, ...]  # the names of the pictures in it, in alphabetical order
+    digest: str  # a hash of their contents
 
     def __repr__(self) -> str:
-        """Return the folder and the number of pictures."""
         return f"Pictures({self.name!r}, {len(self.files)} pictures)"
 
     def open(self, index: int) -> Any:
@@ -97,11 +90,7 @@ def read_pictures(path: str | os.PathLike[str]) -> Pictures:
 def pixels(picture: Any, processor: Any | None, *, size: tuple[int, int]) -> "Tensor":
     """Return a picture as input of a model, (channels, height, width).
 
-    Args:
-        picture: What :meth:`Pictures.open` returned.
-        processor: An image processor of the transformers library; without one, pictures are resized and brought to
-            −1 … 1.
-        size: The height and width of the inputs of the model.
+    Without an image processor it is resized and brought to −1 … 1.
     """
     import numpy as np
     import torch
@@ -122,17 +111,11 @@ def pixels(picture: Any, processor: Any | None, *, size: tuple[int, int]) -> "Te
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TokenIds:
-    """Token ids and the file that they come from.
+    """Token ids and the file that they come from."""
 
-    Attributes:
-        name: The file.
-        rows: The ids; one long row is cut into windows, unless ``whole``.
-        whole: Whether each row is a sequence of its own.
-    """
-
-    name: str
-    rows: tuple[tuple[int, ...], ...]
-    whole: bool
+    name: str  # the file
+    rows: tuple[tuple[int, ...], ...]  # the ids; one long row is cut into windows, unless whole
+    whole: bool  # whether each row is a sequence of its own
 
     @property
     def digest(self) -> str:
@@ -140,7 +123,6 @@ class TokenIds:
         return hashlib.sha256(json.dumps([self.whole, self.rows]).encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
-        """Return the file and the number of tokens."""
         return f"TokenIds({self.name!r}, {len(self.rows)} rows of {sum(map(len, self.rows))} tokens)"
 
 
@@ -187,17 +169,11 @@ def _row(value: Any, place: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sentences:
-    """Sentences and the file that they come from.
+    """Sentences and the file that they come from."""
 
-    Attributes:
-        name: The file.
-        lines: The sentences, in its order.
-        labels: The expected class of each, by its name or its number; none if the file does not give it.
-    """
-
-    name: str
-    lines: tuple[str, ...]
-    labels: tuple[str | int | None, ...]
+    name: str  # the file
+    lines: tuple[str, ...]  # the sentences, in its order
+    labels: tuple[str | int | None, ...]  # the expected class of each, by name or number; none if it is not given
 
     @property
     def digest(self) -> str:
@@ -205,7 +181,6 @@ class Sentences:
         return hashlib.sha256(json.dumps(self.lines).encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
-        """Return the file and the number of sentences."""
         return f"Sentences({self.name!r}, {len(self.lines)} sentences)"
 
 
@@ -280,12 +255,7 @@ def read_source(kind: str, place: str) -> Source:
 def held(kind: str, given: Any) -> Iterator[str]:
     """Keep a source that is no file, and yield the name under which :func:`read_source` finds it meanwhile.
 
-    Args:
-        kind: ``text``, ``token_ids`` or ``sentences``.
-        given: The text; rows of token ids, of which a single one is cut as a text is; or sentences.
-
-    Raises:
-        FileError: If it holds nothing, or something else.
+    Of token ids, a single row is cut as a text is.
     """
     if kind == TEXT:
         source: Source = Text(name="", content=given)

@@ -18,15 +18,10 @@ SpecialTokens = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Text:
-    """A text and the file that it comes from.
+    """A text and the file that it comes from."""
 
-    Attributes:
-        name: The file, or ``alice`` for *Alice's Adventures in Wonderland*, which is shipped.
-        content: The text itself.
-    """
-
-    name: str
-    content: str
+    name: str  # the file, or alice for *Alice's Adventures in Wonderland*, which is shipped
+    content: str  # the text itself
 
     @property
     def digest(self) -> str:
@@ -34,7 +29,6 @@ class Text:
         return hashlib.sha256(self.content.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
-        """Return the name and the length."""
         return f"Text({self.name!r}, {len(self.content)} characters)"
 
 
@@ -195,17 +189,6 @@ def cut(
 
     Window i holds the tokens from ``i * stride`` on; by default the stride is the length. Special tokens, which count
     towards the length, make every window begin and end as an input of the model does.
-
-    Args:
-        tokens: The tokens.
-        name: The name of the text, for the message.
-        indices: The windows, numbered from 0.
-        length: The number of tokens in a window.
-        frame: The special tokens in front of each window, and behind it.
-        stride: The number of tokens between the beginnings of windows.
-
-    Raises:
-        AssumptionError: If the text is too short, or no window is asked for.
     """
     if not indices:
         raise AssumptionError("count must be at least 1 window, got 0.", field="sequences")

@@ -47,14 +47,7 @@ LONGEST_NAME = 2**16 - 1
 
 
 def check_config_file(file: Path, name: str, *, family: str = "", known: Container[str] = ()) -> None:
-    """Check that a config.json is a JSON object with plausible sizes, and names one family.
-
-    Args:
-        file: The config.json.
-        name: The name of the model, for the message.
-        family: The family that was given, if any.
-        known: The families of the loader.
-    """
+    """Check that a config.json is a JSON object with plausible sizes, and names one family."""
     config = _read(file, name)
     for key, value, (least, most) in _sizes(config):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -130,17 +123,7 @@ def _shown(value: object) -> str:
 
 
 def check_parameter_count(config: Any, name: str, *, weights: int | None = None) -> None:
-    """Check that the parameters of a configuration fit into its weights, and into memory.
-
-    Args:
-        config: A configuration of the transformers library.
-        name: The name of the model, for the message.
-        weights: The size of the files of the weights in bytes; none if there are no files yet.
-
-    Raises:
-        UnsupportedModelError: If the files are too small for so many parameters.
-        AssumptionError: If they do not fit into memory.
-    """
+    """Check that the parameters of a configuration fit into its weights, and into memory."""
     count = parameter_count(config)
     if count is None:
         return  # a composed family, which the loader checks itself
@@ -204,10 +187,6 @@ def check_gguf(path: Path) -> None:
     """Check that a header is valid, and that its entries fit into the file and into memory.
 
     The reader of the gguf package would make an object of every entry first.
-
-    Raises:
-        UnsupportedModelError: If it is damaged.
-        FileError: If its arrays do not fit into memory.
     """
     with path.open("rb") as file:
         header = _Header(file, path)

@@ -20,27 +20,16 @@ TIMEOUT = 2.0  # seconds; HF_HUB_ETAG_TIMEOUT in the environment overrides it
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A model that a package holds, and perhaps a hub.
+    """A model that a package holds, and perhaps a hub."""
 
-    Attributes:
-        about: A short description of the model.
-        package: The package to install.
-        module: The module that it installs.
-        inside: The path of the folder or file within the module.
-        sha256: The checksum of its weights, wherever they come from.
-        note: A remark that a reader of its numbers needs, or nothing.
-        hub: Its id on the hub, which is asked where the package is not installed; or nothing.
-        revision: The commit there.
-    """
-
-    about: str
-    package: str
-    module: str
-    inside: str
-    sha256: str
-    note: str = ""
-    hub: str = ""
-    revision: str = ""
+    about: str  # a short description of the model
+    package: str  # the package to install
+    module: str  # the module that it installs
+    inside: str  # the path of the folder or file within the module
+    sha256: str  # the checksum of its weights, wherever they come from
+    note: str = ""  # a remark that a reader of its numbers needs, or nothing
+    hub: str = ""  # its id on the hub, which is asked where the package is not installed; or nothing
+    revision: str = ""  # the commit there
 
     @property
     def home(self) -> Path | None:

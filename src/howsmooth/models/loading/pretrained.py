@@ -57,12 +57,7 @@ class LoadedModel:
 
 
 def load_by_name(name: str, *, family: str = "") -> LoadedModel:
-    """Load the model of a name.
-
-    Args:
-        name: The name.
-        family: Its family, if its config.json does not name one.
-    """
+    """Load the model of a name."""
     check_model_name(name)
     if name.startswith(RANDOM):
         if family and family != name.removeprefix(RANDOM):

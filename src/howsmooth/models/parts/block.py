@@ -25,25 +25,15 @@ if TYPE_CHECKING:  # an attention layer returns its block
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeedForward:
-    """The feed-forward part of a block.
+    """The feed-forward part of a block."""
 
-    Attributes:
-        map: The MLP.
-        pre_norm: The norm in front of it.
-        output_norm: The norm behind it, before the residual is added.
-        post_norm: The norm behind the residual sum.
-        residual_scale: The factor of its output in the residual sum.
-        residual_after_norm: Whether the residual branches off behind the norm in front, not before it.
-        parallel: Whether it reads the input of the block, in parallel to attention.
-    """
-
-    map: Map
-    pre_norm: Norm | None = None
-    output_norm: Norm | None = None
-    post_norm: Norm | None = None
-    residual_scale: float = 1.0
-    residual_after_norm: bool = False
-    parallel: bool = False
+    map: Map  # the MLP
+    pre_norm: Norm | None = None  # the norm in front of it
+    output_norm: Norm | None = None  # the norm behind it, before the residual is added
+    post_norm: Norm | None = None  # the norm behind the residual sum
+    residual_scale: float = 1.0  # the factor of its output in the residual sum
+    residual_after_norm: bool = False  # whether the residual branches off behind the norm in front, not before it
+    parallel: bool = False  # whether it reads the input of the block, in parallel to attention
 
     @property
     def scaled(self) -> Map:
@@ -56,13 +46,9 @@ class FeedForward:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AutogradMLP:
-    """A module on hidden states ``(batch, n, d)`` as a map that autograd differentiates.
+    """A module on hidden states ``(batch, n, d)`` as a map that autograd differentiates."""
 
-    Attributes:
-        module: The module; it must treat the sequences of a batch independently.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module; it must treat the sequences of a batch independently
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
         """Call the module, which takes one batch axis."""
@@ -87,7 +73,6 @@ class AutogradMLPJacobian(JacobianOperator):
     """The derivative of a module by autograd, which can be restricted to some sequences of the batch."""
 
     def __init__(self, f: AutogradMLP, X: Float[Tensor, "*batch n d"]) -> None:
-        """Record ``f`` at ``X``."""
         super().__init__(f.__call__, X)
         self._map = f
 

@@ -54,14 +54,7 @@ def entrance(transformer: "Transformer", stage: str) -> tuple[EndMap | Norm, ...
 
 @torch.no_grad()
 def embed(transformer: "Transformer", tokens: Int[Tensor, "*batch n"], padding: Tensor | None = None) -> Tensor:
-    """Return the sum of the embeddings at their positions: the model runs until it has added them up.
-
-    Raises:
-        AssumptionError: If a token is beyond the vocabulary, or there are more tokens than positions.
-        DtypeError: If the tokens are not integers.
-        ShapeError: If they have no axis of positions, or are none.
-        UnsupportedModelError: If it is not known where the model adds up its embeddings, or it reads no tokens.
-    """
+    """Return the sum of the embeddings at their positions: the model runs until it has added them up."""
     path = _entry_path(transformer)
     _require_tokens(transformer, tokens)
     device = next(transformer.module.parameters()).device
@@ -73,12 +66,7 @@ def embed(transformer: "Transformer", tokens: Int[Tensor, "*batch n"], padding: 
 
 @torch.no_grad()
 def lexicon(transformer: "Transformer", n: int) -> Lexicon:
-    """Return all inputs that a model can have at ``n`` positions, none of which is padding.
-
-    Raises:
-        AssumptionError: If the model has fewer positions.
-        UnsupportedModelError: If its embeddings are not the sum of one for the token and one for the position.
-    """
+    """Return all inputs that a model can have at ``n`` positions, none of which is padding."""
     words = _words(transformer)
     padding = getattr(getattr(transformer.module, "config", None), "pad_token_id", None)
     # not the padding token: positions may be counted from the first other token

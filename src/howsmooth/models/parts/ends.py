@@ -83,29 +83,20 @@ def _tied(config: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassHead:
-    """The head of a classifier of sentences.
+    """The head of a classifier of sentences."""
 
-    Attributes:
-        read_out: From one token to a score for each label.
-        pooling: Which token it reads, ``first`` or ``last`` (of those that are no padding), or their ``mean``.
-        labels: The names of the classes.
-        padding_token: The id of the padding token; none if the model has none.
-    """
-
-    read_out: MLP | Dense | Chain
-    pooling: str
-    labels: tuple[str, ...]
-    padding_token: int | None = None
+    read_out: MLP | Dense | Chain  # from one token to a score for each label
+    pooling: str  # which token it reads, first or last (of those that are no padding), or their mean
+    labels: tuple[str, ...]  # the names of the classes
+    padding_token: int | None = None  # the id of the padding token; none if the model has none
 
     def maps(
         self, X: Float[Tensor, "batch n d"], tokens: Int[Tensor, "batch n"], real: Bool[Tensor, "batch n"] | None
     ) -> tuple[Pooling, MLP | Dense | Chain]:
         """Return the maps from the last hidden states to the scores.
 
-        Args:
-            X: Hidden states.
-            tokens: The token ids: the module finds padding by its id, whether attention masks it or not.
-            real: True for the tokens of each sequence, if others only fill up the batch.
+        The module finds padding by its id, whether attention masks it or not; tokens that are not ``real`` fill up the
+        batch.
         """
         if self.pooling == "first":
             return (Pooling.first(n=X.shape[-2], like=X), self.read_out)
@@ -166,45 +157,28 @@ def _two_layers(first: Any, second: Any, activation: str) -> MLP:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stem:
-    """The maps from the sum of the embeddings to the input of the first block.
+    """The maps from the sum of the embeddings to the input of the first block."""
 
-    Attributes:
-        path: The module that reads the sum of the embeddings; none if that is the first block.
-        maps: The maps, each on tokens alone.
-    """
-
-    path: str | None = None
-    maps: tuple[EndMap, ...] = ()
+    path: str | None = None  # the module that reads the sum of the embeddings; none if that is the first block
+    maps: tuple[EndMap, ...] = ()  # the maps, each on tokens alone
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Backbone:
-    """A model without its head.
+    """A model without its head."""
 
-    Attributes:
-        layers: Its layers, in the order in which they run.
-        stem: The maps from the sum of the embeddings to the first layer; none for an unknown family.
-        final: The maps behind the last layer.
-        class_head: The classifier, or why there is none, of a model without a configuration; none for the others.
-    """
-
-    layers: list[AttentionLayer]
-    stem: Stem | None = field(default_factory=Stem)
-    final: tuple[EndMap, ...] = ()
-    class_head: ClassHead | str | None = None
+    layers: list[AttentionLayer]  # its layers, in the order in which they run
+    stem: Stem | None = field(default_factory=Stem)  # from the sum of embeddings to the first layer; none if unknown
+    final: tuple[EndMap, ...] = ()  # the maps behind the last layer
+    class_head: ClassHead | str | None = None  # the classifier of a model without a configuration, or why it has none
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceEmbedding:
-    """One vector for each sequence.
+    """One vector for each sequence."""
 
-    Attributes:
-        pooling: The token that is taken, ``first`` or ``last``, or their ``mean``.
-        normalised: Whether it is divided by its norm.
-    """
-
-    pooling: str = "mean"
-    normalised: bool = True
+    pooling: str = "mean"  # the token that is taken, first or last, or their mean
+    normalised: bool = True  # whether it is divided by its norm
 
     def maps(self, X: Tensor, real: Bool[Tensor, "batch n"] | None, d: int) -> tuple[Pooling | RMSNorm, ...]:
         """Return the maps from the last hidden states, ``d`` wide, to the embedding."""
@@ -215,21 +189,13 @@ class SentenceEmbedding:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Ends:
-    """Both ends of a model; a string instead of a head is the reason why it has none.
+    """Both ends of a model; a string instead of a head is the reason why it has none."""
 
-    Attributes:
-        stem: The maps in front of the first block; none for an unknown family.
-        final: The maps from the output of the last block to the last hidden states: a norm, a projection.
-        language_head: From the last hidden states to scores of words.
-        sentence_embedding: From the last hidden states to one vector.
-        class_head: From the last hidden states to scores of labels.
-    """
-
-    stem: Stem | None = None
-    final: tuple[EndMap, ...] = ()
-    language_head: LanguageHead | str = "it has no head that is read here"
-    sentence_embedding: SentenceEmbedding | str = "nothing says how it embeds a sentence"
-    class_head: ClassHead | str = "it has no classifier that is read here"
+    stem: Stem | None = None  # the maps in front of the first block; none for an unknown family
+    final: tuple[EndMap, ...] = ()  # from the last block to the last hidden states: a norm, a projection
+    language_head: LanguageHead | str = "it has no head that is read here"  # → scores of words
+    sentence_embedding: SentenceEmbedding | str = "nothing says how it embeds a sentence"  # → one vector
+    class_head: ClassHead | str = "it has no classifier that is read here"  # → scores of labels
 
 
 def default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) -> SentenceEmbedding | str:
@@ -246,11 +212,7 @@ def default_sentence_embedding(base: Any, layers: tuple[AttentionLayer, ...]) ->
 def read_sentence_embedding(find: Callable[[str], Path | None]) -> SentenceEmbedding | str | None:
     """Read how a sentence-transformers model embeds a sentence.
 
-    Args:
-        find: Returns the path of a file of the model, or ``None`` if it has none of that name.
-
-    Returns:
-        The embedding, or why it cannot be read; none if no file describes it.
+    Return why if it cannot be read, and none if no file describes it; ``find`` returns the path of a file, or none.
     """
     modules = _read_json(find("modules.json"))
     if not isinstance(modules, list) or not all(isinstance(entry, dict) for entry in modules):
