@@ -1,27 +1,30 @@
 """The answer of a run in the terminal: a sentence, one line for each layer, every length, every head, what failed."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
 
 from howsmooth.cli.printing import in_options, say, visible_console
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from howsmooth.studies.kinds.text import TextRecord
-    from howsmooth.studies.records import Failure, Record
-    from howsmooth.studies.runs.composition import Composition
-    from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.run import Run
+from howsmooth.report.drawing.token_text import running_text
+from howsmooth.report.sentences import sentence
+from howsmooth.studies.json_values import columns, settings_of
+from howsmooth.studies.kinds import kind_named
+from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.records import Failure, Record, grouped
+from howsmooth.studies.runs.composition import Composition, compositions
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.result_table import fitted
+from howsmooth.studies.runs.run import Run
+from howsmooth.studies.runs.summary import mean_constant
+from howsmooth.wording import at_least, at_most, number
 
 # How many failures are said in full, and how many records of a kind are shown.
 MANY, ROWS = 5, 40
 
 
-def print_answer(found: "Measurement") -> None:
+def print_answer(found: Measurement) -> None:
     """Print what the report says first, the answer for each layer, every length, and every head if they were asked."""
-    from howsmooth.report.sentences import sentence
-
     console = visible_console()
     console.print(sentence(found))
     console.print(found)
@@ -38,7 +41,7 @@ def print_answer(found: "Measurement") -> None:
         )
 
 
-def print_compositions(found: "Sequence[Composition]") -> None:
+def print_compositions(found: Sequence[Composition]) -> None:
     """Print what the blocks of a model do alone and together, at the longest windows."""
     if found:
         console = visible_console()
@@ -47,14 +50,8 @@ def print_compositions(found: "Sequence[Composition]") -> None:
         console.print(longest)
 
 
-def _print_each(found: "Measurement", console: "Console") -> None:
+def _print_each(found: Measurement, console: Console) -> None:
     """Print one line for each sentence or picture: how long it is, its constant in each layer, how it begins."""
-    from rich.text import Text
-
-    from howsmooth.report.drawing.token_text import running_text
-    from howsmooth.studies.runs.result_table import fitted
-    from howsmooth.wording import number
-
     rows: dict[tuple[int, int], dict[str, str]] = {}
     for record in found.records:
         place = record.ask.window.index, record.ask.length
@@ -71,16 +68,8 @@ def _print_each(found: "Measurement", console: "Console") -> None:
         console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
 
 
-def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
-    from rich.text import Text
-
-    from howsmooth.studies.runs.result_table import fitted
-    from howsmooth.studies.runs.summary import mean_constant
-    from howsmooth.wording import number
-
-    groups: dict[tuple[int, int], list[TextRecord]] = {}
-    for record in records:
-        groups.setdefault((record.ask.layer, column(record)), []).append(record)
+def _print_grid(title: str, records: Sequence[TextRecord], column: Callable[[TextRecord], int], head: str) -> None:
+    groups = grouped(records, lambda record: (record.ask.layer, column(record)))
     columns = sorted({place for _layer, place in groups})
     sizes = {len(some) for some in groups.values()}
     alike = len(sizes) == 1
@@ -101,24 +90,17 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
     console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
 
 
-def print_run(run: "Run", *, records: bool) -> None:
+def print_run(run: Run, *, records: bool) -> None:
     """Print the answer of a run as the command that made it did, or its records as tables."""
-    from howsmooth.studies.kinds import kind_named
-
     told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
     for measurement in run.measurements if not records else ():
         print_answer(measurement)
     known = {record.ask.key: record for record in run.records if record.ask.key not in told}
     # in the order in which they were asked for
     keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
-    kinds: dict[str, list[Record]] = {}
-    for key in keys:
-        if key in known:
-            kinds.setdefault(known[key].ask.kind, []).append(known[key])
+    kinds = grouped((known[key] for key in keys if key in known), lambda record: record.ask.kind)
     for kind, some in kinds.items():
         if kind == "whole" and not records:
-            from howsmooth.studies.runs.composition import compositions
-
             print_compositions(compositions(some))
         elif (summarise := kind_named(kind).summarise) is not None and not records:
             console = visible_console()
@@ -128,14 +110,8 @@ def print_run(run: "Run", *, records: bool) -> None:
             print_records(kind, some)
 
 
-def print_records(kind: str, records: "Sequence[Record]") -> None:
+def print_records(kind: str, records: Sequence[Record]) -> None:
     """Print the records of a kind as a table: what tells the asks apart, then the answers."""
-    from rich.text import Text
-
-    from howsmooth.studies.json_values import columns, settings_of
-    from howsmooth.studies.kinds import kind_named
-    from howsmooth.studies.runs.result_table import fitted
-
     asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]
     fields = settings_of(type(records[0].answer))
     rules = {name: field.declared.get("rounded", "") for name, field in fields.items()}
@@ -155,15 +131,13 @@ def print_records(kind: str, records: "Sequence[Record]") -> None:
 
 def _cell(value: object, rounded: str = "") -> str:
     """Write a value; a number that is proven to the side on which it stays true."""
-    from howsmooth.wording import at_least, at_most, number
-
     if value is None:
         return "—"
     written = {"": number, "down": at_least, "up": at_most}[rounded]
     return written(value, 3) if isinstance(value, float) else str(value)
 
 
-def say_failures(failures: "Sequence[Failure]") -> None:
+def say_failures(failures: Sequence[Failure]) -> None:
     """Say what failed and why, the first few in full."""
     for failure in failures[:MANY]:
         say(f"Failed: {failure.ask.label}: {in_options(failure.error)}", err=True)

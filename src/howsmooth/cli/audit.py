@@ -12,7 +12,16 @@ import typer
 
 from howsmooth.cli.array_files import require_writable
 from howsmooth.cli.memory_errors import require_room, too_large
-from howsmooth.cli.options import OptionDevice, OptionJson, OptionN, OptionSave, OptionSeed, OptionThreads, set_threads
+from howsmooth.cli.options import (
+    OptionDevice,
+    OptionJson,
+    OptionN,
+    OptionSave,
+    OptionSeed,
+    OptionThreads,
+    checked,
+    set_threads,
+)
 from howsmooth.cli.printing import ascent_bar, print_json, say
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 from howsmooth.files import require_size
@@ -78,16 +87,9 @@ FINDING = 1
 STEPS, STARTS = 60, 4
 
 
-def _checked_claim(claimed: float) -> float:
+def _require_claim(claimed: float) -> None:
     if not 0 < claimed < math.inf:
         raise AssumptionError(f"claimed must be positive and finite, got {claimed}.", field="claimed")
-    return claimed
-
-
-def _checked_ball(radius: float | None) -> float | None:
-    if radius is not None:
-        require_radius(radius)
-    return radius
 
 
 def audit(
@@ -98,12 +100,16 @@ def audit(
     *,
     claimed: Annotated[
         float,
-        typer.Option("--claimed", help="The constant that is claimed.", show_default=False, callback=_checked_claim),
+        typer.Option(
+            "--claimed", help="The constant that is claimed.", show_default=False, callback=checked(_require_claim)
+        ),
     ],
     n: OptionN,
     radius: Annotated[
         float | None,
-        typer.Option("--radius", "-r", help="Tokens in this ball; any tokens if left out.", callback=_checked_ball),
+        typer.Option(
+            "--radius", "-r", help="Tokens in this ball; any tokens if left out.", callback=checked(require_radius)
+        ),
     ] = None,
     d: Annotated[
         int | None, typer.Option("--d", help="The dimension of a token, where the layer does not say it.")

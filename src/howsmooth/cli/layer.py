@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from howsmooth.cli.array_files import array_names, is_array_file, read_array, split_source
-from howsmooth.cli.options import OptionDevice, OptionThreads, set_threads
+from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
 from howsmooth.errors import AssumptionError, ShapeError, nearest
 from howsmooth.models.loading.names import check_family_name, check_model_name
 from howsmooth.models.map_names import MapName
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 # The arrays of a single head, of a layer of several, and of its biases.
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
 ARRAYS = (*SINGLE, *MANY, *(f"{name}_bias" for name in MANY))
-
-
-def _checked_source(source: str | None) -> str | None:
-    if source is not None and not is_array_file(source):
-        check_model_name(source)
-    return source
 
 
 def _of_model(flag: str, text: str, **more: Any) -> Any:
@@ -54,7 +48,7 @@ class LayerSource:
             help="A built-in name, a folder, a .gguf file or a hub id; or a file of weights, .npz, .npy or "
             ".safetensors, with the arrays A and V of one head, or query, key, value, output and query_bias, … of "
             "several. Rows are outputs, as in torch.nn.Linear.",
-            callback=_checked_source,
+            callback=checked(lambda source: is_array_file(source) or check_model_name(source)),
         ),
     ] = None
     layer: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from howsmooth.cli.app import INTERRUPTED, stoppable
-from howsmooth.cli.options import OptionJson, option_groups
+from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import FileError
 from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 FAILED = 1
 
 
-def _checked_out(out: str | None) -> str | None:
-    if out is not None and not out.strip():
+def _require_folder(out: str) -> None:
+    if not out.strip():
         raise FileError("--out must name a folder, got nothing; leave it out for the default.", field="out")
-    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,11 @@ class RunOptions:
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.", callback=_checked_out
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Where records and figures go; runs/… by default.",
+            callback=checked(_require_folder),
         ),
     ] = None
 

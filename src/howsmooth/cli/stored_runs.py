@@ -2,13 +2,12 @@
 
 import enum
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from howsmooth.cli.options import OptionFigure, OptionJson
+from howsmooth.cli.options import OptionFigure, OptionJson, checked
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies.runs.database import FILE
@@ -49,7 +48,9 @@ def _runs_row(folder: Path) -> dict[str, Any]:
     told = [columns(ask) | {"kind": ask.kind} for ask in asks]
     planned = {key for plan in plans for key in (*plan.keys, *plan.beside)} | {ask.key for ask in asks}
     counts = {"run": str(folder), "records": len(asks), "planned": len(planned), "failed": failed}
-    names = {f"{part}s": _named(row.get(part, "") for row in told) for part in ("kind", "model", "text", "map")}
+    names = {
+        f"{part}s": sorted({row.get(part, "") for row in told} - {""}) for part in ("kind", "model", "text", "map")
+    }
     return counts | names | {"lengths": sorted({row["length"] for row in told if "length" in row})}
 
 
@@ -62,16 +63,8 @@ def _run_line(row: dict[str, Any]) -> str:
     told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
     maps, sizes = row["maps"], row["lengths"]
     told += f"; {', '.join(maps) if len(maps) < MANY else f'{len(maps)} maps'}" if maps else ""
-    told += f"; n = {_span(sizes)}" if sizes else ""
+    told += f"; n = {'–'.join(dict.fromkeys(map(str, (sizes[0], sizes[-1]))))}" if sizes else ""
     return f"{row['run']}: {count(row['records'], 'record')}{state}; {told}"
-
-
-def _span(sizes: Sequence[int]) -> str:
-    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
-
-
-def _named(names: Iterable[str]) -> list[str]:
-    return sorted({name for name in names if name})
 
 
 def show(
@@ -101,10 +94,9 @@ def show(
     say_failures(found.failures)
 
 
-def _checked_confidence(confidence: float) -> float:
+def _require_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise AssumptionError(f"--confidence must lie between 0 and 1, got {confidence}.", field="confidence")
-    return confidence
 
 
 def compare(
@@ -117,7 +109,9 @@ def compare(
     confidence: Annotated[
         float,
         typer.Option(
-            "--confidence", help="The probability that all intervals hold together.", callback=_checked_confidence
+            "--confidence",
+            help="The probability that all intervals hold together.",
+            callback=checked(_require_confidence),
         ),
     ] = 0.95,
     figure: OptionFigure = None,

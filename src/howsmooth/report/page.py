@@ -292,7 +292,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         *told,
         ("Versions", "; ".join(sorted(versions)) or "—"),
         ("Machine", "; ".join(sorted(processors)) or "—"),
-        ("Seeds", _numbers(map(int, seeds))),
+        ("Seeds", _whole_numbers(map(int, seeds))),
         ("Records", f"{count(len(run.records), 'record')} in {took} of work, {len(run.failures)} failed"),
     ]
 
@@ -336,12 +336,12 @@ def _grids(m: Measurement) -> list[str]:
         alike: dict[int, list[int]] = {}
         for length, size in grid:
             alike.setdefault(size, []).append(length)
-        windows = (f"{count(size, 'window')} of {_numbers(lengths)} tokens" for size, lengths in alike.items())
-        said.append(f"layer{'s' * (len(layers) > 1)} {_numbers(layers)}: {', '.join(windows)}")
+        windows = (f"{count(size, 'window')} of {_whole_numbers(lengths)} tokens" for size, lengths in alike.items())
+        said.append(f"layer{'s' * (len(layers) > 1)} {_whole_numbers(layers)}: {', '.join(windows)}")
     return said
 
 
-def _numbers(values: Iterable[int]) -> str:
+def _whole_numbers(values: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(values)))) or "—"
 
 

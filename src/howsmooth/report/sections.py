@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.plans.paper import ALSO, FIGURES, title_and_protocol
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
 
@@ -84,10 +84,8 @@ def _figures(run: Run) -> Iterable[Section]:
 def _others(run: Run) -> Iterable[Section]:
     """Yield what was swept over without being called a figure; measurements at texts have their own sections."""
     drawn = {record.ask.key for records in run.figures.values() for record in records}
-    found: dict[str, list[Record]] = {}
-    for record in run.records:
-        if record.ask.kind != "text" and record.ask.key not in drawn:
-            found.setdefault(BY_KIND.get(record.ask.kind, record.ask.kind), []).append(record)
+    others = (record for record in run.records if record.ask.kind != "text" and record.ask.key not in drawn)
+    found = grouped(others, lambda record: BY_KIND.get(record.ask.kind, record.ask.kind))
     # a figure of the same name has its section already: its charts draw these as well as they can
     taken = set(run.figures)
     for name, records in found.items():

@@ -11,7 +11,7 @@ from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.kinds.budget import summarise_budgets
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
@@ -133,11 +133,7 @@ def _nested(records: Records) -> str:
 
 
 def _by_layer(records: Records) -> dict[str, list[Record[Any, Any]]]:
-    groups: dict[str, list[Record[Any, Any]]] = {}
-    for r in records:
-        if r.ask.kind == "text":
-            groups.setdefault(f"{r.ask.model}, layer {r.ask.layer}", []).append(r)
-    return groups
+    return grouped((r for r in records if r.ask.kind == "text"), lambda r: f"{r.ask.model}, layer {r.ask.layer}")
 
 
 def _certificates(records: Records) -> str:

@@ -4,12 +4,13 @@ import functools
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.models.loading.names import check_family_name, check_tokenizer
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.names import check_family_name, check_model, check_tokenizer
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 
@@ -251,21 +252,42 @@ def command(*words: str) -> str:
 class CommandSettings(JsonValue, frozen=True, kw_only=True):
     """What a command that fills a run can be asked for: it has an option for each field.
 
-    Beside its fields a command says how they are checked before anything is loaded (``check``), where it computes
-    (``where``) and in which folder its records lie unless another is given (``folder``).
+    A command at a text has ``windows`` too, and every command says where it computes (``where``).
     """
 
     # What the command is called.
     NAME: ClassVar[str]
     model: str = "minilm"  # what :func:`~howsmooth.load` takes
 
+    if TYPE_CHECKING:
+        windows: Any
+        where: Any
+        reading: Any
+
+    def check(self) -> None:
+        """Refuse names and numbers that lead nowhere, before anything is loaded."""
+        check_model(self.model)
+        self.where.check()
+        self.reading.check()
+        read_source(self.windows.source, self.windows.place)
+
+    @property
+    def folder_name(self) -> str:
+        """What tells the folders of commands apart, beside the model."""
+        return self.NAME
+
+    @property
+    def question(self) -> Any:
+        """What tells one question of a command from another."""
+        return [self, read_source(self.windows.source, self.windows.place).digest]
+
+    @property
+    def folder(self) -> Path:
+        """Where records go unless told otherwise: the same question, the same folder; another one, another folder."""
+        label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(self.model).name)
+        return Path("runs") / f"{label}-{self.folder_name.replace(':', '-')}-{fingerprint(self.question)[:6]}"
+
     @property
     def command(self) -> str:
         """What to type to ask for the same."""
         return command(self.NAME, self.model, *options_of(replace(self, model=default_of(type(self), "model"))))
-
-
-def default_folder(model: str, what: str, question: Any) -> Path:
-    """Return where the records of a question go unless told otherwise: the same question, the same folder."""
-    label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(model).name)
-    return Path("runs") / f"{label}-{what.replace(':', '-')}-{fingerprint(question)[:6]}"

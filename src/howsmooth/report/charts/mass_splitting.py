@@ -9,7 +9,7 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.search.mass_splitting import SplittingMap, splitting_map
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.wording import at_least, number, percent
 
 EQUAL, SPLIT, MOVE = "equal", "split one token", "move all tokens"
@@ -83,9 +83,7 @@ def draw_text(section: Section) -> Chart:
 
 def table_text(section: Section) -> Numbers:
     """Return a row for each map and layer."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for r in sorted(section.of_kind("splitting"), key=_order):
-        groups.setdefault((_panel(r), r.ask.layer), []).append(r)
+    groups = grouped(sorted(section.of_kind("splitting"), key=_order), lambda r: (_panel(r), r.ask.layer))
     rows: list[NumberRow] = []
     for (panel, layer), found in groups.items():
         gains = [value for r in found if (value := gain(r)) is not None] or [0.0]

@@ -16,7 +16,7 @@ from howsmooth.report.sections import Section
 from howsmooth.search.length_regimes import Regimes
 from howsmooth.studies.asks import AboutHead, Matrix
 from howsmooth.studies.kinds.tokens_in_ball import RegimesAnswer
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, count, exponent, number, percent
@@ -39,10 +39,10 @@ LIGHT, NEAR = 1e-4, 1e-3
 
 def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each head and radius by what to call them, shorter ones first."""
-    groups: dict[tuple[str, int, str, int, Matrix, float], list[Record]] = {}
-    for r in sorted(records, key=lambda r: r.ask.length):
-        ask: AboutHead = r.ask
-        groups.setdefault((ask.model, ask.layer, ask.map, len(ask.A), ask.A, ask.radius), []).append(r)
+    groups = grouped(
+        sorted(records, key=lambda r: r.ask.length),
+        lambda r: (r.ask.model, r.ask.layer, r.ask.map, len(r.ask.A), r.ask.A, r.ask.radius),
+    )
     return {_case_name(found[0].ask): found for _key, found in sorted(groups.items())}
 
 

@@ -12,7 +12,7 @@ from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
 from howsmooth.report.sentences import law_in_words, laws_in_words
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
@@ -127,9 +127,8 @@ def built_table(records: Sequence[Record]) -> Numbers:
 
 def heads(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of inputs that are built from each head, shorter ones first."""
-    groups: dict[tuple[str, int, int], list[Record]] = {}
-    for r in sorted(records, key=lambda r: r.ask.length):
-        groups.setdefault((r.ask.model, r.ask.layer, r.ask.head), []).append(r)
+    ordered = sorted(records, key=lambda r: r.ask.length)
+    groups = grouped(ordered, lambda r: (r.ask.model, r.ask.layer, r.ask.head))
     return {f"{model}, layer {layer}, head {head}": found for (model, layer, head), found in sorted(groups.items())}
 
 

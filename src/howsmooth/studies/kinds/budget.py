@@ -3,20 +3,18 @@
 import contextlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.sources import read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import described, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows
 from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
@@ -73,10 +71,7 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
             if any(value <= 0 for value in values):
                 raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
         Solver(seed=self.seed)
-        check_model(self.model)
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
+        super().check()
         from howsmooth.budgets.schemes import scheme
 
         for label in self.scheme:
@@ -88,12 +83,6 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
     def windows(self) -> Windows:
         """Which windows of the text."""
         return Windows(text=self.text, lengths=(self.length,), sequences=self.sequences)
-
-    @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        digest = read_source(self.windows.source, self.windows.place).digest
-        return default_folder(self.model, "budget", [self, digest])
 
 
 class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
@@ -278,9 +267,9 @@ def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Res
 def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks":
     """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes."""
     from howsmooth.budgets.subject import Subject
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
-    base = model_and_text(budgeting.model, budgeting.windows, budgeting.where, budgeting.reading, resources)
+    base = model_and_text(budgeting, budgeting.windows, resources)
     schemes, solver = tuple(dict.fromkeys(budgeting.scheme)), Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
@@ -302,13 +291,7 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
         )
         for target in wanted
     ]
-    return PlannedAsks(
-        asks=tuple(asks),
-        transformer=base.transformer,
-        inputs=base.inputs,
-        command=budgeting.command,
-        remarks=tuple(f"{remark}." for remark in (*base.remarks, *base.transformer.notes)),
-    )
+    return base.planned(asks, budgeting.command, remarks=(*base.remarks, *base.transformer.notes))
 
 
 def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budget]":

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, desc
 from howsmooth.studies.kinds import Kind, RunCommand
 from howsmooth.studies.records import Record
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver, default_folder
+from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver
 from howsmooth.wording import at_least, at_most, number
 
 if TYPE_CHECKING:
@@ -115,9 +114,9 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(word.strip() for word in self.word.split(",") if word.strip()))
 
     @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        return default_folder(self.model, "certify", [self, self.each])
+    def question(self) -> Any:
+        """The sentences themselves, wherever they come from."""
+        return [self, self.each]
 
 
 class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):

@@ -221,15 +221,14 @@ def _elsewhere(study: Study, kind: type[Ask], resources: "Resources") -> Iterato
 def _at_text(
     study: Study, ask: type[AtText], point: dict[str, Any], resources: "Resources", command: str
 ) -> "PlannedAsks":
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
     assert study.windows is not None
     probe = from_settings(ask, point | {"layer": 0, "digest": "", "length": 1})
-    base = model_and_text(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
+    base = model_and_text(probe, study.windows, resources, parts=[probe.map])
     layers = base.layers(study.layers, probe.map)
     others = {name: getattr(probe, name) for name in probe.__struct_fields__ if name not in AtText.__struct_fields__}
-    asks = tuple(base.each(ask, layers, probe.map, **others))
-    return PlannedAsks(asks=asks, transformer=base.transformer, inputs=base.inputs, command=command)
+    return base.planned([*base.each(ask, layers, probe.map, **others)], command)
 
 
 def keep_bounds(store: "Store", made: "Sequence[PlannedAsks]") -> None:

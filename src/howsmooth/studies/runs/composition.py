@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from howsmooth.markup import paragraph
 from howsmooth.studies.kinds.text import WholeRecord
+from howsmooth.studies.records import grouped
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
 from howsmooth.wording import count, grows, number, power_of_ten
@@ -116,18 +117,14 @@ LEGEND = {
 
 def compositions(records: Iterable[WholeRecord]) -> list[Composition]:
     """Return what is known of each model, text and length, the shortest windows first."""
-    groups: dict[tuple[str, str, int], list[WholeRecord]] = {}
-    for record in records:
-        groups.setdefault((record.ask.model, record.ask.window.text, record.ask.length), []).append(record)
+    groups = grouped(records, lambda r: (r.ask.model, r.ask.window.text, r.ask.length))
     found = (_composed(place, some) for place, some in sorted(groups.items()))
     return [composition for composition in found if composition.depths]
 
 
 def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Composition:
     model, text, length = place
-    by_map: dict[tuple[str, int], list[WholeRecord]] = {}
-    for record in records:
-        by_map.setdefault((record.ask.map, record.ask.layer), []).append(record)
+    by_map = grouped(records, lambda r: (r.ask.map, r.ask.layer))
     depths, log_product, layer = [], 0.0, 0
     # an unfinished run ends at the first layer that lacks something
     while (depth := _depth(by_map, layer, log_product)) is not None:

@@ -16,7 +16,7 @@ import torch
 
 from howsmooth.errors import AssumptionError, ClusterError
 from howsmooth.studies.asks import Ask
-from howsmooth.studies.records import Failure, Outcome
+from howsmooth.studies.records import Failure, Outcome, grouped
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence, units
 
@@ -208,9 +208,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
     """Estimate the wall time of asks on one process from the smallest unit of each kind and model; store nothing."""
-    groups: dict[tuple[str, str], list[Ask]] = {}
-    for ask in asks:
-        groups.setdefault((ask.kind, str(getattr(ask, "model", ""))), []).append(ask)
+    groups = grouped(asks, lambda ask: (ask.kind, str(getattr(ask, "model", ""))))
     total = 0.0
     for _which, some in sorted(groups.items(), key=lambda group: group[0]):
         work = units(some, frozenset())
