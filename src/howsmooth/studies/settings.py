@@ -4,7 +4,7 @@ import functools
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -259,17 +259,13 @@ class CommandSettings(JsonValue, frozen=True, kw_only=True):
     NAME: ClassVar[str]
     model: str = "minilm"  # what :func:`~howsmooth.load` takes
 
-    if TYPE_CHECKING:
-        windows: Any
-        where: Any
-        reading: Any
-
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before anything is loaded."""
+        own: Any = self
         check_model(self.model)
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
+        own.where.check()
+        own.reading.check()
+        read_source(own.windows.source, own.windows.place)
 
     @property
     def folder_name(self) -> str:
@@ -279,7 +275,8 @@ class CommandSettings(JsonValue, frozen=True, kw_only=True):
     @property
     def question(self) -> Any:
         """What tells one question of a command from another."""
-        return [self, read_source(self.windows.source, self.windows.place).digest]
+        own: Any = self
+        return [self, read_source(own.windows.source, own.windows.place).digest]
 
     @property
     def folder(self) -> Path:

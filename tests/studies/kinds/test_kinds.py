@@ -6,7 +6,7 @@ from asked import ONE, TWO
 import howsmooth as hs
 from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.kinds import kind_named, kind_names, splitting
-from howsmooth.studies.kinds.splitting import SplittingAsk
+from howsmooth.studies.kinds.text import SplittingAsk
 from howsmooth.studies.kinds.tokens_in_ball import AscentAsk, BoundsAsk, ExtremalAsk, MeasuresAsk, RegimesAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver

@@ -95,11 +95,6 @@ class Composition(ResultTable):
         said = " ".join(meaning for column, meaning in LEGEND.items() if column in there)
         return f"{said} Geometric means over the windows."
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that have something to say."""
-        return [name for name in self.depths[0].cells if any(depth.cells[name] != "—" for depth in self.depths)]
-
     def _repr_html_(self) -> str:
         return super()._repr_html_() + paragraph(self.sentence)
 
