@@ -223,7 +223,7 @@ class LayerSource:
         }
         for name in ("query_bias", "key_bias", "value_bias"):
             if name in arrays:
-                split[name] = _split_bias(arrays[name], name, parts[name.removesuffix("_bias")])
+                split[name] = _split(arrays[name], name, parts[name.removesuffix("_bias")], axes=1)
         return hs.Attention(
             **split, output_bias=arrays.get("output_bias"), positions=hs.maps.Positions(causal=self.causal)
         )
@@ -246,23 +246,14 @@ def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
     return hs.Attention.single_head(A=A, V=V, causal=causal)
 
 
-def _split(x: "Tensor", name: str, heads: int) -> "Tensor":
-    """Give a 2-D matrix its head axis: ``(heads · rows, d)`` or, of the output, ``(out, heads · v)``."""
+def _split(x: "Tensor", name: str, heads: int, *, axes: int = 2) -> "Tensor":
+    """Give a matrix or a bias its head axis: ``(heads · rows, …)`` or, of the output, ``(out, heads · v)``."""
     axis = 1 if name == "output" else 0
-    if x.ndim not in (2, 3):
-        raise ShapeError(f"{name} must have 2 or 3 axes, got the shape {tuple(x.shape)}.")
-    if x.ndim == 3 and len(x) != heads:
+    if x.ndim not in (axes, axes + 1):
+        raise ShapeError(f"{name} must have {axes} or {axes + 1} axes, got the shape {tuple(x.shape)}.")
+    if axes == 2 and x.ndim == 3 and len(x) != heads:
         raise ShapeError(f"{name} must have {heads} heads along its first axis, got the shape {tuple(x.shape)}.")
-    if x.ndim == 2 and x.shape[axis] % heads:
-        lines = ("rows", "columns")[axis]
+    if x.ndim == axes and x.shape[axis] % heads:
+        lines = ("rows", "columns")[axis] if axes == 2 else "entries"
         raise ShapeError(f"{name} must split into {heads} heads, but has {x.shape[axis]} {lines}; see --heads.")
-    return x if x.ndim == 3 else x.unflatten(axis, (heads, -1)).movedim(axis, 0)
-
-
-def _split_bias(bias: "Tensor", name: str, heads: int) -> "Tensor":
-    """Give a bias its head axis: ``(heads · rows,)`` becomes ``(heads, rows)``."""
-    if bias.ndim not in (1, 2):
-        raise ShapeError(f"{name} must have 1 or 2 axes, got the shape {tuple(bias.shape)}.")
-    if bias.ndim == 1 and len(bias) % heads:
-        raise ShapeError(f"{name} must split into {heads} heads, but has {len(bias)} entries; see --heads.")
-    return bias if bias.ndim == 2 else bias.unflatten(0, (heads, -1))
+    return x.unflatten(axis, (heads, -1)).movedim(axis, 0) if x.ndim == axes else x
