@@ -34,7 +34,8 @@ class Section:
 
 def sections(run: Run) -> list[Section]:
     """Return a section for each measurement that no figure draws, for each figure, and for other kinds of records."""
-    own = own_measurements(run)
+    drawn = {record.ask.key for records in run.figures.values() for record in records}
+    own = [m for m in run.measurements if any(record.ask.key not in drawn for record in m.records)]
     measured = [section_of(m, prefix) for m, prefix in zip(own, prefixes(own), strict=True)]
     others = list(_others(run))
     # of a model as a whole, how its blocks work together is the answer; its own constant is a detail
@@ -51,12 +52,6 @@ def section_of(measurement: Measurement, prefix: str = "") -> Section:
         records=(*measurement.records, *measurement.heads),
         prefix=prefix,
     )
-
-
-def own_measurements(run: Run) -> list[Measurement]:
-    """Return the measurements that no figure of the paper draws."""
-    drawn = {record.ask.key for records in run.figures.values() for record in records}
-    return [m for m in run.measurements if any(record.ask.key not in drawn for record in m.records)]
 
 
 def prefixes(measurements: Sequence[Measurement]) -> list[str]:

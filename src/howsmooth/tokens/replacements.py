@@ -98,12 +98,8 @@ class _Spelled:
 
 def stripped(tokens: Sequence[int], special: frozenset[int]) -> list[int]:
     """Return a sequence without the special tokens in front of it and behind it."""
-    found = list(tokens)
-    while found and found[0] in special:
-        found.pop(0)
-    while found and found[-1] in special:
-        found.pop()
-    return found
+    kept = [i for i, token in enumerate(tokens) if token not in special]
+    return list(tokens[kept[0] : kept[-1] + 1]) if kept else []
 
 
 def _special(model: Transformer) -> frozenset[int]:

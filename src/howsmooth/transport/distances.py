@@ -226,7 +226,10 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
         cap = min(cap, growth * _longest(best, distances))
     while cap > 0 or best is None:
         costs = (np.minimum(distances, cap) / (cap or 1.0)) ** p
-        plan, dual = (_assignment(mu, nu, costs), None) if matched else _linear_program(mu, nu, costs)
+        if matched:
+            plan = _plan(*linear_sum_assignment(costs), np.full(len(mu), 1 / len(mu)), mu, nu)
+        else:
+            plan, dual = _linear_program(mu, nu, costs)
         if best is None or bool(plan.cost(mu, nu, p) < best.cost(mu, nu, p)):
             best = plan
         lower_cap = growth * _longest(plan, distances)
@@ -255,11 +258,6 @@ def _warn_of_duality_gap(plan: TransportPlan, distances: np.ndarray, dual: float
 
 def _longest(plan: TransportPlan, distances: np.ndarray) -> float:
     return float(distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()].max())
-
-
-def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> TransportPlan:
-    source, target = linear_sum_assignment(costs)
-    return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
 def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> TransportPlan:

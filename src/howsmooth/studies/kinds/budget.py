@@ -12,7 +12,7 @@ from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import described, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
 from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows
 from howsmooth.wording import number, percent
@@ -184,68 +184,52 @@ def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Reso
     from howsmooth.budgets.error_budget import COSTS
     from howsmooth.budgets.passes import inner_products
 
-    first = cell[0]
-    places = _places(
-        first, tuple(ask.scheme for ask in cell), range(first.window.index, first.window.index + 1), resources
-    )
-    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=first.window.index)
-    answers = []
-    for ask in cell:
-        here = [i for i, error in enumerate(found.errors) if error.scheme == ask.scheme]
-        errors = [found.errors[i] for i in here]
-        answers.append(
-            BudgetAnswer(
-                cost=COSTS[places.subject.kind],
-                names=tuple(error.name for error in errors),
-                numbers=tuple(error.numbers for error in errors),
-                bits=tuple(error.bits for error in errors),
-                products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
-                positions=found.positions,
-            )
+    first, window = cell[0], cell[0].window.index
+    places = _places(first, tuple(ask.scheme for ask in cell), range(window, window + 1), resources)
+    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=window)
+    columns = grouped(range(len(found.errors)), lambda i: found.errors[i].scheme)
+    answers: list[Answer] = []
+    for here in (columns.get(ask.scheme, []) for ask in cell):
+        errors = {name: tuple(getattr(found.errors[i], name) for i in here) for name in ("name", "numbers", "bits")}
+        answer = BudgetAnswer(
+            cost=COSTS[places.subject.kind],
+            names=errors["name"],
+            numbers=errors["numbers"],
+            bits=errors["bits"],
+            products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
+            positions=found.positions,
         )
-    return list(answers)
+        answers.append(answer)
+    return answers
 
 
 def run_recipe(_batch: Sequence[RecipeAsk], cell: Sequence[RecipeAsk], resources: "Resources") -> list[Answer]:
     """Choose recipes by the draws of a budget; judge them on fresh draws and at held-out windows."""
-    first = cell[0]
-    found, fresh, held_out = _two_draws(first, resources)
-    return [
-        _recipe_answer(found.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out), found.cost)
-        for ask in cell
-    ]
-
-
-def _recipe_answer(found: "Recipe", cost: str) -> RecipeAnswer:
-    assert found.fresh is not None
-    assert found.measured is not None
-    return RecipeAnswer(
-        cost=cost,
-        names=tuple(found.schemes),
-        chosen=tuple(found.schemes.values()),
-        bits=found.bits,
-        share=found.size,
-        predicted=found.predicted.kl,
-        fresh=found.fresh.kl,
-        fresh_low=found.fresh.low,
-        fresh_high=found.fresh.high,
-        measured=found.measured,
-    )
-
-
-def _two_draws(ask: RecipeAsk, resources: "Resources") -> "tuple[Budget, Budget, Tensor]":
-    """Return the budget of an ask, the same from fresh draws, and windows that are held out."""
     from howsmooth.budgets.error_budget import COSTS, FRESH, Budget
     from howsmooth.budgets.passes import inner_products
 
-    places = _places(ask, ask.schemes, range(ask.windows), resources)
-
-    def drawn(seed: int) -> Budget:
-        products = inner_products(places, passes=ask.passes, seed=seed)
-        return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
-
-    held_out = _tokens(ask, range(ask.windows, 2 * ask.windows), resources)
-    return drawn(ask.solver.seed), drawn(ask.solver.seed + FRESH), held_out
+    first, seed = cell[0], cell[0].solver.seed
+    places = _places(first, first.schemes, range(first.windows), resources)
+    products, fresh = (inner_products(places, passes=first.passes, seed=draw) for draw in (seed, seed + FRESH))
+    budget = Budget(model=first.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
+    held_out = _tokens(first, range(first.windows, 2 * first.windows), resources)
+    answers: list[Answer] = []
+    for ask in cell:
+        found: Any = budget.recipe(size=ask.size, kl=ask.kl, fresh=fresh, held_out=held_out)
+        answer = RecipeAnswer(
+            cost=budget.cost,
+            names=tuple(found.schemes),
+            chosen=tuple(found.schemes.values()),
+            bits=found.bits,
+            share=found.size,
+            predicted=found.predicted.kl,
+            fresh=found.fresh.kl,
+            fresh_low=found.fresh.low,
+            fresh_high=found.fresh.high,
+            measured=found.measured,
+        )
+        answers.append(answer)
+    return answers
 
 
 def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
@@ -278,19 +262,9 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
     if wanted:
         _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
-    asks += [
-        RecipeAsk(
-            model=first.model,
-            window=first.window,
-            where=first.where,
-            reading=first.reading,
-            schemes=schemes,
-            windows=budgeting.sequences,
-            **shared,
-            **target,
-        )
-        for target in wanted
-    ]
+    shared |= {"schemes": schemes, "windows": budgeting.sequences}
+    shared |= {name: getattr(first, name) for name in ("model", "window", "where", "reading")}
+    asks += [RecipeAsk(**shared, **target) for target in wanted]
     return base.planned(asks, budgeting.command, remarks=(*base.remarks, *base.transformer.notes))
 
 
@@ -302,13 +276,13 @@ def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budge
     from howsmooth.budgets.passes import Products
     from howsmooth.budgets.places import Error
 
-    groups: dict[tuple[Any, ...], dict[str, dict[int, BudgetAnswer]]] = {}
-    for r in records:
-        ask = r.ask
-        key = (ask.model, ask.window.digest, ask.window.length, ask.passes, ask.solver.seed)
-        groups.setdefault(key, {}).setdefault(ask.scheme, {})[ask.window.index] = r.answer
+    def question(r: "Record[BudgetAsk, BudgetAnswer]") -> tuple[Any, ...]:
+        return r.ask.model, r.ask.window.digest, r.ask.window.length, r.ask.passes, r.ask.solver.seed
+
     found = []
-    for (model, *_others, seed), schemes in groups.items():
+    for (model, *_others, seed), some in grouped(records, question).items():
+        by_scheme = grouped(some, lambda r: r.ask.scheme)
+        schemes = {name: {r.ask.window.index: r.answer for r in each} for name, each in by_scheme.items()}
         # a run that was stopped may have windows of some schemes alone
         windows = sorted(set.intersection(*(set(answers) for answers in schemes.values())))
         if not windows:
@@ -378,10 +352,9 @@ class BudgetSummary:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        whole = self.budget.together(scheme=self.scheme)
-        keys = ("name", "kl", "low", "high", "window_error")
+        whole, keys = self.budget.together(scheme=self.scheme), ("name", "kl", "low", "high", "window_error")
         effects = [{key: getattr(each, key) for key in keys} for each in self.effects]
-        together = {"kl": whole.kl, "low": whole.low, "high": whole.high}
+        together = {key: getattr(whole, key) for key in keys[1:4]}
         about = {"model": self.budget.model, "scheme": self.scheme, "cost": self.budget.cost}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence})
 

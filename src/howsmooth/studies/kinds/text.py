@@ -17,7 +17,6 @@ from howsmooth.studies.settings import Solver
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from howsmooth.linear_operators import LinearOperator
     from howsmooth.maps.attention import Attention
     from howsmooth.models.attention_layer import Measurable
     from howsmooth.spectral.estimates import NormEstimate
@@ -133,8 +132,11 @@ def run(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources
 
 def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Sequence[tuple[int, ...]]) -> list[Answer]:
     """Measure a map at a batch of inputs; ``places`` says where in the batch each ask of the cell stands."""
+    import torch
+
     from howsmooth.maps.attention import Attention
     from howsmooth.spectral.autograd import linearise
+    from howsmooth.spectral.operators import norms
     from howsmooth.spectral.solvers import spectral_norm
     from howsmooth.spectral.typical import typical_gain_of
     from howsmooth.studies.resources import seeded
@@ -144,7 +146,9 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     J = linearise(f, X)
     estimate = norm_of(spectral_norm, J, solver=first.solver, generator=generator)
     gain = typical_gain_of(J, samples=probes(X.shape[-2]), generator=generator, estimate=estimate)
-    released = _released(f, X, J) if first.released else None
+    # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
+    with torch.no_grad():
+        released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
     provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
     # without the certificate by rows, which would take longer than everything else
     proven = local_uppers(cast(Attention, f), X, rows=False) if provable else None
@@ -199,16 +203,6 @@ def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> TextAnswe
         leading=sum(estimate.leading),
         **others,
     )
-
-
-def _released(f: "Measurable", X: "Tensor", J: "LinearOperator") -> "Tensor":
-    r"""Return :math:`\|J^\top f(X)\|^{1/2}`: what iterating on the value instead of the tangent converges to."""
-    import torch
-
-    from howsmooth.spectral.operators import norms
-
-    with torch.no_grad():
-        return norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt()
 
 
 # How far the attack moves that splits a token.
@@ -267,11 +261,7 @@ def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
     attack = split_attack(f, measure, eps=SPLITTING_EPS, generator=seeded([ask]))
     found, norms = attack.splitting, x.norm(dim=-1)
     return SplittingAnswer(
-        move=found.move,
-        split=found.split,
-        splits=found.splits,
-        decided=found.decided,
-        atom=found.atom,
+        **{name: getattr(found, name) for name in ("move", "split", "splits", "decided", "atom")},
         move_ratio=attack.move_ratio,
         split_ratio=attack.split_ratio,
         mean_radius=float(norms.square().mean().sqrt()),
