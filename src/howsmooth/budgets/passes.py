@@ -110,13 +110,7 @@ def _refuse(output: Tensor, name: str) -> None:
 
 @torch.no_grad()
 def true_costs(places: Places, recipes: Sequence[Mapping[str, str]], *, factor: float = 1.0) -> Float[Tensor, "r w t"]:
-    """Run the model with errors in it, and return what they truly cost at every window and position.
-
-    Args:
-        places: The model, its windows and the schemes.
-        recipes: The name of the scheme by the name of each error; one forward pass for each window and recipe.
-        factor: How much of each error is put in.
-    """
+    """Run the model with a share of the errors of each recipe; return true costs, for windows and positions."""
     subject, costs = places.subject, []
 
     def put(Y: Tensor, _errors: Sequence[Error], displaced: Tensor) -> Tensor:

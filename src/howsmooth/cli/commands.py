@@ -90,13 +90,7 @@ def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the defaults of one command: those at the top for every command that has the option, then its own.
-
-    Args:
-        name: The command.
-        parameters: Its parameters by name.
-        folder: Where it runs.
-    """
+    """Return the defaults of one command: those at the top for every command that has the option, then its own."""
     read = found_defaults(folder)
     if read is None:
         return {}

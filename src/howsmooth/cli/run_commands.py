@@ -283,13 +283,7 @@ def _print_synonyms(row: dict[str, Any]) -> None:
 
 
 def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
-    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells.
-
-    Args:
-        kind: The kind of question, which declares how it is planned and summed up.
-        settings: What was asked for.
-        options: Who does the work, and where its records go.
-    """
+    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells."""
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.store import Store
 

@@ -73,8 +73,9 @@ def draw(subject: Measurement | Section | Run, name: str = "length", *, layer: i
         name: Which chart; a part of its name is enough, if no other has it.
         layer: Which layer, for charts of one layer; the least smooth by default.
     """
-    one = [section_of(subject)] if isinstance(subject, Measurement) else [subject]
-    section, kind = _chosen(sections(subject) if isinstance(subject, Run) else one, name)
+    if isinstance(subject, Measurement):
+        subject = section_of(subject)
+    section, kind = _chosen(sections(subject) if isinstance(subject, Run) else [subject], name)
     if kind.layers is None:
         if layer is not None:
             raise AssumptionError(f"{kind.name} shows all layers, got layer {layer}; leave it out.", field="layer")

@@ -261,12 +261,7 @@ def gaps(run: Run) -> list[str]:
 
 
 def warnings(run: Run, answered: Sequence[Measurement]) -> list[str]:
-    """Return what a reader has to know before trusting the numbers that are there.
-
-    Args:
-        run: The run.
-        answered: The measurements that the answer speaks of; of the others their notes are enough.
-    """
+    """Return what to know before trusting the numbers; of measurements that the answer is not about, their notes."""
     said = []
     for m in run.measurements:
         doubts = m.doubts if any(m is other for other in answered) else m.notes

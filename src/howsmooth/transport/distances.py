@@ -227,7 +227,8 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
     while cap > 0 or best is None:
         costs = (np.minimum(distances, cap) / (cap or 1.0)) ** p
         if matched:
-            plan = _plan(*linear_sum_assignment(costs), np.full(len(mu), 1 / len(mu)), mu, nu)
+            source, target = linear_sum_assignment(costs)
+            plan = _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
         else:
             plan, dual = _linear_program(mu, nu, costs)
         if best is None or bool(plan.cost(mu, nu, p) < best.cost(mu, nu, p)):

@@ -63,18 +63,9 @@ def series_panels(
 ) -> alt.FacetChart:
     """Draw series of points and lines on logarithmic axes, one panel for each ``panel`` of the rows.
 
-    All panels have the same heights, so that they can be compared, and so that the ticks can be chosen.
-
-    Args:
-        rows: What to draw: ``x``, ``y``, ``series`` and ``panel``.
-        styles: How each series is drawn, by its name, the lowest first.
-        title: What is seen.
-        across: What x is.
-        up: What y is.
-        axis: The axis of x; round numbers by default.
-        size: The size of a panel.
-        told: What is told of a point besides.
-        band: The series that has a band between ``low`` and ``high``.
+    All panels have the same heights, so that they can be compared, and so that the ticks can be chosen. Rows have
+    ``x``, ``y``, ``series`` and ``panel``; styles stand by their series, the lowest first; ``told`` is told of a point
+    besides, and the series ``band`` has a band between ``low`` and ``high``.
     """
     drawn = {name: _shown(style, name, rows) for name, style in styles.items() if _most(name, rows)}
     span = span_of([row["x"] for row in rows if "x" in row])

@@ -124,23 +124,15 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
 
 
 class AttackAnswer(Answer, frozen=True, kw_only=True):
-    r"""What was attained, all for each unit of :math:`\epsilon`.
+    """What was attained, all for each unit of ε."""
 
-    Attributes:
-        attained: :math:`\|f(X+E)-f(X)\|/\epsilon` of the best perturbation that was found.
-        predicted: What the derivative at the window predicts: :math:`\sigma` for the total norm.
-        ceiling: What no perturbation can exceed; none where no theorem says so, or it was not asked for.
-        products: How many forward passes and products were spent.
-        mean_radius: The root mean square norm of the tokens that enter.
-        reach: The largest norm of a token.
-    """
-
-    attained: Annotated[float, ROUND_DOWN]
-    predicted: float
+    attained: Annotated[float, ROUND_DOWN]  # ‖f(X+E) − f(X)‖/ε of the best perturbation that was found
+    predicted: float  # what the derivative at the window predicts: σ for the total norm
+    # what no perturbation can exceed; none where no theorem says so, or it was not asked for
     ceiling: Annotated[float | None, ROUND_UP] = None
-    products: int = 0
-    mean_radius: float = 0.0
-    reach: float = 0.0
+    products: int = 0  # how many forward passes and products were spent
+    mean_radius: float = 0.0  # the root mean square norm of the tokens that enter
+    reach: float = 0.0  # the largest norm of a token
 
 
 AttackRecord = Record[AttackAsk, AttackAnswer]

@@ -176,13 +176,7 @@ def _read(path: Path) -> File:
 
 
 def parts(study: Study, resources: "Resources", command: str = "") -> "list[PlannedAsks]":
-    """List what a study asks for, asks that differ in layers and windows alone together; loads each model once.
-
-    Args:
-        study: The study.
-        resources: What is loaded already.
-        command: What to type to ask for the same again.
-    """
+    """List what a study asks for, asks that differ in layers and windows alone together; loads each model once."""
     from howsmooth.studies.plans.at_text import PlannedAsks
 
     ask = kind_named(study.kind).ask

@@ -17,25 +17,15 @@ MANY_DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    r"""What is known at one layer: geometric means over the windows, so that products of means are means of products.
+    """What is known at one layer: geometric means over the windows, as products of means are means of products."""
 
-    Attributes:
-        layer: Which layer.
-        block: The constant of its block alone.
-        log_product: :math:`\log_{10}` of the product of the constants of all blocks up to here.
-        to: The constant of all blocks up to here, together.
-        typical_to: What they multiply random noise by, root mean square over the windows.
-        onward: The constant of everything from what enters this layer to the end of the model.
-        typical_onward: What that multiplies random noise by.
-    """
-
-    layer: int
-    block: float
-    log_product: float
-    to: float
-    typical_to: Typical | None
-    onward: float
-    typical_onward: Typical | None
+    layer: int  # which layer
+    block: float  # the constant of its block alone
+    log_product: float  # log₁₀ of the product of the constants of all blocks up to here
+    to: float  # the constant of all blocks up to here, together
+    typical_to: Typical | None  # what they multiply random noise by, root mean square over the windows
+    onward: float  # the constant of everything from what enters this layer to the end of the model
+    typical_onward: Typical | None  # what that multiplies random noise by
 
     @property
     def log_gap(self) -> float:

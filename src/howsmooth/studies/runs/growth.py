@@ -224,15 +224,10 @@ HALVINGS = 40
 
 
 class Worth(NamedTuple):
-    r"""What m windows say about their mean.
+    """What m windows say about their mean."""
 
-    Attributes:
-        inflation: How many times larger the variance of the mean is than scatter/m: :math:`g(m-1)/(m-g)`.
-        freedom: The degrees of freedom of the scatter, :math:`\mathrm{tr}(MC)^2/\mathrm{tr}(MCMC)`.
-    """
-
-    inflation: float
-    freedom: float
+    inflation: float  # how many times larger the variance of the mean is than scatter/m: g(m − 1)/(m − g)
+    freedom: float  # the degrees of freedom of the scatter, tr(MC)²/tr(MCMC)
 
 
 def worth(m: int, rho: float) -> Worth:

@@ -103,15 +103,7 @@ def sweep(
     retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> Tally:
-    """Answer every ask that has no record yet; keep each record as it comes.
-
-    Args:
-        asks: What to find out.
-        store: Where records are kept.
-        execute: Who does the work: see :mod:`howsmooth.studies.sweep.workers`.
-        retry_failed: Whether to try again what failed before.
-        progress: Called whenever something was stored.
-    """
+    """Answer every ask that has no record yet, keep each record as it comes, and call ``progress`` then."""
     asks = tuple({ask.key: ask for ask in asks}.values())
     done = store.done(asks)
     failed = frozenset[str]() if retry_failed else store.failed(asks) - done

@@ -77,12 +77,7 @@ def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | No
     Why not every product on all threads, one unit after another: threads that share a product wait for each other many
     thousand times a second, which costs a fifth of the time where cores are free, and most of it where other programs
     want them too. Units that are done side by side never wait. Only long inputs have the machine to themselves: their
-    products are large, and memory may be short.
-
-    Args:
-        work: What to do.
-        resources: What is loaded already; threads take turns in loading.
-        threads: How many threads; none for torch's own choice.
+    products are large, and memory may be short. Threads take turns in loading.
     """
     count = torch.get_num_threads() if threads is None else threads
     together = [unit for unit in work if not unit.alone]
@@ -149,12 +144,7 @@ def serve(pipe: Connection, threads: int | None) -> None:
 
 @contextlib.contextmanager
 def processes(count: int, threads: int | None) -> Iterator[Executor]:
-    """Start processes that share the work; one that is lost is replaced, and its unit done again. They end with this.
-
-    Args:
-        count: How many.
-        threads: How many threads each of them uses; none leaves torch's own choice.
-    """
+    """Start processes that share the work; one that is lost is replaced, and its unit done again."""
     workers = [Worker(threads) for _ in range(count)]
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(count):
