@@ -11,17 +11,17 @@ def main() -> None:
     small = quick(__doc__)
     count, n, d = (2, 4, 48) if small else (32, 32, 384)
     generator = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=12, d=d, generator=generator)
+    f = hs.Attention.random(heads=12, d=d, seed=generator)
     X = torch.randn(count, n, d, generator=generator)
 
     def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(1)
 
     def together() -> hs.NormEstimate:
-        return hs.local_lipschitz(f, X, generator=seeded())
+        return hs.local_lipschitz(f, X, seed=seeded())
 
     def one_by_one() -> list[hs.NormEstimate]:
-        return [hs.local_lipschitz(f, x, generator=seeded()) for x in X]
+        return [hs.local_lipschitz(f, x, seed=seeded()) for x in X]
 
     t = best_times({"together": together, "one by one": one_by_one}, seconds=0.0 if small else 30.0)
     batch, singles = together(), one_by_one()

@@ -42,7 +42,7 @@ def maps(small: bool) -> dict[str, hs.Attention]:
     d, k = (64, 8) if small else (768, 64)
     for seed in range(1 if small else 3):
         generator = torch.Generator().manual_seed(seed)
-        found[f"Gaussian head {seed + 1}"] = hs.Attention.random(heads=1, d=d, k=k, generator=generator)
+        found[f"Gaussian head {seed + 1}"] = hs.Attention.random(heads=1, d=d, k=k, seed=generator)
     return found
 
 
@@ -104,7 +104,7 @@ def whole(name: str, f: hs.Attention, n: int, radius: float, limit: float) -> La
 
 def layers(small: bool) -> list[Layer]:
     if small:
-        f = hs.Attention.random(heads=3, d=16, k=4, generator=torch.Generator().manual_seed(0))
+        f = hs.Attention.random(heads=3, d=16, k=4, seed=0)
         return [whole("random", f, 8, 5.0, math.inf)]
     return [whole(f"{name} {i}", *_layer(name, i), limit) for name in LAYERS for i, limit in LAYERS[name].items()]
 

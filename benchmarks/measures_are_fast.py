@@ -31,7 +31,7 @@ def distances(count: int, d: int, seconds: float) -> float:
 def splitting(n: int, d: int, heads: int, seconds: float) -> float:
     """Compare the whole question of splitting with one measurement of the same layer."""
     generator = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=heads, d=d, generator=generator)
+    f = hs.Attention.random(heads=heads, d=d, seed=generator)
     X = torch.randn(n, d, generator=generator)
     mu = hs.transport.DiscreteMeasure(X)
 
@@ -39,10 +39,10 @@ def splitting(n: int, d: int, heads: int, seconds: float) -> float:
         return torch.Generator().manual_seed(1)
 
     def constant() -> hs.NormEstimate:
-        return hs.local_lipschitz(f, X, rtol=1e-3, generator=seeded())
+        return hs.local_lipschitz(f, X, rtol=1e-3, seed=seeded())
 
     def question() -> object:
-        return hs.splitting(f, mu, rtol=1e-3, generator=seeded())
+        return hs.splitting(f, mu, rtol=1e-3, seed=seeded())
 
     t = best_times({"splitting": question, "constant": constant}, seconds=seconds)
     ratio = t["splitting"] / t["constant"]

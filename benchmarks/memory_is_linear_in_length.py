@@ -51,7 +51,7 @@ def bare_products(n: int, rows: int, tiles: int) -> dict[str, Callable[[], objec
 def measure(n: int, seconds: float) -> dict[str, float]:
     """Return the peak memory and the times for one length."""
     generator = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=1, d=K, generator=generator)
+    f = hs.Attention.random(heads=1, d=K, seed=generator)
     X, E = torch.randn(2, n, K, generator=generator).unbind()
     J = f.jacobian(X, memory=2**30 if n > 16384 else 0)
     products: dict[str, Callable[[], object]] = {"jvp": lambda: J.jvp(E), "vjp": lambda: J.vjp(E)}

@@ -21,7 +21,7 @@ HEADS, D = 12, 768
 
 def measure(n: int, seconds: float) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=HEADS, d=D, generator=generator)
+    f = hs.Attention.random(heads=HEADS, d=D, seed=generator)
     X, E = torch.randn(2, n, D, generator=generator).unbind()
     J, plain = f.jacobian(X), plain_attention(f)
     k = D // HEADS

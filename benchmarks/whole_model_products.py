@@ -113,7 +113,7 @@ def power_iteration(f: Callable[[Tensor], Tensor], X: Tensor, change: float, see
 
 def lanczos(f: hs.maps.Chain, X: Tensor, rtol: float, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
-    return float(hs.local_lipschitz(f, X, rtol=rtol, certify=False, generator=generator).lower)
+    return float(hs.local_lipschitz(f, X, rtol=rtol, certify=False, seed=generator).lower)
 
 
 def loosest(
@@ -135,7 +135,7 @@ def constants(transformer: hs.Transformer, n: int, asked: Asked) -> tuple[float,
     f, X, module = whole(transformer, n)
     start = time.perf_counter()
     other = torch.Generator().manual_seed(len(asked.starts))
-    bracket = hs.local_lipschitz(f, X, rtol=asked.error / 10, generator=other)
+    bracket = hs.local_lipschitz(f, X, rtol=asked.error / 10, seed=other)
     took = time.perf_counter() - start
     print(f"bracket to {asked.error / 10:.0e}, at 99.9 %: {took:.2f} s, {bracket.products} products")
     truth = float(bracket.lower)

@@ -95,10 +95,10 @@ def measure(*atoms, A=LINE, lower=165.8):
     return _record(ask, MeasuresAnswer(lower=lower, atoms=found))
 
 
-def piece(layer, part, *, lower, typical=0.5, length=16, model="minilm", w=0):
+def piece(layer, part, *, lower, blocks=1, typical=0.5, length=16, model="minilm", w=0):
     """Return the constant of some blocks at a window."""
     window = Window(digest="d", length=length, index=w)
-    ask = WholeAsk(model=model, layer=layer, map=part, window=window)
+    ask = WholeAsk(model=model, layer=layer, map=part, window=window, blocks=blocks)
     return _record(ask, TextAnswer(lower=lower, upper=1.001 * lower, typical=typical))
 
 
@@ -107,9 +107,11 @@ def pieces(blocks=(4.0, 10.0, 5.0), *, together=(4.0, 6.0, 7.0), onward=(7.0, 9.
     found = []
     for layer, (block, to, rest) in enumerate(zip(blocks, together, onward, strict=True)):
         found.append(piece(layer, "block", lower=block, **place))
-        found.append(piece(0, f"to:{layer}", lower=to, **place))
-        found.append(piece(layer, f"from:{layer}", lower=rest, **place))
-    return found
+        if layer < len(blocks) - 1:
+            found.append(piece(0, f"to:{layer}", lower=to, **place))
+        if layer > 0:
+            found.append(piece(layer, f"from:{layer}", lower=rest, **place))
+    return [*found, piece(0, "model", lower=onward[0], blocks=len(blocks), **place)]
 
 
 def attacks(*, lower=4.0, ceiling=50.0, eps=(0.1, 1.0, 10.0), layers=2):

@@ -26,12 +26,12 @@ def reviews():
 
 @pytest.mark.untyped
 def test_arrays_and_lists_are_tokens_in_the_numbers_of_the_map(rng):
-    f = hs.Attention.random(heads=2, d=4, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, seed=rng)
     X = torch.randn(3, 4, generator=rng)
-    expected, gain = hs.local_lipschitz(f, X, generator=rng).lower, hs.attack(f, X, eps=0.1, budget=20).gain
+    expected, gain = hs.local_lipschitz(f, X, seed=rng).lower, hs.attack(f, X, eps=0.1, budget=20).gain
     for given in (X.numpy(), X.numpy().astype(float), X.tolist()):
         assert_close(f(given), f(X))
-        assert_close(hs.local_lipschitz(f, given, generator=rng).lower, expected, rtol=2e-3, atol=0)
+        assert_close(hs.local_lipschitz(f, given, seed=rng).lower, expected, rtol=2e-3, atol=0)
         assert_close(hs.attack(f, given, eps=np.float32(0.1), budget=np.int64(20)).gain, gain)
         assert hs.bounds.local_upper(f, given).value == hs.bounds.local_upper(f, X).value
         assert hs.typical_gain(f, given, samples=4).value > 0

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -37,3 +38,28 @@ def test_a_refusal_about_one_argument_names_it(ask, field):
     with pytest.raises(HowsmoothError) as refusal:
         ask()
     assert refusal.value.field == field
+
+
+def test_a_seed_is_a_number_of_any_kind_or_a_generator():
+    def drawn(seed):
+        return hs.Attention.random(heads=1, d=2, seed=seed).query
+
+    one = drawn(3)
+    assert torch.equal(one, drawn(np.int64(3)))
+    assert torch.equal(one, drawn(torch.Generator().manual_seed(3)))
+    torch.manual_seed(3)
+    assert torch.equal(one, drawn(None))
+    assert not torch.equal(one, drawn(None))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("seed", ["3", 3.0, True, torch.tensor(3), -1, 2**63], ids=repr)
+def test_what_seeds_nothing_is_refused(seed):
+    for ask in (
+        lambda: hs.local_lipschitz(ATTENTION, X, seed=seed),
+        lambda: hs.maximise(ATTENTION, n=3, domain=hs.domains.Ball(1.0), seed=seed),
+        lambda: hs.attack(ATTENTION, X, eps=0.1, seed=seed),
+    ):
+        with pytest.raises(HowsmoothError, match="seed must be") as refusal:
+            ask()
+        assert refusal.value.field == "seed"

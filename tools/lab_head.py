@@ -137,8 +137,8 @@ def described(best: Shown, words: list[str]) -> dict[str, Any]:
         "pair": [row.tolist() for row in pair.tokens[:3]],
         "pair_value": pair.value,
         "whole_value": best.whole,
-        "text_value": float(hs.local_lipschitz(best.head, best.X, generator=generator).lower),
-        "text_typical": float(hs.typical_gain(best.head, best.X, generator=generator).value),
+        "text_value": float(hs.local_lipschitz(best.head, best.X, seed=generator).lower),
+        "text_typical": float(hs.typical_gain(best.head, best.X, seed=generator).value),
     }
 
 

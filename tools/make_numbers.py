@@ -137,8 +137,8 @@ def whole() -> Numbers:
     ]
     return {
         "product": {"mean": 10 ** depths[-1].log_product, "least": min(products), "most": max(products)},
-        "whole": {**spread([lower["from:0", 0, w] for w in windows]), "mean": depths[0].onward},
-        "typical": {**spread([typical["from:0", w] for w in windows]), "mean": _value(depths[0].typical_onward)},
+        "whole": {**spread([lower["model", 0, w] for w in windows]), "mean": depths[0].onward},
+        "typical": {**spread([typical["model", w] for w in windows]), "mean": _value(depths[0].typical_onward)},
         "block": ends([d.block for d in depths]),
         "table": table,
         "layer_2": [depths[2].block, depths[2].to / depths[1].to],
@@ -162,8 +162,8 @@ def gains(activations: Any, layer: int, name: str) -> dict[str, float]:
 
     f, X = activations.at(layer, name)
     generator = torch.Generator().manual_seed(0)
-    worst = hs.local_lipschitz(f, X, generator=generator).lower
-    typical = hs.typical_gain(f, X, samples=64, generator=generator).value
+    worst = hs.local_lipschitz(f, X, seed=generator).lower
+    typical = hs.typical_gain(f, X, samples=64, seed=generator).value
     sizes = X.flatten(1).norm(dim=1) / f(X).flatten(1).norm(dim=1)
     return {
         "worst": float(worst.mean()),
@@ -215,7 +215,7 @@ def minilm_64() -> Numbers:
     }
     shares = []
     for layer in (2, 4):
-        estimate = hs.local_lipschitz(*activations.at(layer), generator=torch.Generator().manual_seed(0))
+        estimate = hs.local_lipschitz(*activations.at(layer), seed=0)
         shares.append(100 * float(torch.stack([one.token_sensitivity.max() for one in estimate]).mean()))
     found["largest_token_percent"] = shares
     found["steps"] = finite_steps(activations)
@@ -231,7 +231,7 @@ def finite_steps(activations: Any) -> list[list[float]]:
 
     f, X = activations.at(4)
     size, there = X.flatten(1).norm(dim=1), f(X).flatten(1).norm(dim=1)
-    worst = hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(0)).direction
+    worst = hs.local_lipschitz(f, X, seed=0).direction
     noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
     noise = noise / noise.flatten(1).norm(dim=1)[:, None, None]
 
@@ -509,7 +509,7 @@ def start() -> Numbers:
 
     torch.manual_seed(0)
     f = hs.Attention.single_head(A=torch.randn(8, 8), V=torch.randn(8, 8), causal=True)
-    estimate = hs.local_lipschitz(f, torch.randn(64, 8), generator=torch.Generator().manual_seed(0))
+    estimate = hs.local_lipschitz(f, torch.randn(64, 8), seed=0)
     shown = f"{estimate}"  # rounded outwards
     return {"bracket": [float(end) for end in re.findall(r"\d+\.\d+", shown)[:2]], "outputs": {"estimate": shown}}
 
@@ -536,8 +536,6 @@ def jump() -> Numbers:
 @run("hs.bounds.local_upper, hs.bounds.neighbourhood_upper and hs.maximise at a window of MiniLM")
 def at_text() -> Numbers:
     """Bounds at one input and around it, over what is measured and attained there."""
-    import torch
-
     import howsmooth as hs
 
     found: Numbers = {"local": [], "ball": []}
@@ -546,7 +544,7 @@ def at_text() -> Numbers:
         cells = []
         for layer in (0, 2, 4):
             f, (X,) = activations.at(layer)
-            constant = hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(0)).lower.item()
+            constant = hs.local_lipschitz(f, X, seed=0).lower.item()
             cells.append([hs.bounds.local_upper(f, X, rows=rows).value / constant for rows in (False, True)])
         ratios = {"without": [cell[0] for cell in cells], "with": [cell[1] for cell in cells]}
         found["local"].append({"cells": cells, **ratios})
@@ -556,7 +554,7 @@ def at_text() -> Numbers:
         for layer in (0, 2, 4):
             f, (X,) = activations.at(layer)
             ball = hs.domains.Neighbourhood(X, eps)
-            attained = hs.maximise(f, n=12, domain=ball, starts=4, steps=60, generator=torch.Generator().manual_seed(0))
+            attained = hs.maximise(f, n=12, domain=ball, starts=4, steps=60, seed=0)
             row.append(hs.bounds.neighbourhood_upper(f, X, eps=eps).value / attained.value)
         found["ball"].append(row)
     return found

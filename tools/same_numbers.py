@@ -86,12 +86,12 @@ def seeded() -> torch.Generator:
 
 
 def interval(f: Any, X: torch.Tensor) -> list[float]:
-    found = hs.local_lipschitz(f, X, generator=seeded())
+    found = hs.local_lipschitz(f, X, seed=seeded())
     return [float(found.lower), float(found.upper)]
 
 
 def typical(f: Any, X: torch.Tensor) -> list[float]:
-    return [float(hs.typical_gain(f, X, generator=seeded()).value)]
+    return [float(hs.typical_gain(f, X, seed=seeded()).value)]
 
 
 def value(bound: str, *arguments: Any, **options: Any) -> list[float]:
@@ -99,7 +99,7 @@ def value(bound: str, *arguments: Any, **options: Any) -> list[float]:
 
 
 def bracket(f: Any, n: int, radius: float) -> list[float]:
-    found = hs.bracket(f, n=n, radius=radius, generator=seeded())
+    found = hs.bracket(f, n=n, radius=radius, seed=seeded())
     return [found.lower.value, found.upper.value]
 
 

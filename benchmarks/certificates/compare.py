@@ -76,7 +76,7 @@ def ours(module: Any, chosen: list[Row], into: Path) -> None:
             continue
         began = time.process_time()
         certifier, generator = SentenceCertifier(f, X[0]), torch.Generator().manual_seed(0)
-        radii = [certifier.radius((word,), p=2, generator=generator) for word in left]
+        radii = [certifier.radius((word,), p=2, seed=generator) for word in left]
         seconds, memory = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         for word, radius in zip(left, radii, strict=True):
             row = {"sentence": sentence["number"], "word": word, "radius": radius.certified}

@@ -47,13 +47,13 @@ def evaluate(model: Any, task: Task, *, sentences: int, swaps: int, generator: t
     network, X = there.at(0, "classes")
     scores = network(X)[:, 0]
     right = scores.argmax(-1) == labels
-    moved = attack(network, X, eps=EPS, method="pgd", budget=PASSES, generator=generator)
+    moved = attack(network, X, eps=EPS, method="pgd", budget=PASSES, seed=generator)
     sign = 1.0 - 2.0 * labels.to(X.dtype)
 
     def other_side(Y: Tensor) -> Tensor:
         return sign * (Y[..., 0, 1] - Y[..., 0, 0])
 
-    turned = attack(network, X, eps=EPS, method="pgd", budget=PASSES, target=other_side, generator=generator)
+    turned = attack(network, X, eps=EPS, method="pgd", budget=PASSES, target=other_side, seed=generator)
     after = network(X + turned.perturbation)[:, 0].argmax(-1)
     return ClassifierScores(
         accuracy=_accuracy(model, task),
@@ -80,7 +80,7 @@ def _accuracy(model: Any, task: Task) -> float:
 
 
 def _mean_constant(f: Any, X: Tensor, generator: torch.Generator) -> float:
-    found = local_lipschitz(f, X, rtol=0.01, generator=generator).lower.double()
+    found = local_lipschitz(f, X, rtol=0.01, seed=generator).lower.double()
     return float(found.clamp_min(1e-12).log().mean().exp())
 
 

@@ -112,7 +112,7 @@ def together() -> alt.LayerChart:
     colours = {"heads added up": ORANGE, "heads together": BLUE, "found": INK}
     rows: Rows = []
     for heads in (1, 2, 3, 4, 6, 8, 12, 16):
-        f = hs.Attention.random(heads=heads, d=64, k=8, generator=torch.Generator().manual_seed(heads))
+        f = hs.Attention.random(heads=heads, d=64, k=8, seed=torch.Generator().manual_seed(heads))
         ball = {"n": 32, "radius": 20.0}
         bracket = hs.bracket(f, **ball)
         added = sum(hs.bounds.sharp_upper(f.head(h), **ball).value for h in range(heads))
@@ -123,7 +123,7 @@ def together() -> alt.LayerChart:
 
 def local() -> alt.LayerChart:
     rng = torch.Generator().manual_seed(0)
-    f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, seed=rng)
     X = torch.randn(32, 16, dtype=torch.float64, generator=rng)
     rows = []
     for scale in spaced(0.05, 30, 40):
@@ -151,7 +151,7 @@ def neighbourhood() -> alt.LayerChart:
     for eps in spaced(0.01, 1, 9):
         for per_token in (False, True):
             domain = hs.domains.Neighbourhood(X, eps=eps, per_token=per_token)
-            found = hs.maximise(f, n=8, domain=domain, starts=4, steps=60, generator=rng)
+            found = hs.maximise(f, n=8, domain=domain, starts=4, steps=60, seed=rng)
             kind = "Theorem 5, per token" if per_token else "Theorem 5, total"
             dots.append({"x": eps, "y": found.value, "kind": kind})
     colours = {"Theorem 5, total": BLUE, "Theorem 5, per token": ORANGE}

@@ -37,8 +37,8 @@ def rows(transformer: hs.Transformer) -> list[dict[str, float | str]]:
     layers, generator, found = len(transformer.layers), torch.Generator().manual_seed(0), []
     for layer in range(layers - 1):
         f, X = activations.at(layer + 1, f"from:{layer + 1}")
-        typical = hs.typical_gain(f, X, samples=SAMPLES, generator=generator).value
-        worst = hs.local_lipschitz(f, X, rtol=0.01, generator=generator).lower
+        typical = hs.typical_gain(f, X, samples=SAMPLES, seed=generator).value
+        worst = hs.local_lipschitz(f, X, rtol=0.01, seed=generator).lower
         for bits in BITS:
             other = copy.deepcopy(transformer.module)
             other.encoder.layer[layer] = rounded(transformer.module.encoder.layer[layer], bits)

@@ -38,7 +38,7 @@ def worst(f: Any, n: int, radius: float) -> hs.Witness | None:
     """Search a ball; none where a mechanism cannot be computed at some input."""
     generator = torch.Generator().manual_seed(0)
     try:
-        return hs.maximise(f, n=n, domain=hs.domains.Ball(radius), steps=STEPS, generator=generator)
+        return hs.maximise(f, n=n, domain=hs.domains.Ball(radius), steps=STEPS, seed=generator)
     except HowsmoothError:
         return None
 
@@ -137,13 +137,13 @@ def split() -> None:
             f = head(kind, seed, d=2)
             mu = hs.transport.DiscreteMeasure(3 * torch.randn(4, 2, dtype=F64, generator=generator))
             try:
-                found = hs.splitting(f, mu, generator=generator)
+                found = hs.splitting(f, mu, seed=generator)
             except HowsmoothError:
                 continue
             ratios.append(found.split / found.move if found.move > 0 else math.inf)
             if found.splits and found.decided:
                 splits += 1
-                attack = hs.split_attack(f, mu, eps=ATTACK, generator=generator)
+                attack = hs.split_attack(f, mu, eps=ATTACK, seed=generator)
                 true.append(attack.split_ratio / attack.move_ratio)
         gain = f"{max(true):.2f}" if true else "—"
         print(

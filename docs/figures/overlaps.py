@@ -16,7 +16,7 @@ def main(model: str = "minilm", length: int = 16) -> None:
     before = None
     for layer in range(len(transformer.layers)):
         f, X = activations.at(layer, "block")
-        found = hs.local_lipschitz(f, X, rtol=1e-4, generator=generator)
+        found = hs.local_lipschitz(f, X, rtol=1e-4, seed=generator)
         if before is not None:
             overlap = float((before * found.direction).sum().abs())
             print(f"blocks {layer - 1} and {layer}: overlap {overlap:.3f}, by chance {X[0].numel() ** -0.5:.3f}")

@@ -11,7 +11,7 @@ import torch
 import howsmooth as hs
 
 generator = torch.Generator().manual_seed(0)
-f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, generator=generator)
+f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, seed=generator)
 X = 0.5 * torch.randn(8, 16, dtype=torch.float64, generator=generator)
 here = hs.local_lipschitz(f, X)
 print(here)

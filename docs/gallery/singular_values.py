@@ -16,7 +16,7 @@ activations = model.activations(torch.tensor([model.tokenizer.encode(sentence)])
 rows = []
 for layer in (0, 2, 4):
     f, X = activations.at(layer)
-    found = hs.singular_values(f.jacobian(X[0]), k=10, rtol=1e-2, generator=torch.Generator().manual_seed(0))
+    found = hs.singular_values(f.jacobian(X[0]), k=10, rtol=1e-2, seed=0)
     print(f"layer {layer}:", found)
     rows += [{"i": i, "value": v, "layer": layer} for i, v in enumerate(found.values.tolist(), start=1)]
 

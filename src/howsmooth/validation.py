@@ -1,13 +1,33 @@
 """What howsmooth accepts as tokens and as weights; every refusal says what to do."""
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, ShapeError
+from howsmooth.errors import AssumptionError, DeviceError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.torch_internals import is_batched
+
+# What seeds whatever is random, in every function that users call: a whole number, or a generator to draw from.
+Seed = SupportsIndex | torch.Generator
+
+
+def generator_from(seed: Seed | None) -> torch.Generator:
+    """Return the generator that a seed stands for: a new one for a number, torch's global one for none.
+
+    Raises:
+        DtypeError: If it is neither.
+        AssumptionError: If it is a number that seeds nothing.
+    """
+    if seed is None or isinstance(seed, torch.Generator):
+        return torch.default_generator if seed is None else seed
+    if not isinstance(seed, SupportsIndex) or isinstance(seed, bool | Tensor):
+        raise DtypeError(f"seed must be a whole number or a torch.Generator, got {type(seed).__name__}.", field="seed")
+    number = seed.__index__()
+    if not 0 <= number < 2**63:
+        raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {number}.", field="seed")
+    return torch.Generator().manual_seed(number)
 
 
 def argument(name: str) -> str | None:

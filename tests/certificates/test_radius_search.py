@@ -209,11 +209,11 @@ def test_seconds_are_those_that_have_passed(rng):
 def test_slack_is_named_where_something_is_proven(rng):
     f, X = network(rng)
     certifier, generator = SentenceCertifier(f, X), torch.Generator().manual_seed(0)
-    found = certifier.radius([0], p=2.0, generator=generator)
+    found = certifier.radius([0], p=2.0, seed=generator)
     assert found.certified > 0
     assert found.slack in certifier.table.groups
     beyond_floats = hs.maps.MLP(up=1e200 * gaussian(rng, 3, 3), down=1e200 * gaussian(rng, 3, 3))
-    nothing = SentenceCertifier(hs.maps.Chain(*f.maps[:-1], beyond_floats), X).radius([0], p=2.0, generator=generator)
+    nothing = SentenceCertifier(hs.maps.Chain(*f.maps[:-1], beyond_floats), X).radius([0], p=2.0, seed=generator)
     assert (nothing.certified, nothing.slack) == (0, None)
 
 

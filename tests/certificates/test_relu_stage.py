@@ -140,10 +140,10 @@ def test_a_table_for_a_word_proves_no_less_than_that_of_the_sentence(monkeypatch
     # the same network with rectified units
     f = _rectified(f)
     certifier, rng = SentenceCertifier(f, X[0]), torch.Generator().manual_seed(0)
-    found = certifier.radius([2], p=2.0, generator=rng)
+    found = certifier.radius([2], p=2.0, seed=rng)
     monkeypatch.setattr("howsmooth.certificates.radius_search.ROUNDS", 0)
     monkeypatch.setattr("howsmooth.certificates.radius_search.SECOND_ORDER_ROUNDS", 0)
-    before = certifier.radius([2], p=2.0, generator=rng)
+    before = certifier.radius([2], p=2.0, seed=rng)
     assert found.certified > 1.02 * before.certified > 0
     assert found.linear == before.linear
     assert found.certified <= found.attacked

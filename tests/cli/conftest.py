@@ -21,7 +21,7 @@ def matrices(rng):
 @pytest.fixture
 def layer(rng):
     """Two heads of four dimensions on tokens of eight."""
-    return hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    return hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_a_figure_is_run_drawn_and_told_and_the_second_time_nothing_is_left_to_d
     ("arguments", "said"),
     [
         (("regime",), "there is no figure 'regime'; did you mean regimes?"),
+        (("regimes", "nope"), "'nope' is no figure, and as a model it has no part in regimes; figures are real, "),
         (("no/such/model", "real"), "no/such/model"),
         (("regimes", "--out", "file"), "'file' cannot be a folder"),
     ],

@@ -78,3 +78,23 @@ def test_what_the_front_door_measures_can_be_drawn():
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert {"Measurement", "Comparison"} <= set(shown.split())
+
+
+# called by searches and attacks on objects of users, with a generator that goes on
+DRAWN_FROM = {f"{name}.draw" for name in ("Ball", "Domain", "LayerNormImage", "Metric", "Neighbourhood", "Sphere")}
+
+
+def test_whatever_is_random_takes_a_seed():
+    named = {}
+    for stub in STUBS:
+        for name in package(stub).__all__:
+            found = getattr(package(stub), name)
+            if inspect.isclass(found):
+                methods = inspect.getmembers(found, lambda at: inspect.isfunction(at) or inspect.ismethod(at))
+                named |= {f"{name}.{method}": at for method, at in methods if method[0] != "_" or method == "__init__"}
+            elif inspect.isfunction(found):
+                named[name] = found
+    others = {"generator", "rng", "random_state"}
+    drawing = {name: set(inspect.signature(at).parameters) for name, at in named.items()}
+    assert {name for name, parameters in drawing.items() if parameters & others} == DRAWN_FROM
+    assert sum("seed" in parameters for parameters in drawing.values()) > 20

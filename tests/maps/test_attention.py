@@ -28,7 +28,7 @@ def test_a_batch_is_mapped_sequence_by_sequence(case, rng):
 
 
 def test_padding_differs_from_sequence_to_sequence(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X = torch.randn(2, 5, 6, dtype=torch.float64, generator=rng)
     padding = torch.tensor([[True] * 5, [True, True, True, False, False]])
     padded = hs.Attention(
@@ -87,7 +87,7 @@ def test_queries_keys_and_values_are_those_that_the_map_attends_with(rng):
 
 
 def test_integer_weights_are_repeated_tokens(rng):
-    g = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    g = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X = torch.randn(4, 6, dtype=torch.float64, generator=rng)
     counts = torch.tensor([1, 3, 2, 1])
     weighted = hs.Attention(query=g.query, key=g.key, value=g.value, output=g.output, weights=counts.double())
@@ -248,7 +248,7 @@ def test_per_head_takes_a_batch_of_sequences_on_an_axis_before_the_heads(rng):
 
 
 def test_permuting_the_tokens_permutes_the_output(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     X, order = gaussian(rng, 9, 4), torch.randperm(9, generator=rng)
     assert_close(f(X[order]), f(X)[order])
     assert_close(f.jacobian(X[order]).jvp(X[order].sin()), f.jacobian(X).jvp(X.sin())[order])
@@ -289,7 +289,7 @@ def test_forward_values_are_differentiable_too(rng):
 
 
 def test_random_attention_is_reproducible_and_has_the_shapes_asked_for():
-    make = lambda s: hs.Attention.random(heads=3, d=6, k=5, causal=True, generator=torch.Generator().manual_seed(s))  # noqa: E731
+    make = lambda s: hs.Attention.random(heads=3, d=6, k=5, causal=True, seed=torch.Generator().manual_seed(s))  # noqa: E731
     one, two, other = make(0), make(0), make(1)
     assert one.query.shape == (3, 5, 6)
     assert torch.equal(one.query, two.query)

@@ -254,7 +254,7 @@ def test_causal_and_positions_together_are_refused(rng):
 
 
 def test_an_empty_batch_is_refused(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     X = torch.zeros(0, 5, 4).double()
     for ask in (f, f.jacobian, lambda Z: hs.local_lipschitz(f, Z)):
         with pytest.raises(HowsmoothError):
@@ -262,7 +262,7 @@ def test_an_empty_batch_is_refused(rng):
 
 
 def test_perturbations_of_another_dtype_are_refused(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     operator = f.jacobian(gaussian(rng, 5, 4))
     for product in (operator.jvp, operator.vjp):
         with pytest.raises(DtypeError):
@@ -270,7 +270,7 @@ def test_perturbations_of_another_dtype_are_refused(rng):
 
 
 def test_half_precision_tokens_and_double_weights_are_mixed_dtypes(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     with pytest.raises(DtypeError):
         hs.local_lipschitz(f, gaussian(rng, 5, 4).half())
 

@@ -60,7 +60,7 @@ BUDGETS = [2**30, 2 * 300 * 300 * 8, 300 * 300 * 8, 10_000, 1, 0]
 
 
 def test_the_memory_budget_does_not_change_the_products(rng):
-    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=torch.float64, seed=rng)
     X, E = gaussian(rng, 2, 300, 6), gaussian(rng, 2, 300, 6)
     expected = f.jacobian(X)
     for memory in BUDGETS:
@@ -113,7 +113,7 @@ def test_gradients_of_the_jvp_are_right_for_sequences_longer_than_a_tile(rng, me
 
 
 def test_a_jacobian_keeps_its_point_when_the_tokens_are_overwritten_later(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     X, E = gaussian(rng, 5, 4), gaussian(rng, 5, 4)
     for memory in MEMORIES:
         Z = X.clone()

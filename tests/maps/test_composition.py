@@ -11,7 +11,7 @@ import howsmooth as hs
 
 def test_a_chain_applies_the_first_map_first(rng):
     norm = hs.maps.LayerNorm(gain=torch.randn(8, generator=rng))
-    attention = hs.Attention.random(heads=2, d=8, generator=rng)
+    attention = hs.Attention.random(heads=2, d=8, seed=rng)
     X = torch.randn(5, 8, generator=rng)
     assert_close(hs.maps.Chain(norm, attention)(X), attention(norm(X)))
     assert_close(hs.maps.Residual(attention)(X), X + attention(X))
@@ -19,7 +19,7 @@ def test_a_chain_applies_the_first_map_first(rng):
 
 def test_a_composition_changes_dtype_as_a_whole(rng):
     block = hs.maps.Residual(
-        hs.maps.Chain(hs.maps.RMSNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng))
+        hs.maps.Chain(hs.maps.RMSNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, seed=rng))
     )
     X = torch.randn(5, 8, dtype=torch.float64, generator=rng)
     assert block.to(torch.float64)(X).dtype == torch.float64
@@ -40,7 +40,7 @@ def columns(operator):
 
 
 def make_compositions(rng, d=4):
-    f = hs.Attention.random(heads=2, d=d, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=d, causal=True, dtype=torch.float64, seed=rng)
     first, last = (
         hs.maps.LayerNorm(gain=gaussian(rng, d), bias=gaussian(rng, d)),
         hs.maps.RMSNorm(gain=gaussian(rng, d)),
@@ -75,7 +75,7 @@ def test_compositions_are_maps_with_a_jacobian(rng, name):
     for matrix in columns(composed.jacobian(X)):
         assert_close(matrix, J)
     truth = torch.linalg.matrix_norm(J, ord=2)
-    estimate = hs.local_lipschitz(composed, X, generator=rng)
+    estimate = hs.local_lipschitz(composed, X, seed=rng)
     assert estimate.lower <= truth * (1 + 1e-10)
     assert estimate.upper >= truth * (1 - 1e-10)
 
@@ -97,14 +97,14 @@ def test_the_norm_of_a_linear_chain_is_that_of_the_product(rng):
     zero = torch.zeros(3, 3).double()
     U, V, X = gaussian(rng, 3, 3), gaussian(rng, 3, 3), gaussian(rng, 6, 3)
     f, g = hs.Attention.single_head(A=zero, V=U), hs.Attention.single_head(A=zero, V=V)  # averages, then U, V
-    estimate = hs.local_lipschitz(hs.maps.Chain(f, g), X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(hs.maps.Chain(f, g), X, rtol=1e-9, seed=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(V @ U, ord=2))
-    twice = hs.local_lipschitz(hs.maps.Residual(f), X, rtol=1e-9, generator=rng)
+    twice = hs.local_lipschitz(hs.maps.Residual(f), X, rtol=1e-9, seed=rng)
     assert_close(twice.lower, torch.linalg.matrix_norm(torch.eye(3).double() + U, ord=2).clamp(min=1))
 
 
 def test_products_of_compositions_are_differentiable(rng):
-    f = hs.Attention.random(heads=1, d=2, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=1, d=2, dtype=torch.float64, seed=rng)
     X, E, gain = gaussian(rng, 3, 2), gaussian(rng, 3, 2), gaussian(rng, 2)
 
     def product(Z, alpha, query):
@@ -169,7 +169,7 @@ def test_the_value_of_a_composition_comes_with_its_derivative(rng):
 
 
 def test_a_map_of_anybody_else_is_evaluated_once(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     mine = Counting(f)
     X, E = gaussian(rng, 5, 4), gaussian(rng, 5, 4)
     chain = hs.maps.Chain(hs.maps.Residual(mine), hs.maps.Sum(f, f))
@@ -180,7 +180,7 @@ def test_a_map_of_anybody_else_is_evaluated_once(rng):
 @pytest.mark.parametrize(("memory", "kept"), [(6 * 2 * 25 * 8, True), (6 * 2 * 25 * 8 - 1, False)])
 def test_all_attention_maps_share_the_memory(memory, kept, rng):
     # six layers of two heads and 5 × 5 weights; one byte less, and none of them has enough
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     chain = hs.maps.Chain(
         hs.maps.Residual(hs.maps.Chain(f, f)), hs.maps.Sum(f, f), hs.maps.Dense(weight=gaussian(rng, 4, 4)), f, f
     )

@@ -194,7 +194,7 @@ def test_compression_keeps_every_singular_value(rng):
 
 
 def test_wide_layers_are_not_compressed(rng):
-    f = hs.Attention.random(heads=2, d=8, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, seed=rng)
     J = f.jacobian(torch.randn(5, 8, generator=rng))
     same, embed = J.compress()
     E = torch.randn(5, 8, generator=rng)
@@ -227,7 +227,7 @@ def test_a_constant_perturbation_sees_the_attention_covariance(rng):
 
 
 def test_a_batch_of_weights_fits_the_memory_budget_or_is_rebuilt(rng):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X = torch.randn(3, 5, 8, dtype=torch.float64, generator=rng)
     need = 3 * 2 * 5 * 5 * 8
     assert f.jacobian(X, memory=need).pattern.kept is not None
@@ -235,7 +235,7 @@ def test_a_batch_of_weights_fits_the_memory_budget_or_is_rebuilt(rng):
 
 
 def test_rebuilt_weights_keep_their_digits_at_large_scores(rng):
-    f = hs.Attention.random(heads=2, d=16, generator=rng)
+    f = hs.Attention.random(heads=2, d=16, seed=rng)
     X = 100 * torch.randn(12, 16, generator=rng)
     E = torch.randn(12, 16, generator=rng)
     assert torch.equal(f.jacobian(X, memory=0).jvp(E), f.jacobian(X).jvp(E))
@@ -340,7 +340,7 @@ def test_measuring_does_not_change_its_inputs(rng):
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_float32_products_stay_close_to_float64_at_saturated_scores(rng, memory):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X, E = gaussian(rng, 40, 8) * 30, gaussian(rng, 40, 8)
     exact = f.jacobian(X, memory=memory).jvp(E)
     # scores of size s carry errors s·2⁻²⁴ into the exponent
@@ -475,7 +475,7 @@ def test_saturated_attention_is_exact_in_float32(radius, memory):
 
 
 def test_float32_products_at_saturation_are_as_accurate_as_those_of_autograd(rng):
-    f = hs.Attention.random(heads=2, d=16, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=16, dtype=torch.float64, seed=rng)
     X, E = gaussian(rng, 32, 16) * 300, gaussian(rng, 32, 16)
     exact = f.jacobian(X).jvp(E)
     single = f.to(torch.float32)

@@ -42,13 +42,13 @@ def test_a_head_alone_moves_with_the_queries_of_all(case, rng):
         (picked,) = together.take(torch.tensor([h])).jvp(E[None])
         assert_close(picked.flatten(), J @ E.flatten())
         # and so it does not matter that its own projections are fewer than the coordinates of a token
-        assert_close(hs.local_lipschitz(alone, X, rtol=1e-9, generator=rng).lower, torch.linalg.matrix_norm(J, 2))
+        assert_close(hs.local_lipschitz(alone, X, rtol=1e-9, seed=rng).lower, torch.linalg.matrix_norm(J, 2))
 
 
 def test_a_narrow_head_is_not_restricted_to_its_own_projections(rng):
     f = layer(gauss, heads=3, k=1, v=1, query_norm=hs.maps.RMSNorm(gain=gauss(3), eps=0.1))
     X = gauss(N, D)
-    estimate = hs.local_lipschitz(f.head(1), X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(f.head(1), X, rtol=1e-9, seed=rng)
     assert_close(estimate.lower, constant(by_definition(f, 1), X))
 
 

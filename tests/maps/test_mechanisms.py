@@ -153,7 +153,7 @@ def test_cutting_an_atom_changes_nothing(kind, rng):
 @pytest.mark.parametrize("layer", EACH, ids=str)
 def test_constants_are_those_of_the_dense_jacobian(layer, rng):
     f, X = layer.build(first())
-    found = hs.local_lipschitz(f, X, generator=rng)
+    found = hs.local_lipschitz(f, X, seed=rng)
     largest = float(top(dense_jacobian(plain(f), X)))
     assert found.lower <= largest * (1 + 1e-9)
     assert found.upper >= largest * (1 - 1e-9)

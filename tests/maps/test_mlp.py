@@ -37,13 +37,13 @@ def test_a_matrix_is_a_map_on_tokens_and_an_operator_on_vectors(rng):
     assert_close(both(X), X @ W.mT + b)
     assert_close(both.jvp(X[0]), W @ X[0])
     top = torch.linalg.matrix_norm(W, ord=2)
-    for found in (hs.spectral_norm(both, rtol=1e-9, generator=rng), hs.local_lipschitz(both, X, rtol=1e-9)):
+    for found in (hs.spectral_norm(both, rtol=1e-9, seed=rng), hs.local_lipschitz(both, X, rtol=1e-9)):
         assert_close(found.lower, top, rtol=1e-8, atol=0)
 
 
 def test_a_batch_of_matrices_is_an_operator_and_no_map(rng):
     many = hs.maps.Dense(gaussian(rng, 4, 5, 6))
-    assert hs.spectral_norm(many, generator=rng).lower.shape == (4,)
+    assert hs.spectral_norm(many, seed=rng).lower.shape == (4,)
     with pytest.raises(hs.errors.ShapeError, match="one matrix that is not empty"):
         many(gaussian(rng, 3, 6))
 
@@ -159,7 +159,7 @@ def test_feed_forward_maps_change_dtype(rng):
 
 def test_the_constant_of_a_linear_layer_is_the_norm_of_its_matrix(rng):
     W = gaussian(rng, 5, 6)
-    estimate = hs.local_lipschitz(hs.maps.Dense(weight=W), gaussian(rng, 3, 6), rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(hs.maps.Dense(weight=W), gaussian(rng, 3, 6), rtol=1e-9, seed=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(W, 2))
 
 

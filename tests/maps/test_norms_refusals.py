@@ -126,7 +126,7 @@ def test_a_residual_does_not_broadcast(rng):
 
 
 def test_a_chain_of_mixed_dtypes_is_refused_when_called(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     with pytest.raises(DtypeError):
         hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(4)), f)(gaussian(rng, 5, 4))
 

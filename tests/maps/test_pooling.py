@@ -28,7 +28,7 @@ def test_only_real_tokens_are_taken(rng):
 
 
 def test_the_constant_of_the_mean_is_one_over_the_root_of_the_length(rng):
-    estimate = hs.local_lipschitz(hs.maps.Pooling.mean(n=9, like=gaussian(rng, 1)), gaussian(rng, 9, 4), generator=rng)
+    estimate = hs.local_lipschitz(hs.maps.Pooling.mean(n=9, like=gaussian(rng, 1)), gaussian(rng, 9, 4), seed=rng)
     assert_close(estimate.lower, torch.tensor(1 / 3).double())
 
 

@@ -55,7 +55,7 @@ def test_a_key_bias_matters_under_rotary_embeddings_and_cancels_without(rng):
 
 
 def test_the_future_does_not_move_the_past_under_a_causal_mask(rng):
-    f = hs.Attention.random(heads=2, d=4, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, causal=True, dtype=torch.float64, seed=rng)
     X, E = gaussian(rng, 200, 4), torch.zeros(200, 4).double()
     E[150] = 1.0
     for memory in MEMORIES:
@@ -65,7 +65,7 @@ def test_the_future_does_not_move_the_past_under_a_causal_mask(rng):
 
 
 def test_a_padded_key_has_no_influence_on_other_tokens(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     padding = torch.tensor([True, True, False, True])
     masked = hs.Attention(
         query=f.query, key=f.key, value=f.value, output=f.output, positions=hs.maps.Positions(padding=padding)

@@ -184,7 +184,7 @@ def test_rotary_settings_that_are_not_finite_are_refused(rng, rotary):
 
 
 def test_a_window_that_is_not_a_whole_number_is_refused(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     with pytest.raises(HowsmoothError):
         hs.Attention(query=f.query, key=f.key, value=f.value, positions=hs.maps.Positions(window=1.5))(
             gaussian(rng, 5, 4)

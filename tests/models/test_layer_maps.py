@@ -156,7 +156,7 @@ def test_the_constant_of_a_block_is_its_dense_jacobians(family, rng):
     transformer = build(family)
     tokens = inputs(family, rng, batch=1, length=3)
     f, X = transformer.activations(tokens).at(1, "block")
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     exact = constant_of(substituted(transformer, tokens, transformer.layers[1].block_path), X)
     slack = 1 + 1e-6  # some norms compute in float32
     assert estimate.lower.item() <= exact.item() * slack
@@ -178,7 +178,7 @@ def test_the_constant_of_a_block_is_its_dense_jacobians(family, rng):
 def test_the_constant_of_a_part_is_its_dense_jacobians(family, name, rng):
     transformer = build(family)
     f, X = transformer.activations(inputs(family, rng, batch=1, length=5)).at(1, name)
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     assert_close(estimate.lower.squeeze(), constant(f, X), rtol=1e-3, atol=0)  # the measurement's own rtol
 
 

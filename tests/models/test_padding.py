@@ -23,7 +23,7 @@ def padded_and_alone(family, rng):
 
 def measured(f, X, rng):
     # of hundreds of brackets none may miss
-    return hs.local_lipschitz(f, X, rtol=1e-6, confidence=1 - 1e-9, generator=rng).lower
+    return hs.local_lipschitz(f, X, rtol=1e-6, confidence=1 - 1e-9, seed=rng).lower
 
 
 def same_operator(padded, alone, rng):
@@ -75,7 +75,7 @@ def test_noise_lives_on_real_tokens(name, rng):
     f, X = padded.at(1, name)
     g, Y = alone.at(1, name)
     exact = dense_by_rows(g, Y).norm() / (REAL * 24) ** 0.5
-    found = hs.typical_gain(f, X, samples=100, generator=rng)
+    found = hs.typical_gain(f, X, samples=100, seed=rng)
     assert found.low[1] <= exact <= found.high[1]
 
 
@@ -83,7 +83,7 @@ def test_padded_tokens_neither_move_nor_answer(rng):
     padded, _alone = padded_and_alone("gpt2", rng)
     for name in ("attention", "residual", "block"):
         f, X = padded.at(1, name)
-        estimate = hs.local_lipschitz(f, X, generator=rng)
+        estimate = hs.local_lipschitz(f, X, seed=rng)
         assert estimate.token_sensitivity[1, REAL:].abs().max() == 0
         assert estimate.token_response[1, REAL:].abs().max() == 0
 

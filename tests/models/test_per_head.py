@@ -30,10 +30,10 @@ def test_heads_in_a_batch_have_the_constants_of_the_heads_one_by_one(family, rng
     transformer = build(family)
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=rng)
     found = transformer.activations(images if family == "vit" else tokens(rng))
-    together = hs.local_lipschitz(*found.per_head(1), rtol=1e-9, max_steps=200, generator=rng)
+    together = hs.local_lipschitz(*found.per_head(1), rtol=1e-9, max_steps=200, seed=rng)
     assert together.lower.shape == (2, 4)
     for h in range(4):
-        alone = hs.local_lipschitz(*found.at(1, f"head:{h}"), rtol=1e-9, max_steps=200, generator=rng)
+        alone = hs.local_lipschitz(*found.at(1, f"head:{h}"), rtol=1e-9, max_steps=200, seed=rng)
         # both stop within rtol of the truth, from different starts
         assert_close(together.lower[:, h], alone.lower, rtol=1e-8, atol=0)
 

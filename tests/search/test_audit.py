@@ -157,8 +157,8 @@ def test_modules_are_audited_without_dropout_and_left_as_they_were():
 
 
 def test_products_are_counted(rng):
-    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=0, generator=rng)
-    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=3, generator=rng)
+    _found, none = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=0, seed=rng)
+    _found, some = maximise_counting(torch.sin, n=2, d=2, domain=hs.domains.Ball(1.0), starts=1, steps=3, seed=rng)
     assert some - none >= 3 * 32 * 10  # three trials of 32 runs, ten products each
 
 

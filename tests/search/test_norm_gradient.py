@@ -14,7 +14,7 @@ def gauss(rng, *shape):
 
 
 def layer(rng, **options):
-    return hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng, **options)
+    return hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng, **options)
 
 
 MAPS = {

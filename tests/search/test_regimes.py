@@ -74,7 +74,7 @@ def test_the_gradient_over_masses_is_that_of_finite_differences(rng):
     from howsmooth.search.measure_search import over_masses
     from howsmooth.search.norm_gradient import norm_gradient
 
-    f = hs.Attention.random(heads=2, d=3, k=2, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=3, k=2, dtype=torch.float64, seed=rng)
     on_measures, domain, _starts, _d = over_masses(f, 4, hs.domains.Ball(2.0), 1)
     X = torch.randn(1, 4, 4, dtype=torch.float64, generator=rng)
     top = hs.local_lipschitz(on_measures, X, rtol=1e-12).direction

@@ -60,7 +60,7 @@ def test_a_sink_starts_where_the_softmax_is_worst():
 
 
 def test_several_heads_with_a_sink_are_searched_from_patterns(rng):
-    f = hs.Attention.random(heads=2, d=2, k=1, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=2, k=1, dtype=torch.float64, seed=rng)
     f = dataclasses.replace(f, sink=torch.zeros(2, dtype=torch.float64))
     (row,) = hs.regimes(f, 1.0, [9]).rows
     assert 0 < row.found <= row.upper.value

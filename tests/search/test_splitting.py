@@ -55,7 +55,7 @@ def random_measure(rng, n, causal, equal) -> hs.transport.DiscreteMeasure:
 )
 def test_the_formula_is_the_constant_of_the_split_measure(rng, heads, causal, k, equal):
     f, mu = random_attention(rng, heads, causal), random_measure(rng, 4, causal, equal)
-    found = hs.splitting(f, mu, rtol=1e-9, generator=rng)
+    found = hs.splitting(f, mu, rtol=1e-9, seed=rng)
     assert_close(found.move, weighted_constant(f, mu))
     assert_close(found.value, weighted_constant(f, mu.split(k)))
     assert found.value == max(found.move, found.split)
@@ -65,7 +65,7 @@ def test_the_formula_is_the_constant_of_the_split_measure(rng, heads, causal, k,
 @pytest.mark.parametrize("k", [2, 3])
 def test_without_weights_it_is_the_duplicated_sequence(rng, k):
     f, X = random_attention(rng, 2, False), torch.randn(4, 3, dtype=torch.float64, generator=rng)
-    found = hs.splitting(f, hs.transport.DiscreteMeasure(X), rtol=1e-9, generator=rng)
+    found = hs.splitting(f, hs.transport.DiscreteMeasure(X), rtol=1e-9, seed=rng)
     assert_close(found.value, float(constant(f, X.repeat_interleave(k, 0))))
 
 
@@ -119,7 +119,7 @@ def test_merging_equal_atoms_does_not_change_the_constants(rng):
 @pytest.mark.slow
 def test_masked_attacks_keep_positions(rng):
     f, mu = random_attention(rng, 2, True), random_measure(rng, 5, True, False)
-    attack = hs.split_attack(f, mu, eps=1e-5, generator=rng)
+    attack = hs.split_attack(f, mu, eps=1e-5, seed=rng)
     assert math.isfinite(attack.split_ratio)
     assert attack.split_ratio == pytest.approx(attack.splitting.split, rel=1e-3)
     assert attack.move_ratio == pytest.approx(attack.splitting.move, rel=1e-3)
@@ -138,7 +138,7 @@ def test_the_cesaro_operator_breaks_the_unmasked_bound():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_atoms_that_see_nothing_else_do_not_split(rng, dtype):
-    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=dtype, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=dtype, seed=rng)
     alone = hs.transport.DiscreteMeasure(
         5 * torch.randn(1, 6, dtype=dtype, generator=rng), None, torch.ones(1, dtype=dtype)
     )
@@ -183,7 +183,7 @@ def test_the_steepest_secant_is_a_ratio_of_distances(rng, causal):
     """Also where the cheapest plan hands the mass on through other atoms, before attention or after it."""
     distance = hs.transport.conditional_wasserstein if causal else hs.transport.wasserstein
     f, mu = random_attention(rng, 1, causal), random_measure(rng, 4, causal, False)
-    found, F = hs.splitting(f, mu, near=False, radius=3.0, rtol=0.1, generator=rng).secant, hs.maps.mean_field(f)
+    found, F = hs.splitting(f, mu, near=False, radius=3.0, rtol=0.1, seed=rng).secant, hs.maps.mean_field(f)
     nu = little_mass_moved(mu, found.atom, found.place)
     assert float(distance(F(mu), F(nu)) / distance(mu, nu)) == pytest.approx(found.slope, rel=1e-3)
 

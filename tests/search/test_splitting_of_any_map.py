@@ -64,7 +64,7 @@ def test_the_formula_is_the_constant_of_the_split_measure(name, rng):
     f = MAPS[name](rng)
     masses = torch.tensor([0.2, 0.5, 0.3], dtype=F64)
     mu = hs.transport.DiscreteMeasure(gauss(rng, 3, 2), masses)
-    found = hs.splitting(f, mu, rtol=1e-9, generator=rng)
+    found = hs.splitting(f, mu, rtol=1e-9, seed=rng)
     assert_close(found.move, brute_force(f, mu, 1), rtol=1e-6, atol=0.0)
     assert_close(found.value, brute_force(f, mu, 2), rtol=1e-6, atol=0.0)
 
@@ -72,7 +72,7 @@ def test_the_formula_is_the_constant_of_the_split_measure(name, rng):
 def test_context_free_maps_never_split(rng):
     mu = hs.transport.DiscreteMeasure(gauss(rng, 4, 2))
     for f in (MAPS["mlp"](rng), hs.maps.RMSNorm(gain=gauss(rng, 2))):
-        found = hs.splitting(f, mu, rtol=1e-9, generator=rng)
+        found = hs.splitting(f, mu, rtol=1e-9, seed=rng)
         assert found.split <= found.move * (1 + 1e-8)
 
 
@@ -80,7 +80,7 @@ def test_a_residual_adds_the_identity_to_both(rng):
     A, V = gauss(rng, 2, 2), gauss(rng, 2, 2)
     mu = hs.transport.DiscreteMeasure(gauss(rng, 3, 2))
     f = hs.Attention.single_head(A=A, V=V)
-    found = hs.splitting(hs.maps.Residual(f), mu, rtol=1e-9, generator=rng)
+    found = hs.splitting(hs.maps.Residual(f), mu, rtol=1e-9, seed=rng)
     P = torch.softmax(mu.points @ A.mT @ mu.points.mT, -1)
     centred = mu.points - (P @ mu.points)[:, None]
     C = torch.einsum("ij,ijd,ije->ide", P, centred, centred)
@@ -93,7 +93,7 @@ def test_a_residual_adds_the_identity_to_both(rng):
 def test_the_attack_attains_the_constants(name, rng):
     f = MAPS[name](rng)
     mu = hs.transport.DiscreteMeasure(gauss(rng, 3, 2))
-    attack = hs.split_attack(f, mu, eps=1e-4, generator=rng)
+    attack = hs.split_attack(f, mu, eps=1e-4, seed=rng)
     assert attack.split_ratio == pytest.approx(attack.splitting.split, rel=1e-2)
     assert attack.move_ratio == pytest.approx(attack.splitting.move, rel=1e-2)
 
@@ -103,9 +103,9 @@ def test_a_little_mass_may_go_far_under_every_map(rng):
     one = torch.ones(1, 1, dtype=F64)
     f = hs.Attention.single_head(A=one, V=one)
     as_function = hs.splitting(
-        lambda x, a: torch.softmax(x @ x.mT + a.log(), -1) @ x, mu, near=False, radius=5.0, generator=rng
+        lambda x, a: torch.softmax(x @ x.mT + a.log(), -1) @ x, mu, near=False, radius=5.0, seed=rng
     )
-    assert hs.splitting(f, mu, near=False, radius=5.0, generator=rng).far == pytest.approx(as_function.far, rel=1e-3)
+    assert hs.splitting(f, mu, near=False, radius=5.0, seed=rng).far == pytest.approx(as_function.far, rel=1e-3)
     assert as_function.far == pytest.approx(1.8186, rel=1e-3)
 
 
@@ -113,7 +113,7 @@ def test_a_little_mass_may_go_far_under_every_map(rng):
 @pytest.mark.parametrize("name", ["l2", "sigmoid", "sinkhorn", "entmax", "sink"])
 def test_worst_measures_are_searched_for_every_mechanism(name, rng):
     f = MAPS[name](rng)
-    found = hs.maximise(f, n=3, domain=hs.domains.Ball(1.0), weights=True, steps=3, generator=rng)
+    found = hs.maximise(f, n=3, domain=hs.domains.Ball(1.0), weights=True, steps=3, seed=rng)
     assert_close(found.value, brute_force(f, found.measure, 1), rtol=1e-3, atol=0.0)
     assert found.trace[-1] >= found.trace[0]
 

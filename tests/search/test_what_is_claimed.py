@@ -61,10 +61,10 @@ def test_neighbours_are_near_in_float32_too(rng, eps, per_token):
 def test_brackets_in_float32_hold_the_constant_of_the_map(size):
     for seed in range(5):
         rng = torch.Generator().manual_seed(seed)
-        f = hs.Attention.random(heads=2, d=6, generator=rng, dtype=torch.float32)
+        f = hs.Attention.random(heads=2, d=6, seed=rng, dtype=torch.float32)
         X = size * torch.nn.functional.normalize(gaussian(rng, 6, 6), dim=-1).float()
         true = truth(f, X)
-        found = hs.local_lipschitz(f, X, rtol=1e-5, confidence=1 - 1e-9, generator=rng)
+        found = hs.local_lipschitz(f, X, rtol=1e-5, confidence=1 - 1e-9, seed=rng)
         assert float(found.lower) <= true <= float(found.upper)
         assert float(found.upper / found.lower) <= 1 + 3e-5
         assert found.lower.dtype == found.direction.dtype == torch.float32
@@ -73,7 +73,7 @@ def test_brackets_in_float32_hold_the_constant_of_the_map(size):
 def test_brackets_in_float64_give_way_to_the_rounding_of_scores():
     for seed in range(10):
         rng = torch.Generator().manual_seed(seed)
-        f = hs.Attention.random(heads=1, d=3, generator=rng, dtype=torch.float64)
+        f = hs.Attention.random(heads=1, d=3, seed=rng, dtype=torch.float64)
         X = 1e4 * (gaussian(rng, 1, 3) + 1e-8 * gaussian(rng, 4, 3))
-        found = hs.local_lipschitz(f, X, rtol=1e-7, confidence=1 - 1e-9, generator=rng)
+        found = hs.local_lipschitz(f, X, rtol=1e-7, confidence=1 - 1e-9, seed=rng)
         assert float(found.lower) <= truth(f, X) <= float(found.upper)

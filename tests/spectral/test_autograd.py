@@ -77,7 +77,7 @@ def test_a_module_is_restored_even_if_it_fails(rng):
 def test_encoder_layers_of_torch_are_measured(rng):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
     X = torch.randn(3, 5, 8, dtype=torch.float64, generator=rng)
-    estimate = hs.local_lipschitz(layer, X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(layer, X, rtol=1e-9, seed=rng)
     assert layer.training
     layer.eval()
     for part, x in zip(estimate, X, strict=True):
@@ -109,7 +109,7 @@ def test_methods_of_modules_are_measured_in_eval_mode(rng):
 def test_half_precision_modules_are_measured_in_single(dtype, rng):
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
     X = torch.randn(5, 4, generator=rng).to(dtype)
-    estimate = hs.local_lipschitz(module, X, rtol=1e-5, generator=rng)
+    estimate = hs.local_lipschitz(module, X, rtol=1e-5, seed=rng)
     exact = torch.linalg.matrix_norm(dense_jacobian(module.double(), X.double()), 2).detach()
     assert float(estimate.lower) == pytest.approx(float(exact), rel=1e-5)
 
@@ -163,7 +163,7 @@ def test_modules_are_measured_as_their_dense_jacobian_in_eval_mode(rng, name):
     X = gaussian(rng, 3, 5, 8)
     truth = torch.stack([top(dense_by_rows(module, x)) for x in X])
     module.train()
-    estimate = hs.local_lipschitz(module, X, generator=rng)
+    estimate = hs.local_lipschitz(module, X, seed=rng)
     assert all(part.training for part in module.modules())
     assert (estimate.lower <= truth * (1 + 1e-10)).all()
     assert (estimate.upper >= truth * (1 - 1e-10)).all()
@@ -222,7 +222,7 @@ def test_measuring_a_module_leaves_no_gradients_and_no_statistics_behind(rng):
 
 def test_gradients_may_be_switched_off_around_the_call(rng):
     module, X = seeded(nn.Linear(8, 8, dtype=torch.float64), rng), gaussian(rng, 5, 8)
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     truth = top(dense_jacobian(f, X))
     with torch.no_grad():
         assert_close(hs.local_lipschitz(module, X).lower, top(module.weight), rtol=1e-3, atol=0)
@@ -231,7 +231,7 @@ def test_gradients_may_be_switched_off_around_the_call(rng):
 
 
 def test_callables_that_return_operators_are_measured(rng):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 5, 8)
     estimate = hs.local_lipschitz(lambda Z: f.jacobian(Z, memory=0), X)
     assert_close(estimate.lower, top(dense_jacobian(f, X)), rtol=1e-3, atol=0)
@@ -239,7 +239,7 @@ def test_callables_that_return_operators_are_measured(rng):
 
 def test_plain_functions_are_measured(rng):
     X = gaussian(rng, 5, 8)
-    estimate = hs.local_lipschitz(lambda Z: torch.cat([Z.sin(), Z.square()], 0)[:, ::2], X, rtol=1e-8, generator=rng)
+    estimate = hs.local_lipschitz(lambda Z: torch.cat([Z.sin(), Z.square()], 0)[:, ::2], X, rtol=1e-8, seed=rng)
     truth = torch.sqrt(X[:, ::2].cos().square() + 4 * X[:, ::2].square()).max()
     assert_close(estimate.lower, truth)
 
@@ -261,7 +261,7 @@ def test_inference_mode_does_not_change_the_measurement(rng):
     module = nn.Linear(8, 8, dtype=torch.float64)
     X = gaussian(rng, 5, 8)
     with torch.inference_mode():
-        estimate = hs.local_lipschitz(module, X, generator=rng)
+        estimate = hs.local_lipschitz(module, X, seed=rng)
     truth = top(module.weight.detach())
     assert estimate.lower <= truth * (1 + 1e-10)
     assert estimate.upper >= truth * (1 - 1e-10)
@@ -284,7 +284,7 @@ class OnceDifferentiable(torch.autograd.Function):
 
 def test_functions_that_cannot_be_differentiated_twice_are_refused(rng):
     with pytest.raises(AssumptionError, match="do not belong to one matrix"):  # and not 0 with the status ZERO
-        hs.local_lipschitz(OnceDifferentiable.apply, gaussian(rng, 5, 8), generator=rng)
+        hs.local_lipschitz(OnceDifferentiable.apply, gaussian(rng, 5, 8), seed=rng)
 
 
 @pytest.mark.slow
@@ -302,5 +302,5 @@ def test_callables_that_return_one_number_are_measured(rng):
 
 def test_modules_that_begin_in_place_are_measured(rng):
     X = gaussian(rng, 5, 8)
-    estimate = hs.local_lipschitz(nn.Sequential(nn.ReLU(inplace=True)), X, generator=rng)
+    estimate = hs.local_lipschitz(nn.Sequential(nn.ReLU(inplace=True)), X, seed=rng)
     assert_close(estimate.lower, torch.tensor(1.0).double(), rtol=1e-3, atol=0)

@@ -11,7 +11,7 @@ import howsmooth as hs
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (3, 25, 25)])
 def test_the_values_are_those_of_the_dense_svd(shape, rng):
     matrix = torch.randn(*shape, dtype=torch.float64, generator=rng)
-    found = hs.singular_values(hs.maps.Dense(matrix), k=5, rtol=1e-6, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrix), k=5, rtol=1e-6, seed=rng)
     exact = torch.linalg.svdvals(matrix)[..., :5]
     assert_close(found.values, exact)
     assert bool((found.values <= exact * (1 + 1e-12)).all())
@@ -19,10 +19,10 @@ def test_the_values_are_those_of_the_dense_svd(shape, rng):
 
 
 def test_the_vectors_are_singular_vectors(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X = torch.randn(8, 6, dtype=torch.float64, generator=rng)
     J = f.jacobian(X)
-    found = hs.singular_values(J, k=4, rtol=1e-8, generator=rng)
+    found = hs.singular_values(J, k=4, rtol=1e-8, seed=rng)
     assert found.right.shape == found.left.shape == (4, 8, 6)
     for sigma, u, v in zip(found.values, found.left, found.right, strict=True):
         assert_close(J.jvp(v), sigma * u)
@@ -34,14 +34,14 @@ def test_the_vectors_are_singular_vectors(rng):
 
 def test_multiple_values_are_found_as_often_as_they_occur(rng):
     op = Diagonal(torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0, 1.0, 0.0, 0.0], dtype=torch.float64))
-    found = hs.singular_values(op, k=8, generator=rng)
+    found = hs.singular_values(op, k=8, seed=rng)
     assert_close(found.values, op.entries)
 
 
 def test_a_compressed_head_gives_its_values(rng):
-    f = hs.Attention.random(heads=8, d=64, dtype=torch.float64, generator=rng).head(2)
+    f = hs.Attention.random(heads=8, d=64, dtype=torch.float64, seed=rng).head(2)
     X = torch.randn(5, 64, dtype=torch.float64, generator=rng)
-    found = hs.singular_values(f.jacobian(X), k=3, rtol=1e-8, generator=rng)
+    found = hs.singular_values(f.jacobian(X), k=3, rtol=1e-8, seed=rng)
     assert found.right.shape == (3, 5, 64)
     assert_close(found.values, torch.linalg.svdvals(dense_jacobian(f, X))[:3])
 
@@ -51,7 +51,7 @@ def test_a_compressed_head_gives_its_values(rng):
 def test_the_largest_singular_values_come_with_vectors(rng, name):
     k = 4
     matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 80)
-    found = hs.singular_values(hs.maps.Dense(matrix), k=k, rtol=1e-6, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrix), k=k, rtol=1e-6, seed=rng)
     truth = torch.linalg.svdvals(matrix)[:k]
     scale = truth[0]
     assert found.values.shape == (k,)
@@ -68,19 +68,19 @@ def test_the_largest_singular_values_come_with_vectors(rng, name):
 
 def test_batched_singular_values_equal_single_ones(rng):
     matrices = gaussian(rng, 3, 12, 9)
-    found = hs.singular_values(hs.maps.Dense(matrices), k=9, rtol=1e-8, generator=rng)
+    found = hs.singular_values(hs.maps.Dense(matrices), k=9, rtol=1e-8, seed=rng)
     assert_close(found.values, torch.linalg.svdvals(matrices), rtol=1e-7, atol=1e-9)
 
 
 def test_singular_values_of_attention_equal_the_dense_ones(rng):
-    f = hs.Attention.random(heads=2, d=4, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, causal=True, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 6, 4)
-    found = hs.singular_values(f.jacobian(X), k=5, rtol=1e-6, generator=rng)
+    found = hs.singular_values(f.jacobian(X), k=5, rtol=1e-6, seed=rng)
     assert_close(found.values, torch.linalg.svdvals(dense_jacobian(f, X))[:5], rtol=1e-6, atol=0)
     assert found.right.shape == (5, 6, 4)
 
 
 def test_a_large_neighbour_in_the_batch_does_not_widen_the_bounds(rng):
     small = torch.tensor([1e-5, 7.8e-6, 1e-7, 1e-8])
-    values = hs.singular_values(hs.maps.Dense(torch.stack((torch.diag(small), 1e6 * torch.eye(4)))), k=2, generator=rng)
+    values = hs.singular_values(hs.maps.Dense(torch.stack((torch.diag(small), 1e6 * torch.eye(4)))), k=2, seed=rng)
     assert float(values.upper[0, 1]) <= 8e-6

@@ -35,9 +35,7 @@ def uppers(spectrum, steps, dtype, confidence, starts=STARTS):
     seed = steps + 100 * (dtype == torch.float32)  # other starts in other numbers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hs.errors.ConvergenceWarning)
-        return hs.spectral_norm(
-            op, rtol=1e-5, confidence=confidence, max_steps=steps, generator=torch.Generator().manual_seed(seed)
-        )
+        return hs.spectral_norm(op, rtol=1e-5, confidence=confidence, max_steps=steps, seed=seed)
 
 
 @pytest.mark.slow
@@ -75,7 +73,7 @@ def test_a_start_that_missed_the_top_is_found_out_by_what_is_attained_and_drawn_
 
     generator = torch.Generator().manual_seed(0)
     calls = [operator(starts)] if batch else [operator(1) for _start in range(starts // 4)]
-    found = [hs.spectral_norm(op, confidence=confidence, generator=generator) for op in calls]
+    found = [hs.spectral_norm(op, confidence=confidence, seed=generator) for op in calls]
     upper, lower = (torch.cat([getattr(estimate, end) for estimate in found]) for end in ("upper", "lower"))
     assert float((upper < 1).double().mean()) <= (1 - confidence) / 10
     assert bool((lower < upper).all())
@@ -106,9 +104,7 @@ def test_a_guess_does_not_break_the_confidence(spectrum, aim):
             return target.get(aim, torch.ones(N)).double().expand(STARTS, N)
 
     op = Guessing(SPECTRA[spectrum], count=STARTS)
-    estimate = hs.spectral_norm(
-        op, certify=False, rtol=1e-2, confidence=0.9, generator=torch.Generator().manual_seed(7)
-    )
+    estimate = hs.spectral_norm(op, certify=False, rtol=1e-2, confidence=0.9, seed=7)
     failures = int((estimate.upper < op.entries.max()).sum())
     assert failures <= binom.ppf(1 - 1e-5, STARTS, 0.1)
 
@@ -163,8 +159,8 @@ def test_random_starts_violate_the_upper_bound_no_more_often_than_promised(rng, 
     entries = SIXTY[name].to(dtype)
     operator = Counting(entries.expand(starts, size), (starts,))
     estimates = [
-        hs.spectral_norm(operator, confidence=confidence, rtol=0.1, generator=rng),
-        hs.spectral_norm(operator, confidence=confidence, rtol=0.1, certify=False, generator=rng),
+        hs.spectral_norm(operator, confidence=confidence, rtol=0.1, seed=rng),
+        hs.spectral_norm(operator, confidence=confidence, rtol=0.1, certify=False, seed=rng),
     ]
     truth = entries.max().double()
     for estimate in estimates:
@@ -180,7 +176,7 @@ def test_the_upper_bound_holds_at_its_confidence_wherever_the_solver_is_stopped(
     starts, confidence = 2000, 0.9
     entries = SIXTY["outlier above a crowd"].double()
     estimate = hs.spectral_norm(
-        Counting(entries.expand(starts, 60), (starts,)), confidence=confidence, max_steps=steps, generator=rng
+        Counting(entries.expand(starts, 60), (starts,)), confidence=confidence, max_steps=steps, seed=rng
     )
     misses = (estimate.upper < 1 - 1e-12).double().mean().item()
     assert misses <= 0.1 + 3 * math.sqrt(0.09 / starts)
@@ -193,11 +189,7 @@ def test_a_higher_confidence_asks_for_a_larger_upper_bound(rng):
     for confidence in (0.5, 0.9, 0.999, 1 - 1e-9):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            uppers.append(
-                hs.spectral_norm(
-                    Counting(entries), confidence=confidence, max_steps=4, generator=torch.Generator().manual_seed(3)
-                ).upper.item()
-            )
+            uppers.append(hs.spectral_norm(Counting(entries), confidence=confidence, max_steps=4, seed=3).upper.item())
     assert uppers == sorted(uppers)
     assert uppers[0] < uppers[-1]
 

@@ -55,7 +55,7 @@ def test_the_bracket_between_largest_tokens_is_narrow_and_holds_what_any_perturb
     n, d = (int(torch.randint(1, 7, (), generator=rng)) for _axis in range(2))
     f, X = head(rng, n=n, d=d, size=float(3 * torch.rand((), generator=rng)))
     X = X * (30 if seed % 4 == 0 else 1)  # saturated rows too
-    found = hs.local_lipschitz(f, X, metric="token", rtol=1e-3, generator=rng)
+    found = hs.local_lipschitz(f, X, metric="token", rtol=1e-3, seed=rng)
     assert found.confidence == 0.999
     assert found.upper <= found.lower * 1.01  # rows with several maxima may leave a gap
     J = dense_jacobian(f, X).reshape(n, -1, n, d)
@@ -81,8 +81,8 @@ def test_the_sum_of_block_norms_is_never_smaller(rng):
 
 def test_any_callable_is_measured_between_largest_tokens(rng):
     f, X = head(rng, n=4, d=3)
-    by_autograd = hs.local_lipschitz(lambda X: f(X), X, metric="token", generator=rng)
-    exact = hs.local_lipschitz(f, X, metric="token", generator=rng)
+    by_autograd = hs.local_lipschitz(lambda X: f(X), X, metric="token", seed=rng)
+    exact = hs.local_lipschitz(f, X, metric="token", seed=rng)
     torch.testing.assert_close(by_autograd.lower, exact.lower, rtol=2e-3, atol=0.0)
 
 
@@ -121,7 +121,7 @@ def test_isometric_metrics_are_singular_values_after_the_isometry(which, rng):
     f, X = head(rng, n=4, d=3)
     metric, (left, right) = list(isometries(X, f(X), rng))[which]
     truth = torch.linalg.matrix_norm(left.double() @ dense_jacobian(f, X) @ right.double(), 2)
-    found = hs.local_lipschitz(f, X, metric=metric, generator=rng)
+    found = hs.local_lipschitz(f, X, metric=metric, seed=rng)
     assert found.lower <= truth * (1 + 1e-12)
     assert truth <= found.upper
     at = metrics.as_metrics(metric).at(X, f(X))
@@ -143,8 +143,8 @@ def test_typical_gains_are_mean_squares_after_the_isometry(which, rng):
 
 def test_the_condition_number_is_the_norm_times_the_size_of_the_input_over_that_of_the_output(rng):
     f, X = head(rng, n=4, d=3)
-    worst = hs.local_lipschitz(f, X, rtol=1e-6, generator=rng).lower
-    found = hs.local_lipschitz(f, X, metric="condition", rtol=1e-6, generator=rng).lower
+    worst = hs.local_lipschitz(f, X, rtol=1e-6, seed=rng).lower
+    found = hs.local_lipschitz(f, X, metric="condition", rtol=1e-6, seed=rng).lower
     torch.testing.assert_close(found, worst * X.norm() / f(X).norm(), rtol=1e-5, atol=0.0)
 
 
@@ -155,7 +155,7 @@ PAIRS = [(a, b) for a in ("total", "token", "entries", "sum") for b in ("total",
 def test_between_any_two_metrics_the_bracket_holds_and_its_lower_end_is_attained(given, wanted, rng):
     f, X = head(rng, n=3, d=2, heads=1)
     pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
-    found = hs.local_lipschitz(f, X, metric=pair, generator=rng)
+    found = hs.local_lipschitz(f, X, metric=pair, seed=rng)
     J = f.jacobian(X)
     attained = pair.output.size(J.jvp(found.direction)) / pair.input.size(found.direction)
     assert attained >= found.lower * (1 - 1e-9)
@@ -228,8 +228,8 @@ def test_an_operator_that_is_zero_has_norm_zero_in_every_metric(rng):
 def test_values_of_any_scale_are_bracketed(scale, rng):
     f, X = head(rng, n=4, d=3)
     tiny = hs.Attention(query=f.query, key=f.key, value=f.value * scale, output=f.output)
-    found = hs.local_lipschitz(tiny, X, metric="token", generator=rng)
-    truth = hs.local_lipschitz(f, X, metric="token", generator=rng)
+    found = hs.local_lipschitz(tiny, X, metric="token", seed=rng)
+    truth = hs.local_lipschitz(f, X, metric="token", seed=rng)
     assert math.isclose(float(found.lower), scale * float(truth.lower), rel_tol=2e-3)
     assert found.lower <= scale * truth.upper
 
@@ -312,7 +312,7 @@ def test_a_metric_that_is_one_class_is_measured_and_attacked_without_another_lin
     f, X = head(rng, n=4, d=3)
     J = f.jacobian(X)
     metric = Halves()
-    found = hs.local_lipschitz(f, X, metric=metric, generator=rng)
+    found = hs.local_lipschitz(f, X, metric=metric, seed=rng)
     torch.testing.assert_close(metric.size(found.direction), torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(metric.size(J.jvp(found.direction)), found.lower, rtol=1e-9, atol=0.0)
     for E in torch.randn(200, 4, 3, generator=rng, dtype=torch.float64):

@@ -11,7 +11,7 @@ import howsmooth as hs
 @pytest.mark.parametrize("name", ["geometric", "outlier", "harmonic", "flat", "rank one"])
 def test_power_iteration_agrees_with_lanczos(rng, name):
     matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 60)
-    power = hs.spectral.power_iteration(hs.maps.Dense(matrix), rtol=1e-4, generator=rng)
+    power = hs.spectral.power_iteration(hs.maps.Dense(matrix), rtol=1e-4, seed=rng)
     truth = top(matrix)
     assert isinstance(power, hs.NormEstimate)
     assert power.lower <= truth * (1 + 1e-12)

@@ -15,7 +15,7 @@ from howsmooth.errors import ConvergenceWarning
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_measured_in_float32(rng, dtype):
-    f = hs.Attention.random(heads=2, d=8, causal=True, generator=rng).to(dtype)
+    f = hs.Attention.random(heads=2, d=8, causal=True, seed=rng).to(dtype)
     X = gaussian(rng, 2, 6, 8).to(dtype)
     norm = hs.maps.LayerNorm(gain=gaussian(rng, 8).to(dtype), bias=gaussian(rng, 8).to(dtype))
     for g in (f, norm, hs.maps.Chain(norm, f), hs.maps.Residual(hs.maps.Chain(norm, f))):
@@ -29,9 +29,9 @@ def test_half_precision_is_measured_in_float32(rng, dtype):
 
 
 def test_scores_of_ten_thousand_are_bracketed_in_float32(rng):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 12, 8) * 100
-    estimate = hs.local_lipschitz(f.to(torch.float32), X.float(), generator=rng)
+    estimate = hs.local_lipschitz(f.to(torch.float32), X.float(), seed=rng)
     truth = top(dense_jacobian(f, X))
     # the scores, of size 10⁴, are themselves known to 2⁻²⁴·10⁴ ≈ 10⁻³ only
     assert_close(estimate.lower.double(), truth, rtol=5e-3, atol=0)
@@ -42,7 +42,7 @@ def test_the_bracket_holds_the_norm_of_saturated_attention_in_float32(rng):
     f = hs.Attention.single_head(A=torch.eye(4), V=V)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        estimate = hs.local_lipschitz(f, X, generator=rng)
+        estimate = hs.local_lipschitz(f, X, seed=rng)
     assert estimate.lower <= top(V) * (1 + 1e-4)
     assert estimate.upper >= top(V) * (1 - 1e-4)
 
@@ -50,20 +50,20 @@ def test_the_bracket_holds_the_norm_of_saturated_attention_in_float32(rng):
 @pytest.mark.parametrize("size", [1e-200, 1e-300])
 def test_a_tiny_operator_is_not_called_zero(rng, size):
     matrix = gaussian(rng, 20, 30)
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), seed=rng)
     assert estimate.upper >= top(matrix) * size * (1 - 1e-10)
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200])
 def test_a_huge_finite_operator_is_measured(rng, size):
     matrix = gaussian(rng, 20, 30)
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix * size), seed=rng)
     assert_close(estimate.lower / size, top(matrix), rtol=1e-3, atol=0)
 
 
 def test_half_precision_operators_are_measured_in_float32(rng):
     matrix = gaussian(rng, 20, 30).half()
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), seed=rng)
     assert_close(estimate.lower.double(), top(matrix), rtol=1e-3, atol=0)
 
 
@@ -95,8 +95,8 @@ def test_a_large_bias_of_values_does_not_move_the_bracket_off_the_truth(kind, n,
     f = BIASED[kind](rng, bias)
     X = torch.randn(16, n, 2, generator=rng)
     exact = [top(dense_jacobian(f.to(torch.float64), x.double())) for x in X]
-    together = hs.local_lipschitz(f, X, confidence=1 - 1e-9, generator=rng)
-    alone = [hs.local_lipschitz(f, x, confidence=1 - 1e-9, generator=rng) for x in X[:3]]
+    together = hs.local_lipschitz(f, X, confidence=1 - 1e-9, seed=rng)
+    alone = [hs.local_lipschitz(f, x, confidence=1 - 1e-9, seed=rng) for x in X[:3]]
     for estimate, truth in zip([*together, *alone], [*exact, *exact[:3]], strict=True):
         assert estimate.lower.double() <= truth <= estimate.upper.double()
         assert estimate.upper <= estimate.lower * (1 + 1e-3 + 1e-6)  # as narrow as it was asked for
@@ -112,7 +112,7 @@ def test_tokens_far_from_the_origin_are_rounded_as_a_bias_is():
     )
     for _input in range(10):
         X = torch.randn(4, 3, generator=rng) + torch.tensor([0.0, 0.0, 1e5])
-        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-9, generator=rng)
+        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-9, seed=rng)
         truth = top(dense_jacobian(f.to(torch.float64), X.double()))
         assert estimate.lower.double() <= truth <= estimate.upper.double()
 

@@ -22,7 +22,7 @@ def test_an_operator_has_the_abilities_whose_methods_it_has(rng):
 
 def test_a_batch_that_cannot_be_taken_apart_is_measured_all_the_same(rng):
     matrix = hs.maps.Dense(gauss(rng, 5, 30, 30))
-    found = hs.spectral_norm(Deflated(matrix, ()), rtol=1e-8, generator=rng)
+    found = hs.spectral_norm(Deflated(matrix, ()), rtol=1e-8, seed=rng)
     assert_close(found.lower, torch.linalg.matrix_norm(matrix.weight, ord=2), rtol=1e-8, atol=0)
     assert len(set(found.step_counts)) == 1
 
@@ -39,6 +39,6 @@ def test_only_maps_that_know_their_derivative_leave_half_precision():
 def test_a_bound_method_of_a_module_is_measured_in_eval_mode(rng):
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).double().train()
     X = gauss(rng, 4, 3)
-    found = hs.local_lipschitz(module.forward, X, generator=rng)
+    found = hs.local_lipschitz(module.forward, X, seed=rng)
     assert_close(found.lower, torch.linalg.matrix_norm(module[0].weight.detach(), ord=2), rtol=1e-3, atol=0)
     assert module.training

@@ -68,7 +68,7 @@ def test_what_float64_can_reach_float32_may_not():
 
 def test_the_extremes_that_are_allowed_work(rng):
     matrix = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
-    found = hs.spectral_norm(hs.maps.Dense(matrix), rtol=1e-13, confidence=1 - 1e-15, max_steps=200, generator=rng)
+    found = hs.spectral_norm(hs.maps.Dense(matrix), rtol=1e-13, confidence=1 - 1e-15, max_steps=200, seed=rng)
     assert float(found.lower) <= 6 * (1 + 1e-15) <= float(found.upper) * (1 + 1e-14)
 
 

@@ -59,7 +59,7 @@ def exact_constant(case):
 @pytest.mark.parametrize("case", KINDS, ids=str)
 def test_the_norm_is_that_of_the_dense_jacobian(case, rng):
     (f, X), exact = at_first(case), exact_constant(case)
-    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, seed=rng)
     assert_close(estimate.lower, exact)
     assert_brackets(estimate, exact)
 
@@ -67,7 +67,7 @@ def test_the_norm_is_that_of_the_dense_jacobian(case, rng):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_default_bracket_holds_and_is_closed(case, rng):
     f, X = at_first(case)
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     assert_brackets(estimate, exact_constant(case))
     assert estimate.status in (hs.spectral.Status.CONVERGED, hs.spectral.Status.INVARIANT)
     assert float(estimate.upper) <= float(estimate.lower) * (1 + 1e-3)
@@ -76,7 +76,7 @@ def test_the_default_bracket_holds_and_is_closed(case, rng):
 @pytest.mark.parametrize("case", BATCHED, ids=str)
 def test_a_batch_gives_what_its_members_give(case, rng):
     f, X = case.build(rng)
-    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, seed=rng)
     assert estimate.lower.shape == case.batch
     assert estimate.direction.shape == X.shape
     assert estimate.token_sensitivity.shape == X.shape[:-1]
@@ -89,9 +89,9 @@ def test_a_batch_gives_what_its_members_give(case, rng):
 
 @pytest.mark.parametrize("certify", [True, False])
 def test_the_lower_bound_is_attained_by_the_direction(certify, rng):
-    f = hs.Attention.random(heads=3, d=12, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=3, d=12, causal=True, dtype=torch.float64, seed=rng)
     X = torch.randn(20, 12, dtype=torch.float64, generator=rng)
-    estimate = hs.local_lipschitz(f, X, certify=certify, generator=rng)
+    estimate = hs.local_lipschitz(f, X, certify=certify, seed=rng)
     moved = f.jacobian(X).jvp(estimate.direction)
     assert_close(estimate.direction.norm(), torch.ones((), dtype=torch.float64))
     assert_close(moved.norm(), estimate.lower)
@@ -101,9 +101,9 @@ def test_the_lower_bound_is_attained_by_the_direction(certify, rng):
 
 
 def test_a_single_head_is_measured_in_the_span_of_its_projections(rng):
-    f = hs.Attention.random(heads=12, d=96, dtype=torch.float64, generator=rng).head(5)
+    f = hs.Attention.random(heads=12, d=96, dtype=torch.float64, seed=rng).head(5)
     X = torch.randn(10, 96, dtype=torch.float64, generator=rng)
-    estimate = hs.local_lipschitz(f, X, rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-9, seed=rng)
     assert estimate.direction.shape == (10, 96)
     assert_close(estimate.lower, constant(f, X))
     assert_close(f.jacobian(X).jvp(estimate.direction).norm(), estimate.lower)
@@ -122,24 +122,24 @@ def test_products_are_counted(rng):
             return super().jvp(G)
 
     op = Counted(torch.linspace(0, 1, 500).double())
-    estimate = hs.spectral_norm(op, generator=rng)
+    estimate = hs.spectral_norm(op, seed=rng)
     assert estimate.products == Counted.calls == 2 * estimate.steps + 1
     Counted.calls = 0
-    powers = hs.spectral.power_iteration(op, generator=rng)
+    powers = hs.spectral.power_iteration(op, seed=rng)
     assert powers.products == Counted.calls == 2 * powers.steps
 
 
 def test_stopping_on_the_residual_takes_fewer_steps(rng):
     op = Diagonal(0.9 ** torch.arange(2000).double())
-    certified = hs.spectral_norm(op, generator=rng)
-    quick = hs.spectral_norm(op, certify=False, generator=rng)
+    certified = hs.spectral_norm(op, seed=rng)
+    quick = hs.spectral_norm(op, certify=False, seed=rng)
     assert quick.steps < certified.steps
     assert float(quick.residual) <= 1e-3
     assert float(quick.upper) >= 1.0
 
 
 def test_a_good_guess_saves_products_and_keeps_the_upper_bound_honest(rng):
-    f = hs.Attention.random(heads=4, d=64, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=4, d=64, dtype=torch.float64, seed=rng)
     X = 0.3 * torch.randn(3, 24, 64, dtype=torch.float64, generator=rng)
 
     class Guessless:
@@ -151,9 +151,9 @@ def test_a_good_guess_saves_products_and_keeps_the_upper_bound_honest(rng):
             self.dtype, self.device, self.jvp, self.vjp = op.dtype, op.device, op.jvp, op.vjp
 
     J = f.jacobian(X)
-    informed = hs.spectral_norm(J, certify=False, generator=rng)
-    random = hs.spectral_norm(Guessless(J), certify=False, generator=rng)
-    exact = hs.spectral_norm(J, rtol=1e-9, generator=rng).lower
+    informed = hs.spectral_norm(J, certify=False, seed=rng)
+    random = hs.spectral_norm(Guessless(J), certify=False, seed=rng)
+    exact = hs.spectral_norm(J, rtol=1e-9, seed=rng).lower
     assert informed.products < random.products
     assert_close(informed.lower, exact, rtol=1e-4, atol=0)
     assert bool((informed.upper >= exact).all())
@@ -162,30 +162,30 @@ def test_a_good_guess_saves_products_and_keeps_the_upper_bound_honest(rng):
 @pytest.mark.parametrize("case", [c for c in KINDS if "norm" not in c.name], ids=str)
 def test_without_certificate_every_map_is_measured_right_too(case, rng):
     f, X = at_first(case)
-    estimate = hs.local_lipschitz(f, X, certify=False, rtol=1e-6, generator=rng)
+    estimate = hs.local_lipschitz(f, X, certify=False, rtol=1e-6, seed=rng)
     assert_close(estimate.lower, exact_constant(case))
     assert_brackets(estimate, exact_constant(case))
 
 
 def test_the_residual_is_the_distance_to_a_singular_value(rng):
     op = Diagonal(torch.linspace(0, 1, 400).double() ** 0.5)
-    estimate = hs.spectral_norm(op, certify=False, rtol=1e-2, generator=rng)
+    estimate = hs.spectral_norm(op, certify=False, rtol=1e-2, seed=rng)
     nearest = (op.entries - estimate.lower).abs().min()
     assert float(nearest) <= float(estimate.residual) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_measured_in_single(dtype, rng):
-    f = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, generator=rng)).to(dtype)
+    f = hs.maps.Chain(hs.maps.LayerNorm(gain=torch.ones(8)), hs.Attention.random(heads=2, d=8, seed=rng)).to(dtype)
     X = torch.randn(9, 8, generator=rng).to(dtype)
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     assert estimate.lower.dtype == torch.float32
     exact = constant(f.to(torch.float64), X.double())
     assert float(estimate.lower) == pytest.approx(float(exact), rel=1e-3)
 
 
 def test_every_kind_of_map_gives_the_same_number(rng):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X = torch.randn(6, 8, dtype=torch.float64, generator=rng)
     kinds = {
         "map": f,
@@ -193,15 +193,15 @@ def test_every_kind_of_map_gives_the_same_number(rng):
         "operator class": functools.partial(hs.spectral.JacobianOperator, f),
         "callable": lambda X: f(X),
     }
-    values = [hs.local_lipschitz(kind, X, rtol=1e-9, generator=rng).lower for kind in kinds.values()]
+    values = [hs.local_lipschitz(kind, X, rtol=1e-9, seed=rng).lower for kind in kinds.values()]
     for value in values[1:]:
         assert_close(value, values[0])
 
 
 def test_tokens_that_require_gradients_are_measured_without_them(rng):
-    f = hs.Attention.random(heads=2, d=8, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, seed=rng)
     X = torch.randn(6, 8, generator=rng).requires_grad_()
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     assert not estimate.lower.requires_grad
     assert not estimate.direction.requires_grad
 
@@ -212,7 +212,7 @@ def test_tokens_that_require_gradients_are_measured_without_them(rng):
 def test_one_token_gives_the_value_matrix(rng):
     V = torch.randn(5, 4, dtype=torch.float64, generator=rng)
     f = hs.Attention.single_head(A=torch.randn(4, 4, dtype=torch.float64, generator=rng), V=V)
-    estimate = hs.local_lipschitz(f, torch.randn(1, 4, dtype=torch.float64, generator=rng), rtol=1e-9, generator=rng)
+    estimate = hs.local_lipschitz(f, torch.randn(1, 4, dtype=torch.float64, generator=rng), rtol=1e-9, seed=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(V, 2))
     assert estimate.status is hs.spectral.Status.INVARIANT
     assert_close(estimate.upper, estimate.lower)
@@ -235,7 +235,7 @@ def test_zero_weights_give_norm_zero():
 def test_a_zero_operator_in_a_batch_does_not_disturb_the_others(rng):
     matrices = torch.randn(3, 6, 5, dtype=torch.float64, generator=rng)
     matrices[1] = 0
-    estimate = hs.spectral_norm(hs.maps.Dense(matrices), rtol=1e-9, generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrices), rtol=1e-9, seed=rng)
     assert_close(estimate.lower, torch.linalg.matrix_norm(matrices, 2))
     assert [part.status for part in estimate] == [
         hs.spectral.Status.INVARIANT,
@@ -249,7 +249,7 @@ def test_saturated_scores_are_measured_right(rng):
     A = 1e4 * torch.randn(3, 3, dtype=torch.float64, generator=rng)
     f = hs.Attention.single_head(A=A, V=torch.eye(3, dtype=torch.float64))
     X = torch.randn(6, 3, dtype=torch.float64, generator=rng)
-    assert_close(hs.local_lipschitz(f, X, rtol=1e-9, generator=rng).lower, constant(f, X))
+    assert_close(hs.local_lipschitz(f, X, rtol=1e-9, seed=rng).lower, constant(f, X))
 
 
 def test_tied_scores_are_measured_right():
@@ -264,7 +264,7 @@ def test_clustered_tops_of_large_operators_stay_inside_the_error_bar(dtype, rng)
     entries = torch.linspace(0, 0.999, 10_000, dtype=torch.float64)
     entries[-50:] = 1 - 1e-6 * torch.rand(50, dtype=torch.float64, generator=rng)
     op = Diagonal(entries.to(dtype), count=2)
-    estimate = hs.spectral_norm(op, generator=rng)
+    estimate = hs.spectral_norm(op, seed=rng)
     top = float(entries.to(dtype).max())
     assert bool((estimate.upper >= top).all())
     assert bool((estimate.lower <= top * (1 + 4 * torch.finfo(dtype).eps)).all())
@@ -281,7 +281,7 @@ def test_a_space_that_is_invariant_at_once_is_no_trouble():
 def test_rank_one_is_found_whatever_the_shape(rng):
     for shape in ((1, 30), (30, 1), (40, 20), (20, 40)):
         u, v = (torch.randn(size, dtype=torch.float64, generator=rng) for size in shape)
-        estimate = hs.spectral_norm(hs.maps.Dense(torch.outer(u, v)), rtol=1e-9, generator=rng)
+        estimate = hs.spectral_norm(hs.maps.Dense(torch.outer(u, v)), rtol=1e-9, seed=rng)
         assert_close(estimate.lower, u.norm() * v.norm())
         assert_brackets(estimate, u.norm() * v.norm())
 
@@ -289,7 +289,7 @@ def test_rank_one_is_found_whatever_the_shape(rng):
 def test_giving_up_is_data_and_one_warning(rng):
     op = Diagonal(torch.linspace(0, 1, 1000).double())
     with pytest.warns(hs.errors.ConvergenceWarning, match="max_steps"):
-        estimate = hs.spectral_norm(op, max_steps=3, generator=rng)
+        estimate = hs.spectral_norm(op, max_steps=3, seed=rng)
     assert estimate.status is hs.spectral.Status.MAX_STEPS
     assert estimate.steps == 3
     assert float(estimate.lower) <= 1 <= float(estimate.upper)
@@ -303,7 +303,7 @@ def test_numbers_at_the_ends_of_the_range_are_bracketed(rng, dtype, shape):
     matrix = matrix / torch.linalg.matrix_norm(matrix, 2)
     subnormal = info.tiny * info.eps
     for norm in (subnormal, 8 * subnormal, info.tiny / 4, info.tiny, 8 * info.tiny / info.eps, info.max / 4):
-        estimate = hs.spectral_norm(hs.maps.Dense((norm * matrix).to(dtype)), generator=rng)
+        estimate = hs.spectral_norm(hs.maps.Dense((norm * matrix).to(dtype)), seed=rng)
         rounding = subnormal * shape[0] * shape[1]
         assert float(estimate.lower) <= norm * (1 + 1e-5) + rounding
         assert norm <= float(estimate.upper) * (1 + 1e-5) + rounding
@@ -387,7 +387,7 @@ def test_two_unbalanced_diracs(copies, expected):
 
 def test_power_iteration_agrees_and_brackets(rng):
     op = Diagonal(0.9 ** torch.arange(300).double())
-    estimate = hs.spectral.power_iteration(op, rtol=1e-10, generator=rng)
+    estimate = hs.spectral.power_iteration(op, rtol=1e-10, seed=rng)
     assert float(estimate.lower) == pytest.approx(1, abs=1e-8)
     assert float(estimate.upper) >= 1
     assert float(estimate.residual) < 1e-3
@@ -395,8 +395,8 @@ def test_power_iteration_agrees_and_brackets(rng):
 
 def test_power_iteration_stops_early_where_the_bracket_does_not(rng):
     op = Diagonal(torch.linspace(0, 1, 3000).double())
-    powers = hs.spectral.power_iteration(op, rtol=1e-3, generator=rng)
-    lanczos = hs.spectral_norm(op, rtol=1e-3, generator=rng)
+    powers = hs.spectral.power_iteration(op, rtol=1e-3, seed=rng)
+    lanczos = hs.spectral_norm(op, rtol=1e-3, seed=rng)
     assert float(powers.lower) < 0.999  # its own tolerance, missed
     assert float(lanczos.lower) > 0.999
 
@@ -405,7 +405,7 @@ def test_power_iteration_stops_early_where_the_bracket_does_not(rng):
 @pytest.mark.parametrize("name", SPECTRA)
 def test_the_bracket_holds_the_norm_and_closes(rng, name, shape):
     matrix = with_spectrum(rng, SPECTRA[name].double(), *shape)
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), seed=rng)
     truth = top(matrix)
     assert estimate.lower <= truth * (1 + 1e-12)
     assert estimate.upper >= truth * (1 - 1e-12)
@@ -418,7 +418,7 @@ def test_the_bracket_holds_the_norm_and_closes(rng, name, shape):
 @pytest.mark.parametrize("name", SPECTRA)
 def test_lower_is_attained_by_the_direction(rng, name, certify):
     matrix = with_spectrum(rng, SPECTRA[name].double(), 60, 70)
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix), certify=certify, generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), certify=certify, seed=rng)
     assert_close(estimate.direction.norm(), torch.tensor(1.0).double())
     response = matrix @ estimate.direction
     assert_close(response.norm(), estimate.lower)
@@ -430,7 +430,7 @@ def test_lower_is_attained_by_the_direction(rng, name, certify):
 def test_ten_thousand_dimensions_with_a_clustered_top_are_bracketed(rng, dtype):
     entries = torch.cat([1 - 1e-5 * torch.rand(50, generator=rng), torch.rand(9950, generator=rng) * 0.97]).to(dtype)
     operator = Counting(entries.view(100, 100))
-    estimate = hs.spectral_norm(operator, generator=rng)
+    estimate = hs.spectral_norm(operator, seed=rng)
     truth = entries.max().item()
     eps = torch.finfo(dtype).eps
     assert estimate.lower <= truth * (1 + 4 * eps)
@@ -440,9 +440,9 @@ def test_ten_thousand_dimensions_with_a_clustered_top_are_bracketed(rng, dtype):
 
 
 def test_one_generator_gives_one_answer(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 3, 7, 6)
-    one, two, other = (hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    one, two, other = (hs.local_lipschitz(f, X, seed=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     for field in ("lower", "upper", "direction", "response", "residual"):
         assert torch.equal(getattr(one, field), getattr(two, field)), field
     assert not torch.equal(one.upper, other.upper)
@@ -451,14 +451,14 @@ def test_one_generator_gives_one_answer(rng):
 
 
 def test_a_generator_is_advanced_so_that_two_calls_differ(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X, generator = gaussian(rng, 7, 6), torch.Generator().manual_seed(5)
-    one, two = hs.local_lipschitz(f, X, generator=generator), hs.local_lipschitz(f, X, generator=generator)
+    one, two = hs.local_lipschitz(f, X, seed=generator), hs.local_lipschitz(f, X, seed=generator)
     assert not torch.equal(one.upper, two.upper)
 
 
 def test_without_a_generator_the_global_seed_decides(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 7, 6)
     with torch.random.fork_rng():
         torch.manual_seed(11)
@@ -470,14 +470,14 @@ def test_without_a_generator_the_global_seed_decides(rng):
 
 @pytest.mark.parametrize("batch", [(1,), (5,), (2, 3)])
 def test_batched_estimates_equal_single_ones(rng, batch):
-    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, causal=True, dtype=torch.float64, seed=rng)
     X = gaussian(rng, *batch, 7, 6) * torch.linspace(0.1, 3, math.prod(batch)).view(*batch, 1, 1).double()
-    together = hs.local_lipschitz(f, X, rtol=1e-8, generator=rng)
+    together = hs.local_lipschitz(f, X, rtol=1e-8, seed=rng)
     assert together.lower.shape == together.upper.shape == together.residual.shape == batch
     assert together.direction.shape == X.shape
     assert together.token_sensitivity.shape == together.token_response.shape == (*batch, 7)
     for index in torch.cartesian_prod(*(torch.arange(b) for b in batch)).view(-1, len(batch)).tolist():
-        alone = hs.local_lipschitz(f, X[tuple(index)], rtol=1e-8, generator=rng)
+        alone = hs.local_lipschitz(f, X[tuple(index)], rtol=1e-8, seed=rng)
         truth = top(dense_jacobian(f, X[tuple(index)]))
         entry = together
         for i in index:
@@ -503,7 +503,7 @@ def test_a_batch_of_very_different_operators_keeps_each_bracket(rng):
             with_spectrum(rng, torch.linspace(1, 0.99, 20).double(), 20, 20),
         ]
     )
-    estimate = hs.spectral_norm(hs.maps.Dense(matrices), generator=rng)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrices), seed=rng)
     truth = torch.linalg.matrix_norm(matrices, ord=2)
     assert (estimate.lower <= truth * (1 + 1e-12)).all()
     assert (estimate.upper >= truth * (1 - 1e-12)).all()
@@ -520,14 +520,14 @@ def test_a_head_of_low_rank_is_measured_in_the_full_space(rng, shape):
         **weights, output=gaussian(rng, 1, d, v), query_bias=gaussian(rng, 1, k), value_bias=gaussian(rng, 1, v)
     )
     X = gaussian(rng, 2, n, d) * 0.3
-    estimate = hs.local_lipschitz(f, X, rtol=1e-6, generator=rng)
+    estimate = hs.local_lipschitz(f, X, rtol=1e-6, seed=rng)
     truth = torch.stack([top(dense_jacobian(f, x)) for x in X])
     assert_close(estimate.lower, truth, rtol=1e-6, atol=0)
     assert estimate.direction.shape == X.shape
     assert_close(f.jacobian(X).jvp(estimate.direction).norm(dim=(-2, -1)), estimate.lower)
     same = hs.Attention(query=weights["query"], key=weights["query"], value=weights["query"])  # rank k, not 3k
     assert_close(
-        hs.local_lipschitz(same, X[0], rtol=1e-6, generator=rng).lower,
+        hs.local_lipschitz(same, X[0], rtol=1e-6, seed=rng).lower,
         top(dense_jacobian(same, X[0])),
         rtol=1e-6,
         atol=0,
@@ -548,7 +548,7 @@ def test_zero_query_weights_leave_the_average(rng):
 def test_random_matrices_of_any_shape_and_size_are_bracketed(rows, columns, number, exponent):
     generator = torch.Generator().manual_seed(number)
     matrix = gaussian(generator, rows, columns) * 10**exponent
-    estimate = hs.spectral_norm(hs.maps.Dense(matrix), generator=generator)
+    estimate = hs.spectral_norm(hs.maps.Dense(matrix), seed=generator)
     truth = top(matrix)
     assert estimate.lower <= truth * (1 + 1e-12)
     assert estimate.upper >= truth * (1 - 1e-12)
@@ -560,7 +560,7 @@ def test_tiny_spaces_are_measured_without_a_warning(matrix):
     for number in range(8):
         generator = torch.Generator().manual_seed(number)
         for dtype in (torch.float64, torch.float32):
-            hs.spectral_norm(hs.maps.Dense(torch.tensor(matrix, dtype=dtype)), generator=generator)
+            hs.spectral_norm(hs.maps.Dense(torch.tensor(matrix, dtype=dtype)), seed=generator)
 
 
 def test_one_number_is_measured_without_a_warning():
@@ -575,7 +575,7 @@ def test_one_number_is_measured_without_a_warning():
 @given(problems())
 def test_the_bracket_holds_the_largest_singular_value_for_any_mix_of_features(problem):
     p, X = problem
-    estimate = hs.local_lipschitz(build(p), X, generator=torch.Generator().manual_seed(0))
+    estimate = hs.local_lipschitz(build(p), X, seed=0)
     singles = X.reshape(-1, *X.shape[-2:])
     J = dense_jacobian(lambda Z: naive(Z, p), X).reshape(len(singles), -1, len(singles), singles[0].numel())
     truth = torch.stack([torch.linalg.matrix_norm(J[b, :, b], ord=2) for b in range(len(singles))]).view(X.shape[:-2])
@@ -587,7 +587,7 @@ def test_the_bracket_holds_the_largest_singular_value_for_any_mix_of_features(pr
 
 
 def test_all_heads_are_measured_in_one_batch(rng):
-    f = hs.Attention.random(heads=3, d=6, causal=True, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=3, d=6, causal=True, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 8, 6)
     together = hs.local_lipschitz(f.per_head(), X)
     truth = [torch.linalg.matrix_norm(dense_jacobian(f.head(h), X), ord=2) for h in range(3)]
@@ -601,14 +601,14 @@ def test_the_cesaro_operator_has_norm_1_4101(rng):
 
 
 def test_tokens_and_weights_that_require_grad_are_measured_as_well(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 5, 4)
     g = hs.Attention(**{n: getattr(f, n).clone().requires_grad_() for n in ("query", "key", "value", "output")})
-    expected = hs.local_lipschitz(f, X, generator=torch.Generator().manual_seed(0))
+    expected = hs.local_lipschitz(f, X, seed=0)
     for memory in MEMORIES:
         J = g.jacobian(X.clone().requires_grad_(), memory=memory)
-        estimate = hs.spectral_norm(J, generator=torch.Generator().manual_seed(0))
+        estimate = hs.spectral_norm(J, seed=0)
         assert_close(estimate.lower.detach(), expected.lower)
-    estimate = hs.local_lipschitz(g, X.clone().requires_grad_(), generator=torch.Generator().manual_seed(0))
+    estimate = hs.local_lipschitz(g, X.clone().requires_grad_(), seed=0)
     assert_close(estimate.lower.detach(), expected.lower)
     assert isinstance(estimate.to_json(), str)

@@ -138,7 +138,7 @@ def test_callables_that_drop_the_batch_are_refused(rng):
     ids=str,
 )
 def test_questions_without_an_answer_are_refused(rng, question):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     with pytest.raises(AssumptionError):
         hs.local_lipschitz(f, gaussian(rng, 3, 4), **question)
     with pytest.raises(AssumptionError):
@@ -188,7 +188,7 @@ def test_callables_that_mix_the_batch_in_one_direction_are_refused(rng, mix):
 def test_a_random_module_hidden_in_a_function_is_refused(rng):
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
     with pytest.raises(HowsmoothError, match="random"):
-        hs.local_lipschitz(lambda Z: module(Z), gaussian(rng, 5, 8).float(), generator=rng)
+        hs.local_lipschitz(lambda Z: module(Z), gaussian(rng, 5, 8).float(), seed=rng)
 
 
 @pytest.mark.parametrize("axes", [-1, 4, 9])

@@ -28,7 +28,7 @@ def exact(f, X):
 
 def test_the_gain_of_an_isometry_is_exact_from_any_sample(rng):
     turn = torch.linalg.qr(gauss(rng, 7, 7)).Q
-    found = typical_gain_of(hs.maps.Dense(3 * turn), samples=2, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(3 * turn), samples=2, seed=rng)
     assert_close(found.value, torch.tensor(3.0, dtype=torch.float64))
     assert found.low < 3 < found.high
 
@@ -36,9 +36,9 @@ def test_the_gain_of_an_isometry_is_exact_from_any_sample(rng):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"k": 1}], ids=["plain", "causal", "compressed"])
 @pytest.mark.parametrize("samples", [2, 300], ids=["sampled", "exact"])
 def test_the_gain_of_attention_is_its_frobenius_norm_over_the_root_of_its_size(options, samples, rng):
-    f = hs.Attention.random(heads=1, d=6, dtype=torch.float64, generator=rng, **{"k": 3} | options)
+    f = hs.Attention.random(heads=1, d=6, dtype=torch.float64, seed=rng, **{"k": 3} | options)
     X = gauss(rng, 4, 6)
-    found = hs.typical_gain(f, X, samples=samples, confidence=0.9999, generator=rng)
+    found = hs.typical_gain(f, X, samples=samples, confidence=0.9999, seed=rng)
     assert float(found.low) <= exact(f, X) * (1 + 1e-12)
     assert exact(f, X) * (1 - 1e-12) <= float(found.high)
     if samples >= X.numel():
@@ -50,15 +50,15 @@ def test_the_gain_of_attention_is_its_frobenius_norm_over_the_root_of_its_size(o
 def test_callables_and_modules_are_differentiated_by_autograd(rng):
     module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Dropout(0.5)).double()
     X = gauss(rng, 4, 3)
-    found = hs.typical_gain(module, X, samples=10, confidence=0.9999, generator=rng)
+    found = hs.typical_gain(module, X, samples=10, confidence=0.9999, seed=rng)
     true = exact(lambda Y: torch.tanh(module[0](Y)), X)
     assert float(found.low) <= true <= float(found.high)
 
 
 def test_a_batch_has_a_gain_for_each_input(rng):
-    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, dtype=torch.float64, seed=rng)
     X = gauss(rng, 2, 3, 5, 4)
-    found = hs.typical_gain(f, X, samples=10, confidence=1 - 1e-6, generator=rng)
+    found = hs.typical_gain(f, X, samples=10, confidence=1 - 1e-6, seed=rng)
     assert found.value.shape == found.low.shape == found.high.shape == (2, 3)
     for i in range(2):
         for j in range(3):
@@ -81,7 +81,7 @@ def test_the_interval_holds_as_often_as_it_says_whatever_the_singular_values(spe
     values = spectrum(torch.arange(1, 31, dtype=torch.float64))
     matrix = torch.linalg.qr(gauss(rng, 30, 30)).Q * values
     true = float(matrix.norm()) / math.sqrt(30)
-    found = typical_gain_of(hs.maps.Dense(matrix.expand(2000, 30, 30)), samples=samples, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(matrix.expand(2000, 30, 30)), samples=samples, seed=rng)
     share = ((found.low <= true) & (true <= found.high)).double().mean()
     # 2000 intervals: one and a half per cent are three standard deviations
     assert float(share) >= 0.95 - 0.015
@@ -90,7 +90,7 @@ def test_the_interval_holds_as_often_as_it_says_whatever_the_singular_values(spe
 def test_the_interval_is_no_wider_than_the_worst_spectrum_needs(rng):
     # of two equal singular values one is deflated; the other is one squared normal number for each sample
     matrix = torch.linalg.qr(gauss(rng, 500, 500)).Q[:2].expand(2000, 2, 500)
-    found = typical_gain_of(hs.maps.Dense(matrix), samples=16, generator=rng)
+    found = typical_gain_of(hs.maps.Dense(matrix), samples=16, seed=rng)
     true = math.sqrt(2 / 500)
     share = ((found.low <= true) & (true <= found.high)).double().mean()
     assert float(share) <= 0.95 + 0.015
@@ -103,8 +103,8 @@ def test_the_interval_of_a_mean_over_windows_holds_as_often_as_it_says(windows, 
     matrices = torch.linalg.qr(gauss(rng, windows, 30, 30)).Q * values[:windows, None]
     true = float((matrices.square().sum((-1, -2)) / 30).mean().sqrt())
     op = hs.maps.Dense(matrices.expand(2000, windows, 30, 30))
-    norm = hs.spectral_norm(op, generator=rng)
-    found = typical_gain_of(op, samples=8, generator=rng, estimate=norm)
+    norm = hs.spectral_norm(op, seed=rng)
+    found = typical_gain_of(op, samples=8, seed=rng, estimate=norm)
     rows = zip(*(x.tolist() for x in (found.value, norm.lower, norm.upper)), strict=True)
     means = [mean_gain(*row, [30.0] * windows, samples=8, doubt=0.05, bound_doubt=0.001) for row in rows]
     share = sum(low <= true <= high for _value, low, high in means) / len(means)
@@ -121,30 +121,25 @@ def test_a_bound_on_the_norm_that_is_doubted_as_much_as_the_interval_is_not_used
 
 
 def test_the_typical_gain_is_below_the_worst(rng):
-    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng)
     X = gauss(rng, 12, 8)
-    assert hs.typical_gain(f, X, generator=rng).value < hs.local_lipschitz(f, X, generator=rng).lower
+    assert hs.typical_gain(f, X, seed=rng).value < hs.local_lipschitz(f, X, seed=rng).lower
 
 
 def test_a_seed_repeats_it_and_sizes_do_not_matter(rng):
     matrix = gauss(rng, 5, 6)
-    small, large, plain = (
-        typical_gain_of(hs.maps.Dense(scale * matrix), generator=torch.Generator().manual_seed(3))
-        for scale in (1e-200, 1e200, 1.0)
-    )
+    small, large, plain = (typical_gain_of(hs.maps.Dense(scale * matrix), seed=3) for scale in (1e-200, 1e200, 1.0))
     assert_close(1e200 * small.value, plain.value)
     assert_close(1e-200 * large.high, plain.high)
-    assert typical_gain_of(hs.maps.Dense(0 * matrix), generator=rng).high == 0
+    assert typical_gain_of(hs.maps.Dense(0 * matrix), seed=rng).high == 0
 
 
 def test_a_gain_shows_itself(rng):
-    one = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64)), generator=rng)
-    many = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64).expand(4, 3, 3)), generator=rng)
+    one = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64)), seed=rng)
+    many = typical_gain_of(hs.maps.Dense(2 * torch.eye(3, dtype=torch.float64).expand(4, 3, 3)), seed=rng)
     assert repr(one) == "TypicalGain: 2 [2, 2] (95 %, 16 samples)"
     assert repr(many) == "TypicalGain: 4 inputs, from 2 [2, 2] to 2 [2, 2] (95 % each, 16 samples)"
-    wide = typical_gain_of(
-        hs.maps.Dense(torch.diag(torch.arange(1.0, 30.0, dtype=torch.float64))), samples=4, generator=rng
-    )
+    wide = typical_gain_of(hs.maps.Dense(torch.diag(torch.arange(1.0, 30.0, dtype=torch.float64))), samples=4, seed=rng)
     low, high = at_least(float(wide.low), 2), at_most(float(wide.high), 2)
     assert repr(wide) == f"TypicalGain: {number(float(wide.value), 2)} [{low}, {high}] (95 %, 4 samples)"
     console = Console(width=200, record=True, file=io.StringIO())
@@ -179,19 +174,19 @@ def test_a_product_that_is_not_finite_is_refused():
 
 
 def test_a_bracket_that_is_known_already_costs_no_product(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     J = f.jacobian(gauss(rng, 4, 6))
-    found = typical_gain_of(J, samples=3, generator=rng, estimate=hs.spectral_norm(J, generator=rng))
+    found = typical_gain_of(J, samples=3, seed=rng, estimate=hs.spectral_norm(J, seed=rng))
     assert (found.samples, found.products) == (3, 4)
 
 
 def test_padded_tokens_count_for_nothing(rng):
-    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
     X, real = gauss(rng, 2, 5, 6), torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     masked = dataclasses.replace(f, positions=dataclasses.replace(f.positions, padding=real))
     J = RealTokens(map=masked, real=real).jacobian(X)
     for samples in (7, 30):
-        found = typical_gain_of(J, samples=samples, confidence=0.9999, generator=rng)
+        found = typical_gain_of(J, samples=samples, confidence=0.9999, seed=rng)
         for row, n in enumerate((3, 5)):
             true = exact(f, X[row, :n])
             assert found.low[row] <= true * (1 + 1e-12)

@@ -271,7 +271,7 @@ def attack(seed: int, counts: Counter | None = None, radii: tuple[float, ...] = 
         if value is not None:
             yield from _compared(seed, name, value, constant, f, counts)
     try:
-        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-12, generator=torch.Generator().manual_seed(seed))
+        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-12, seed=seed)
     except HowsmoothError:
         return
     yield from _compared(seed, "bracket, upper end", float(estimate.upper), true, f, counts)

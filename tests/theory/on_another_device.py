@@ -19,7 +19,7 @@ N, RADIUS = 5, 1.5
 
 def layer(**options):
     weights = torch.Generator().manual_seed(1)
-    return hs.Attention.random(heads=2, d=4, k=2, dtype=torch.float64, generator=weights, **options)
+    return hs.Attention.random(heads=2, d=4, k=2, dtype=torch.float64, seed=weights, **options)
 
 
 def form():
@@ -39,7 +39,7 @@ def answers(f, g, X, norm):
     yield hs.bounds.neighbourhood_upper(f, X, eps=0.1).value
     yield hs.bounds.mean_field_lower(g, radius=RADIUS).value
     yield hs.bounds.large_radius_limit(g, X).value
-    yield float(hs.typical_gain(f, X, generator=torch.Generator().manual_seed(0)).value)
+    yield float(hs.typical_gain(f, X, seed=0).value)
     # a search of no steps: the starts are built and measured, and autograd, which has no such device, is not asked
     yield hs.maximise(g, n=N, domain=hs.domains.Ball(RADIUS), starts=2, steps=0).value
     yield hs.maximise(g, n=N, domain=hs.domains.LayerNormImage(norm), starts=2, steps=0).value

@@ -22,7 +22,7 @@ def test_the_oracle_agrees_with_the_measurement_of_the_library(rng):
     )
     X = gaussian(rng, 5, 6, f.d)
     assert_close(plain(f, X), f(X))
-    assert_close(hs.local_lipschitz(f, X, rtol=1e-8, generator=rng).lower, constants(f, X))
+    assert_close(hs.local_lipschitz(f, X, rtol=1e-8, seed=rng).lower, constants(f, X))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -60,7 +60,7 @@ def test_every_upper_bound_holds_for_long_sequences_and_wide_heads(rng, kind, ca
     for c in (1.0, 50.0):
         g = scaled_to(f, c, radius)
         X = inputs(rng, g, 1, n, radius)
-        largest = hs.local_lipschitz(g, X, rtol=1e-2, certify=False, generator=rng).lower.max()
+        largest = hs.local_lipschitz(g, X, rtol=1e-2, certify=False, seed=rng).lower.max()
         bounds = accepted(WITH_N + WITHOUT_N, g, n=n, radius=radius)
         assert {"discrete_upper", "sharp_upper"} <= bounds.keys()
         for name, upper in bounds.items():

@@ -89,7 +89,7 @@ def test_a_table_of_bounds_reads_back_whole_though_a_bound_exceed_the_largest_fl
 
 @pytest.mark.slow
 def test_a_table_that_looks_at_fewer_heads_is_no_higher(rng):
-    layer = hs.Attention.random(heads=3, d=6, dtype=torch.float64, generator=rng)
+    layer = hs.Attention.random(heads=3, d=6, dtype=torch.float64, seed=rng)
     whole, quick = (hs.bounds.table(layer, n=9, radius=3.0, heads=heads) for heads in (None, 1))
     assert quick.lower.value <= whole.lower.value * (1 + 1e-12)
     assert quick.upper == whole.upper

@@ -43,7 +43,7 @@ def assert_honest(f, witness, n, generator):
     """Shapes, the measurement once more, and that no claim exceeds it."""
     assert witness.tokens.shape == (n, f.d)
     assert witness.tokens.dtype == f.dtype
-    again = hs.local_lipschitz(f, witness.tokens, rtol=1e-6, generator=generator)
+    again = hs.local_lipschitz(f, witness.tokens, rtol=1e-6, seed=generator)
     assert witness.measured.lower <= again.upper * ROUNDING
     assert witness.measured.upper >= again.lower / ROUNDING
     assert witness.value <= again.upper.item() * ROUNDING

@@ -27,7 +27,7 @@ def tokens(rank):
 
 def loss_of(called, f, X):
     generator = torch.Generator().manual_seed(7)
-    return called(X).square().mean() + hs.penalty(f, X, steps=12, generator=generator).mean()
+    return called(X).square().mean() + hs.penalty(f, X, steps=12, seed=generator).mean()
 
 
 def work(rank, port, folder):

@@ -82,7 +82,7 @@ def test_a_sequence_has_equal_masses_and_positions_in_order():
 
 def test_resampling_has_the_right_law(rng):
     mu = hs.transport.DiscreteMeasure(torch.tensor([[0.0], [1.0]]), torch.tensor([0.2, 0.8]))
-    drawn = mu.resample(20_000, generator=rng)
+    drawn = mu.resample(20_000, seed=rng)
     assert len(drawn) == 20_000
     assert abs(float(drawn.points.mean()) - 0.8) < 0.02
 
@@ -92,7 +92,7 @@ def test_integer_weights_are_duplicated_tokens(rng):
     X = torch.randn(4, 3, dtype=torch.float64, generator=rng)
     counts = torch.tensor([1, 3, 2, 2])
     for causal in (False, True):
-        f = hs.Attention.random(heads=2, d=3, k=2, causal=causal, dtype=torch.float64, generator=rng)
+        f = hs.Attention.random(heads=2, d=3, k=2, causal=causal, dtype=torch.float64, seed=rng)
         positions = torch.arange(4, dtype=torch.float64) / 4 if causal else None
         mu = hs.transport.DiscreteMeasure(X, counts / counts.sum().double(), positions)
         long = hs.transport.DiscreteMeasure(
@@ -109,7 +109,7 @@ def test_integer_weights_are_duplicated_tokens(rng):
 def test_on_uniform_weights_the_mean_field_map_is_the_sequence_map(rng):
     X = torch.randn(5, 3, dtype=torch.float64, generator=rng)
     for causal in (False, True):
-        f = hs.Attention.random(heads=2, d=3, k=2, causal=causal, dtype=torch.float64, generator=rng)
+        f = hs.Attention.random(heads=2, d=3, k=2, causal=causal, dtype=torch.float64, seed=rng)
         assert_close(hs.maps.mean_field(f)(hs.transport.DiscreteMeasure.from_sequence(X, causal=causal)).points, f(X))
         constants = (
             hs.local_lipschitz(f, Y, rtol=1e-10).lower

@@ -22,7 +22,7 @@ from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_upper
-from howsmooth.validation import require_sequences, tokens_for
+from howsmooth.validation import Seed, generator_from, require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
@@ -128,7 +128,7 @@ def attack(
     budget: int = BUDGET,
     target: Target | None = None,
     bounded: bool = True,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
 ) -> Attack:
     r"""Search for the perturbation within ``eps`` of ``X`` that moves the output of ``f`` most.
 
@@ -152,7 +152,7 @@ def attack(
             each sequence, such as the difference of two logits or the negative cosine with the embedding at ``X``.
         bounded: Whether to compute what the theory allows too, where it says something: a few seconds for
             each sequence and a layer of a dozen heads.
-        generator: The source of randomness; one with a fixed seed by default.
+        seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
 
     Raises:
         AssumptionError: If ``eps`` is not positive or below what the numbers of ``X`` resolve, or the metric, the
@@ -166,7 +166,7 @@ def attack(
     """
     check_attack(eps=eps, metric=metric, method=method, budget=budget)
     eps, budget = float(eps), int(budget)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator_from(seed)
     prepared_map = prepare(f, tokens_for(X, f), metric=metric, target=target, generator=generator)
     found = prepared_map.attack(eps=eps, method=method, budget=budget, generator=generator)
     return replace(found, ceiling=prepared_map.theoretical_maximum(eps)) if bounded else found
@@ -283,7 +283,7 @@ def prepare(
 def first_order_gain(J: LinearOperator, metrics: Metrics, generator: torch.Generator) -> Float[Tensor, "*batch"]:
     r"""Maximise :math:`\|JE\|` over the ball of radius one: the largest singular value, or what climbing attains."""
     given, wanted = metrics.input, metrics.output
-    top = spectral_norm(isometric(J, given, wanted), certify=False, generator=generator)
+    top = spectral_norm(isometric(J, given, wanted), certify=False, seed=generator)
     if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
         return top.lower.double()
     start = given.original(top.direction) if isinstance(given, Euclidean) else top.direction

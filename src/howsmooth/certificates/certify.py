@@ -31,6 +31,7 @@ from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
+from howsmooth.validation import Seed, generator_from
 from howsmooth.wording import at_least, at_most, number
 
 # At most this many samples are run at once.
@@ -99,7 +100,7 @@ class Certificate:
         names = ("tokens", "certified", "attacked", "linear", "seconds")
         return [{name: getattr(radius, name) for name in names} for radius in self.radii]
 
-    def verify(self, *, samples: int = 100, seed: int = 1) -> float:
+    def verify(self, *, samples: int = 100, seed: Seed = 1) -> float:
         """Attack inside every certified ball, and return the smallest margin that was seen.
 
         Every ball is searched along gradients from several starts, and sampled at random on its surface. The module is
@@ -113,7 +114,7 @@ class Certificate:
         Raises:
             AssumptionError: If a prediction changes inside: the certificate would be wrong.
         """
-        generator, rounding_error = torch.Generator().manual_seed(seed), self._rounding_error()
+        generator, rounding_error = generator_from(seed), self._rounding_error()
         smallest = float(self.rivals.margins.min())
         # A radius of zero claims nothing.
         for radius in (found for found in self.radii if found.certified > 0):
@@ -175,7 +176,7 @@ def certify(
     at: str = PLACES[0],
     layer: int = 0,
     label: int | str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Certificate:
     r"""Prove how far words may move before the prediction of a classifier could change.
 
@@ -233,9 +234,9 @@ def certify(
     # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_from(seed)
     return Certificate(
-        radii=tuple(certifier.radius(group, p=p, generator=generator) for group in groups),
+        radii=tuple(certifier.radius(group, p=p, seed=generator) for group in groups),
         predicted=certifier.predicted,
         rivals=certifier.rivals,
         p=float(p),

@@ -16,6 +16,7 @@ from howsmooth.certificates.remainder_table import RemainderTable, Slack
 from howsmooth.certificates.settings import checked_norm
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.protocols import Map
+from howsmooth.validation import Seed, generator_from
 from howsmooth.wording import at_least, at_most
 
 # Flips are searched for up to this multiple of the length of an embedding: beyond it the perturbation is all there is.
@@ -100,7 +101,7 @@ class SentenceCertifier:
         self.seconds = time.perf_counter() - began
         return found
 
-    def radius(self, tokens: Sequence[int], *, p: float, generator: torch.Generator) -> Radius:
+    def radius(self, tokens: Sequence[int], *, p: float, seed: Seed = 0) -> Radius:
         """Prove how far some tokens may move together, and search for a perturbation that changes the prediction.
 
         Raises:
@@ -119,7 +120,7 @@ class SentenceCertifier:
             moving,
             p=ball.p,
             between=(min(max(certified, 1e-3 * far), far), far),
-            generator=generator,
+            generator=generator_from(seed),
         )
         return Radius(
             tokens=tuple(tokens),

@@ -141,8 +141,6 @@ def audit(
     if device is not None and hasattr(layer, "to"):
         layer = layer.to(device=device)
 
-    import torch
-
     import howsmooth as hs
 
     domain = None if radius is None else hs.domains.Ball(radius)
@@ -156,7 +154,7 @@ def audit(
             input_shape=None if width is None else (n, width),
             starts=starts,
             steps=steps,
-            generator=torch.Generator().manual_seed(seed),
+            seed=seed,
             progress=progress,
         )
     kept = found.refuted or save is not None

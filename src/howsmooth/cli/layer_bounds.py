@@ -54,16 +54,13 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
-    import torch
-
     import howsmooth as hs
     from howsmooth.domains.domain import in_ball
 
-    generator = torch.Generator().manual_seed(0)
     with within_reach(n, radius):
         ladder = hs.bounds.table(attention, n=n, radius=radius)
         with ascent_bar(search) as progress:
-            bracket = hs.bracket(attention, n=n, radius=radius, search=search, generator=generator, progress=progress)
+            bracket = hs.bracket(attention, n=n, radius=radius, search=search, progress=progress)
         require_range(bracket.lower)
         if as_json:
             found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())

@@ -187,7 +187,7 @@ def _attack(attention: "MultiHead", measure: "DiscreteMeasure", eps: float, as_j
     import howsmooth as hs
 
     wide = torch.float64 if torch.float64 in (attention.dtype, measure.dtype) else torch.float32
-    attack = hs.split_attack(attention.to(wide), measure.to(wide), eps=eps, generator=torch.Generator().manual_seed(0))
+    attack = hs.split_attack(attention.to(wide), measure.to(wide), eps=eps, seed=0)
     if as_json:
         print_json(json.loads(attack.to_json()) | {"n": len(measure), "causal": attention.positions.causal})
         return

@@ -127,6 +127,13 @@ def paper(
         check_model_name(name)
     sizes = QUICK if quick else FULL
     asks = {name: [*figure.asks(sizes, tuple(model) or tuple(MODELS))] for name, figure in chosen.items()}
+    used = {getattr(ask, "model", "") for found in asks.values() for ask in found}
+    if strays := [name for name in model if name not in used]:
+        raise AssumptionError(
+            f"{strays[0]!r} is no figure, and as a model it has no part in {', '.join(chosen)}; figures are "
+            f"{', '.join(known_figures())}.",
+            field="names",
+        )
 
     from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.resources import Resources

@@ -93,15 +93,12 @@ def swap(
     content = str(sentence) if text is None else read_text(text).content
     listed = None if candidates is None else read_candidates(candidates)
 
-    import torch
-
     import howsmooth as hs
 
     set_threads(threads)
     transformer = hs.load(model, device=device)
     transformer.check_map(map, layer)
     tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
-    generator = torch.Generator().manual_seed(seed)
     found = hs.swap(
         transformer,
         tokens,
@@ -110,7 +107,7 @@ def swap(
         edits=edits,
         method=method,
         budget=budget,
-        generator=generator,
+        seed=seed,
         candidates=listed,
         whole_words=whole_words,
         round_trip=not any_token,

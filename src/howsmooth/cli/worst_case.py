@@ -163,10 +163,7 @@ class SearchOptions:
     @property
     def ascent(self) -> dict[str, Any]:
         """How the ascent is done."""
-        import torch
-
-        generator = torch.Generator().manual_seed(self.seed)
-        return {"steps": self.steps or STEPS, "starts": self.starts or STARTS, "generator": generator}
+        return {"steps": self.steps or STEPS, "starts": self.starts or STARTS, "seed": self.seed}
 
 
 @option_groups
@@ -237,7 +234,7 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
 
     ascent = how.ascent
     with within_reach(n, radius):
-        bracket = hs.bracket(attention, n=n, radius=radius, generator=ascent["generator"])
+        bracket = hs.bracket(attention, n=n, radius=radius, seed=ascent["seed"])
         witness, origin = bracket.lower, ORIGINS.get(bracket.lower.name, bracket.lower.label)
         if how.search:
             witness, origin = _climb(attention, witness, radius, ascent)

@@ -18,7 +18,7 @@ from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
-from howsmooth.validation import require_finite, require_floating, require_parameter
+from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter
 
 S = TypeVar("S", bound="Attention")
 
@@ -216,7 +216,7 @@ class Attention(ScoreAttention):
         k: int | None = None,
         causal: bool = False,
         dtype: torch.dtype | None = None,
-        generator: torch.Generator | None = None,
+        seed: Seed | None = None,
     ) -> "Attention":
         """Build a layer with Gaussian weights of variance ``1/d`` (a control, as in the paper).
 
@@ -226,7 +226,7 @@ class Attention(ScoreAttention):
             k: The dimension of a head; ``d / heads`` by default.
             causal: Whether a token sees only itself and the past.
             dtype: The numbers; torch's default by default.
-            generator: The source of randomness.
+            seed: Seeds the weights: a whole number, or a torch.Generator to draw from; torch's global one by default.
         """
         if heads < 1 or d < 1:
             raise ShapeError(f"a layer needs at least one head and one dimension, got heads = {heads} and d = {d}.")
@@ -235,6 +235,8 @@ class Attention(ScoreAttention):
                 f"d must be a multiple of heads, or k be given; got d = {d} and heads = {heads}.", field="k"
             )
         k = d // heads if k is None else k
+
+        generator = generator_from(seed)
 
         def gaussian(*shape: int) -> Tensor:
             return torch.randn(shape, dtype=dtype, generator=generator) / math.sqrt(d)

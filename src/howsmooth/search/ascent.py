@@ -16,6 +16,7 @@ from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.operators import Differentiable, broadcast, measurable, require_map
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.results import Witness
+from howsmooth.validation import Seed, generator_from
 
 # Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
 MAX_RUNS, MAX_NUMBERS = 32, 4096
@@ -38,7 +39,7 @@ def maximise(
     starts: Starts = 4,
     steps: int = 100,
     d: int | None = None,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
 ) -> Witness:
@@ -60,7 +61,7 @@ def maximise(
             its weights are added.
         steps: How many trials every run gets; fewer are taken when nothing improves.
         d: The dimension of a token, where neither map nor domain nor starts tell.
-        generator: The source of randomness; one with a fixed seed by default.
+        seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far, after every trial.
         weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
             moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention of any kind;
@@ -77,7 +78,7 @@ def maximise(
         True
     """
     witness, _products = maximise_counting(
-        f, n=n, domain=domain, starts=starts, steps=steps, d=d, generator=generator, progress=progress, weights=weights
+        f, n=n, domain=domain, starts=starts, steps=steps, d=d, seed=seed, progress=progress, weights=weights
     )
     return witness
 
@@ -90,18 +91,18 @@ def maximise_counting(
     starts: Starts = 4,
     steps: int = 100,
     d: int | None = None,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
 ) -> tuple[Witness, int]:
     """Do what :func:`maximise` does; return the input, and the number of products with Jacobians."""
-    _check(f, n, domain, steps, generator, progress)
+    _check(f, n, domain, steps, progress)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
     wanted = check_starts(starts, n)
     like = empty_token(f, domain, wanted, d)
     f = measurable(f)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator_from(seed)
     with torch.inference_mode(False):
         X = gather_starts(f, n, domain, wanted, like, generator)
         _require_one_map(f, X)
@@ -126,7 +127,7 @@ def maximise_counting(
 def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator) -> NormEstimate | None:
     """Measure where a search ended; an input measured in a batch may be unmeasurable by itself."""
     try:
-        return local_lipschitz(f, X, generator=generator)
+        return local_lipschitz(f, X, seed=generator)
     except UnmeasurableError:
         return None
 
@@ -260,7 +261,7 @@ def _choose(which: Bool[Tensor, " runs"], a: Tensor, b: Tensor) -> Tensor:
     return torch.where(which[:, None, None], a, b)
 
 
-def _check(f: object, n: object, domain: object, steps: object, generator: object, progress: object) -> None:
+def _check(f: object, n: object, domain: object, steps: object, progress: object) -> None:
     """Refuse what no search can work with, before anything is computed."""
     require_map(f)
     if not (isinstance(n, int) and n >= 1):
@@ -277,8 +278,6 @@ def _check(f: object, n: object, domain: object, steps: object, generator: objec
         raise ShapeError(
             f"the domain has inputs of {domain.shape[0]} tokens, got n = {n}; let them agree.", field="domain"
         )
-    if not (generator is None or isinstance(generator, torch.Generator)):
-        raise DtypeError(f"generator must be a torch.Generator, got {type(generator).__name__}.", field="generator")
     if not (progress is None or callable(progress)):
         raise DtypeError(
             f"progress must be callable with a step and a value, got {type(progress).__name__}.", field="progress"

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-
 from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
@@ -12,6 +10,7 @@ from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.inputs import candidates
 from howsmooth.theory.results import Bracket
+from howsmooth.validation import Seed
 
 
 def bracket(
@@ -20,7 +19,7 @@ def bracket(
     n: int,
     radius: float,
     search: bool = False,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Bracket:
     r"""Bracket the Lipschitz constant on sequences of ``n`` tokens in a ball.
@@ -34,7 +33,7 @@ def bracket(
         n: How many tokens.
         radius: The radius of the ball that every token lies in.
         search: Whether to improve the input by ascent on the local constant.
-        generator: The source of random starts of the search.
+        seed: Seeds the starts of the search.
         progress: Called with the step and the best value after every step of the search.
 
     Raises:
@@ -49,7 +48,7 @@ def bracket(
     upper = smallest_upper(attention, n=n, radius=radius)
     if search or not is_plain_softmax(attention):
         # from the same inputs, and never below the best of them
-        found = maximise(attention, n=n, domain=Ball(radius), generator=generator, progress=progress)
+        found = maximise(attention, n=n, domain=Ball(radius), seed=seed, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)
     if not explicit:

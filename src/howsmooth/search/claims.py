@@ -21,6 +21,7 @@ from howsmooth.search.starts import empty_token, start_patterns
 from howsmooth.spectral.autograd import evaluate
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
+from howsmooth.validation import Seed, generator_from
 from howsmooth.wording import at_least, number
 
 # Where to look if a claim is about all of space: balls of these radii.
@@ -157,7 +158,7 @@ def audit(
     input_shape: Sequence[int] | None = None,
     starts: int = 4,
     steps: int = 60,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Audit:
     r"""Search for an input where a map's constant exceeds what is claimed for it.
@@ -179,7 +180,7 @@ def audit(
         input_shape: ``(n, d)``, where neither map nor domain tell the dimension of a token.
         starts: How many inputs of each pattern.
         steps: How many trials every run of the ascent gets.
-        generator: The source of randomness; one with a fixed seed by default.
+        seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far, after every trial.
 
     Raises:
@@ -195,7 +196,7 @@ def audit(
     """
     n, d = _checked(claimed, n, input_shape, starts)
     places = [domain] if domain is not None else [Ball(radius) for radius in RADII]
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator_from(seed)
     like = empty_token(f, places[0], 1, d)
     wide, like = _in_float64(f, like, n, places[0], generator)
     best, products, unmeasured = None, 0, None
@@ -203,7 +204,7 @@ def audit(
         begin = start_patterns(place, n, like, starts, generator)
         try:
             found, spent = maximise_counting(
-                wide, n=n, domain=place, starts=begin, steps=steps, d=d, generator=generator, progress=progress
+                wide, n=n, domain=place, starts=begin, steps=steps, d=d, seed=generator, progress=progress
             )
         except NotImplementedError as error:  # what torch says of kernels without a second derivative
             raise AssumptionError(

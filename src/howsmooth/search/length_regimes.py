@@ -191,7 +191,7 @@ def _constants(
     tried += [(place.points, counts) for place in places for counts in place.counts(n)]
     for points, counts in tried:
         measure = DiscreteMeasure(points, torch.tensor(counts, dtype=torch.float64) / n)
-        estimate = local_lipschitz(wide, measure, generator=torch.Generator().manual_seed(0))
+        estimate = local_lipschitz(wide, measure, seed=0)
         yield float(estimate.lower), counts
 
 

@@ -23,6 +23,7 @@ from howsmooth.spectral.operators import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.transport.distances import conditional_wasserstein, wasserstein
 from howsmooth.transport.measures import DiscreteMeasure
+from howsmooth.validation import Seed, generator_from
 from howsmooth.wording import at_least
 
 # All atoms are first measured this well; only those that may be the largest go on.
@@ -126,7 +127,7 @@ def splitting(
     radius: float | None = None,
     rtol: float = 1e-4,
     confidence: float = 0.999,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> Splitting:
     r"""Return the local constants of a map at a measure, with and without splitting atoms.
 
@@ -155,7 +156,7 @@ def splitting(
         radius: The ball around the origin where a little mass may go; by default the one that holds the atoms.
         rtol: The relative width of both brackets.
         confidence: The probability with which their upper ends hold.
-        generator: The source of random starts.
+        seed: Seeds the random starts; torch's global generator by default.
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
@@ -163,13 +164,14 @@ def splitting(
         Splitting: move 1.1978, split 1.7569; atom 1 splits
     """
     _check(measure)
+    generator = generator_from(seed)
     f = counting(f, len(measure))
     context = in_context(f, len(measure))
     if isinstance(f, DifferentiableOnMeasures):
-        whole = local_lipschitz(f, measure, rtol=rtol, confidence=confidence, generator=generator)
+        whole = local_lipschitz(f, measure, rtol=rtol, confidence=confidence, seed=generator)
     else:
         moved, start = moving(context, measure)
-        whole = local_lipschitz(moved, start, rtol=rtol, confidence=confidence, generator=generator)
+        whole = local_lipschitz(moved, start, rtol=rtol, confidence=confidence, seed=generator)
     if isinstance(f, OwnQuery):
         with torch.no_grad():
             closed = f.on(measure).query_side(measure.points)
@@ -249,7 +251,7 @@ class SplitAttack:
 
 
 def split_attack(
-    f: Attention | Callable[..., Any], measure: DiscreteMeasure, *, eps: float, generator: torch.Generator | None = None
+    f: Attention | Callable[..., Any], measure: DiscreteMeasure, *, eps: float, seed: Seed | None = None
 ) -> SplitAttack:
     r"""Attack a measure by splitting its best atom, and by moving its atoms; report the true ratios of distances.
 
@@ -259,7 +261,7 @@ def split_attack(
     """
     if not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
-    found = splitting(f, measure, generator=generator)
+    found = splitting(f, measure, seed=seed)
     w = found.direction
     halves = measure.split(found.atom, 2, torch.stack((eps * w, -eps * w)))
     step = found.moving.direction / measure.weights.sqrt().unsqueeze(-1)

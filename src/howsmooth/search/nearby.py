@@ -16,6 +16,7 @@ from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
+from howsmooth.validation import Seed, generator_from
 
 # So many tokens are measured together.
 TOKENS = 4096
@@ -62,7 +63,7 @@ def worst_nearby(
     per_token: bool = True,
     starts: int = 4,
     steps: int = 100,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Nearby:
     r"""Search the inputs within ``eps`` of ``X`` for the one with the largest constant, and bound what is not found.
@@ -78,13 +79,13 @@ def worst_nearby(
             :math:`\|Z-X\|_F \le \epsilon`.
         starts: As for :func:`maximise`.
         steps: Likewise.
-        generator: The source of randomness; one with a fixed seed by default.
+        seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far.
     """
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator_from(seed)
     domain = Neighbourhood(X, eps, per_token=per_token)
-    there = local_lipschitz(f, X, generator=generator)
-    witness = maximise(f, n=len(X), domain=domain, starts=starts, steps=steps, generator=generator, progress=progress)
+    there = local_lipschitz(f, X, seed=generator)
+    witness = maximise(f, n=len(X), domain=domain, starts=starts, steps=steps, seed=generator, progress=progress)
     upper, refused = _proven(f, X, eps, per_token)
     alone = _alone(f, X, witness.tokens, generator)
     return Nearby(centre=X, there=there, witness=witness, upper=upper, refused=refused, alone=tuple(alone))
@@ -104,6 +105,6 @@ def _alone(f: Any, X: Tensor, Z: Tensor, generator: torch.Generator) -> list[flo
     moves = torch.eye(len(X), dtype=torch.bool, device=X.device)[..., None]
     inputs = torch.where(moves, Z.to(X), X)
     if not isinstance(f, Attention):  # a module may know of one input only
-        return [float(local_lipschitz(f, Y, generator=generator).lower) for Y in inputs]
+        return [float(local_lipschitz(f, Y, seed=generator).lower) for Y in inputs]
     parts = inputs.split(max(1, TOKENS // len(X)))
-    return [value for Y in parts for value in local_lipschitz(f, Y, generator=generator).lower.tolist()]
+    return [value for Y in parts for value in local_lipschitz(f, Y, seed=generator).lower.tolist()]

@@ -90,7 +90,7 @@ def measurable_inputs(
     """Return which inputs can be measured, and the constants there."""
     every = torch.arange(len(X), device=X.device)
     try:
-        return every, local_lipschitz(map_on(every), X, generator=generator)
+        return every, local_lipschitz(map_on(every), X, seed=generator)
     except UnmeasurableError as error:
         some = every[:0]
         for i in every:  # together with others, since rounding may decide and depends on the batch
@@ -98,7 +98,7 @@ def measurable_inputs(
             some = more if _works(map_on(more), X[more]) else some
         if not len(some):
             raise UnmeasurableError(f"no input of the search can be measured: {error}", field=error.field) from error
-        return some, local_lipschitz(map_on(some), X[some], generator=generator)
+        return some, local_lipschitz(map_on(some), X[some], seed=generator)
 
 
 def norm_gradient_or_skip(

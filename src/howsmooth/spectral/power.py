@@ -18,6 +18,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.stopping import slack
+from howsmooth.validation import Seed, generator_from
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def power_iteration(
     rtol: float = 1e-3,
     confidence: float = 0.999,
     max_steps: int = 1000,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> NormEstimate:
     r"""Estimate the largest singular value by power iteration on :math:`J^\top J`.
 
@@ -41,11 +42,11 @@ def power_iteration(
         rtol: The relative change of the value at which to stop.
         confidence: The probability, over the random start, with which ``upper`` holds.
         max_steps: When to give up.
-        generator: The source of the random start; torch's global one by default.
+        seed: Seeds the random start; torch's global generator by default.
     """
     check_operator(op)
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)
-    v = random_start(op, generator)
+    v = random_start(op, generator_from(seed))
     value = torch.zeros(op.batch, dtype=torch.float64, device=op.device)
     log_growth, settled, steps = torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), 0
     while True:

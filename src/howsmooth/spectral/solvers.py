@@ -36,7 +36,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
-from howsmooth.validation import tokens_for
+from howsmooth.validation import Seed, generator_from, tokens_for
 
 # Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
 FORWARD_FACTOR = 4.0
@@ -63,7 +63,7 @@ def local_lipschitz(
     confidence: float = 0.999,
     certify: bool = True,
     max_steps: int = 200,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> NormEstimate:
     r"""Measure the local Lipschitz constant :math:`\|D_X f\|_2` of ``f`` at the tokens ``X``.
 
@@ -88,7 +88,7 @@ def local_lipschitz(
         certify: Whether to go on until the bracket closes. Otherwise stop once the residual is below ``rtol`` times
             the value: fewer steps, and ``upper`` is whatever it has reached by then.
         max_steps: When to give up; two products each.
-        generator: The source of the random start; torch's global one by default.
+        seed: Seeds the random start; torch's global generator by default.
 
     Example:
         >>> f = lambda X: 2 * X
@@ -96,7 +96,7 @@ def local_lipschitz(
         2.0
     """
     check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
-    metrics = as_metrics(metric)
+    metrics, generator = as_metrics(metric), generator_from(seed)
     X = tokens_for(X, f)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
@@ -191,13 +191,13 @@ def spectral_norm(
     confidence: float = 0.999,
     certify: bool = True,
     max_steps: int = 200,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> NormEstimate:
     """Bracket the largest singular value of an operator by Golub–Kahan–Lanczos from a random start.
 
     The arguments are those of :func:`local_lipschitz`. Costs two products for each step and one or two at the end.
     """
-    return bracket_norm(op, rtol, confidence, certify, max_steps, generator)
+    return bracket_norm(op, rtol, confidence, certify, max_steps, generator_from(seed))
 
 
 def bracket_norm(
@@ -339,7 +339,7 @@ def singular_values(
     rtol: float = 1e-3,
     confidence: float = 0.999,
     max_steps: int = 200,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> SingularValues:
     r"""Return the ``k`` largest singular values of an operator, with vectors and error bars.
 
@@ -355,9 +355,10 @@ def singular_values(
         rtol: The accuracy, relative to the largest value.
         confidence: The probability with which each upper bound holds.
         max_steps: The most Krylov steps for one value.
-        generator: The source of randomness; torch's global one by default.
+        seed: Seeds the random starts; torch's global generator by default.
     """
     check_settings(op, rtol, confidence, max_steps)
+    generator = generator_from(seed)
     core, embed = compressed(op)
     most = min(math.prod(core.domain), math.prod(core.codomain))
     if not (isinstance(k, int) and 1 <= k <= most):

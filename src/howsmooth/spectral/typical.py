@@ -31,7 +31,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.validation import tokens_for
+from howsmooth.validation import Seed, generator_from, tokens_for
 from howsmooth.wording import count, estimated, percent
 
 # The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.
@@ -102,7 +102,7 @@ def typical_gain(
     metric: str | Metric | Metrics = total,
     samples: int = 16,
     confidence: float = 0.95,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> TypicalGain:
     r"""Estimate by how much ``f`` amplifies small random noise on the tokens ``X``, in the root mean square.
 
@@ -119,7 +119,7 @@ def typical_gain(
         metric: How noise and changes are measured: a Euclidean metric, on whose unit sphere the noise is uniform.
         samples: How many random directions to take.
         confidence: The probability with which the interval holds, see ``mean_square_interval``.
-        generator: The source of the directions; torch's global one by default.
+        seed: Seeds the directions; torch's global generator by default.
 
     Raises:
         AssumptionError: If the metric is not Euclidean: the mean square has no closed form there.
@@ -141,7 +141,7 @@ def typical_gain(
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))
     op = isometric(op, metrics.input, metrics.output)
-    return typical_gain_of(op, samples=samples, confidence=confidence, generator=generator)
+    return typical_gain_of(op, samples=samples, confidence=confidence, seed=seed)
 
 
 @torch.no_grad()
@@ -150,7 +150,7 @@ def typical_gain_of(
     *,
     samples: int = 16,
     confidence: float = 0.95,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
     estimate: NormEstimate | None = None,
 ) -> TypicalGain:
     r"""Estimate :math:`\|J\|_F/\sqrt N` of an operator on :math:`\mathbb R^N`, or of a batch of them.
@@ -168,6 +168,7 @@ def typical_gain_of(
     """
     check_operator(op)
     _check(samples, confidence)
+    generator = generator_from(seed)
     # Why not in the whole space: the smaller operator has the same Frobenius norm, and its squares scatter less.
     core, embed = compressed(op)
     free, size = _dimensions(op), math.prod(core.domain)

@@ -308,7 +308,7 @@ def _by_directions(
     steps = max(1, (products // most - 3) // 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = singular_values(J, k=most, rtol=RTOL, max_steps=steps, generator=generator)
+        found = singular_values(J, k=most, rtol=RTOL, max_steps=steps, seed=generator)
     trials.take(1 + found.products)
     overlaps = torch.einsum("kne,ve->knv", found.right, known.words)
     moved = overlaps - overlaps.gather(2, base.to(overlaps.device).expand(len(overlaps), -1)[..., None])

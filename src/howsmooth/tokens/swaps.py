@@ -17,6 +17,7 @@ from howsmooth.tokens.methods import METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
+from howsmooth.validation import Seed, generator_from
 from howsmooth.wording import at_least, count
 
 # The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
@@ -86,7 +87,7 @@ def swap(
     candidates: Words | None = None,
     whole_words: bool = False,
     round_trip: bool = False,
-    generator: torch.Generator | None = None,
+    seed: Seed = 0,
 ) -> Swap:
     r"""Find which ``edits`` tokens to replace by which to move the output most: :math:`\|F(t')-F(t)\|`.
 
@@ -112,7 +113,7 @@ def swap(
             numbers of tokens.
         whole_words: Whether only tokens that are words are replaced and come in.
         round_trip: Whether the changed text must be read as the changed tokens.
-        generator: The source of randomness; one with a fixed seed by default.
+        seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
 
     Raises:
         AssumptionError: If there are more edits than tokens that may be replaced, no candidate is left, or method, map
@@ -131,7 +132,7 @@ def swap(
             field="edits",
         )
     outputs = Outputs.of(model, tokens, name=map, layer=layer)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator_from(seed)
     unlimited = method == ENUMERATION or (method == "exhaustive" and budget is None)
     most = 10**12 if unlimited else BUDGET if budget is None else budget
     trials = Trials(outputs, allowed, tokens, edits=edits, budget=most)

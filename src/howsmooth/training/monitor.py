@@ -26,6 +26,7 @@ from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.hooks import mode_restored, read_batch, read_layers
 from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
 from howsmooth.training.sinks import as_sink
+from howsmooth.validation import Seed, generator_from
 
 _LOG = logging.getLogger("howsmooth")
 # Random directions for the typical gain, and how many tokens an alarm names.
@@ -64,7 +65,7 @@ class Monitor:
         limit: float | None = None,
         window: int | None = None,
         sinks: Iterable[object] = (),
-        generator: torch.Generator | None = None,
+        seed: Seed = 0,
     ) -> None:
         """Begin to count steps.
 
@@ -81,7 +82,7 @@ class Monitor:
             window: A constant that doubles within so many steps is an alarm; ten times ``every`` by default.
             sinks: Where looks go: :class:`howsmooth.training.RunLog`, :class:`howsmooth.training.TensorBoard`, anything
                 with a ``log(dict)``.
-            generator: The source of random starts; one of its own by default.
+            seed: Seeds the random starts: a whole number, or a torch.Generator to draw from.
 
         Raises:
             AssumptionError: If a setting is none, or there is no such layer or map.
@@ -99,7 +100,7 @@ class Monitor:
             raise AssumptionError(f"the model has the layers 0 to {count - 1}, got {strays[0]}.", field="layers")
         self._places = [(layer, name) for layer in chosen for name in maps]
         self._every, self._sequences, self._rtol, self._confidence = every, sequences, rtol, confidence
-        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self._generator = generator_from(seed)
         self._alarm_rule = AlarmRule(window=LOOKS * every if window is None else window, limit=limit)
         self._budget = TimeBudget(budget)
         self._next_place = 0
@@ -188,7 +189,7 @@ class Monitor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an open bracket shows in its width
             found = bracket_norm(op, self._rtol, self._confidence, True, MOST_STEPS, self._generator)
-            gain = typical_gain_of(op, samples=SAMPLES, generator=self._generator, estimate=found)
+            gain = typical_gain_of(op, samples=SAMPLES, seed=self._generator, estimate=found)
         worst = int(found.lower.argmax())
         real = there.padding
         norms = X.double().square().sum(-1)

@@ -27,7 +27,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.validation import require_sequences
+from howsmooth.validation import Seed, generator_from, require_sequences
 from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
@@ -144,7 +144,7 @@ def penalty(
     above: float | None = None,
     state: WarmStart | None = None,
     steps: int = STEPS,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> Float[Tensor, "*batch"]:
     r"""Return the local constant :math:`\|D_Xf\|_2` at each sequence, to be minimised.
 
@@ -169,7 +169,7 @@ def penalty(
         above: Only what exceeds this counts: :math:`\max(\sigma - a, 0)^p`, or :math:`\max(\log\sigma/a, 0)^p`.
         state: What is remembered between training steps: one object for each map that is penalised.
         steps: Krylov steps from a warm start.
-        generator: The source of the random component; torch's global one by default.
+        seed: Seeds the random component; torch's global generator by default.
 
     Raises:
         AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
@@ -185,7 +185,7 @@ def penalty(
     function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
     op, pullback = _differentiable(f, X)
-    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator))
+    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator_from(seed)))
 
 
 def largest_singular_value(
@@ -278,7 +278,7 @@ def attention_penalty(
     log: bool = False,
     above: float | None = None,
     steps: int = STEPS,
-    generator: torch.Generator | None = None,
+    seed: Seed | None = None,
 ) -> "AttentionPenalty":
     """Record the inputs of the attention layers of a Hugging Face model, to penalise the sum of their constants.
 
@@ -296,7 +296,7 @@ def attention_penalty(
         log: Likewise.
         above: Likewise.
         steps: Likewise.
-        generator: Likewise.
+        seed: Likewise.
 
     Raises:
         AssumptionError: If there is no such layer, or a setting is none.
@@ -305,7 +305,7 @@ def attention_penalty(
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
         raise DtypeError(f"model must be a module, got {type(model).__name__}.", field="model")
-    return AttentionPenalty(model, function=function, layers=layers, steps=steps, generator=generator)
+    return AttentionPenalty(model, function=function, layers=layers, steps=steps, seed=seed)
 
 
 class AttentionPenalty:
@@ -324,7 +324,7 @@ class AttentionPenalty:
         function: PenaltyFunction,
         layers: Iterable[int] | None,
         steps: int,
-        generator: torch.Generator | None,
+        seed: Seed | None,
     ) -> None:
         self._recorded = RecordedInputs(model)
         count = len(self._recorded.transformer.layers)
@@ -334,7 +334,7 @@ class AttentionPenalty:
             raise AssumptionError(f"the model has the layers 0 to {count - 1}, got {strays[0]}.", field="layers")
         self.states = {layer: WarmStart() for layer in self.layers}
         self.values: dict[int, Float[Tensor, " batch"]] = {}
-        self._function, self._steps, self._generator = function, steps, generator
+        self._function, self._steps, self._generator = function, steps, generator_from(seed)
 
     def __call__(self, batch: Any = None) -> Float[Tensor, " batch"]:
         """Return the penalty at what the layers read last; at a batch, if one is given, after a pass of its own."""

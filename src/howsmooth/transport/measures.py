@@ -19,7 +19,15 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, HowsmoothError, ShapeError
 from howsmooth.files import whole
 from howsmooth.markup import strict_json
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_parameter, require_shape
+from howsmooth.validation import (
+    Seed,
+    generator_from,
+    require_agreement,
+    require_finite,
+    require_floating,
+    require_parameter,
+    require_shape,
+)
 
 # How far from one the given masses may add up; they are normalised after that.
 TOTAL_TOLERANCE = 1e-5
@@ -159,11 +167,11 @@ class DiscreteMeasure:
             points = self.points[first]  # no rounding: merging what is equal changes nothing
         return DiscreteMeasure(points, weights, None if self.positions is None else self.positions[first])
 
-    def resample(self, n: int, *, generator: torch.Generator | None = None) -> "DiscreteMeasure":
+    def resample(self, n: int, *, seed: Seed | None = None) -> "DiscreteMeasure":
         """Draw ``n`` atoms with replacement: an empirical measure with equal masses."""
         if not (isinstance(n, int) and n >= 1):
             raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
-        index = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        index = torch.multinomial(self.weights, n, replacement=True, generator=generator_from(seed))
         positions = None if self.positions is None else self.positions[index]
         return DiscreteMeasure(self.points[index], None, positions)
 

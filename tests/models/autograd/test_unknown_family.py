@@ -150,7 +150,7 @@ def test_the_constants_of_an_unknown_family_are_those_of_its_dense_jacobians(fam
     attention = substituted(transformer, tokens, layer.attention_path, hear=attention_path(family, layer))
     for name, g in {"attention": attention, "block": substituted(transformer, tokens, layer.block_path)}.items():
         f, X = found.at(1, name)
-        agrees(hs.local_lipschitz(f, X, generator=rng), constant_of(g, X))
+        agrees(hs.local_lipschitz(f, X, seed=rng), constant_of(g, X))
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_a_plain_torch_encoder_is_measured(rng):
         f, X = found.at(1, name)
         assert_close(f(X), g(X))
         assert_close(f(-X), g(-X))
-        agrees(hs.local_lipschitz(f, X, generator=rng), constant_of(g, X))
+        agrees(hs.local_lipschitz(f, X, seed=rng), constant_of(g, X))
 
 
 def test_a_module_without_attention_is_refused():

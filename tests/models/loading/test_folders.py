@@ -69,7 +69,7 @@ def by_hand(family, transformer, tokens):
 
 
 def brackets(pair, constant, rng):
-    estimate = hs.local_lipschitz(*pair, confidence=1 - 1e-9, generator=rng)  # of hundreds of brackets none may miss
+    estimate = hs.local_lipschitz(*pair, confidence=1 - 1e-9, seed=rng)  # of hundreds of brackets none may miss
     # the measurement's own rtol, and what float32 leaves of it
     assert float(estimate.lower[-1]) == pytest.approx(float(constant), rel=2e-3)
     assert float(estimate.upper[-1]) >= float(constant) * (1 - 1e-4)

@@ -236,9 +236,9 @@ def test_the_whole_of_a_batch_is_that_of_each_of_its_sequences(name, rng):
     transformer = build("bert")
     tokens = inputs("bert", rng, batch=3, length=5)
     f, X = transformer.activations(tokens).at(0, name)
-    estimate = hs.local_lipschitz(f, X, generator=rng)
+    estimate = hs.local_lipschitz(f, X, seed=rng)
     for b in range(3):
-        alone = hs.local_lipschitz(*transformer.activations(tokens[b : b + 1]).at(0, name), generator=rng)
+        alone = hs.local_lipschitz(*transformer.activations(tokens[b : b + 1]).at(0, name), seed=rng)
         assert_close(estimate.lower[b : b + 1], alone.lower, rtol=1e-3, atol=0)  # the measurement's own rtol
 
 

@@ -60,11 +60,11 @@ def test_blocks_are_measured_side_by_side(folder_model, beginning, digest):
 def test_a_callable_is_differentiated_on_two_threads_at_once(rng):
     X = torch.randn(4, 3, dtype=torch.float64, generator=rng)
     module = torch.nn.MultiheadAttention(3, 1, batch_first=True, dtype=torch.float64)
-    expected, found = hs.local_lipschitz(lambda X: module.eval()(X, X, X)[0], X, generator=rng).lower, []
+    expected, found = hs.local_lipschitz(lambda X: module.eval()(X, X, X)[0], X, seed=rng).lower, []
 
     def measure():
         generator = torch.Generator().manual_seed(0)
-        found.append(hs.local_lipschitz(lambda X: module(X, X, X)[0], X, generator=generator).lower)
+        found.append(hs.local_lipschitz(lambda X: module(X, X, X)[0], X, seed=generator).lower)
 
     threads = [threading.Thread(target=measure) for _number in range(4)]
     for thread in threads:

@@ -34,7 +34,7 @@ def test_no_output_moves_further_than_its_bound(rng, per_token, mixed):
 
 def test_for_small_moves_it_is_the_constant_times_the_move(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
-    constant = float(hs.local_lipschitz(f, X, rtol=1e-6, generator=rng).lower)
+    constant = float(hs.local_lipschitz(f, X, rtol=1e-6, seed=rng).lower)
     assert hs.bounds.displacement_upper(f, X, eps=1e-6).value <= 1.01e-6 * constant
 
 

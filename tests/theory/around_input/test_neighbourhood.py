@@ -215,7 +215,7 @@ def test_search_inside_a_neighbourhood_stays_below_its_bound(rng, kind):
     f, X = AROUND[kind](rng), gaussian(rng, 4, 3)
     for per_token in (False, True):
         domain = hs.domains.Neighbourhood(X, eps=0.3, per_token=per_token)
-        found = hs.maximise(f, n=4, domain=domain, starts=2, steps=10, generator=rng).value
+        found = hs.maximise(f, n=4, domain=domain, starts=2, steps=10, seed=rng).value
         assert found <= hs.bounds.neighbourhood_upper(f, X, eps=0.3, per_token=per_token).value * ROUNDING
 
 
@@ -278,7 +278,7 @@ def test_neighbourhoods_are_as_tight_as_promised(rng, seed):
     for eps in (0.01, 0.1, 0.3):
         points = on_boundary(rng, 30, X, eps, False)
         found[eps] = hs.bounds.neighbourhood_upper(f, X, eps=eps).value
-        largest = hs.local_lipschitz(f, points, rtol=1e-3, certify=False, generator=rng).lower.max().item()
+        largest = hs.local_lipschitz(f, points, rtol=1e-3, certify=False, seed=rng).lower.max().item()
         assert max(truth, largest) <= found[eps] * ROUNDING
     assert found[0.01] < truth + 0.1
     assert found[0.1] < 2.6
@@ -288,7 +288,7 @@ def test_neighbourhoods_are_as_tight_as_promised(rng, seed):
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_a_layer_of_the_size_of_bert_has_a_neighbourhood(rng):
-    f = hs.Attention.random(heads=12, d=768, generator=rng)
+    f = hs.Attention.random(heads=12, d=768, seed=rng)
     X = torch.randn(12, 768, generator=rng)
     assert math.isfinite(hs.bounds.neighbourhood_upper(f, X, eps=0.01).value)
 

@@ -202,10 +202,10 @@ def test_the_local_bound_is_at_most_its_formula_and_at_most_the_bound_of_the_bal
 
 @pytest.mark.slow
 def test_bounds_at_one_input_hold_for_long_sequences_and_wide_layers(rng):
-    f = hs.Attention.random(heads=4, d=64, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=4, d=64, dtype=torch.float64, seed=rng)
     for scale in (0.3, 3.0):
         X = scale * gaussian(rng, 200, 64)
-        lower = hs.local_lipschitz(f, X, generator=rng).lower.item()
+        lower = hs.local_lipschitz(f, X, seed=rng).lower.item()
         assert lower <= hs.bounds.local_upper(f, X).value
         assert lower <= hs.bounds.attention_map_upper(f, X).value
 
@@ -242,7 +242,7 @@ def test_bounds_at_one_input_are_deterministic_upper_bounds(rng, name):
 
 
 def test_the_local_bound_is_far_below_the_bound_of_the_ball_at_typical_inputs(rng):
-    f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, generator=rng)
+    f = hs.Attention.random(heads=1, d=16, dtype=torch.float64, seed=rng)
     X = gaussian(rng, 64, 16)
     ball = hs.bounds.sharp_upper(f, n=64, radius=X.norm(dim=-1).max().item()).value
     assert hs.bounds.local_upper(f, X).value < ball / 3

@@ -25,7 +25,7 @@ def one_interval(monkeypatch):
 def test_the_certificate_of_saturated_rows_is_not_zero():
     for seed in range(55, 65):  # one of them left a matrix of rounding alone, whose root was no number
         rng = torch.Generator().manual_seed(seed)
-        f = hs.Attention.random(heads=4, d=8, generator=rng, dtype=torch.float64)
+        f = hs.Attention.random(heads=4, d=8, seed=rng, dtype=torch.float64)
         X = 10 * gaussian(rng, 6, 8)
         assert truth(f, X) <= hs.bounds.local_upper(f, X).value
 

@@ -39,7 +39,7 @@ def test_no_input_in_the_ball_has_a_larger_constant(case, seed):
     n, heads = 1 + seed % 6, 1 + seed % 2
     f = drawn(rng, heads=heads, d=2, size=(0.3, 1.0, 2.0)[seed % 3], **CASES[case])
     radius = 0.2 + 4 * float(torch.rand((), generator=rng))
-    found = hs.local_lipschitz(f, in_ball(rng, n, 2, radius), metric="token", generator=rng)
+    found = hs.local_lipschitz(f, in_ball(rng, n, 2, radius), metric="token", seed=rng)
     assert found.lower <= hs.bounds.token_upper(f, radius=radius).value
 
 
@@ -51,7 +51,7 @@ def test_biases_and_sinks_are_covered(biased, sink, rng):
         at = {} if sink is None else {"sink": torch.tensor([sink], dtype=torch.float64)}
         f = drawn(rng, heads=1, d=2, size=1.0, **bias, **at)
         for n in (1, 3):
-            found = hs.local_lipschitz(f, in_ball(rng, n, 2, 1.5), metric="token", generator=rng)
+            found = hs.local_lipschitz(f, in_ball(rng, n, 2, 1.5), metric="token", seed=rng)
             assert found.lower <= hs.bounds.token_upper(f, radius=1.5).value
 
 

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from draws import gaussian
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
+from howsmooth.theory.ball.logit_cap import LARGEST_CAP, _log_column_sum
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -32,7 +34,7 @@ def test_the_root_of_n_is_gone_and_a_large_cap_brings_it_back():
 
 
 def test_the_inverse_keeps_the_wanted_constant_and_says_if_it_cannot(rng):
-    f = hs.Attention.random(heads=2, d=4, generator=rng)
+    f = hs.Attention.random(heads=2, d=4, seed=rng)
     least = hs.bounds.logit_cap(f, 0.0, radius=1.0, n=50).value
     cap = hs.bounds.largest_logit_cap(f, 2 * least, radius=1.0, n=50)
     assert hs.bounds.logit_cap(f, cap, radius=1.0, n=50).value <= 2 * least
@@ -45,3 +47,71 @@ def test_the_inverse_keeps_the_wanted_constant_and_says_if_it_cannot(rng):
         hs.bounds.logit_cap(causal, 1.0, radius=1.0)
     with pytest.raises(AssumptionError, match="cap must be"):
         hs.bounds.logit_cap(f, -1.0, radius=1.0)
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.7, 3.0])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_columns_of_capped_weights_sum_to_no_more_and_the_worst_ones_to_as_much(cap, n):
+    S = torch.full((n, n), -cap, dtype=torch.float64)
+    S[:, 0] = cap
+    worst = float(S.softmax(-1)[:, 0].sum())
+    assert math.exp(_log_column_sum(cap, n, causal=False)) == pytest.approx(worst)
+    assert _log_column_sum(cap, None, causal=False) == 2 * cap
+    masked = S.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
+    worst, found = float(masked.softmax(-1)[:, 0].sum()), math.exp(_log_column_sum(cap, n, causal=True))
+    # an integral in place of a sum of decreasing terms, between 1 and the least of them too large
+    assert worst <= found * (1 + 1e-12)
+    assert found <= worst + 1
+    assert found == pytest.approx(min(n, 1 + math.exp(2 * cap) * math.log1p((n - 1) * math.exp(-2 * cap))))
+
+
+def test_a_cap_beyond_floats_is_none(rng):
+    for causal in (False, True):
+        assert _log_column_sum(1e4, 9, causal=causal) == pytest.approx(math.log(9))
+    assert _log_column_sum(LARGEST_CAP, 9, causal=True) == pytest.approx(math.log(9))
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_term_counts_for_every_head(rng, mixed, sink):
+    cap, n, radius = 0.6, 7, 1.3
+    f = hs.Attention(
+        query=gaussian(rng, 2, 3, 4),
+        key=gaussian(rng, 2, 3, 4),
+        value=gaussian(rng, 2, 5, 4),
+        output=gaussian(rng, 2, 4, 5) if mixed else None,
+        query_bias=gaussian(rng, 2, 3),
+        key_bias=4 * gaussian(rng, 2, 3),
+        value_bias=9 * gaussian(rng, 2, 5),
+        sink=torch.zeros(2).double() if sink else None,
+        scale=1.0,
+    )
+    c = n / (1 + (n - 1) * math.exp(-2 * cap))
+
+    def one(h, W):
+        A, V = f.key[h].mT @ f.query[h], W @ f.value[h]
+        norm, bias = torch.linalg.matrix_norm(V, 2).item(), (W @ f.value_bias[h]).norm().item()
+        query = torch.linalg.matrix_norm(A, 2).item() * radius
+        key = query + (f.query_bias[h] @ f.key[h]).norm().item()
+        spread = norm * radius
+        if sink:  # of score zero and value zero
+            query = max(query, (query + (f.key_bias[h] @ f.query[h]).norm().item()) / 2)
+            spread = max(spread, (spread + bias) / 2)
+        return norm * math.sqrt(c) + spread * (query + key * math.sqrt(c))
+
+    stacked = math.hypot(*(one(h, torch.eye(5).double()) for h in range(2)))
+    if mixed:
+        wide = torch.linalg.matrix_norm(torch.cat(tuple(f.output), 1), 2).item()
+        stacked = min(wide * stacked, sum(one(h, f.output[h]) for h in range(2)))
+    assert hs.bounds.logit_cap(f, cap, radius=radius, n=n).value == pytest.approx(stacked, rel=1e-9)
+
+
+def test_the_inverse_is_exact_to_nine_digits_and_takes_what_it_is_asked_for():
+    identity = torch.eye(2, dtype=torch.float64)
+    f = hs.Attention.single_head(A=identity, V=identity)
+    # 1 + 2e^τ for any number of tokens in the unit ball
+    assert hs.bounds.largest_logit_cap(f, 1 + 2 * math.e**2, radius=1.0) == pytest.approx(2.0, rel=2e-9)
+    least = hs.bounds.logit_cap(f, 0.0, radius=1.0, n=3).value
+    assert 0 <= hs.bounds.largest_logit_cap(f, least, radius=1.0, n=3) < 1e-6
+    most = hs.bounds.logit_cap(f, LARGEST_CAP, radius=1.0, n=3).value
+    assert hs.bounds.largest_logit_cap(f, most, radius=1.0, n=3) == math.inf

@@ -124,7 +124,7 @@ def test_bounds_of_any_size_are_numbers_or_infinite(rng, scale):
     f = dataclasses.replace(f, query=scale * f.query, key=scale * f.key)
     upper = hs.bounds.sharp_upper(f, n=6, radius=2.0)
     assert upper.value > 0
-    found = hs.local_lipschitz(f, inputs(rng, f, 1, 6, 2.0), generator=rng).lower.max().item() if scale < 1e50 else 0.0
+    found = hs.local_lipschitz(f, inputs(rng, f, 1, 6, 2.0), seed=rng).lower.max().item() if scale < 1e50 else 0.0
     assert found <= upper.value
 
 

@@ -44,7 +44,7 @@ def test_rotary_scores_are_bounded_by_both_factors_and_not_by_their_product(rng)
     n, radius = 5, 4.0
     free = dataclasses.replace(f, positions=hs.maps.Positions())
     found = max(
-        hs.local_lipschitz(f, X, generator=rng).lower.max().item()
+        hs.local_lipschitz(f, X, seed=rng).lower.max().item()
         for X in (inputs(rng, free, 20, n, radius), radius * torch.sign(gaussian(rng, 400, n, 2)) / math.sqrt(2))
     )
     assert found > math.sqrt(n) * 1.5  # above what scores of size zero would allow
@@ -283,7 +283,7 @@ SINKS = {
 def test_biases_of_keys_and_values_count_beside_a_sink(rng, name, n):
     """A sink has a constant score and the value zero: it is no token at the origin, which would have both biases."""
     f = SINKS[name]
-    found = hs.maximise(f, n=n, domain=hs.domains.Ball(1.0), steps=20, generator=rng).value
+    found = hs.maximise(f, n=n, domain=hs.domains.Ball(1.0), steps=20, seed=rng).value
     without = dataclasses.replace(f, sink=None)
     assert found > hs.bounds.sharp_upper(without, n=n, radius=1.0).value  # what no sink would allow
     for upper in (hs.bounds.sharp_upper, hs.bounds.smallest_upper):

@@ -100,7 +100,7 @@ def test_bounds_hold_where_tokens_count_for_more_or_less_than_one(kind, count, r
     f = head(rng, made, count=count, **more)
     upper = hs.bounds.sharp_upper(f, n=5, radius=1.5).value
     assert float(constants(f, inputs(f, rng, 5, 1.5)).max()) <= upper
-    found = hs.maximise(f, n=5, domain=hs.domains.Ball(1.5), starts=2, steps=8, generator=rng).value
+    found = hs.maximise(f, n=5, domain=hs.domains.Ball(1.5), starts=2, steps=8, seed=rng).value
     assert upper / 12 <= found <= upper
 
 
@@ -109,7 +109,7 @@ def test_bounds_hold_where_tokens_count_for_more_or_less_than_one(kind, count, r
 def test_no_ascended_input_exceeds_the_bound(case, rng):
     f = CASES[case](rng)
     radius = 0.8 if case.startswith("sinkhorn") else 1.5  # the potentials of steep scores are refused
-    found = hs.bracket(f, n=6, radius=radius, search=True, generator=rng)
+    found = hs.bracket(f, n=6, radius=radius, search=True, seed=rng)
     assert found.lower.value <= found.upper.value
     assert found.ratio < 40  # the bound is of the right order
 

@@ -265,7 +265,7 @@ def test_the_tied_pair_attains_what_no_random_choice_of_the_same_shape_does(rng,
     r = radius * torch.rand(200, 1, generator=rng).double()
     pair = [radius * (angle.cos() * w + s * angle.sin() * z) for s in (1, -1)]
     X = torch.stack([*pair, *[r * e] * (n - 2)], 1)
-    found = hs.local_lipschitz(f, X, rtol=1e-2, certify=False, generator=rng).lower.max().item()
+    found = hs.local_lipschitz(f, X, rtol=1e-2, certify=False, seed=rng).lower.max().item()
     assert hs.inputs.tied_pair(f, n, radius).value >= found * 0.98  # the formula is maximised, not the constant
 
 
@@ -318,7 +318,7 @@ def test_the_tied_pair_on_an_image_lies_on_the_ellipsoid(rng, which, causal):
         assert_honest(f, witness, n, rng)
         assert_on_image(witness.tokens, norm_map)
         assert witness.value <= hs.bounds.sharp_upper(f, n=n, radius=norm_map.image.radius).value * ROUNDING
-        typical = hs.local_lipschitz(f, norm_map(gaussian(rng, 20, n, d)), rtol=1e-2, certify=False, generator=rng)
+        typical = hs.local_lipschitz(f, norm_map(gaussian(rng, 20, n, d)), rtol=1e-2, certify=False, seed=rng)
         assert witness.value >= typical.lower.median().item()
 
 

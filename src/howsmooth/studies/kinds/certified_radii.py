@@ -221,7 +221,7 @@ def _certified(ask: CertificateAsk, transformer: "Transformer", resources: "Reso
 
     certifier, numbers = resources.latest(_certifier, transformer, ask.sentence, ask.at, ask.layer)
     places = ask.word or tuple(ordinary_positions(transformer, numbers))
-    radius = certifier.radius(places, p=norm_named(ask.p), generator=seeded([ask]))
+    radius = certifier.radius(places, p=norm_named(ask.p), seed=seeded([ask]))
     words = tokenizer_of(transformer).pieces(numbers)
     left = len(transformer.layers) - ask.layer
     return CertificateAnswer(

@@ -41,6 +41,11 @@ class TextAsk(AtText, frozen=True, kw_only=True, tag="text"):
     released: bool = False
 
     @property
+    def drawn_as(self) -> "TextAsk":
+        """The ask that seeds the random start."""
+        return self
+
+    @property
     def cost(self) -> float:
         """A certificate takes three times as long as a bracket, a bare value half as long."""
         return super().cost * (1.0 if self.solver.certify else 0.5) * (4.0 if self.certificate else 1.0)
@@ -101,7 +106,7 @@ BLOCK = 3.0
 class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
     """A model from end to end: each block by itself, all blocks up to each layer, and all from each layer on.
 
-    Its map is ``block``, ``to:3`` or ``from:3``.
+    Its map is ``block``, ``to:3``, ``from:3``, or ``model`` for all blocks.
     """
 
     blocks: Annotated[int, NOT_IN_KEY] = 1  # how many blocks these are; the map says it, if one knows the model
@@ -110,6 +115,11 @@ class WholeAsk(TextAsk, frozen=True, kw_only=True, tag="whole"):
     def share(self) -> float:
         """That of all blocks."""
         return BLOCK * self.blocks
+
+    @property
+    def drawn_as(self) -> TextAsk:
+        """The same question about this map alone, so that one quantity has one value in both."""
+        return TextAsk(**{name: getattr(self, name) for name in TextAsk.__struct_fields__})
 
 
 WholeRecord = Record[WholeAsk, TextAnswer]
@@ -142,10 +152,10 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     from howsmooth.studies.resources import seeded
     from howsmooth.theory.at_input.local import local_uppers
 
-    first, generator = cell[0], seeded(cell)
+    first, generator = cell[0], seeded(ask.drawn_as for ask in cell)
     J = linearise(f, X)
-    estimate = norm_of(spectral_norm, J, solver=first.solver, generator=generator)
-    gain = typical_gain_of(J, samples=probes(X.shape[-2]), generator=generator, estimate=estimate)
+    estimate = norm_of(spectral_norm, J, solver=first.solver, seed=generator)
+    gain = typical_gain_of(J, samples=probes(X.shape[-2]), seed=generator, estimate=estimate)
     # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
     with torch.no_grad():
         released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
@@ -174,7 +184,7 @@ def probes(n: int) -> int:
     return max(PROBES, min(MOST_PROBES, PROBED_TOKENS // n))
 
 
-def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, generator: Any) -> "NormEstimate":
+def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solver, seed: Any) -> "NormEstimate":
     """Call something that measures a norm as a solver is set."""
     return measure(
         *subject,
@@ -182,7 +192,7 @@ def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solve
         confidence=solver.confidence,
         certify=solver.certify,
         max_steps=solver.max_steps,
-        generator=generator,
+        seed=seed,
     )
 
 
@@ -258,7 +268,7 @@ def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
     from howsmooth.transport.measures import DiscreteMeasure
 
     measure = DiscreteMeasure.from_sequence(x, causal=f.positions.causal)
-    attack = split_attack(f, measure, eps=SPLITTING_EPS, generator=seeded([ask]))
+    attack = split_attack(f, measure, eps=SPLITTING_EPS, seed=seeded([ask]))
     found, norms = attack.splitting, x.norm(dim=-1)
     return SplittingAnswer(
         **{name: getattr(found, name) for name in ("move", "split", "splits", "decided", "atom")},

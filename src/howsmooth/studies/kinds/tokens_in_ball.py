@@ -72,7 +72,7 @@ def _at_built_input(ask: ExtremalAsk, resources: "Resources") -> TextAnswer:
     f = resources.attention(ask)
     # the head and the whole layer are measured at the same input
     X = resources.once(_built_input, replace(ask, map=f"head:{ask.head}", biases=False), resources).to(f.dtype)
-    estimate = norm_of(local_lipschitz, f, X, solver=ask.solver, generator=seeded([ask]))
+    estimate = norm_of(local_lipschitz, f, X, solver=ask.solver, seed=seeded([ask]))
     return answer_at(estimate, X)
 
 
@@ -110,7 +110,7 @@ def _maximum(ask: "AscentAsk | MeasuresAsk", resources: "Resources", **others: A
     from howsmooth.studies.resources import seeded
 
     f, ball = resources.attention(ask), Ball(ask.radius)
-    return maximise(f, n=ask.length, domain=ball, steps=ask.climb, generator=seeded([ask]), **others)
+    return maximise(f, n=ask.length, domain=ball, steps=ask.climb, seed=seeded([ask]), **others)
 
 
 class MeasuresAsk(AscentAsk, frozen=True, kw_only=True, tag="measures"):

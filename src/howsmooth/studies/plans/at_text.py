@@ -165,13 +165,15 @@ class BlockSpan(NamedTuple):
 
 
 def block_spans(layers: int, solver: Solver) -> Iterator[BlockSpan]:
-    """Yield every block of a model, the blocks up to every layer, and those from every layer on."""
+    """Yield every block of a model, the blocks up to every layer, those from every layer on, and all, once."""
     loose = replace(solver, rtol=max(solver.rtol, LOOSE))
     for layer in range(layers):
         yield BlockSpan(layer, "block", 1, solver)
-        # all blocks together are the model itself, which is measured beside them as well as that
-        yield BlockSpan(0, f"to:{layer}", layer + 1, solver if layer == layers - 1 else loose)
-        yield BlockSpan(layer, f"from:{layer}", layers - layer, solver if layer == 0 else loose)
+        if layer < layers - 1:
+            yield BlockSpan(0, f"to:{layer}", layer + 1, loose)
+        if layer > 0:
+            yield BlockSpan(layer, f"from:{layer}", layers - layer, loose)
+    yield BlockSpan(0, "model", layers, solver)
 
 
 def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:

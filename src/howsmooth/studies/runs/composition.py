@@ -120,9 +120,11 @@ def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Co
 
 
 def _depth(by_map: dict[tuple[str, int], list[WholeRecord]], layer: int, log_product: float) -> Depth | None:
-    block, to, onward = (
-        by_map.get(place) for place in (("block", layer), (f"to:{layer}", 0), (f"from:{layer}", layer))
-    )
+    whole = by_map.get(("model", 0))
+    last = whole is not None and layer == whole[0].ask.blocks - 1
+    block = by_map.get(("block", layer))
+    to = whole if last else by_map.get((f"to:{layer}", 0))
+    onward = whole if layer == 0 else by_map.get((f"from:{layer}", layer))
     if block is None or to is None or onward is None:
         return None
     alone = mean_constant(block)

@@ -173,7 +173,7 @@ def _constant_at_centre(unit: Rescaled) -> tuple[float, float]:
     with warnings.catch_warnings():
         # where scores are so large that products contradict each other it is infinite, and the other terms bound
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return float(local_lipschitz(f, X, confidence=CONFIDENCE, generator=_start(f, X)).upper), CONFIDENCE
+        return float(local_lipschitz(f, X, confidence=CONFIDENCE, seed=_start(f, X)).upper), CONFIDENCE
 
 
 def _matrix(J: LinearOperator) -> Float[Tensor, "m n"]:

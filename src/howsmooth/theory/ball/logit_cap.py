@@ -5,7 +5,7 @@ import math
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.theory.assumptions import refuse_norms, require_attention, require_causal_or_none, require_size
+from howsmooth.theory.assumptions import refuse_norms, require_causal_or_none, require_size
 from howsmooth.theory.ball.softmax import log_enclosing_radius, score_gradient_bounds
 from howsmooth.theory.heads import combine_heads, heads_of, log, log_sum
 from howsmooth.theory.results import Bound, upper_bound
@@ -42,12 +42,12 @@ def logit_cap(attention: Attention, cap: float, *, radius: float, n: int | None 
         '3.0001'
     """
     require_size(1 if n is None else n, radius)
-    require_attention(attention)
+    # norms of heads are those of the map without its sink, which theorems on other bounds refuse
+    sink = isinstance(attention, Attention) and attention.sink is not None
+    plain = dataclasses.replace(attention, sink=None) if sink else attention
+    require_causal_or_none(plain, "logit_cap", "sharp_upper")
     if isinstance(cap, bool) or not (isinstance(cap, int | float) and cap >= 0):
         raise AssumptionError(f"cap must be a number, zero or more, got {cap!r}.", field="cap")
-    require_causal_or_none(attention, "logit_cap", "sharp_upper")
-    sink = attention.sink is not None
-    plain = dataclasses.replace(attention, sink=None) if sink else attention
     refuse_norms(plain, "logit_cap")
     if attention.positions.causal and n is None:
         raise AssumptionError("under a causal mask the bound grows with log n: give n, too.", field="n")

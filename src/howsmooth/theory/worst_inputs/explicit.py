@@ -199,7 +199,7 @@ def measured_at(attention: Attention, tokens: Tensor, name: str, domain: str, fo
     tokens = (inside * tokens).to(dtype)
     generator = torch.Generator().manual_seed(0)
     wide = attention.to(torch.float64, "cpu")
-    found = local_lipschitz(wide, tokens.to("cpu", torch.float64), rtol=RTOL, generator=generator)
+    found = local_lipschitz(wide, tokens.to("cpu", torch.float64), rtol=RTOL, seed=generator)
     proven = formula if formula <= float(found.upper) else None
     return Witness(tokens=tokens.to(attention.query.device), measured=found, name=name, domain=domain, formula=proven)
 
