@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.printing import say
-from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.errors import DtypeError, FileError, HowsmoothError, NonFiniteError, ShapeError
 from howsmooth.files import HEADER, require_array, require_room
 
 if TYPE_CHECKING:
@@ -202,12 +202,21 @@ def require_writable(target: Path, sources: Iterable[Path]) -> None:
         raise FileError(f"nothing can be saved to {str(target.parent)!r}: {error.strerror}.", field="save") from error
 
 
-def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, quiet: bool) -> None:
-    """Keep the input and say where; the talk goes to standard error where standard output is for JSON."""
+@contextmanager
+def saving(target: Path) -> Iterator[None]:
+    """Say in one sentence why a file could not be written."""
     from safetensors import SafetensorError
 
     try:
-        witness.save(target, about=about)
+        yield
+    except HowsmoothError:
+        raise
     except (OSError, SafetensorError) as error:
         raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error
+
+
+def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, quiet: bool) -> None:
+    """Keep the input and say where; the talk goes to standard error where standard output is for JSON."""
+    with saving(target):
+        witness.save(target, about=about)
     say(f"Saved tokens, direction and response to {target}.", err=quiet)

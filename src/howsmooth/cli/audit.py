@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.array_files import require_writable
+from howsmooth.cli.array_files import require_writable, saving
 from howsmooth.cli.memory_errors import require_room, too_large
 from howsmooth.cli.options import (
     OptionDevice,
@@ -28,7 +28,7 @@ from howsmooth.files import require_size
 from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
-    from howsmooth.search.claims import Audit
+    pass
 
 
 def check_code(source: str) -> tuple[Path, str]:
@@ -159,7 +159,8 @@ def audit(
         )
     kept = found.refuted or save is not None
     if kept:
-        _save(found, target)
+        with saving(target):
+            found.save(target)
     if as_json:
         print_json(found.as_dict() | {"code": code, "n": n, "radius": radius, "saved": str(target) if kept else None})
     else:
@@ -193,14 +194,3 @@ def _width(layer: Any) -> int | None:
     if found is None:
         raise AssumptionError("the dimension of a token cannot be told from this module; give it as --d.", field="d")
     return int(found)
-
-
-def _save(found: "Audit", target: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        found.save(target)
-    except HowsmoothError:
-        raise
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error

@@ -41,7 +41,8 @@ def sweep(
     from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 
     grid = read_study(study)
-    folder = options.folder(lambda: Path("runs") / _file_name(grid.name))
+    file = "".join(c if c.isalnum() or c in "-_." else "-" for c in grid.name).strip(".") or "study"
+    folder = options.folder(lambda: Path("runs") / file)
 
     from howsmooth.studies.resources import Resources
 
@@ -88,10 +89,6 @@ def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, reso
         print_json(counts | {"expected_seconds": seconds})
         return
     say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"
 
 
 @option_groups

@@ -89,6 +89,16 @@ class Tally:
     share: float  # how much of the work is behind, from 0 to 1: long inputs count for more
     last: str = ""  # what was done last, in a few words
 
+    @property
+    def finished(self) -> int:
+        """How many asks have a record or an error."""
+        return self.done + self.failed
+
+    @property
+    def failures(self) -> str:
+        """How many failed, behind how many are done."""
+        return f", {self.failed} failed" if self.failed else ""
+
 
 Progress = Callable[[Tally], None]
 # Does units of work in any order, and yields what comes of each.
