@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, saving
 from howsmooth.cli.memory_errors import require_room, too_large
 from howsmooth.cli.options import (
@@ -140,8 +141,6 @@ def audit(
     layer = run_code(path, name)
     if device is not None and hasattr(layer, "to"):
         layer = layer.to(device=device)
-
-    import howsmooth as hs
 
     domain = None if radius is None else hs.domains.Ball(radius)
     width = _width(layer) if d is None else d

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import array_names, is_array_file, read_array, split_source
 from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
 from howsmooth.errors import AssumptionError, ShapeError, nearest
@@ -115,11 +116,9 @@ class LayerSource:
     @property
     def about(self) -> dict[str, str]:
         """What is kept beside an input that was found for this layer."""
-        from howsmooth import __version__
-
         layer = {"model": self.model or "", "layer": str(self.layer), "map": self.map} if self._is_of_model else {}
         family = {"family": self.family} if self.family else {}
-        return {"howsmooth": __version__} | layer | family | self.sources
+        return {"howsmooth": hs.__version__} | layer | family | self.sources
 
     def check(self) -> None:
         """Refuse what contradicts itself or is not there, before torch is imported."""
@@ -198,11 +197,8 @@ class LayerSource:
         return found if self.scale is None else replace(found, scale=self.scale)
 
     def _layer_of_model(self) -> "Attention":
-        from howsmooth.maps.attention import Attention
-        from howsmooth.models.load import load
-
-        found = load(self.model or "", family=self.family or "").layer(self.layer or 0).map(self.map)
-        if not isinstance(found, Attention):
+        found = hs.load(self.model or "", family=self.family or "").layer(self.layer or 0).map(self.map)
+        if not isinstance(found, hs.Attention):
             raise AssumptionError(f"theorems are about attention alone, got --map {self.map}.", field="map")
         return found
 
@@ -211,8 +207,6 @@ class LayerSource:
 
         Heads of keys and values have as many rows as those of queries; where there are fewer, they are shared.
         """
-        import howsmooth as hs
-
         query, key = arrays["query"], arrays["key"]
         heads = self.heads or (len(query) if query.ndim == 3 else 1)
         rows = query.shape[-2] if query.ndim == 3 else len(query) // heads
@@ -232,8 +226,6 @@ class LayerSource:
 def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
     """Build one head from ``A`` and ``V``; without values they are the identity."""
     import torch
-
-    import howsmooth as hs
 
     A = arrays["A"]
     if A.ndim != 2 or A.shape[0] != A.shape[1]:

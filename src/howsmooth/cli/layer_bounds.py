@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
@@ -21,6 +22,7 @@ from howsmooth.cli.options import (
     whole_numbers,
 )
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.report.saving import save_chart
 from howsmooth.search.mechanisms import COUNTING, require_count
 from howsmooth.wording import at_least, number, percent
 
@@ -54,7 +56,6 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
-    import howsmooth as hs
     from howsmooth.domains.domain import in_ball
 
     with within_reach(n, radius):
@@ -148,13 +149,11 @@ def regimes(
     require_count(source.kind, count)
     attention = source.read()
 
-    from howsmooth.search.length_regimes import regimes as find
     from howsmooth.search.mean_field_context import counting
 
-    found = find(attention if count is None else counting(attention, count), radius, numbers)
+    found = hs.regimes(attention if count is None else counting(attention, count), radius, numbers)
     if figure is not None:
         from howsmooth.report.charts.transition import regimes_chart
-        from howsmooth.report.saving import save_chart
 
         save_chart(regimes_chart(found), figure)
     if as_json:

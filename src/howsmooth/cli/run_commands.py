@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import print_json, say, visible_console
-from howsmooth.errors import AssumptionError, FileError
+from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
 from howsmooth.studies.json_values import default_of
 from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
 from howsmooth.studies.kinds.certified_radii import Certifying, by_their_labels
-from howsmooth.studies.plans.measurement_plan import Measuring
+from howsmooth.studies.plans.measurement_plan import Measuring, planned
+from howsmooth.studies.runs.database import check_writable
+from howsmooth.studies.runs.store import Store
 from howsmooth.tokens.swap_settings import read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import Executor
 
 FAILED = 1
@@ -74,8 +77,6 @@ class RunOptions:
 
     def folder(self, default: Callable[[], Path]) -> Path:
         """Return where the run lies, after a look whether it can be written there."""
-        from howsmooth.studies.runs.database import check_writable
-
         check_writable(Path("runs") if self.out is None else Path(self.out))
         return default() if self.out is None else Path(self.out)
 
@@ -116,12 +117,7 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
 
-    import warnings
-
-    from howsmooth.errors import ConvergenceWarning
-    from howsmooth.studies.plans.measurement_plan import planned
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
 
     resources = Resources()
     made = planned(measuring, resources)
@@ -222,7 +218,6 @@ def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
         raise AssumptionError(f"{certifying.model!r} knows no words; give a model that reads.", field="model")
     candidates, labelled = read_candidates(file), certifying.labelled
 
-    import howsmooth as hs
     from howsmooth.studies.resources import Resources
 
     model = Resources().transformer(certifying.model, reading=certifying.reading)
@@ -285,7 +280,6 @@ def _print_synonyms(row: dict[str, Any]) -> None:
 def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells."""
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
 
     declared = cast(RunCommand, kind.command)
     folder, resources = options.folder(lambda: settings.folder), Resources()

@@ -7,10 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.options import OptionFigure, OptionJson, checked
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
+from howsmooth.report.saving import checked_target, save_chart
+from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.store import Store, flat, write_table
+from howsmooth.studies.settings import command
 from howsmooth.wording import count
 
 MANY = 5
@@ -37,9 +42,6 @@ def runs(
 
 
 def _runs_row(folder: Path) -> dict[str, Any]:
-    from howsmooth.studies.json_values import columns
-    from howsmooth.studies.runs.store import Store
-
     try:
         with Store(folder, writable=False) as store:
             asks, failed, plans = [record.ask for record in store.records()], len(store.failures()), store.plans()
@@ -79,10 +81,8 @@ def show(
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
     from howsmooth.cli.answers import print_run, say_failures
-    from howsmooth.studies.runs.run import read_run
-    from howsmooth.studies.runs.store import flat
 
-    found = read_run(run)
+    found = hs.read_run(run)
     if as_json:
         told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
         others = [flat(record) for record in found.records if record.ask.key not in told]
@@ -129,12 +129,8 @@ def compare(
 
     Example: howsmooth compare runs/original runs/quantised --figure ratios.svg
     """
-    from howsmooth.studies.runs.compare import compare as find
-
-    found = find(first, second, map=part, per_head=per_head, confidence=confidence)
+    found = hs.compare(first, second, map=part, per_head=per_head, confidence=confidence)
     if figure is not None:
-        from howsmooth.report.saving import save_chart
-
         save_chart(found.chart(), figure)
     if as_json:
         typer.echo(found.to_json())
@@ -145,7 +141,6 @@ def compare(
     if as_json and out is None:
         return
     from howsmooth.report.result_page import write_comparison
-    from howsmooth.studies.settings import command
 
     words = ["--map", part] if part else []
     words += ["--per-head"] if per_head else []
@@ -165,9 +160,7 @@ def report(
 
     Example: howsmooth report runs/minilm-attention-1a2b3c
     """
-    from howsmooth.report.page import write_report
-
-    say(f"The report is {write_report(run, output)}.")
+    say(f"The report is {hs.write_report(run, output)}.")
 
 
 def figure(
@@ -186,15 +179,11 @@ def figure(
 
     Example: howsmooth figure runs/minilm-attention-1a2b3c constant_against_length -o growth.pdf
     """
-    from howsmooth.report.saving import checked_target
-
     target = checked_target(output)
 
     from howsmooth.report.figures import draw, straightened
-    from howsmooth.report.saving import save_chart
-    from howsmooth.studies.runs.run import read_run
 
-    chart = draw(read_run(run), name, layer=layer)
+    chart = draw(hs.read_run(run), name, layer=layer)
     save_chart(straightened(chart) if linear else chart, target)
     say(f"{name} is in {target}.")
 
@@ -218,8 +207,6 @@ def export(
 
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
-    from howsmooth.studies.runs.store import write_table
-
     target = Path(run) / f"records.{to}" if out is None else Path(out)
     records = write_table(run, target, to)
     say(f"{count(records, 'record')} in {target}.")

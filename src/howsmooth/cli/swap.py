@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.options import (
     LENGTH,
     ArgumentModel,
@@ -20,6 +21,7 @@ from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.models.map_names import MAPS, MapName
 from howsmooth.report.drawing.token_text import words
+from howsmooth.studies.settings import command
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search, read_candidates
 from howsmooth.wording import at_least, count, number
 
@@ -92,8 +94,6 @@ def swap(
     check_search(map, layer=layer, edits=edits, method=method, budget=budget)
     content = str(sentence) if text is None else read_text(text).content
     listed = None if candidates is None else read_candidates(candidates)
-
-    import howsmooth as hs
 
     set_threads(threads)
     transformer = hs.load(model, device=device)
@@ -176,7 +176,6 @@ def _print(transformer: "Transformer", found: "Swap", as_json: bool, out: str | 
     if out is None:
         return
     from howsmooth.report.result_page import write_result
-    from howsmooth.studies.settings import command
 
     layer = ["--layer", str(found.layer)] if found.layer else []
     report = write_result(

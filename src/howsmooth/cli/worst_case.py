@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
@@ -103,7 +104,6 @@ class NearText:
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
         import torch
 
-        import howsmooth as hs
         from howsmooth.models.inputs.text import tokens_of
         from howsmooth.search.claims import on_batches
 
@@ -205,10 +205,9 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
 
     from torch import nn
 
-    from howsmooth.search.nearby import worst_nearby
-
     with ascent_bar(True, how.ascent["steps"]) as progress:
-        found = worst_nearby(f, X, eps=near.eps or 0.0, per_token=not near.together, progress=progress, **how.ascent)
+        per_token, ascent = not near.together, how.ascent
+        found = hs.search.worst_nearby(f, X, eps=near.eps or 0.0, per_token=per_token, progress=progress, **ascent)
     require_range(found.witness)
     if how.as_json:
         print_json(_as_dict(near, found, pieces) | {"n": n})
@@ -229,7 +228,6 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     attention = source.read()
     require_room(n, attention.d)
 
-    import howsmooth as hs
     from howsmooth.domains.domain import in_ball
 
     ascent = how.ascent
@@ -251,8 +249,6 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
 
 def _climb(attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
-    import howsmooth as hs
-
     n, domain = known.tokens.shape[-2], hs.domains.Ball(radius)
     with ascent_bar(True, ascent["steps"]) as progress:
         found = hs.maximise(attention, n=n, domain=domain, progress=progress, **ascent)
