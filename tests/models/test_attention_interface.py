@@ -22,7 +22,7 @@ SMALL = {
 
 def random_model(family, **options):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SMALL, **options)
+    config = getattr(transformers, f"{family}Config")(**(SMALL | options))
     return transformers.AutoModelForCausalLM.from_config(config).double().eval()
 
 
@@ -71,6 +71,16 @@ def test_a_random_gemma_3_with_windows_and_a_qwen_3_are_unchanged_and_differenti
         qwen.set_attn_implementation(name)
         curved.append(jvp(grad(lambda X: f(X).square().sum()), (X,), (X,))[1].detach())
     assert_close(*curved, rtol=1e-4, atol=1e-4)  # its norms compute in float32
+
+
+@pytest.mark.slow
+@pytest.mark.untyped  # the compiler would trace the checks, too
+def test_a_compiled_model_is_one_graph(rng):
+    model, ids = random_model("Qwen3", num_hidden_layers=1), torch.randint(3, 50, (1, 6), generator=rng)
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.set_attn_implementation("howsmooth")
+        assert_close(torch.compile(model, backend="eager", fullgraph=True)(ids).logits, expected)
 
 
 def test_minilm_is_unchanged_and_differentiable(minilm, rng):
