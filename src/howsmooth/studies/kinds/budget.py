@@ -420,7 +420,7 @@ def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
 
 def recipe_files(records: Iterable[Any]) -> dict[str, str]:
     """Return every recipe as every tool reads it that can express it, by the name of a file."""
-    from howsmooth.budgets.exports import EXPORTS
+    from howsmooth.budgets.recipes import EXPORTS
 
     files: dict[str, str] = {}
     for each in summarise_recipes(r for r in records if r.ask.kind == "recipe"):
