@@ -31,11 +31,7 @@ class Products:
 def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) -> Products:
     """Run backward passes at every window, and return their inner products with every error.
 
-    Args:
-        places: The model, its windows and the schemes.
-        passes: How many draws at each window.
-        seed: The seed of the draws; each window has its own, whatever the others are.
-        first: The number of the first window, if there are others before it.
+    Each window has draws of its own, whatever the others are; ``first`` is the number of the first one.
     """
     subject = places.subject
     tables, positions = [], 0

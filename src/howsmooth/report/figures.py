@@ -66,13 +66,7 @@ def chart_names(section: Section) -> list[str]:
 
 
 def draw(subject: Measurement | Section | Run, name: str = "length", *, layer: int | None = None) -> Chart:
-    """Draw one chart.
-
-    Args:
-        subject: What to draw it of.
-        name: Which chart; a part of its name is enough, if no other has it.
-        layer: Which layer, for charts of one layer; the least smooth by default.
-    """
+    """Draw one chart: a part of its name is enough, if no other has it; of one layer the least smooth by default."""
     if isinstance(subject, Measurement):
         subject = section_of(subject)
     section, kind = _chosen(sections(subject) if isinstance(subject, Run) else [subject], name)

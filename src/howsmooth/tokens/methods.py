@@ -100,19 +100,7 @@ def _from_block(found: Activations, name: str, layer: int) -> Chain | None:
 
 
 class Trials:
-    """Sequences tried by forward passes: the best is kept, and every pass is counted.
-
-    Attributes:
-        outputs: The map.
-        replacements: Which tokens may replace which.
-        tokens: The given sequence.
-        edits: How many tokens may be swapped.
-        budget: How many passes may be taken.
-        passes: How many were taken: forward passes of one sequence, and products with its Jacobian.
-        best: The sequence with the largest displacement so far.
-        displacement: That displacement of the output.
-        trace: The largest displacement after each batch of trials.
-    """
+    """Sequences tried by forward passes: the best is kept, passes and products with Jacobians are counted."""
 
     def __init__(
         self, outputs: Outputs, replacements: Replacements, tokens: Tensor, *, edits: int, budget: int
@@ -120,6 +108,7 @@ class Trials:
         self.outputs, self.replacements, self.tokens = outputs, replacements, tokens
         self.edits, self.budget, self.passes, self.tried = edits, budget, 1, 0
         (self.at_text,) = outputs(tokens[None])
+        # the sequence that moves the output furthest so far, how far, and how far after each batch of trials
         self.best, self.displacement, self.trace = tokens, 0.0, [0.0]
 
     @property

@@ -50,14 +50,8 @@ def replacements(
     """Return which tokens may take whose place.
 
     Special tokens are never swapped and never come in: those that the tokenizer or the configuration calls so.
-
-    Args:
-        model: The model.
-        tokens: The sequence.
-        candidates: What may come in: a list for every position, or for each token a list of its own; as words or as
-            numbers of tokens. Words that are not one token are passed over.
-        whole_words: Whether only tokens that are words, letters alone, are swapped and come in.
-        round_trip: Whether the changed text must be read as the changed tokens.
+    Candidates are a list for every position, or for each token a list of its own, as words or as numbers of tokens;
+    words that are not one token are passed over. Whole words have letters alone.
     """
     table = token_table(model.module)
     if table is None:

@@ -399,13 +399,8 @@ def bottleneck_coupling(distances: np.ndarray, first: np.ndarray, second: np.nda
 
     A rounding of masses must not send a crumb of mass far: that would be the answer. Masses are thus compared up to
     :math:`\delta = 16` eps *of each*: mass may flow if :math:`(1-\delta)\mu(A)\le\nu(A^t)` for all sets A of atoms
-    and their neighbourhoods :math:`A^t`, and the same the other way round. However light an atom is, it counts.
-
-    Args:
-        distances: From each atom of the first measure to each of the second.
-        first: The masses of the first, as whole numbers of some small unit.
-        second: Those of the second.
-        eps: The rounding of one mass.
+    and their neighbourhoods :math:`A^t`, and the same the other way round. However light an atom is, it counts. Masses
+    are whole numbers of some small unit.
     """
     return _least(distances, lambda t: coupling_over(distances <= t, first, second, eps))
 

@@ -135,11 +135,7 @@ class LayerSummary:
     def as_row(self) -> dict[str, Any]:
         """Return the fields that the command line prints as JSON."""
         row = {
-            "layer": self.layer,
-            "length": self.length,
-            "shortest": self.shortest,
-            "windows": self.windows,
-            "constant": self.constant,
+            **{name: getattr(self, name) for name in ("layer", "length", "shortest", "windows", "constant")},
             "constant_low": self.least,
             "constant_high": self.most,
             "typical": None if self.typical is None else self.typical.value,

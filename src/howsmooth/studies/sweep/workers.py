@@ -34,16 +34,11 @@ def executor(
     threads: int | None = 1,
     resources: Resources | None = None,
 ) -> Iterator[Executor]:
-    """Provide who does the work of a sweep; what it has loaded is released at the end.
+    """Provide who does the work of a sweep: processes, a Dask scheduler, or this process with what it has loaded.
 
-    Args:
-        workers: How many processes to start here; none does the work in this one.
-        scheduler: The address of a Dask scheduler to use instead.
-        tls: A folder with ``ca.pem``, ``cert.pem`` and ``key.pem``: the scheduler must show a certificate of that
-            authority, and all that is sent is encrypted. Without it Dask's own configuration decides.
-        threads: How many threads to use in this process, or in each of the others: see :func:`in_process`. None leaves
-            torch's own choice.
-        resources: What is loaded already, for the work in this process.
+    With ``tls``, a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``, the scheduler must show a certificate of that
+    authority, and all that is sent is encrypted; otherwise Dask's own configuration decides. ``threads`` is that of
+    each process; none leaves torch's own choice. What was loaded is released at the end.
     """
     if workers and scheduler is not None:
         raise AssumptionError("give a number of workers to start, or the address of a scheduler, not both.")
