@@ -33,9 +33,8 @@ def paragraph(text: str) -> str:
 def progress(share: float, text: str) -> str:
     """Return a bar that is filled so far, and a few words beside it.
 
-    Example:
-        >>> progress(0.5, "half")
-        '<p><progress max="1" value="0.5000"></progress> half</p>'
+    >>> progress(0.5, "half")
+    '<p><progress max="1" value="0.5000"></progress> half</p>'
     """
     return f'<p><progress max="1" value="{share:.4f}"></progress> {_escaped(text)}</p>'
 
@@ -45,9 +44,8 @@ def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
 
     Shades go with the square root of the share, so that the many small ones can be told apart too.
 
-    Example:
-        >>> shaded(["a"], [1.0])
-        '<p><span title="100 %" style="background: rgba(245, 166, 35, 1.00)">a</span></p>'
+    >>> shaded(["a"], [1.0])
+    '<p><span title="100 %" style="background: rgba(245, 166, 35, 1.00)">a</span></p>'
     """
     most = max(shares, default=0.0) or 1.0
     spans = (
@@ -80,9 +78,8 @@ def frame(rows: Iterable[dict[str, Any]]) -> Any:
 def finite(value: Any) -> Any:
     """Return plain values with ``None`` in place of every number that is not finite, however deep it lies.
 
-    Example:
-        >>> finite({"value": math.inf, "trace": [1.0, math.nan]})
-        {'value': None, 'trace': [1.0, None]}
+    >>> finite({"value": math.inf, "trace": [1.0, math.nan]})
+    {'value': None, 'trace': [1.0, None]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None

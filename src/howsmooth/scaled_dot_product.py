@@ -182,19 +182,12 @@ def _check(
 
 @dataclass(frozen=True)
 class Settings:
-    """What all tiles share.
+    """What all tiles share."""
 
-    Attributes:
-        scale: The factor of the scores.
-        causal: Whether query i sees keys 0 to i only.
-        masked: Whether a mask is the fourth input.
-        varied: How many of the inputs q, k, v, m derivatives are taken in: 3 where the mask is constant.
-    """
-
-    scale: float
-    causal: bool
-    masked: bool
-    varied: int
+    scale: float  # the factor of the scores
+    causal: bool  # whether query i sees keys 0 to i only
+    masked: bool  # whether a mask is the fourth input
+    varied: int  # how many of the inputs q, k, v, m derivatives are taken in: 3 where the mask is constant
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -205,17 +198,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class RowTile:
-    """A few complete rows of scores.
+    """A few complete rows of scores."""
 
-    Attributes:
-        batch: Which entries of each batch axis.
-        rows: Which queries.
-        columns: Which keys these may see.
-    """
-
-    batch: tuple[slice, ...]
-    rows: slice
-    columns: slice
+    batch: tuple[slice, ...]  # which entries of each batch axis
+    rows: slice  # which queries
+    columns: slice  # which keys these may see
 
     def region(self, x: Tensor, kind: Kind) -> Tensor:
         """Return the part of a tensor that the tile has to do with; axes of length one are broadcast."""
@@ -308,13 +295,9 @@ class _TiledSum(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Rule(ABC):
-    """A function of tiles; unless a rule knows better, its derivatives are those of the function, tile by tile.
+    """A function of tiles; unless a rule knows better, its derivatives are those of the function, tile by tile."""
 
-    Attributes:
-        settings: What all tiles share.
-    """
-
-    settings: Settings
+    settings: Settings  # what all tiles share
 
     @property
     @abstractmethod

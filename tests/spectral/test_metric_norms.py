@@ -11,9 +11,8 @@ import howsmooth as hs
 from howsmooth import metrics
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import Operator, on_tokens
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.rotary import Rotary
-from howsmooth.maps.token_rows import attention_rows
+from howsmooth.maps.derivative import attention_rows
+from howsmooth.maps.positions import Positions, Rotary
 from howsmooth.spectral.metric_norms import DenseRows, ProductRows
 
 

@@ -1,4 +1,4 @@
-"""Domains of tokens: the protocol, balls, spheres, and the inputs near a given one."""
+"""Domains of tokens: the protocol, balls, spheres, the inputs near a given one, and atoms with masses."""
 
 import math
 from dataclasses import dataclass, field
@@ -122,18 +122,10 @@ class Ball(TensorDataclass):
         leaving = (norm >= self.radius * (1 - SURFACE)) & (outwards > 0)
         return torch.where(leaving, G - normal * outwards, G)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw inputs whose tokens are uniform in concentric balls, from a small one to the whole.
 
         Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
-
-        Args:
-            count: How many inputs.
-            n: How many tokens each.
-            like: The dimension, dtype and device of a token.
-            generator: The source of randomness.
         """
         device = like.device if generator is None else generator.device
         gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
@@ -174,16 +166,13 @@ class Sphere:
 
     radius: float
 
+    shape = (None, None)  # any number of tokens of any dimension
+
     def __post_init__(self) -> None:
         if not 0 < self.radius < math.inf:
             raise AssumptionError(
                 f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
             )
-
-    @property
-    def shape(self) -> tuple[int | None, int | None]:
-        """Any number of tokens of any dimension."""
-        return None, None
 
     @property
     def scale(self) -> float:
@@ -201,9 +190,7 @@ class Sphere:
         normal = X / self.radius
         return G - normal * (normal * G).sum(-1, keepdim=True)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction, from close together to independent and uniform."""
         return self.nearest(draw_correlated(count, n, like, generator))
 
@@ -271,9 +258,7 @@ class Neighbourhood:
         """Return the direction of steepest ascent in the neighbourhood: on its surface nothing moves outwards."""
         return self._ball.direction(self._apart(Z - self.X.to(Z)), self._apart(G)).reshape(Z.shape)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw from concentric neighbourhoods, from a small one to the whole; the first is the given input itself."""
         whole = self._apart(self.X.to(like))
         offsets = self._ball.draw(count, whole.shape[0], whole[0], generator)
@@ -292,3 +277,52 @@ class Neighbourhood:
     def _apart(self, Z: Tensor) -> Tensor:
         """Return what may move on its own: the tokens, or the whole input as one long token."""
         return Z if self.per_token else Z.flatten(-2).unsqueeze(-2)
+
+
+# Masses differ by at most this factor's logarithm.
+WIDEST = 200.0
+# How far apart the logarithms of masses are at the most unbalanced start.
+WIDE_START = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithMasses:
+    """A domain of atoms with masses: the places lie in ``places``, the masses are free."""
+
+    places: Domain
+    unit: float
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """The number of atoms, and one coordinate more than a place has."""
+        n, d = self.places.shape
+        return n, None if d is None else d + 1
+
+    @property
+    def scale(self) -> float:
+        """The unit of length for steps."""
+        return self.places.scale
+
+    def nearest(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n d1"]:
+        """Bring the places back into their domain, and keep masses within the range of the numbers."""
+        logs = X[..., -1:] - X[..., -1:].mean(-2, keepdim=True)
+        most = WIDEST / 2 / self.unit
+        return torch.cat((self.places.nearest(X[..., :-1]), logs.clamp(-most, most)), dim=-1)
+
+    def direction(self, X: Float[Tensor, "*batch n d1"], G: Float[Tensor, "*batch n d1"]) -> Tensor:
+        """Move places within their domain, and masses freely."""
+        return torch.cat((self.places.direction(X[..., :-1], G[..., :-1]), G[..., -1:]), dim=-1)
+
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw places from their domain, and masses from nearly equal to very unbalanced ones."""
+        places = self.places.draw(count, n, like[:-1], generator)
+        device = like.device if generator is None else generator.device
+        spread = torch.linspace(0, 1, count, dtype=like.dtype, device=device)[:, None, None] * WIDE_START
+        logs = spread * torch.randn(count, n, 1, dtype=like.dtype, device=device, generator=generator) / self.unit
+        # small and large balls meet balanced and unbalanced masses
+        logs = logs[torch.randperm(count, device=device, generator=generator)]
+        return self.nearest(torch.cat((places, logs.to(places)), dim=-1))
+
+    def describe(self, n: int) -> str:
+        """Describe an input in words."""
+        return f"measures, {self.places.describe(n).replace('token', 'atom')}"

@@ -93,9 +93,6 @@ class NormEstimate:
 
         Args:
             words: One for each token, in their order.
-
-        Raises:
-            AssumptionError: If this is a batch, or there are more or fewer words than tokens.
         """
         if self.lower.ndim:
             raise AssumptionError("tokens are shown for one input; choose one of the batch, as in estimate[0].")
@@ -274,9 +271,8 @@ def _shares(vectors: Tensor, batch_axes: int) -> Tensor:
 def bracket_digits(lower: float, upper: float) -> tuple[str, str]:
     """Write a bracket with just the digits that tell its ends apart, rounded outwards.
 
-    Example:
-        >>> bracket_digits(5.31274, 5.31671)
-        ('5.3127', '5.3168')
+    >>> bracket_digits(5.31274, 5.31671)
+    ('5.3127', '5.3168')
     """
     if not (0 < lower < math.inf and upper < math.inf):
         return at_least(lower), at_most(upper)

@@ -34,7 +34,7 @@ from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.lanczos_upper_bound import exceeds, least_overlap, upper_bound
-from howsmooth.spectral.operators import Separable, require_finite_products
+from howsmooth.spectral.operators import Separable, basis_vector, require_finite_products
 from howsmooth.spectral.stopping import slack
 
 # The rows of a derivative are assembled from products if these are not more.
@@ -85,13 +85,9 @@ class HasTokenRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DenseRows:
-    """The rows of any derivative, as one array.
+    """The rows of any derivative, as one array."""
 
-    Attributes:
-        J: The derivative: output token and coordinate, input token and coordinate.
-    """
-
-    J: Float[Tensor, "m out n d"]
+    J: Float[Tensor, "m out n d"]  # the derivative: output token and coordinate, input token and coordinate
 
     @property
     def out(self) -> int:
@@ -112,15 +108,10 @@ class DenseRows:
 
 @dataclass(frozen=True, eq=False)
 class ProductRows:
-    """The rows of any derivative, each by two products with the whole.
+    """The rows of any derivative, each by two products with the whole."""
 
-    Attributes:
-        op: The derivative at one input.
-        at: Which output tokens these are.
-    """
-
-    op: LinearOperator
-    at: Int[Tensor, " rows"]
+    op: LinearOperator  # the derivative at one input
+    at: Int[Tensor, " rows"]  # which output tokens these are
 
     @property
     def out(self) -> int:
@@ -160,24 +151,16 @@ def _at_row(op: LinearOperator, row: int, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IsometricOperator(Operator):
-    """An operator between Euclidean metrics, as one between standard spaces.
-
-    Attributes:
-        op: The operator.
-        input: The metric of its domain.
-        output: The metric of its codomain.
-    """
+    """An operator between Euclidean metrics, as one between standard spaces."""
 
     op: LinearOperator
-    input: Euclidean
-    output: Euclidean
+    input: Euclidean  # the metric of its domain
+    output: Euclidean  # the metric of its codomain
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the operator between the two isometries."""
+    def _push(self, E: Tensor) -> Tensor:
         return self.output.standard(self.op.jvp(self.input.original(E)))
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.input.original_transpose(self.op.vjp(self.output.standard_transpose(G)))
 
 
@@ -229,7 +212,7 @@ def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstim
 def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the coordinates of the output: :math:`\max_b\|J^\top e_b\|_*`, exactly."""
     count = math.prod(op.codomain)
-    pulled = (op.vjp(_basis(op, op.codomain, place)) for place in range(count))
+    pulled = (op.vjp(basis_vector(op, op.codomain, place)) for place in range(count))
     E, best = _best(op, ((given.steepest(G), given.dual_size(G)) for G in pulled))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -237,7 +220,7 @@ def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
 def _by_columns(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the corners of the ball: :math:`\max_a\|Je_a\|`, exactly."""
     count = math.prod(op.domain)
-    corners = (_basis(op, op.domain, place) for place in range(count))
+    corners = (basis_vector(op, op.domain, place) for place in range(count))
     E, best = _best(op, ((corner, wanted.size(op.jvp(corner))) for corner in corners))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -345,12 +328,6 @@ def _attained(
     )
 
 
-def _basis(op: LinearOperator, shape: tuple[int, ...], place: int) -> Tensor:
-    flat = torch.zeros((*op.batch, math.prod(shape)), dtype=op.dtype, device=op.device)
-    flat[..., place] = 1.0
-    return flat.reshape(*op.batch, *shape)
-
-
 def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
     n, d = shape
     return n, d
@@ -373,7 +350,7 @@ def _rows_of(op: LinearOperator) -> TokenRows:
     count = math.prod(op.codomain)
     if count > BASIS_PRODUCTS:
         return ProductRows(op, torch.arange(op.codomain[0], device=op.device))
-    J = torch.stack([op.vjp(_basis(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
+    J = torch.stack([op.vjp(basis_vector(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
     return DenseRows(J.reshape(*op.codomain, *op.domain))
 
 

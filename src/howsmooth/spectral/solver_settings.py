@@ -21,9 +21,6 @@ def check_solver(*, rtol: float = 1e-3, confidence: float = 0.999, max_steps: in
         confidence: The probability with which an upper bound holds.
         max_steps: When to give up.
 
-    Raises:
-        AssumptionError: About the first setting that cannot be, which is its ``field``.
-
     Example:
         >>> check_solver(rtol=1e-3, confidence=1 - 1e-9, max_steps=200)
     """

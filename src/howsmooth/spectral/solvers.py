@@ -72,12 +72,9 @@ def local_lipschitz(
     Krylov iteration; the confidence then holds for each of them.
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
-    rounded forward pass. For attention, both ends are widened by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a first-order
-    bound on the effect of rounded scores, by the rounding before query and key norms, as these amplify it, and by
-    :math:`8\epsilon` of the terms in the product with the direction, which are large if values have a large bias; where
-    that exceeds a tenth of ``rtol``, float32 is measured in float64. If heads cancel, rounding errors are bounded per
-    head. A bias of values does not change the derivative where weights sum to one, and is left out there.
-    Compositions and callables are measured as they compute.
+    rounded forward pass. For attention, both ends are widened by a first-order bound on the effect of rounded scores,
+    :math:`4\epsilon(\max|q_i||k_j| + 8)`, norms and terms; where that exceeds a tenth of ``rtol``, float32 is measured
+    in float64. Compositions and callables are measured as they compute.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
@@ -112,7 +109,7 @@ def local_lipschitz(
             estimate = bracket_in(
                 op,
                 metrics,
-                lambda J: _bracketed(J, inner, confidence, certify, max_steps, generator),
+                lambda J: bracket_norm(J, inner, confidence, certify, max_steps, generator, warn=False),
                 inner,
                 confidence,
                 generator,
@@ -200,6 +197,12 @@ def spectral_norm(
     return bracket_norm(op, rtol, confidence, certify, max_steps, generator_from(seed))
 
 
+def _warn(found: NormEstimate, *, stacklevel: int) -> None:
+    """Warn where the tolerance was not met."""
+    if found.status in (Status.MAX_STEPS, Status.INCONSISTENT):
+        warnings.warn(f"after {found.steps} steps: {found.status.value}", ConvergenceWarning, stacklevel=stacklevel)
+
+
 def bracket_norm(
     op: LinearOperator,
     rtol: float,
@@ -208,29 +211,9 @@ def bracket_norm(
     max_steps: int,
     generator: torch.Generator | None,
     floor: "float | np.ndarray" = 0.0,
+    warn: bool = True,
 ) -> NormEstimate:
-    """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero."""
-    found = _bracketed(op, rtol, confidence, certify, max_steps, generator, floor)
-    _warn(found, stacklevel=4)
-    return found
-
-
-def _warn(found: NormEstimate, *, stacklevel: int) -> None:
-    """Warn where the tolerance was not met."""
-    if found.status in (Status.MAX_STEPS, Status.INCONSISTENT):
-        warnings.warn(f"after {found.steps} steps: {found.status.value}", ConvergenceWarning, stacklevel=stacklevel)
-
-
-def _bracketed(
-    op: LinearOperator,
-    rtol: float,
-    confidence: float,
-    certify: bool,
-    max_steps: int,
-    generator: torch.Generator | None,
-    floor: "float | np.ndarray" = 0.0,
-) -> NormEstimate:
-    """Bracket the norm without warnings.
+    """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero.
 
     An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
     operator is explored again from a new start, see :mod:`howsmooth.spectral.lanczos_upper_bound`.
@@ -265,7 +248,7 @@ def _bracketed(
         products += spent
     upper = torch.as_tensor(finished.upper, device=op.device).reshape(op.batch)
     first = torch.as_tensor(finished.first, device=op.device).reshape(op.batch) * root_share(core, op)
-    return NormEstimate(
+    found = NormEstimate(
         lower=lower.to(op.dtype),
         upper=torch.maximum(upper, lower).to(op.dtype),  # but for rounding it is the larger one
         confidence=confidence,
@@ -278,6 +261,9 @@ def _bracketed(
         step_counts=tuple(finished.steps.tolist()),
         statuses=tuple(finished.statuses),
     )
+    if warn:
+        _warn(found, stacklevel=4)
+    return found
 
 
 def _explored(

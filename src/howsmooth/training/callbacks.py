@@ -10,7 +10,7 @@ from transformers.trainer_callback import TrainerCallback
 from howsmooth.errors import AssumptionError
 from howsmooth.training.head_probe import Probe
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.sinks import scalars
+from howsmooth.training.readings import scalars
 
 __all__ = ["HuggingFace", "Lightning"]
 
@@ -66,9 +66,6 @@ def Lightning(monitor: Monitor | Probe, *, log: bool = True) -> Any:
     Args:
         monitor: The monitor, or the probe, of the model inside of the module that is trained.
         log: Whether to send the numbers to the Trainer's loggers, too.
-
-    Raises:
-        AssumptionError: If neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
     base = _callback()
 

@@ -19,8 +19,7 @@ from howsmooth.markup import finite
 from howsmooth.models.loading.adapters import unwrapped
 from howsmooth.scaled_dot_product import Settings, accumulated, arrange, tiles
 from howsmooth.training.hooks import NAMES, real_tokens
-from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look
-from howsmooth.training.sinks import as_sink
+from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look, as_sink
 
 # Scores that a mask hides: finite, so that weight zero times score is zero.
 HIDDEN = -1e30
@@ -216,15 +215,7 @@ def head_statistics(
 ) -> dict[str, Float[Tensor, " heads"]]:
     """Return the numbers of :class:`~howsmooth.training.readings.HeadReading` for every head of one call of attention.
 
-    Args:
-        query: The queries, with heads as the third axis from the end.
-        key: The keys.
-        value: The values, whose batch axes broadcast with the others.
-        attn_mask: As for :func:`howsmooth.sdpa`.
-        real: True for real tokens, where some are padding.
-        is_causal: As for :func:`howsmooth.sdpa`.
-        scale: As for :func:`howsmooth.sdpa`.
-        enable_gqa: As for :func:`howsmooth.sdpa`.
+    Heads are the third axis from the end. The arguments are those of :func:`howsmooth.sdpa`, and which are ``real``.
     """
     inputs, settings = arrange(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     q, k, _v, *masks = inputs

@@ -1,10 +1,10 @@
 """Local constants as penalties: of one map, or of all attention layers of a model, differentiable in the parameters."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -150,15 +150,12 @@ def penalty(
 
     .. math:: \sigma = \langle u, D_Xf\,v\rangle,\qquad \partial\sigma = \langle u, \partial(D_Xf)\,v\rangle
 
-    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair.
-    The pair comes from Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors and a tenth of a
-    random one, ``steps`` steps of two products each; without, from a random vector until the residual is small. What
-    is returned is attained, :math:`|J^\top u|`, so never more than the constant but for rounding; how far it may be
-    below, ``state.residual`` tells.
+    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair by
+    Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors, in ``steps`` steps of two products;
+    without, from a random vector until the residual is small. What is returned is attained, :math:`|J^\top u|`, so
+    never more than the constant but for rounding; ``state.residual`` tells how far it may be below.
 
-    Dropout is switched off for it, attention runs in its mathematical form, half precision and ``autocast`` become
-    float32, compiled modules run uncompiled (:class:`howsmooth.errors.FallbackWarning`): all of that for its own
-    products only. Where the two largest singular values are equal, the gradient is one of many.
+    Its own products run without dropout, in float32 at least, uncompiled and with attention in its mathematical form.
 
     Args:
         f: A map with a ``jacobian``, or any callable or module that maps one tensor to one tensor and treats the
@@ -170,10 +167,6 @@ def penalty(
         state: What is remembered between training steps: one object for each map that is penalised.
         steps: Krylov steps from a warm start.
         seed: Seeds the random component; torch's global generator by default.
-
-    Raises:
-        AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
-        NonFiniteError: If tokens, outputs or products are not finite.
 
     Example:
         >>> weight = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
@@ -297,10 +290,6 @@ def attention_penalty(
         above: Likewise.
         steps: Likewise.
         seed: Likewise.
-
-    Raises:
-        AssumptionError: If there is no such layer, or a setting is none.
-        UnsupportedModelError: If the model has no attention.
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
@@ -308,7 +297,7 @@ def attention_penalty(
     return AttentionPenalty(model, function=function, layers=layers, steps=steps, seed=seed)
 
 
-class AttentionPenalty:
+class AttentionPenalty(contextlib.AbstractContextManager["AttentionPenalty", None]):
     """The sum of the penalties of attention layers, one number for each sequence.
 
     Attributes:
@@ -376,10 +365,5 @@ class AttentionPenalty:
         """Remove the hooks."""
         self._recorded.close()
 
-    def __enter__(self) -> "AttentionPenalty":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
