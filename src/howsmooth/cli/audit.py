@@ -3,8 +3,6 @@
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,20 +140,28 @@ def audit(
     if device is not None and hasattr(layer, "to"):
         layer = layer.to(device=device)
 
+    from torch import nn
+
     domain = None if radius is None else hs.domains.Ball(radius)
-    width = _width(layer) if d is None else d
-    with ascent_bar(True, steps) as progress, _told(code):
-        found = hs.audit(
-            layer,
-            claimed=claimed,
-            n=n,
-            domain=domain,
-            input_shape=None if width is None else (n, width),
-            starts=starts,
-            steps=steps,
-            seed=seed,
-            progress=progress,
-        )
+    width = d
+    if d is None and isinstance(layer, nn.Module):  # maps tell it themselves
+        width = next((part.in_features for part in layer.modules() if isinstance(part, nn.Linear)), None)
+        if width is None:
+            raise AssumptionError(
+                "the dimension of a token cannot be told from this module; give it as --d.", field="d"
+            )
+    shape = None if width is None else (n, width)
+    options: dict[str, Any] = {"domain": domain, "input_shape": shape, "starts": starts, "steps": steps, "seed": seed}
+    try:
+        with ascent_bar(True, steps) as progress:
+            found = hs.audit(layer, claimed=claimed, n=n, progress=progress, **options)
+    except (HowsmoothError, MemoryError):
+        raise
+    except Exception as error:  # whatever the code of others raises on the way
+        if too_large(error) is not None:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise AssumptionError(f"{code} failed while it was searched: {said}", field="code") from error
     kept = found.refuted or save is not None
     if kept:
         with saving(target):
@@ -166,30 +172,3 @@ def audit(
         say(found.summary + (f" (saved to {target})" if kept else ""))
     if found.refuted:
         raise typer.Exit(FINDING)
-
-
-@contextmanager
-def _told(code: str) -> Iterator[None]:
-    """Say in one sentence what code of others raised on the way."""
-    try:
-        yield
-    except (HowsmoothError, MemoryError):
-        raise
-    except Exception as error:
-        if too_large(error) is not None:
-            raise
-        said = f"{type(error).__name__}: {error}"
-        raise AssumptionError(f"{code} failed while it was searched: {said}", field="code") from error
-
-
-def _width(layer: Any) -> int | None:
-    """Guess the dimension of a token from the first linear layer of a module; maps tell it themselves."""
-    from torch import nn
-
-    if not isinstance(layer, nn.Module):
-        return None
-    widths = (part.in_features for part in layer.modules() if isinstance(part, nn.Linear))
-    found = next(widths, None)
-    if found is None:
-        raise AssumptionError("the dimension of a token cannot be told from this module; give it as --d.", field="d")
-    return int(found)

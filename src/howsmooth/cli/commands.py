@@ -183,16 +183,6 @@ def load(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-def _stand_in(name: str) -> Any:
-    """Return a function with one line of help, which stands for a command that is not imported."""
-
-    def stand_in() -> None:
-        pass
-
-    stand_in.__doc__ = COMMANDS[name]
-    return stand_in
-
-
 MISUSE = 2
 
 app = typer.Typer(
@@ -203,8 +193,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
-for name in COMMANDS:
-    app.command(name)(_stand_in(name))
+for name, said in COMMANDS.items():
+    app.command(name, help=said)(lambda: None)  # stands for a command that is not imported
 
 
 def _print_version(wanted: bool) -> bool:

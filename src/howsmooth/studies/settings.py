@@ -230,18 +230,14 @@ def options_of(*settings: JsonValue) -> list[str]:
     words: list[str] = []
     for group in settings:
         for setting in settings_of(type(group)).values():
-            value = functools.reduce(getattr, setting.path, group)
-            if value != setting.default:
-                words += _option(setting.option, value)
+            value, flag = functools.reduce(getattr, setting.path, group), setting.option
+            if value == setting.default:
+                continue
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:  # of a number every digit: typed again, it has the same key
+                words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
     return words
-
-
-def _option(flag: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    if isinstance(value, tuple):
-        return [f"--{flag}", ",".join(map(str, value))]
-    return [f"--{flag}", str(value)]  # of a number every digit: typed again, it has the same key
 
 
 def command(*words: str) -> str:
