@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from howsmooth.cli.printing import in_options, say, visible_console
@@ -30,7 +29,7 @@ def print_answer(found: Measurement) -> None:
     console.print(found)
     whole = found.records[0].ask.window.whole
     if whole:
-        _print_each(found, console)
+        _print_each(found)
     elif len(found.lengths) > 1:
         _print_grid("Worst by number of tokens", found.records, lambda r: r.ask.length, "n = {}")
     if found.heads:
@@ -50,7 +49,7 @@ def print_compositions(found: Sequence[Composition]) -> None:
         console.print(longest)
 
 
-def _print_each(found: Measurement, console: Console) -> None:
+def _print_each(found: Measurement) -> None:
     """Print one line for each sentence or picture: how long it is, its constant in each layer, how it begins."""
     rows: dict[tuple[int, int], dict[str, str]] = {}
     for record in found.records:
@@ -61,11 +60,9 @@ def _print_each(found: Measurement, console: Console) -> None:
         row["begins"] = running_text(found.openings.get((length, index), ()))
     layers = [f"layer {layer.layer}" for layer in found.layers]
     names = [found.thing, "n", *layers, "begins"]
-    console.print(Text(f"Worst by {found.thing}", style="italic"))
-    shown = [{name: rows[place].get(name, "") for name in names} for place in sorted(rows)[:ROWS]]
-    console.print(fitted(shown, names, ["begins", *layers[1:-1]], console, console.options))
-    if len(rows) > ROWS:
-        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+    _print_table(
+        f"Worst by {found.thing}", "italic", [rows[place] for place in sorted(rows)], names, ["begins", *layers[1:-1]]
+    )
 
 
 def _print_grid(title: str, records: Sequence[TextRecord], column: Callable[[TextRecord], int], head: str) -> None:
@@ -83,11 +80,9 @@ def _print_grid(title: str, records: Sequence[TextRecord], column: Callable[[Tex
             names[place]: mean if alike or not mean else f"{mean} ({len(here[place])})" for place, mean in means.items()
         }
         rows.append({"layer": str(layer)} | cells)
-    console = visible_console()
-    console.print(Text(f"{title} ({said})", style="italic"))
     # the middle leaves first: the ends say how it grows
     inner = [names[place] for place in columns[1:-1]]
-    console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
+    _print_table(f"{title} ({said})", "italic", rows, ["layer", *names.values()], inner, most=len(rows))
 
 
 def print_run(run: Run, *, records: bool) -> None:
@@ -120,13 +115,25 @@ def print_records(kind: str, records: Sequence[Record]) -> None:
         {name: _cell(row[name]) for name in apart} | {name: _cell(value, rules[name]) for name, value in answer.items()}
         for row, answer in zip(asked, found, strict=True)
     ]
-    console = visible_console()
-    console.print(Text(f"{kind}: {kind_named(kind).about}", style="bold"))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    shown = [{name: row.get(name, "") for name in names} for row in rows[:ROWS]]
-    console.print(fitted(shown, names, names[:0:-1], console, console.options))
-    if len(rows) > ROWS:
-        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+    _print_table(f"{kind}: {kind_named(kind).about}", "bold", rows, names, names[:0:-1])
+
+
+def _print_table(
+    title: str,
+    style: str,
+    rows: Sequence[dict[str, str]],
+    names: Sequence[str],
+    leaving: Sequence[str],
+    most: int = ROWS,
+) -> None:
+    """Print a title, as many rows as a reader wants, and how many more there are; columns leave a narrow terminal."""
+    console = visible_console()
+    console.print(Text(title, style=style))
+    shown = [{name: row.get(name, "") for name in names} for row in rows[:most]]
+    console.print(fitted(shown, names, leaving, console, console.options))
+    if len(rows) > most:
+        console.print(f"… and {len(rows) - most} more; howsmooth export has them all.")
 
 
 def _cell(value: object, rounded: str = "") -> str:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from howsmooth.certificates.synonyms import Synonyms
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.composition import Composition
-    from howsmooth.studies.runs.measurement import Measurement
     from howsmooth.studies.sweep.sweep import Executor
 
 FAILED = 1
@@ -117,6 +115,7 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
 
+    from howsmooth.cli.answers import print_answer, print_compositions
     from howsmooth.studies.resources import Resources
 
     resources = Resources()
@@ -134,32 +133,17 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
         found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
         composed = made.compositions(store)
     if found is not None:
-        _print_measurement(
-            found, composed, folder, (len(done), len(done) - before, len(kept) - len(done)), options.as_json
-        )
+        if options.as_json:
+            typer.echo(found.to_json())
+        else:
+            print_answer(found)
+            print_compositions(composed)
+        new, others = len(done) - before, len(kept) - len(done)
+        report, records = report_page(folder, new=bool(new)), count(len(done), "record")
+        say(f"The report is {report}. {records} ({new} of them new) are in {folder}.", err=options.as_json)
+        if others:
+            say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
     exit_with_failures(failures, interrupted=interrupted, kept=f"{len(done)} of {len(made.every)} measured and kept")
-
-
-def _print_measurement(
-    found: "Measurement",
-    composed: "Sequence[Composition]",
-    folder: Path,
-    counts: tuple[int, int, int],
-    as_json: bool,
-) -> None:
-    """Print the answer, write the report, say where it is, and what else it tells."""
-    from howsmooth.cli.answers import print_answer, print_compositions
-
-    if as_json:
-        typer.echo(found.to_json())
-    else:
-        print_answer(found)
-        print_compositions(composed)
-    done, new, others = counts
-    report = report_page(folder, new=bool(new))
-    say(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
-    if others:
-        say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
 
 def declared_command(name: str) -> Callable[..., None]:
@@ -292,7 +276,13 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         interrupted = options.answer(made.asks, store, execute)
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
-        _print_results(kind, list(found.values()), folder, as_json=options.as_json)
+        results = () if kind.summarise is None else kind.summarise(list(found.values()))
+        if options.as_json:
+            print_json({"run": str(folder), declared.results: [json.loads(each.to_json()) for each in results]})
+        else:
+            console = visible_console()
+            for each in results:
+                console.print(each)
         written = declared.files(list(found.values()))
         for name, text in written.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -303,17 +293,6 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
             say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
     exit_with_failures(failures, interrupted=interrupted, kept=kept)
-
-
-def _print_results(kind: Kind, records: "list[Record]", folder: Path, *, as_json: bool) -> None:
-    results = () if kind.summarise is None else kind.summarise(records)
-    if as_json:
-        name = cast(RunCommand, kind.command).results
-        print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in results]})
-        return
-    console = visible_console()
-    for each in results:
-        console.print(each)
 
 
 def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:
