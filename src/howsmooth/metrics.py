@@ -343,6 +343,7 @@ class Metrics:
 
 
 total = Euclidean(name="total", words="all tokens together move by at most ε")
+TOTAL = Metrics(input=total, output=total)
 token = LargestToken()
 relative = Relative(name="relative", words="tokens move by at most ε of their own norms", per_token=True)
 condition = Relative(name="condition", words="all tokens together move by at most ε of their norm", per_token=False)

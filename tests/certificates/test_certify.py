@@ -46,9 +46,9 @@ def test_the_classifier_is_the_same_wherever_it_begins(model, tokens, where):
     assert (at == "embeddings") == torch.equal(X, embeddings)
 
 
-@pytest.mark.parametrize("p", [2, math.inf])
-def test_what_enters_a_layer_is_certified_and_verified(model, p):
-    found = hs.certify(model, TEXT, word=2, at="attention", layer=1, p=p)
+@pytest.mark.parametrize("metric", ["total", hs.metrics.entries])
+def test_what_enters_a_layer_is_certified_and_verified(model, metric):
+    found = hs.certify(model, TEXT, word=2, at="attention", layer=1, metric=metric)
     (radius,) = found.radii
     assert 0 < radius.certified < radius.attacked
     assert 0 < found.verify(samples=300) <= float(found.rivals.margins.min())

@@ -1,5 +1,6 @@
 """The objective of an attack: a ball of perturbations, counted passes, and the best perturbation so far."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,11 @@ class VectorOutput(Operator):
     def constrain(self, E: Tensor) -> Tensor:
         """Return the part of a perturbation that may move."""
         return self.op.constrain(E) if isinstance(self.op, Constrained) else E
+
+
+def vector_output(op: LinearOperator) -> VectorOutput:
+    """Return a derivative whose output is a vector, or a number, as one of one token."""
+    return VectorOutput(op=op, **(fields_of(op) | {"codomain": (1, math.prod(op.codomain))}))
 
 
 def check_value(value: object, X: Tensor) -> None:

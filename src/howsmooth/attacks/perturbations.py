@@ -1,6 +1,5 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, as_tokens, check_value, vector_output
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.linear_operators import LinearOperator, fields_of
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
@@ -214,13 +213,13 @@ class PreparedAttack:
         if not isinstance(self.f, Attention):
             return None
         n, d = self.X.shape[-2:]
-        per_token = isinstance(self.metrics.input, LargestToken)
+        ball = "token" if isinstance(self.metrics.input, LargestToken) else "total"
         # any other ball lies in one of the total norm, and no displacement is larger than so many total ones
-        eps = eps if per_token else eps * self.metrics.input.euclidean_ratios((n, d))[0]
+        eps = eps if ball == "token" else eps * self.metrics.input.euclidean_ratios((n, d))[0]
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
             rows = self.X.reshape(-1, n, d)
-            found = [most * displacement_upper(self.f, x, eps=eps, per_token=per_token).value for x in rows]
+            found = [most * displacement_upper(self.f, x, eps=eps, metric=ball).value for x in rows]
         except AssumptionError:
             return None
         return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])
@@ -252,7 +251,7 @@ def prepare(
     there = value_of(f, X)
     check_value(there, X)
     if len(J.codomain) < 2:
-        J = VectorOutput(op=J, **(fields_of(J) | {"codomain": (1, math.prod(J.codomain))}))
+        J = vector_output(J)
     metrics = as_metrics(metric).at(X, as_tokens(there, tuple(X.shape[:-2])))
     if target is None:
         slope = first_order_gain(J, metrics, generator)

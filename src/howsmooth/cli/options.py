@@ -17,6 +17,7 @@ from msgspec import NODEFAULT
 from howsmooth.cli.printing import in_options
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import check_model_name
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 from howsmooth.theory.assumptions import require_length, require_radius
 
@@ -104,6 +105,12 @@ OptionRadius = Annotated[
     ),
 ]
 OptionSearch = Annotated[bool, typer.Option("--search", help="Look for a worse input by gradient ascent; slower.")]
+OptionMetric = Annotated[
+    str,
+    typer.Option(
+        "--metric", metavar="NAME", help="How perturbations and changes are measured.", callback=checked(check_metric)
+    ),
+]
 OptionSeed = Annotated[
     int, typer.Option("--seed", help="The seed of everything random.", callback=checked(_require_seed))
 ]

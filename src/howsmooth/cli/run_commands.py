@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FAILED = 1
 FOUND = 1
 # What does not go with words that are replaced.
-OTHERS = ("word", "together", "p", "at", "layer")
+OTHERS = ("word", "together", "metric", "at", "layer")
 
 
 def _require_folder(out: str) -> None:

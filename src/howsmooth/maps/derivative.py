@@ -407,7 +407,7 @@ def _score_sensitivity(
     return found.unflatten(1, (-1, tile.height))
 
 
-def _seen_queries(J: AttentionJacobian, q: Float[Tensor, "heads n k"]) -> Float[Tensor, "heads n columns k"]:
+def _seen_queries(J: AttentionJacobian, q: Float[Tensor, "heads n lifted"]) -> Float[Tensor, "heads n columns k"]:
     """Pull the query of every row back through rotation, norm and transform of every key."""
     projections, layout = J.projections, J.projections.layout
     if projections.rotation is None and projections.key_norm is None and projections.transforms.key is None:
@@ -423,7 +423,7 @@ def _seen_queries(J: AttentionJacobian, q: Float[Tensor, "heads n k"]) -> Float[
     return torch.stack(rows, dim=1)
 
 
-def _pulled_queries(J: AttentionJacobian, C: Float[Tensor, "heads n v k"]) -> Float[Tensor, "heads n v k"]:
+def _pulled_queries(J: AttentionJacobian, C: Float[Tensor, "heads n v lifted"]) -> Float[Tensor, "heads n v k"]:
     projections = J.projections
     if projections.rotation is None and projections.query_norm is None and projections.transforms.query is None:
         return C

@@ -133,7 +133,7 @@ def _page(run: Run, drawn: Drawn) -> str:
         gaps=gaps(run),
         rows=rows,
         columns=columns_of(rows),
-        differing=[name for name in ("model", "text", "map") if len({getattr(m, name) for m in shown}) > 1],
+        differing=[name for name in ("model", "text", "map", "metric") if len({getattr(m, name) for m in shown}) > 1],
         length=lengths.pop() if len(lengths) == 1 else None,
         warnings=warnings(run, shown),
         layers=sorted({row.layer.layer for row in rows}),
@@ -449,6 +449,7 @@ def _used_by(m: Measurement) -> set[str]:
     layers = m.layers
     told = {
         "typical": any(layer.typical is not None for layer in layers),
+        "relative": any(layer.relative is not None for layer in layers),
         "growth": any(layer.growth is not None for layer in layers),
         **{head: any(name in layer.proven for layer in layers) for name, head in BOUND_COLUMNS.items()},
         "any": any(layer.any_input is not None for layer in layers),

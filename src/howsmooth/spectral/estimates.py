@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -265,7 +266,9 @@ def gravest(statuses: Iterable[Status]) -> Status:
 
 def _shares(vectors: Tensor, batch_axes: int) -> Tensor:
     squares = vectors.square()
-    return squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+    squares = squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+    sums = squares.sum(-1, keepdim=True)  # one, but for metrics in which directions are longer
+    return squares / torch.where(sums > 0, sums, 1.0)
 
 
 def bracket_digits(lower: float, upper: float) -> tuple[str, str]:

@@ -40,14 +40,23 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
 def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
     for layer in measurement.layers:
-        kept_ladder(store, measurement.model, measurement.map, layer.layer, layer.length, layer.ball, transformer)
+        place = (measurement.model, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
+        kept_ladder(store, *place, transformer)
 
 
 def kept_ladder(
-    store: Store, model: str, part: str, layer: int, n: int, radius: float, transformer: Transformer | None = None
+    store: Store,
+    model: str,
+    part: str,
+    metric: str,
+    layer: int,
+    n: int,
+    radius: float,
+    transformer: Transformer | None = None,
 ) -> BoundsTable:
     """Return the bounds that a run keeps for n tokens in a ball; with the model, those that it does not keep yet."""
     name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
+    name += "" if metric == "total" else f", {metric}"
     kept = store.fact(name)
     if kept is not None:
         return BoundsTable.from_json(kept)
@@ -56,7 +65,7 @@ def kept_ladder(
     site, refused = transformer.layers[layer], "the theorems are about attention alone."
     f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
     try:
-        found = table(f, n=n, radius=radius, heads=PROMISING) if isinstance(f, Attention) else None
+        found = table(f, n=n, radius=radius, heads=PROMISING, metric=metric) if isinstance(f, Attention) else None
     except AssumptionError as error:
         found, refused = None, str(error)
     if found is None:
