@@ -75,7 +75,7 @@ class Probe:
         self._model, self._every, self._limit = unwrapped(model), every, float(limit)
         self._window = LOOKS * every if window is None else window
         self._sinks = [as_sink(sink) for sink in sinks]
-        self._resources = contextlib.ExitStack()
+        self._resources, self._blocks = contextlib.ExitStack(), 0  # blocks may be nested: callbacks open one, too
         self._pass = contextlib.ExitStack()
         self._layers: list[list[HeadReading]] = []
         self._real: Tensor | None = None
@@ -84,6 +84,9 @@ class Probe:
         self.looks: list[Look] = []
 
     def __enter__(self) -> "Probe":
+        self._blocks += 1
+        if self._blocks > 1:
+            return self
         self._training, self._begin = self._model.training, time.perf_counter()
         before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
         after = self._model.register_forward_hook(self._after, always_call=True)
@@ -94,7 +97,9 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._resources.close()
+        self._blocks -= 1
+        if self._blocks == 0:
+            self._resources.close()
 
     @property
     def alarms(self) -> list[HeadAlarm]:
