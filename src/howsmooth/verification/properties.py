@@ -72,7 +72,7 @@ def read_vnnlib(path: str | Path) -> Property:
             continue
         either = _either(path, form[1])
         atoms = [atom for terms in either for atom in terms]
-        if len(atoms) == 1 and set(atoms[0][0]) == {("X", _only(atoms[0][0]))}:
+        if len(atoms) == 1 and [name for name, _k in atoms[0][0]] == ["X"] and all(atoms[0][0].values()):
             _tighten(bounds, atoms[0])
         elif any(name == "X" for terms, _ in atoms for name, _k in terms):
             raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
@@ -146,10 +146,6 @@ def _linear(path: str | Path, form: Any) -> tuple[dict[tuple[str, int], float], 
         for name, c in names.items():
             total[name] = total.get(name, 0.0) + sign * c
     return total, sum(sign * constant for sign, (_names, constant) in zip(signs, terms, strict=True))
-
-
-def _only(terms: dict[tuple[str, int], float]) -> int:
-    return next(iter(terms))[1] if terms else -1
 
 
 def _tighten(bounds: tuple[dict[int, float], dict[int, float]], atom: Atom) -> None:
