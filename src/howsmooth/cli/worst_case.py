@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.maps.heads import MultiHead
-    from howsmooth.search.nearby import Nearby
+    from howsmooth.search.ascent import Nearby
     from howsmooth.theory.results import Bound, Witness
 
 STEPS, STARTS = 100, 4
