@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.budgets.effects import Effect, effect
@@ -177,6 +177,21 @@ class Budget:
             AssumptionError: If the budget was read from a run, without the model.
         """
         return true_costs(self._places(tokens), recipes, factor=factor).mean((1, 2))
+
+    def by_token(
+        self, recipe: Mapping[str, str], *, tokens: Tensor | None = None
+    ) -> Float[Tensor, "windows positions"]:
+        """Run the model with errors in it: the true cost at every position, so that one sees which tokens suffer.
+
+        Args:
+            recipe: The scheme by the name of what it rounds.
+            tokens: Other windows; those of the budget by default.
+
+        Raises:
+            AssumptionError: If the budget was read from a run, without the model.
+        """
+        self.columns(recipe)  # refuses names that are not there
+        return true_costs(self._places(tokens), [recipe])[0]
 
     def verify(self, count: int, scheme: str | None = None) -> tuple[Verified, ...]:
         """Run the model with single errors in it: the worst ones, and as many random ones of the others.
