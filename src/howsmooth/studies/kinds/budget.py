@@ -3,20 +3,18 @@
 import contextlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.sources import read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import described, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows
 from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
@@ -47,10 +45,14 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         described(
             "How numbers are rounded: int2…int8 (:tensor, :channel, :g64, :asym), nf4, fp8, e5m2, bf16, fp16, "
             "prune:0.5, prune:2:4, gguf:Q4_0, against:MODEL, mine.py:function; with kv:, kv-channel:, "
-            "residual:, kernel: or embeddings: in front, these in place of weights.",
+            "residual:, kernel: or embeddings: in front, these in place of weights. int4:g64 if nothing is said.",
             metavar="int4:g64,…",
         ),
-    ] = ("int4:g64",)
+    ] = ()
+    against: Annotated[
+        tuple[str, ...],
+        described("Another checkpoint of the same shape, whose weights are the errors.", metavar="MODEL,…"),
+    ] = ()
     text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
     length: Annotated[int, described("How many tokens a window has.")] = LENGTH
     sequences: Annotated[int, described("How many windows.")] = WINDOWS
@@ -59,41 +61,41 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         tuple[float, ...], described("Choose the cheapest recipe of this share of 16 bits.", metavar="0.3,…")
     ] = ()
     kl: Annotated[tuple[float, ...], described("Choose the smallest recipe of this cost.", metavar="0.02,…")] = ()
+    verify: Annotated[
+        int, described("Run the model with each of so many worst errors, and of as many others, to compare.")
+    ] = 0
     seed: Annotated[int, described("The seed of everything random.")] = 0
     where: Compute = Compute()
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before any model is loaded."""
-        if not self.scheme:
-            raise AssumptionError("scheme must name at least one.", field="scheme")
         if self.passes < 2:
             raise AssumptionError(f"passes must be at least 2, got {self.passes}.", field="passes")
+        if self.verify < 0:
+            raise AssumptionError(f"verify must be at least 0, got {self.verify}.", field="verify")
         for name, values in (("size", self.size), ("kl", self.kl)):
             if any(value <= 0 for value in values):
                 raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
         Solver(seed=self.seed)
-        check_model(self.model)
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
-        from howsmooth.budgets.schemes.scheme import scheme
+        super().check()
+        from howsmooth.budgets.schemes import scheme
 
-        for label in self.scheme:
+        for label in self.schemes:
             scheme(label)
             if "against:" in label:
                 check_model(label.partition("against:")[2])
 
     @property
+    def schemes(self) -> tuple[str, ...]:
+        """Every scheme once, those of other checkpoints last."""
+        others = tuple(f"against:{model}" for model in self.against)
+        return tuple(dict.fromkeys((*self.scheme, *others))) or ("int4:g64",)
+
+    @property
     def windows(self) -> Windows:
         """Which windows of the text."""
         return Windows(text=self.text, lengths=(self.length,), sequences=self.sequences)
-
-    @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        digest = read_source(self.windows.source, self.windows.place).digest
-        return default_folder(self.model, "budget", [self, digest])
 
 
 class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
@@ -137,17 +139,63 @@ class BudgetAnswer(Answer, frozen=True, kw_only=True):
     positions: int  # how many positions the output has
 
 
-class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
-    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured."""
+class AtWindows(AtText, frozen=True, kw_only=True):
+    """A question about a whole budget: schemes, and windows from the first on."""
 
     layer: int = 0
     map: str = "model"
-    schemes: tuple[str, ...]  # the schemes to choose from
-    windows: int = WINDOWS  # at how many windows, from the first on; as many behind them are held out
+    schemes: tuple[str, ...]  # the schemes
+    windows: int = WINDOWS  # at how many windows, from the first on
     passes: int = PASSES  # how many backward passes at each
+    solver: Solver = Solver()  # the seed
+
+    @property
+    def cost(self) -> float:
+        """Passes at every window."""
+        return super().cost * self.passes * PASS_COST * self.windows
+
+    @property
+    def batch(self) -> Hashable:
+        """Questions about the same schemes share their draws."""
+        return self.kind, self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed
+
+
+class VerifyAsk(AtWindows, frozen=True, kw_only=True, tag="verified"):
+    """What single errors cost in truth, beside their estimates: the worst ones and as many others."""
+
+    count: int  # how many of each
+
+    @property
+    def label(self) -> str:
+        """The model and the number of errors."""
+        return f"{self.model} {self.schemes[0]} verified"
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By scheme."""
+        return (self.schemes[0],)
+
+
+class VerifyAnswer(Answer, frozen=True, kw_only=True):
+    """Estimates and true costs."""
+
+    cost: str  # what costs count
+    names: tuple[str, ...]  # what is rounded, the worst first, then the others
+    predicted: tuple[float, ...]  # the estimate of each
+    low: tuple[float, ...]  # the lower end of its interval
+    high: tuple[float, ...]  # the upper end
+    measured: tuple[float, ...]  # the true cost
+    at_half: tuple[float, ...]  # four times the true cost of half of the error
+
+
+class RecipeAsk(AtWindows, frozen=True, kw_only=True, tag="recipe"):
+    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured.
+
+    As many windows behind those of the budget are held out.
+    """
+
     size: float | None = None  # the share of the size that the matrices have with 16 bits; none if the cost is given
     kl: float | None = None  # the cost; none if the size is given
-    solver: Solver = Solver()  # the seed
 
     @property
     def label(self) -> str:
@@ -158,16 +206,6 @@ class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
     def asked(self) -> str:
         """What the recipe has to keep to."""
         return f"size {number(self.size)}" if self.size is not None else f"cost {number(self.kl or 0)}"
-
-    @property
-    def cost(self) -> float:
-        """Fresh passes at every window."""
-        return super().cost * self.passes * PASS_COST * self.windows
-
-    @property
-    def batch(self) -> Hashable:
-        """Recipes of the same schemes share their draws."""
-        return self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -195,68 +233,77 @@ def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Reso
     from howsmooth.budgets.error_budget import COSTS
     from howsmooth.budgets.passes import inner_products
 
-    first = cell[0]
-    places = _places(
-        first, tuple(ask.scheme for ask in cell), range(first.window.index, first.window.index + 1), resources
-    )
-    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=first.window.index)
-    answers = []
-    for ask in cell:
-        here = [i for i, error in enumerate(found.errors) if error.scheme == ask.scheme]
-        errors = [found.errors[i] for i in here]
-        answers.append(
-            BudgetAnswer(
-                cost=COSTS[places.subject.kind],
-                names=tuple(error.name for error in errors),
-                numbers=tuple(error.numbers for error in errors),
-                bits=tuple(error.bits for error in errors),
-                products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
-                positions=found.positions,
-            )
+    first, window = cell[0], cell[0].window.index
+    places = _places(first, tuple(ask.scheme for ask in cell), range(window, window + 1), resources)
+    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=window)
+    columns = grouped(range(len(found.errors)), lambda i: found.errors[i].scheme)
+    answers: list[Answer] = []
+    for here in (columns.get(ask.scheme, []) for ask in cell):
+        errors = {name: tuple(getattr(found.errors[i], name) for i in here) for name in ("name", "numbers", "bits")}
+        answer = BudgetAnswer(
+            cost=COSTS[places.subject.kind],
+            names=errors["name"],
+            numbers=errors["numbers"],
+            bits=errors["bits"],
+            products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
+            positions=found.positions,
         )
-    return list(answers)
+        answers.append(answer)
+    return answers
+
+
+def run_verified(_batch: Sequence[VerifyAsk], cell: Sequence[VerifyAsk], resources: "Resources") -> list[Answer]:
+    """Run the model with single errors in it."""
+    return [_verified(ask, resources) for ask in cell]
+
+
+def _verified(ask: VerifyAsk, resources: "Resources") -> VerifyAnswer:
+    budget = _drawn(ask, _places(ask, ask.schemes, range(ask.windows), resources), ask.solver.seed)
+    found = budget.verify(ask.count)
+    return VerifyAnswer(
+        cost=budget.cost,
+        names=tuple(each.predicted.name for each in found),
+        predicted=tuple(each.predicted.kl for each in found),
+        low=tuple(each.predicted.low for each in found),
+        high=tuple(each.predicted.high for each in found),
+        measured=tuple(each.measured for each in found),
+        at_half=tuple(each.at_half for each in found),
+    )
 
 
 def run_recipe(_batch: Sequence[RecipeAsk], cell: Sequence[RecipeAsk], resources: "Resources") -> list[Answer]:
     """Choose recipes by the draws of a budget; judge them on fresh draws and at held-out windows."""
-    first = cell[0]
-    found, fresh, held_out = _two_draws(first, resources)
-    return [
-        _recipe_answer(found.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out), found.cost)
-        for ask in cell
-    ]
+    from howsmooth.budgets.error_budget import FRESH
+
+    first, seed = cell[0], cell[0].solver.seed
+    places = _places(first, first.schemes, range(first.windows), resources)
+    budget, fresh = (_drawn(first, places, draw) for draw in (seed, seed + FRESH))
+    held_out = _tokens(first, range(first.windows, 2 * first.windows), resources)
+    answers: list[Answer] = []
+    for ask in cell:
+        found: Any = budget.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out)
+        answer = RecipeAnswer(
+            cost=budget.cost,
+            names=tuple(found.schemes),
+            chosen=tuple(found.schemes.values()),
+            bits=found.bits,
+            share=found.size,
+            predicted=found.predicted.kl,
+            fresh=found.fresh.kl,
+            fresh_low=found.fresh.low,
+            fresh_high=found.fresh.high,
+            measured=found.measured,
+        )
+        answers.append(answer)
+    return answers
 
 
-def _recipe_answer(found: "Recipe", cost: str) -> RecipeAnswer:
-    assert found.fresh is not None
-    assert found.measured is not None
-    return RecipeAnswer(
-        cost=cost,
-        names=tuple(found.schemes),
-        chosen=tuple(found.schemes.values()),
-        bits=found.bits,
-        share=found.size,
-        predicted=found.predicted.kl,
-        fresh=found.fresh.kl,
-        fresh_low=found.fresh.low,
-        fresh_high=found.fresh.high,
-        measured=found.measured,
-    )
-
-
-def _two_draws(ask: RecipeAsk, resources: "Resources") -> "tuple[Budget, Budget, Tensor]":
-    """Return the budget of an ask, the same from fresh draws, and windows that are held out."""
-    from howsmooth.budgets.error_budget import COSTS, FRESH, Budget
+def _drawn(ask: AtWindows, places: "Places", seed: int) -> "Budget":
+    from howsmooth.budgets.error_budget import COSTS, Budget
     from howsmooth.budgets.passes import inner_products
 
-    places = _places(ask, ask.schemes, range(ask.windows), resources)
-
-    def drawn(seed: int) -> Budget:
-        products = inner_products(places, passes=ask.passes, seed=seed)
-        return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
-
-    held_out = _tokens(ask, range(ask.windows, 2 * ask.windows), resources)
-    return drawn(ask.solver.seed), drawn(ask.solver.seed + FRESH), held_out
+    products = inner_products(places, passes=ask.passes, seed=seed)
+    return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
 
 
 def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
@@ -267,7 +314,7 @@ def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
 
 def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Resources") -> "Places":
     from howsmooth.budgets.places import Places
-    from howsmooth.budgets.schemes.scheme import scheme
+    from howsmooth.budgets.schemes import scheme
     from howsmooth.budgets.subject import Subject
 
     transformer = resources.transformer(ask.model, ask.where, ask.reading)
@@ -278,10 +325,10 @@ def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Res
 def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks":
     """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes."""
     from howsmooth.budgets.subject import Subject
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
-    base = model_and_text(budgeting.model, budgeting.windows, budgeting.where, budgeting.reading, resources)
-    schemes, solver = tuple(dict.fromkeys(budgeting.scheme)), Solver(seed=budgeting.seed)
+    base = model_and_text(budgeting, budgeting.windows, resources)
+    schemes, solver = budgeting.schemes, Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
     first = asks[0]
@@ -289,26 +336,12 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
     if wanted:
         _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
-    asks += [
-        RecipeAsk(
-            model=first.model,
-            window=first.window,
-            where=first.where,
-            reading=first.reading,
-            schemes=schemes,
-            windows=budgeting.sequences,
-            **shared,
-            **target,
-        )
-        for target in wanted
-    ]
-    return PlannedAsks(
-        asks=tuple(asks),
-        transformer=base.transformer,
-        inputs=base.inputs,
-        command=budgeting.command,
-        remarks=tuple(f"{remark}." for remark in (*base.remarks, *base.transformer.notes)),
-    )
+    shared |= {name: getattr(first, name) for name in ("model", "window", "where", "reading")}
+    shared |= {"windows": budgeting.sequences}
+    asks += [RecipeAsk(schemes=schemes, **shared, **target) for target in wanted]
+    if budgeting.verify:
+        asks += [VerifyAsk(schemes=(label,), count=budgeting.verify, **shared) for label in schemes]
+    return base.planned(asks, budgeting.command, remarks=(*base.remarks, *base.transformer.notes))
 
 
 def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budget]":
@@ -319,13 +352,13 @@ def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budge
     from howsmooth.budgets.passes import Products
     from howsmooth.budgets.places import Error
 
-    groups: dict[tuple[Any, ...], dict[str, dict[int, BudgetAnswer]]] = {}
-    for r in records:
-        ask = r.ask
-        key = (ask.model, ask.window.digest, ask.window.length, ask.passes, ask.solver.seed)
-        groups.setdefault(key, {}).setdefault(ask.scheme, {})[ask.window.index] = r.answer
+    def question(r: "Record[BudgetAsk, BudgetAnswer]") -> tuple[Any, ...]:
+        return r.ask.model, r.ask.window.digest, r.ask.window.length, r.ask.passes, r.ask.solver.seed
+
     found = []
-    for (model, *_others, seed), schemes in groups.items():
+    for (model, *_others, seed), some in grouped(records, question).items():
+        by_scheme = grouped(some, lambda r: r.ask.scheme)
+        schemes = {name: {r.ask.window.index: r.answer for r in each} for name, each in by_scheme.items()}
         # a run that was stopped may have windows of some schemes alone
         windows = sorted(set.intersection(*(set(answers) for answers in schemes.values())))
         if not windows:
@@ -395,10 +428,9 @@ class BudgetSummary:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        whole = self.budget.together(scheme=self.scheme)
-        keys = ("name", "kl", "low", "high", "window_error")
+        whole, keys = self.budget.together(scheme=self.scheme), ("name", "kl", "low", "high", "window_error")
         effects = [{key: getattr(each, key) for key in keys} for each in self.effects]
-        together = {"kl": whole.kl, "low": whole.low, "high": whole.high}
+        together = {key: getattr(whole, key) for key in keys[1:4]}
         about = {"model": self.budget.model, "scheme": self.scheme, "cost": self.budget.cost}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence})
 
@@ -449,12 +481,68 @@ class RecipeSummary:
         return to_json({"size": self.ask.size, "kl": self.ask.kl, "recipe": self.answer, "sentence": self.sentence})
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifySummary:
+    """Estimates beside true costs."""
+
+    ask: VerifyAsk
+    answer: VerifyAnswer
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's rank correlation of estimates and true costs; none where all of either are the same."""
+        from scipy.stats import spearmanr
+
+        columns = self.answer.predicted, self.answer.measured
+        return None if any(len(set(x)) < 2 for x in columns) else float(spearmanr(*columns).statistic)
+
+    @property
+    def beyond(self) -> list[str]:
+        """The errors that second order does not describe: their whole and their half disagree by more than 20 %."""
+        from howsmooth.budgets.error_budget import agrees_with_half
+
+        found = zip(self.answer.names, self.answer.measured, self.answer.at_half, strict=True)
+        return [name for name, whole, half in found if not agrees_with_half(whole, half)]
+
+    @property
+    def sentence(self) -> str:
+        """How well the estimates rank, how many are inside of their intervals, and where second order ends."""
+        found = self.answer
+        inside = sum(low <= x <= high for low, x, high in zip(found.low, found.measured, found.high, strict=True))
+        rank = "" if self.rank_correlation is None else f"rank correlation {self.rank_correlation:.3f}; "
+        said = (
+            f"{self.ask.model}, {self.ask.schemes[0]}: {len(found.names)} errors run truly, {rank}{inside} inside of "
+            "their intervals"
+        )
+        return f"{said}; second order ends here: {', '.join(self.beyond)}." if self.beyond else f"{said}."
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """Render the sentence, and a row for each error."""
+        yield self.sentence
+        a = self.answer
+        numbers = zip(a.names, a.predicted, a.low, a.high, a.measured, a.at_half, strict=True)
+        columns = ("run truly", "predicted", "from", "to", "measured", "from half of it")
+        rows = [dict(zip(columns, (name, *map(number, values)), strict=True)) for name, *values in numbers]
+        yield fitted(rows, list(columns), ["from", "to"], console, options)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        about = {"verified": self.ask.schemes[0], "rank_correlation": self.rank_correlation}
+        return to_json(about | {"errors": self.answer, "second_order_ends": self.beyond, "sentence": self.sentence})
+
+
+def summarise_verified(records: Iterable[Any]) -> list[VerifySummary]:
+    """Return what was run truly, scheme by scheme."""
+    return [VerifySummary(ask=r.ask, answer=r.answer) for r in records]
+
+
 def summarise_budgets(records: Iterable[Any]) -> list[Any]:
     """Sum up records: one result for each budget and scheme, and one for each recipe."""
     records = list(records)
     found = budgets(r for r in records if r.ask.kind == "budget")
     schemes = [BudgetSummary(budget=each, scheme=label) for each in found for label in each.schemes]
-    return [*schemes, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
+    verified = summarise_verified(r for r in records if r.ask.kind == "verified")
+    return [*schemes, *verified, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
 
 
 def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
@@ -464,7 +552,7 @@ def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
 
 def recipe_files(records: Iterable[Any]) -> dict[str, str]:
     """Return every recipe as every tool reads it that can express it, by the name of a file."""
-    from howsmooth.budgets.exports import EXPORTS
+    from howsmooth.budgets.recipes import EXPORTS
 
     files: dict[str, str] = {}
     for each in summarise_recipes(r for r in records if r.ask.kind == "recipe"):
@@ -497,4 +585,5 @@ KINDS = (
         ),
     ),
     Kind(ask=RecipeAsk, answer=RecipeAnswer, run=run_recipe, summarise=summarise_recipes),
+    Kind(ask=VerifyAsk, answer=VerifyAnswer, run=run_verified, summarise=summarise_verified),
 )
