@@ -124,7 +124,12 @@ def set_threads(threads: int | None) -> None:
 
 Command = Callable[..., None]
 # Other names of the same option.
-ALIASES = {"layers": ("--layer",), "layer": ("--layers",), "lengths": ("--n", "-n")}
+ALIASES = {
+    "layers": ("--layer",),
+    "layer": ("--layers",),
+    "lengths": ("--n", "-n"),
+    "length": ("--lengths", "--n", "-n"),
+}
 
 
 def option_groups(command: Command) -> Command:

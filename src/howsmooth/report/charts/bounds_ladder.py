@@ -15,7 +15,7 @@ from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.theory.results import Side, label_of
 from howsmooth.wording import at_most, interval, number
 
-TEXT_LANE, ANY_LANE = "At this text", "Any input, tokens no longer"
+TEXT_LANE, ANY_LANE = "At these inputs", "Any input"
 TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
 ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
 # The marks of the table on top of the page: an open circle for what is typical, a bar for what nothing exceeds.
@@ -51,9 +51,11 @@ def draw(section: Section, layer: int | None) -> Chart:
     numbers = base.mark_text(
         fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
     )
-    title = _title(chosen[0]) if layer is not None else "What this text attains, and what any input could"
+    numbers = numbers.encode(x=base.encoding.x.copy(), text="number:N")
+    numbers.encoding.x.shorthand = "beside:Q"
+    title = _title(chosen[0]) if layer is not None else "What these inputs attain, and what any input could"
     # rows without a number stay in the data of the marks: they name the lanes
-    drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers.encode(text="number:N"))
+    drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers)
     return alt.layer(*drawn).properties(width=WIDTH, height=alt.Step(28), title=titled(title, WIDTH + NAMES))
 
 
@@ -83,7 +85,10 @@ def _lanes(summary: LayerSummary) -> Rows:
     rows: Rows = []
     for lane in dict.fromkeys(row["lane"] for row in found):
         rows.append({"name": lane, "right": None})
-        rows += [row | {"right": _share(row["log10"], ends) > MIDDLE} for row in found if row["lane"] == lane]
+        for row in (row for row in found if row["lane"] == lane):
+            right = _share(row["log10"], ends) > MIDDLE
+            # a number stands beside the range that it is the mean of
+            rows.append(row | {"right": right, "beside": row.get("from" if right else "to", row["log10"])})
     return [row | {"order": order, "layer": summary.layer} for order, row in enumerate(rows)]
 
 
@@ -184,7 +189,7 @@ CHARTS = (
         short="ladder",
         sections=("measurement",),
         rank=50,
-        about="What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, "
+        about="What is known about one layer, in two lanes. At these inputs: what random perturbations are multiplied by, "
         "what the worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, "
         "none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
         wanted=lambda section: any(m.layers for m in section.measurements),
