@@ -14,7 +14,7 @@ from claims import quick, verdict
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.parts.embedding import entrance
+from howsmooth.models.parts.ends import entrance
 
 # How many sequences go through the model together.
 TOGETHER = 64

@@ -31,7 +31,7 @@ def _load(model, **how):
 _kept = functools.cache(hs.load)
 
 
-def _table(attention, *, n, radius, heads):
+def _table(attention, *, n, radius, heads, metric):
     biases = dict.fromkeys(("query_bias", "key_bias", "value_bias", "output_bias"))
     plain = dataclasses.replace(attention, **biases)  # which the paper does not speak of
     return BoundsTable(bounds=(hs.bounds.discrete_upper(plain, n=n, radius=radius),))

@@ -7,7 +7,7 @@ from measured import changed, grid, heads, measurement, record
 from howsmooth.report.sections import Section, section_of
 from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk
 from howsmooth.studies.kinds.certified_radii import CertificateAnswer, CertificateAsk
-from howsmooth.studies.kinds.monitor import MonitorAnswer, MonitorAsk
+from howsmooth.studies.kinds.monitor import MonitorAnswer, MonitorAsk, ProbeAnswer, ProbeAsk
 from howsmooth.studies.kinds.splitting import SplittingAnswer, SplittingAsk
 from howsmooth.studies.kinds.text import TextAnswer, WholeAsk
 from howsmooth.studies.kinds.tokens_in_ball import (
@@ -169,6 +169,34 @@ def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
     ]
 
 
+def probed(*, steps=(10, 20), logit=3.0):
+    """Return what a probe read of two heads of two layers."""
+    others = (
+        "entropy",
+        "first_token",
+        "sensitivity",
+        "largest_query",
+        "mean_query",
+        "largest_key",
+        "mean_key",
+        "peaked",
+    )
+    return [
+        _record(
+            ProbeAsk(training="mine", step=step, layer=k, map=f"head:{head}"),
+            ProbeAnswer(
+                largest_logit=logit and logit * step * (1 + head),
+                alarm="doubled" if step == 20 else "",
+                overhead=0.01,
+                **dict.fromkeys(others, 0.5),
+            ),
+        )
+        for k in range(2)
+        for head in range(2)
+        for step in steps
+    ]
+
+
 def section(name, records=(), measured=()):
     """Return a section of a name."""
     return Section(name=name, title="t", records=tuple(records), measurements=tuple(measured), prefix=f"{name}-")
@@ -196,7 +224,7 @@ WHOLE = {
     "attack": section("attack", attacks()),
     "certificate": section("certificate", [*certificates(), *certificates(words=("dull",), together=False)]),
     "robustness": section("robustness", measured=(real(stride=32),)),
-    "monitor": section("monitor", watched(alarm="layer 1 doubled.")),
+    "monitor": section("monitor", [*watched(alarm="layer 1 doubled."), *probed()]),
     "bounds": section("bounds", measured=(real(local_upper=30.0),)),
 }
 # What is left of a section when much is missing.
@@ -238,7 +266,8 @@ PARTS = {
     "certificate, all words alone": section("certificate", certificates()[-1:]),
     "attack, nothing moves": section("attack", attacks(lower=0.0, ceiling=None)),
     "monitor, one layer and step": section("monitor", watched(layers=1, steps=(10,))),
-    "monitor, nothing finite": section("monitor", watched(lower=None)),
+    "monitor, nothing finite": section("monitor", [*watched(lower=None), *probed(logit=None)]),
+    "probe alone": section("monitor", probed()),
     "transition, one record": section("transition", [regime(10)]),
 }
 EVERY = WHOLE | PARTS

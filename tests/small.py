@@ -78,10 +78,10 @@ def bounds_once():
 
     known = {}
 
-    def table(f, *, n, radius, heads):
-        key = pickle.dumps((f, n, radius))
+    def table(f, *, n, radius, heads, metric):
+        key = pickle.dumps((f, n, radius, metric))
         if key not in known:
-            known[key] = BoundsTable(bounds=(hs.bounds.smallest_upper(f, n=n, radius=radius),))
+            known[key] = BoundsTable(bounds=(hs.bounds.smallest_upper(f, n=n, radius=radius, metric=metric),))
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:

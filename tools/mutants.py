@@ -1,6 +1,6 @@
 r"""Mutation testing of the bounds: change one expression at a time, and a test of that part of the library must fail.
 
-``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/`` and
+``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/``, ``verification/`` and
 ``spectral/lanczos_upper_bound.py``, or of the files that are named. Mutations are made on the syntax tree: a summand is
 dropped or halved, a product or a returned value halved, a maximum replaced by one of its arguments, a comparison
 negated or relaxed, an allowance for rounding errors left out, a square, a root or an absolute value left out.
@@ -22,6 +22,7 @@ import gc
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import os
 import random
@@ -50,6 +51,7 @@ BEGIN, END = "<!-- written by tools/mutants.py -->", "<!-- end -->"
 ROOMS = {
     "theory": ("tests/theory", "src/howsmooth/theory"),
     "certificates": ("tests/certificates", "src/howsmooth/certificates"),
+    "verification": ("tests/verification", "src/howsmooth/verification"),
     "spectral": ("tests/spectral/test_lanczos_upper_bound.py", "src/howsmooth/spectral/lanczos_upper_bound.py"),
 }
 # Type checks and captured output cost time and kill no wrong bound.
@@ -460,10 +462,12 @@ def _item_hash(item: Any) -> str:
 
 
 def _run(item: Any, following: Any) -> bool:
-    """Run one test; say whether it passes."""
+    """Run one test, its marks about warnings obeyed; say whether it passes."""
     from _pytest.runner import runtestprotocol
+    from _pytest.warnings import catch_warnings_for_item
 
-    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=following))
+    with catch_warnings_for_item(item.config, item.ihook, when="runtest", item=item):
+        return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=following))
 
 
 def _fork(task: Callable[[], Any], seconds: float) -> tuple[int, int]:
@@ -600,7 +604,7 @@ class Judge:
             return local if frame.f_code.co_filename in paths else None
 
         found = {}
-        for i, following in zip(group, [*group[1:], None], strict=True):
+        for i, following in itertools.zip_longest(group, group[1:]):
             item = self.items[i]
             lines.clear()
             sys.settrace(calls)
@@ -692,7 +696,7 @@ class Judge:
             for cache in self.caches:
                 cache.cache_clear()
             exchange(mutant, self.finders[mutant.file].tree, self.live[mutant.file])
-            for i, following in zip(tests, [*tests[1:], None], strict=True):
+            for i, following in itertools.zip_longest(tests, tests[1:]):  # none at all where no test executes it
                 if not _run(self.items[i], None if following is None else self.items[following]):
                     return {"killer": i}
             return {"killer": None}
@@ -855,8 +859,8 @@ def table(rows: dict[str, Counter[str]]) -> str:
 
 
 def _target_files() -> list[str]:
-    paths = [*PACKAGE.glob("theory/**/*.py"), *PACKAGE.glob("certificates/**/*.py")]
-    paths.append(PACKAGE / "spectral" / "lanczos_upper_bound.py")
+    places = [ROOT / judged for _tests, judged in ROOMS.values()]
+    paths = (path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place]))
     return sorted(path.relative_to(PACKAGE).as_posix() for path in paths)
 
 

@@ -146,11 +146,11 @@ def neighbourhood() -> alt.LayerChart:
     rows, dots = [], []
     for eps in spaced(0.01, 1, 25):
         for kind, per_token in (("Theorem 5, total", False), ("Theorem 5, per token", True)):
-            bound = hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token)
+            bound = hs.bounds.neighbourhood_upper(f, X, eps=eps, metric=("total", "token")[per_token])
             rows.append({"x": eps, "y": bound.value, "kind": kind})
     for eps in spaced(0.01, 1, 9):
         for per_token in (False, True):
-            domain = hs.domains.Neighbourhood(X, eps=eps, per_token=per_token)
+            domain = hs.domains.Neighbourhood(X, eps=eps, metric=("total", "token")[per_token])
             found = hs.maximise(f, n=8, domain=domain, starts=4, steps=60, seed=rng)
             kind = "Theorem 5, per token" if per_token else "Theorem 5, total"
             dots.append({"x": eps, "y": found.value, "kind": kind})

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.affine import Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, map_leaves
-from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.positions import Positions
-from howsmooth.models.parts.embedding import Lexicon, entrance
+from howsmooth.models.parts.ends import Lexicon, entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import Outputs
 from howsmooth.tokens.replacements import Words, replacements

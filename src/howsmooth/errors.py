@@ -89,9 +89,8 @@ class SmoothnessWarning(UserWarning):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a refusal: the names that are nearest to one that is not known, or all there are.
 
-    Example:
-        >>> nearest("atention", ["attention", "block"])
-        '; did you mean attention?'
+    >>> nearest("atention", ["attention", "block"])
+    '; did you mean attention?'
     """
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

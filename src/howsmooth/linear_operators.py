@@ -1,13 +1,18 @@
 """Linear operators without matrices: the protocol that solvers take, and the fields that operators share."""
 
+import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.validation import require_like
+
+S = TypeVar("S", bound="SeparableOperator")
+T = TypeVar("T", Tensor, Tensor | None)
 
 
 @runtime_checkable
@@ -46,8 +51,8 @@ class LinearOperator(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Operator:
-    """Shapes, dtype and device of a batch of operators; subclasses add the products."""
+class Operator(ABC):
+    """Shapes, dtype and device of a batch of operators; it checks the vectors, subclasses supply the products."""
 
     batch: tuple[int, ...]
     domain: tuple[int, ...]  # the shape of one perturbation
@@ -55,13 +60,44 @@ class Operator:
     dtype: torch.dtype
     device: torch.device
 
-    def check_perturbation(self, E: Tensor) -> None:
-        """Refuse what the operator cannot be applied to."""
+    def jvp(self, E: Float[Tensor, "*shape"]) -> Float[Tensor, "*other"]:
+        """Push a perturbation forward: J E."""
         require_like(E, self, (*self.batch, *self.domain), "the perturbation")
+        return self._push(E)
 
-    def check_cotangent(self, G: Tensor) -> None:
-        """Refuse what the transpose cannot be applied to."""
+    def vjp(self, G: Float[Tensor, "*other"]) -> Float[Tensor, "*shape"]:
+        """Pull a cotangent back: Jᵀ G."""
         require_like(G, self, (*self.batch, *self.codomain), "the cotangent")
+        return self._pull(G)
+
+    @abstractmethod
+    def _push(self, E: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _pull(self, G: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeparableOperator(Operator):
+    """A batch of operators that can be taken apart."""
+
+    # the fields with an entry for each operator, and how many axes one entry has
+    batched: ClassVar[dict[str, int]] = {}
+
+    def take(self: S, index: Tensor) -> S:
+        """Pick some operators of the batch, as a batch with one axis."""
+        picked = {name: take(getattr(self, name), self.batch, index, event=n) for name, n in self.batched.items()}
+        return dataclasses.replace(self, batch=(len(index),), **picked)
+
+
+def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
+    """Pick entries ``index`` of the flattened batch axes; what has no batch axes serves every entry.
+
+    The last ``event`` axes are no batch axes.
+    """
+    if x is None or x.ndim <= event:
+        return x
+    return x.expand(*batch, *x.shape[x.ndim - event :]).flatten(0, len(batch) - 1)[index]
 
 
 def on_tokens(X: Float[Tensor, "*batch n d"], out: int | None = None) -> dict[str, Any]:

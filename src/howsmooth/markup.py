@@ -35,9 +35,8 @@ def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
 
     Shades go with the square root of the share, so that the many small ones can be told apart too.
 
-    Example:
-        >>> shaded(["a"], [1.0])
-        '<p><span title="100 %" style="background: rgba(245, 166, 35, 1.00)">a</span></p>'
+    >>> shaded(["a"], [1.0])
+    '<p><span title="100 %" style="background: rgba(245, 166, 35, 1.00)">a</span></p>'
     """
     most = max(shares, default=0.0) or 1.0
     spans = (
@@ -70,9 +69,8 @@ def frame(rows: Iterable[dict[str, Any]]) -> Any:
 def finite(value: Any) -> Any:
     """Return plain values with ``None`` in place of every number that is not finite, however deep it lies.
 
-    Example:
-        >>> finite({"value": math.inf, "trace": [1.0, math.nan]})
-        {'value': None, 'trace': [1.0, None]}
+    >>> finite({"value": math.inf, "trace": [1.0, math.nan]})
+    {'value': None, 'trace': [1.0, None]}
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -32,9 +32,8 @@ def require_memory(needed: int, what: str, *, field: str | None = None) -> None:
 def gigabytes(size: int) -> str:
     """Write a number of bytes.
 
-    Example:
-        >>> gigabytes(1536 * 1024**2), gigabytes(10**16), gigabytes(10**400)
-        ('1.5 GiB', '9,313,225 GiB', '9.31·10³⁹⁰ GiB')
+    >>> gigabytes(1536 * 1024**2), gigabytes(10**16), gigabytes(10**400)
+    ('1.5 GiB', '9,313,225 GiB', '9.31·10³⁹⁰ GiB')
     """
     # whole numbers: what was asked for may be far beyond a float
     return f"{number(size / GIGA if size < 1000 * GIGA else size // GIGA)} GiB"

@@ -8,6 +8,7 @@ solver serves it; the others are compared with the Euclidean norm by two constan
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -187,34 +188,12 @@ class Relative(Metric):
             )
         return Euclidean(name=self.name, words=self.words, scale=1 / sizes)
 
-    def size(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-        """Refuse: relative to which tokens is not known."""
-        raise self._refusal()
-
-    def dual_size(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-        """Refuse, as :meth:`size` does."""
-        raise self._refusal()
-
-    def steepest(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Refuse, as :meth:`size` does."""
-        raise self._refusal()
-
-    def support(self, F: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Refuse, as :meth:`size` does."""
-        raise self._refusal()
-
-    def nearest(self, E: Float[Tensor, "*batch n d"], eps: float) -> Float[Tensor, "*batch n d"]:
-        """Refuse, as :meth:`size` does."""
-        raise self._refusal()
-
-    def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
-        """Refuse, as :meth:`size` does."""
-        raise self._refusal()
-
-    def _refusal(self) -> AssumptionError:
-        return AssumptionError(
+    def _refuse(self, *_arguments: Any, **_named: Any) -> NoReturn:
+        raise AssumptionError(
             f"the metric {self.name!r} has no size without tokens; take metric.at(X).", field="metric"
         )
+
+    size = dual_size = steepest = support = nearest = euclidean_ratios = _refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,6 +343,7 @@ class Metrics:
 
 
 total = Euclidean(name="total", words="all tokens together move by at most ε")
+TOTAL = Metrics(input=total, output=total)
 token = LargestToken()
 relative = Relative(name="relative", words="tokens move by at most ε of their own norms", per_token=True)
 condition = Relative(name="condition", words="all tokens together move by at most ε of their norm", per_token=False)
@@ -410,12 +390,7 @@ def covariance(X: Float[Tensor, "*batch n d"], *, ridge: float = RIDGE) -> Eucli
 
 
 def as_metrics(metric: "str | Metric | Metrics") -> Metrics:
-    """Return what a user gave as the metrics of input and output.
-
-    Raises:
-        AssumptionError: If there is no metric of that name.
-        DtypeError: If it is no metric at all.
-    """
+    """Return what a user gave as the metrics of input and output."""
     if isinstance(metric, Metrics):
         return metric
     if isinstance(metric, str):

@@ -27,8 +27,10 @@ from torch.nn import functional
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.torch_internals import (
+    add_product,
     fused_attention,
     fused_attention_backward,
+    in_place,
     inside_transform,
     recorded,
     softmax,
@@ -62,7 +64,8 @@ def sdpa(
     Derivatives are exact in forward and reverse mode and any mix of them, under ``torch.func``, ``torch.vmap`` and
     checkpointing. Memory is linear in the number of tokens: the log-sum-exp of each row is kept, and weights are
     rebuilt, a few rows at a time. Half precision is accumulated in float32. Rows that a mask hides completely are zero,
-    and so are their derivatives. Compiled code calls torch's function, and leaves the graph inside ``torch.func``.
+    and so are their derivatives. Compiled code calls torch's function; where it applies ``torch.func`` itself, it has
+    the same derivatives in one graph, but with the matrix of weights.
 
     In matrix products of the size of :math:`qk^\top`, a Jacobian-vector product takes 5, a vector-Jacobian
     product 5, a second derivative 12. A mask may be differentiated too; then its derivative is of its own size.
@@ -84,16 +87,48 @@ def sdpa(
         AssumptionError: If both ``attn_mask`` and ``is_causal`` are given.
     """
     given = [x for x in (query, key, value, attn_mask) if x is not None]
-    # a compiled graph has no place for forward mode and second derivatives: under transforms it is left here
-    compiled = torch.compiler.is_compiling() and not inside_transform()
-    if compiled or dropout_p > 0 or not recorded(*given) or 0 in (query.numel(), key.numel(), value.numel()):
+    compiled, transformed = torch.compiler.is_compiling(), inside_transform()
+    plain = not transformed if compiled else not recorded(*given)
+    if plain or dropout_p > 0 or 0 in (query.numel(), key.numel(), value.numel()):
         return TORCH_SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     _check(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
+    if compiled:
+        return _composed(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     inputs, settings = arrange(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     found, _log_sum_exp = _TiledSum.apply(_Value(settings), *inputs)
     if max(query.ndim, key.ndim, value.ndim) == 2:
         return found.squeeze(0)
     return found.flatten(-4, -3) if enable_gqa else found
+
+
+def _composed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """Return attention by public operations alone, which the compiler differentiates as often as it is asked to."""
+    q, k, v = (x.to(accumulated(x.dtype)) for x in (query, key, value))
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    S = torch.matmul(q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale), k.mT)
+    later = torch.ones(S.shape[-2:], dtype=torch.bool, device=S.device).triu(1) if is_causal else None
+    return torch.matmul(_weights(S, later, attn_mask), v).to(query.dtype)
+
+
+def _weights(S: Tensor, hidden: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Return the attention weights of scores; rows that see nothing are zero, and so are their derivatives."""
+    if hidden is not None:
+        S = S.masked_fill(hidden, -math.inf) if inside_transform() else S.masked_fill_(hidden, -math.inf)
+    if mask is None:
+        return softmax(S)
+    S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask
+    empty = torch.isneginf(S).all(-1, keepdim=True)
+    return softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
 
 
 def arrange(
@@ -147,19 +182,12 @@ def _check(
 
 @dataclass(frozen=True)
 class Settings:
-    """What all tiles share.
+    """What all tiles share."""
 
-    Attributes:
-        scale: The factor of the scores.
-        causal: Whether query i sees keys 0 to i only.
-        masked: Whether a mask is the fourth input.
-        varied: How many of the inputs q, k, v, m derivatives are taken in: 3 where the mask is constant.
-    """
-
-    scale: float
-    causal: bool
-    masked: bool
-    varied: int
+    scale: float  # the factor of the scores
+    causal: bool  # whether query i sees keys 0 to i only
+    masked: bool  # whether a mask is the fourth input
+    varied: int  # how many of the inputs q, k, v, m derivatives are taken in: 3 where the mask is constant
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -170,17 +198,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class RowTile:
-    """A few complete rows of scores.
+    """A few complete rows of scores."""
 
-    Attributes:
-        batch: Which entries of each batch axis.
-        rows: Which queries.
-        columns: Which keys these may see.
-    """
-
-    batch: tuple[slice, ...]
-    rows: slice
-    columns: slice
+    batch: tuple[slice, ...]  # which entries of each batch axis
+    rows: slice  # which queries
+    columns: slice  # which keys these may see
 
     def region(self, x: Tensor, kind: Kind) -> Tensor:
         """Return the part of a tensor that the tile has to do with; axes of length one are broadcast."""
@@ -273,13 +295,9 @@ class _TiledSum(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Rule(ABC):
-    """A function of tiles; unless a rule knows better, its derivatives are those of the function, tile by tile.
+    """A function of tiles; unless a rule knows better, its derivatives are those of the function, tile by tile."""
 
-    Attributes:
-        settings: What all tiles share.
-    """
-
-    settings: Settings
+    settings: Settings  # what all tiles share
 
     @property
     @abstractmethod
@@ -343,15 +361,8 @@ class _Rule(ABC):
         return tuple(found.get(i) for i in range(len(self.inputs)))
 
     def weights(self, hidden: Tensor | None, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention weights of a tile; rows that see nothing are zero, and so are their derivatives."""
-        S = torch.bmm(q * self.settings.scale, k.mT)
-        if hidden is not None:
-            S = S.masked_fill(hidden, -math.inf) if inside_transform() else S.masked_fill_(hidden, -math.inf)
-        if mask is None:
-            return softmax(S)
-        S = S.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else S + mask
-        empty = torch.isneginf(S).all(-1, keepdim=True)
-        return softmax(S.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+        """Return the attention weights of a tile."""
+        return _weights(torch.bmm(q * self.settings.scale, k.mT), hidden, mask)
 
     def of_varied(self, hidden: Tensor | None, parts: Tensors) -> tuple[TileFunction, list[Tensor]]:
         """Return the function of a tile in what varies, and where it is evaluated."""
@@ -396,7 +407,8 @@ class _Value(_Rule):
         if settings.varied == 4 and not needed[3]:
             settings = dataclasses.replace(settings, varied=3)
         *x, o, log_sum_exp = tensors
-        found = _TiledSum.apply(_VectorJacobian(settings), *x, cotangents[0], o, log_sum_exp)
+        # detached: with an edge to its output, attention would be pulled back once more, along zero
+        found = _TiledSum.apply(_VectorJacobian(settings), *x, cotangents[0], o.detach(), log_sum_exp)
         return *found, *(None,) * (len(x) - len(found))
 
     def push(self, tensors: Tensors, tangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
@@ -427,7 +439,7 @@ class _JacobianVector(_Rule):
         q, k, v, mask, tangents = self.split(parts)
         P = self.weights(hidden, q, k, mask)
         dP = softmax_derivative(self.change(q, k, *tangents), P)
-        return (torch.bmm(dP, v).baddbmm(P, tangents[2]),)
+        return (add_product(torch.bmm(dP, v), P, tangents[2]),)
 
     def change(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, _dv: Tensor, dm: Tensor | None = None) -> Tensor:
         r"""Return the change of the scores, :math:`s(\dot q k^\top + q\dot k^\top) + \dot m`."""
@@ -524,22 +536,32 @@ class _SecondDerivative(_JacobianVector):
         dq, dk, dv = dx[:3]
         P, s = self.weights(hidden, q, k, mask), self.settings.scale
         T, G = self.change(q, k, *dx), torch.bmm(g, v.mT)
-        T = T - (P * T).sum(-1, keepdim=True)
-        G = G - (P * G).sum(-1, keepdim=True)
-        dP, D = P * T, P * G
-        B, v_bar = torch.baddbmm(T * G, g, dv.mT), torch.bmm(dP.mT, g)
+        (T, dP), (G, D) = _centred(T, P), _centred(G, P)
+        B = add_product(T.mul_(G) if in_place(T, G) else T * G, g, dv.mT)
+        v_bar = torch.bmm(dP.mT, g)
         if self.over == "forward":
             dg = others[-1]
-            B, v_bar = B.baddbmm(dg, v.mT), v_bar.baddbmm(P.mT, dg)
+            B, v_bar = add_product(B, dg, v.mT), add_product(v_bar, P.mT, dg)
         S = softmax_derivative(B, P)
-        found = [torch.bmm(S, k).baddbmm(D, dk) * s, torch.bmm(S.mT, q).baddbmm(D.mT, dq) * s, v_bar]
+        q_bar, k_bar = add_product(torch.bmm(S, k), D, dk), add_product(torch.bmm(S.mT, q), D.mT, dq)
+        found = [q_bar * s, k_bar * s, v_bar]
         if mask is not None and self.settings.varied == 4:
             found.append(S.sum_to_size(mask.shape))
         if self.over == "reverse":
-            found.append(torch.bmm(dP, v).baddbmm(P, dv))
+            found.append(add_product(torch.bmm(dP, v), P, dv))
         return tuple(found)
 
     pull = _Rule.pull
+
+
+def _centred(D: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return :math:`D - \mathrm{rowsum}(P\circ D)`, in place of ``D`` where that is allowed, and P times it."""
+    weighted = P * D
+    mean = weighted.sum(-1, keepdim=True)
+    if not in_place(D, P):
+        D = D - mean
+        return D, P * D
+    return D.sub_(mean), torch.mul(P, D, out=weighted)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,11 @@ V = TypeVar("V", bound="TensorDataclass")
 class TensorDataclass:
     """A frozen dataclass of tensors that can change dtype and device."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its first tensor."""
+        return next(x.dtype for x in vars(self).values() if isinstance(x, Tensor | TensorDataclass))
+
     def to(self: V, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> V:
         """Return the same value in another dtype or on another device."""
         changes = {

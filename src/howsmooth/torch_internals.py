@@ -24,6 +24,11 @@ def inside_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
+# The compiler may take the answer for a constant, since its graphs belong to one stack of transforms. This is what
+# torch.compiler.assume_constant_result does, which would import the compiler.
+inside_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def recorded(*operands: Tensor) -> bool:
     """Tell whether autograd, in either mode, or a transform of torch.func records an operation on ``operands``."""
     if inside_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in operands):
@@ -107,6 +112,11 @@ def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
 def in_place(*operands: Tensor) -> bool:
     """Tell whether a result may be written over its operands: nothing is recorded, and the kernels allow it."""
     return operands[0].device.type == "cpu" and not recorded(*operands)
+
+
+def add_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """Return C + AB for batches of matrices, in place of ``C`` where autograd does not record."""
+    return C.baddbmm_(A, B) if in_place(C, A, B) else C.baddbmm(A, B)
 
 
 def softmax(S: Tensor) -> Tensor:

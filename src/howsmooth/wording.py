@@ -17,9 +17,8 @@ def visible(text: str) -> str:
 
     Names of models, files and tokens come from others, who could hide or forge what stands in a terminal with them.
 
-    Example:
-        >>> visible("a\x1b[2Jb\u202e"), visible("naïve 模型")
-        ('a⟨U+001B⟩[2Jb⟨U+202E⟩', 'naïve 模型')
+    >>> visible("a\x1b[2Jb\u202e"), visible("naïve 模型")
+    ('a⟨U+001B⟩[2Jb⟨U+202E⟩', 'naïve 模型')
     """
     return text if text.isprintable() else "".join(map(_shape, text))
 
@@ -32,9 +31,8 @@ def _shape(character: str) -> str:
 def number(value: float, digits: int = 3) -> str:
     """Write a number with so many significant digits; a whole number (an ``int``) with all of them below 10⁷.
 
-    Example:
-        >>> number(10914.2), number(14918), number(0.5), number(-1.25e-9), number(math.inf)
-        ('10,900', '14,918', '0.5', '−1.25·10⁻⁹', '∞')
+    >>> number(10914.2), number(14918), number(0.5), number(-1.25e-9), number(math.inf)
+    ('10,900', '14,918', '0.5', '−1.25·10⁻⁹', '∞')
     """
     if isinstance(value, int) and abs(value) < LARGE:
         return _true_minus(f"{value:,}")
@@ -44,9 +42,8 @@ def number(value: float, digits: int = 3) -> str:
 def at_least(value: float, digits: int = 5) -> str:
     """Write a lower bound: rounded down, so that what is claimed stays true.
 
-    Example:
-        >>> at_least(2.99999, digits=3)
-        '2.99'
+    >>> at_least(2.99999, digits=3)
+    '2.99'
     """
     return _rounded(value, digits, ROUND_FLOOR)
 
@@ -54,9 +51,8 @@ def at_least(value: float, digits: int = 5) -> str:
 def at_most(value: float, digits: int = 5) -> str:
     """Write an upper bound: rounded up, so that what is claimed stays true.
 
-    Example:
-        >>> at_most(3.00001, digits=3)
-        '3.01'
+    >>> at_most(3.00001, digits=3)
+    '3.01'
     """
     return _rounded(value, digits, ROUND_CEILING)
 
@@ -64,9 +60,8 @@ def at_most(value: float, digits: int = 5) -> str:
 def rounded(value: float, places: int, rounding: str) -> Decimal:
     """Round to so many places behind the point, exactly: a bound moves to the side that is asked for, or not at all.
 
-    Example:
-        >>> rounded(2.0000000000000004, 2, ROUND_CEILING), rounded(0.3, 1, ROUND_FLOOR)
-        (Decimal('2.01'), Decimal('0.3'))
+    >>> rounded(2.0000000000000004, 2, ROUND_CEILING), rounded(0.3, 1, ROUND_FLOOR)
+    (Decimal('2.01'), Decimal('0.3'))
     """
     return _decimal(value).scaleb(places).to_integral_value(rounding).scaleb(-places)
 
@@ -74,9 +69,8 @@ def rounded(value: float, places: int, rounding: str) -> Decimal:
 def interval(low: float, high: float | None, digits: int = 4) -> str:
     """Write both ends of a bracket, rounded outwards; one without an upper end says so.
 
-    Example:
-        >>> interval(30.381, 30.4102), interval(2.0, 2.0), interval(2.0, None)
-        ('30.38 – 30.42', '2', '≥ 2')
+    >>> interval(30.381, 30.4102), interval(2.0, 2.0), interval(2.0, None)
+    ('30.38 – 30.42', '2', '≥ 2')
     """
     if high is None or math.isinf(high):
         return f"≥ {at_least(low, digits)}"
@@ -87,9 +81,8 @@ def interval(low: float, high: float | None, digits: int = 4) -> str:
 def estimated(value: float, low: float | None, high: float | None) -> tuple[str, str]:
     """Write an estimate and its interval down to the first digit of half its width; without one, a single digit.
 
-    Example:
-        >>> estimated(0.20514, 0.1921, 0.2263), estimated(2.0, 2.0, 2.0), estimated(0.20514, None, None)
-        (('0.21', '[0.19, 0.23]'), ('2', '[2, 2]'), ('≈ 0.2', ''))
+    >>> estimated(0.20514, 0.1921, 0.2263), estimated(2.0, 2.0, 2.0), estimated(0.20514, None, None)
+    (('0.21', '[0.19, 0.23]'), ('2', '[2, 2]'), ('≈ 0.2', ''))
     """
     if low is None or high is None:
         return f"≈ {number(value, 1)}", ""
@@ -105,9 +98,8 @@ def estimated(value: float, low: float | None, high: float | None) -> tuple[str,
 def exponent(value: float) -> str:
     """Write an exponent with two digits behind the point.
 
-    Example:
-        >>> exponent(0.1949), exponent(-0.5), exponent(-0.001)
-        ('0.19', '−0.50', '0.00')
+    >>> exponent(0.1949), exponent(-0.5), exponent(-0.001)
+    ('0.19', '−0.50', '0.00')
     """
     # adding zero turns -0.0 into 0.0
     return _true_minus(f"{round(value, 2) + 0.0:.2f}")
@@ -116,9 +108,8 @@ def exponent(value: float) -> str:
 def grows(factor: float, through: str = "") -> str:
     """Say what becomes of a perturbation that is multiplied by a factor.
 
-    Example:
-        >>> grows(7.2345), grows(0.0647, " through 'mlp'")
-        ('grows 7.23-fold', "shrinks through 'mlp' to 0.0647 of its size")
+    >>> grows(7.2345), grows(0.0647, " through 'mlp'")
+    ('grows 7.23-fold', "shrinks through 'mlp' to 0.0647 of its size")
     """
     if factor < 1:
         return f"shrinks{through} to {number(factor)} of its size"
@@ -128,9 +119,8 @@ def grows(factor: float, through: str = "") -> str:
 def power_of_ten(power: int) -> str:
     """Write a power of ten, which may be far beyond a float.
 
-    Example:
-        >>> power_of_ten(1001), power_of_ten(-4)
-        ('10¹⁰⁰¹', '10⁻⁴')
+    >>> power_of_ten(1001), power_of_ten(-4)
+    ('10¹⁰⁰¹', '10⁻⁴')
     """
     return f"10{str(power).translate(_RAISED)}"
 
@@ -138,9 +128,8 @@ def power_of_ten(power: int) -> str:
 def count(n: int, thing: str, things: str | None = None) -> str:
     """Write how many there are of something.
 
-    Example:
-        >>> count(1, "window"), count(1200, "window"), count(2, "entry", "entries")
-        ('1 window', '1,200 windows', '2 entries')
+    >>> count(1, "window"), count(1200, "window"), count(2, "entry", "entries")
+    ('1 window', '1,200 windows', '2 entries')
     """
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
 
@@ -148,9 +137,8 @@ def count(n: int, thing: str, things: str | None = None) -> str:
 def duration(seconds: float) -> str:
     """Write how long something takes, as people say it.
 
-    Example:
-        >>> duration(42.3), duration(300), duration(9000)
-        ('42 seconds', '5 minutes', '2.5 hours')
+    >>> duration(42.3), duration(300), duration(9000)
+    ('42 seconds', '5 minutes', '2.5 hours')
     """
     if seconds < 90:
         return count(round(seconds), "second")
@@ -160,9 +148,8 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """Write a share or a probability with one digit behind the point, or as many as tell it from 0 and from 1.
 
-    Example:
-        >>> percent(0.999), percent(1 - 1e-9), percent(0.1234), percent(1.0), percent(2e-5)
-        ('99.9 %', '99.9999999 %', '12.3 %', '100 %', '0.002 %')
+    >>> percent(0.999), percent(1 - 1e-9), percent(0.1234), percent(1.0), percent(2e-5)
+    ('99.9 %', '99.9999999 %', '12.3 %', '100 %', '0.002 %')
     """
     # the decimal that was meant: 0.999 as a float is a little less
     exact = Decimal(repr(float(share)))
@@ -174,9 +161,8 @@ def percent(share: float) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Write the rows of a table as lines, every column as wide as its widest cell.
 
-    Example:
-        >>> aligned([["layer", "worst"], ["0", "12.8"]])
-        ['layer  worst', '    0   12.8']
+    >>> aligned([["layer", "worst"], ["0", "12.8"]])
+    ['layer  worst', '    0   12.8']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

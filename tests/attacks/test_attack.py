@@ -158,7 +158,7 @@ def test_the_ceiling_is_the_proven_displacement_and_below_eps_times_the_largest_
     f, X, eps = layer(gauss, heads=1), gauss(2, N, D), 3.0
     found = hs.attack(f, X, eps=eps, metric=NORMS[norm], budget=10)
     for x, allowed in zip(X, found.ceiling, strict=True):
-        ball = {"eps": eps, "per_token": norm == "token"}
+        ball = {"eps": eps, "metric": norm}
         length = eps * math.sqrt(N) if norm == "token" else eps
         assert_close(float(allowed), hs.bounds.displacement_upper(f, x, **ball).value)
         assert float(allowed) < 0.7 * length * hs.bounds.neighbourhood_upper(f, x, **ball).value

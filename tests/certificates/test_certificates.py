@@ -90,8 +90,8 @@ def test_what_cannot_be_certified_is_refused(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     with pytest.raises(ShapeError, match="tokens 0 to 4"):
         hs.certify(f, X, word=7)
-    with pytest.raises(AssumptionError, match="p must be"):
-        hs.certify(f, X, p=3)
+    with pytest.raises(AssumptionError, match="proven in the metrics total, entries, sum, got 'relative'"):
+        hs.certify(f, X, metric=hs.metrics.relative)
     with pytest.raises(AssumptionError, match="two classes"):
         hs.certify(hs.maps.Chain(hs.maps.Pooling.mean(n=5, like=X), hs.maps.Dense(gaussian(rng, 1, 8))), X)
     with pytest.raises(ShapeError, match="one sentence"):
@@ -103,6 +103,6 @@ def test_a_certificate_says_both_ends_rounded_outwards_and_no_weights():
     f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(2, dtype=torch.float64)))
     found = hs.certify(f, X, word=0)
     head, line = repr(found).splitlines()
-    assert head == "Certificate: class 0 wins by 1.99; how far embeddings may move, in the 2-norm:"
+    assert head == "Certificate: class 0 wins by 1.99; how far embeddings may move, in the metric total:"
     assert line == "token 0: 1.41 ≤ radius ≤ 1.42"
     assert "<td>1.41</td><td>1.42</td>" in found._repr_html_()

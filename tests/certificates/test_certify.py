@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,14 @@ from sentences import save_classifier, small_classifier
 
 import howsmooth as hs
 from howsmooth.certificates.flip_attack import random_sphere
-from howsmooth.certificates.sentences import classifier_at, ordinary_positions, read_sentence, word_positions
+from howsmooth.certificates.sentences import (
+    classifier_at,
+    label_number,
+    ordinary_positions,
+    read_sentence,
+    word_positions,
+)
+from howsmooth.certificates.settings import checked_norm, norm_named
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 
 __all__ = ["save_classifier", "small_classifier"]
@@ -38,9 +46,9 @@ def test_the_classifier_is_the_same_wherever_it_begins(model, tokens, where):
     assert (at == "embeddings") == torch.equal(X, embeddings)
 
 
-@pytest.mark.parametrize("p", [2, math.inf])
-def test_what_enters_a_layer_is_certified_and_verified(model, p):
-    found = hs.certify(model, TEXT, word=2, at="attention", layer=1, p=p)
+@pytest.mark.parametrize("metric", ["total", hs.metrics.entries])
+def test_what_enters_a_layer_is_certified_and_verified(model, metric):
+    found = hs.certify(model, TEXT, word=2, at="attention", layer=1, metric=metric)
     (radius,) = found.radii
     assert 0 < radius.certified < radius.attacked
     assert 0 < found.verify(samples=300) <= float(found.rivals.margins.min())
@@ -127,6 +135,31 @@ def test_words_are_found_by_number_and_by_name_wherever_they_stand(model, tokens
     assert word_positions(model, tokens.tolist(), "a fine") == [(1, 2)]
     assert ordinary_positions(model, tokens.tolist()) == [1, 2, 3, 4, 5, 6]
     assert ordinary_positions(model, read_sentence(model, "film zzzz film")) == [1, 2, 3]
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(("unknown", "ordinary"), [(None, [4]), (3, [3, 4])])
+def test_what_frames_a_sentence_is_special_and_a_word_that_is_not_known_is_a_word(model, unknown, ordinary):
+    class Framing:
+        def frame(self):
+            return [1, 3], [2, 3]
+
+    tokenizer = Framing()
+    tokenizer.unknown = unknown
+    assert ordinary_positions(SimpleNamespace(tokenizer=tokenizer), [1, 2, 3, 4]) == [o - 1 for o in ordinary]
+
+
+@pytest.mark.parametrize(("word", "number"), [("1", 1.0), ("2", 2.0), ("inf", math.inf)])
+def test_norms_have_names(word, number):
+    assert norm_named(word) == checked_norm(number) == number
+    with pytest.raises(AssumptionError, match="must be"):
+        norm_named(f"{word}0")
+
+
+def test_labels_are_numbers_or_names(model):
+    assert [label_number(model, label) for label in (0, "1", "LABEL_1")] == [0, 1, 1]
+    with pytest.raises(AssumptionError, match="no class"):
+        label_number(model, 2)
 
 
 def test_the_attack_finds_what_is_behind_a_norm_near_the_length_of_the_embedding(rng):

@@ -155,12 +155,15 @@ def test_second_orders_are_exact_up_to_so_many_numbers(monkeypatch, rng):
         assert second_order_affordable(table, torch.tensor([0, 2])) is said
 
 
-def certified(radii, p=2.0):
+def certified(radii, metric="total"):
     """Return a linear classifier with two rivals, and a certificate that says what it is told."""
     W = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     f, X = hs.maps.Dense(W), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     told = tuple(Radius(tokens=(0,), certified=r, attacked=9.0, linear=9.0, slack=None, seconds=0.0) for r in radii)
-    return Certificate(radii=told, predicted=0, rivals=Rivals.of(f(X)[0]), p=p, seconds=0.0, classifier=f, embeddings=X)
+    return Certificate(
+        radii=told, predicted=0, rivals=Rivals.of(f(X)[0]), metric=metric, seconds=0.0, classifier=f,
+        embeddings=X,
+    )  # fmt: skip
 
 
 def test_verifying_finds_what_contradicts_a_certificate_and_returns_the_smallest_margin():
@@ -173,10 +176,10 @@ def test_verifying_finds_what_contradicts_a_certificate_and_returns_the_smallest
         certified((0.1, 0.33)).verify(samples=2)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0])
-def test_samples_lie_on_the_surface_of_the_ball_and_are_as_many_as_asked(p, monkeypatch):
+@pytest.mark.parametrize(("metric", "p"), [("sum", 1.0), ("total", 2.0)])
+def test_samples_lie_on_the_surface_of_the_ball_and_are_as_many_as_asked(metric, p, monkeypatch):
     monkeypatch.setattr(certify, "BATCH", 5)
-    found = certified((0.2,), p)
+    found = certified((0.2,), metric)
     f, X, functionals = found.classifier, found.embeddings, found.rivals.functionals
     mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
     expected = []

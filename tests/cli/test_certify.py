@@ -58,9 +58,9 @@ def test_every_word_is_told_kept_shown_drawn_and_exported(certify, howsmooth, tm
 
 @pytest.mark.slow
 def test_words_move_together_in_other_norms_and_between_layers(certify):
-    options = ("--together", "--p", "inf", "--at", "attention", "--layer", "1", "--json")
+    options = ("--together", "--metric", "entries", "--at", "attention", "--layer", "1", "--json")
     (found,) = json.loads(certify("--sentence", TEXT, *options).out)["certificates"]
-    assert (found["p"], found["at"], found["layer"]) == ("inf", "attention", 1)
+    assert (found["metric"], found["at"], found["layer"]) == ("entries", "attention", 1)
     (word,) = found["words"]
     assert word["places"] == [1, 2, 3]
     assert word["certified"] > 0
@@ -103,7 +103,7 @@ def check_refusal(done, said, tmp_path):
         (("--sentence", "  "), "--sentence must hold words, got nothing"),
         (("--sentence", TEXT, "--sentences", "sentences.txt"), "give either --sentence"),
         (("--sentences", "absent.txt"), "not there"),
-        (("--sentence", TEXT, "--p", "3"), "p must be one of 1, 2, inf"),
+        (("--sentence", TEXT, "--metric", "token"), "proven in the metrics total, entries, sum"),
         (("--sentence", TEXT, "--at", "mlp"), "embeddings or attention"),
         (("--sentence", TEXT, "--layer", "1"), "embeddings come before all layers"),
         (("--sentence", TEXT, "--at", "attention", "--layer", "9"), "layers 0 to 1, got 9"),

@@ -59,17 +59,17 @@ def test_as_json_it_agrees_with_the_map_at_the_window_word_by_word(near, folder_
     f, X, pieces = window(folder_model, beginning)
     there = hs.local_lipschitz(f, X)
     assert data["at_text"]["lower"] == pytest.approx(float(there.lower), rel=2e-3)
-    proven = hs.bounds.neighbourhood_upper(f, X, eps=0.1, per_token=True)
+    proven = hs.bounds.neighbourhood_upper(f, X, eps=0.1, metric="token")
     assert data["upper"]["value"] == pytest.approx(proven.value, rel=1e-3)
     assert data["at_text"]["lower"] <= data["witness"]["value"] <= data["upper"]["value"]
     assert [row["word"] for row in data["words"]] == [piece.removeprefix("##") for piece in pieces]
     assert all(row["moved"] <= 0.1 * (1 + 1e-5) for row in data["words"])
-    assert (data["n"], data["window"], data["eps"], data["together"]) == (4, 3, 0.1, False)
+    assert (data["n"], data["window"], data["eps"], data["within"]) == (4, 3, 0.1, "token")
 
 
 @pytest.mark.slow
 def test_all_tokens_together_may_move_as_far_as_one(near):
-    rows = json.loads(near("--json", "--together").out)["words"]
+    rows = json.loads(near("--json", "--within", "total").out)["words"]
     assert sum(row["moved"] ** 2 for row in rows) <= 0.1**2 * (1 + 1e-5)
 
 
@@ -84,12 +84,12 @@ def test_the_input_is_kept_with_what_it_is_near_to(near, folder_model, beginning
     assert float(hs.local_lipschitz(f, tokens).upper) >= value * (1 - 1e-6)
     with safe_open("near.safetensors", framework="pt") as file:
         about = file.metadata()
-    assert (about["window"], about["eps"], about["layer"]) == ("3", "0.1 for each token", "1")
+    assert (about["window"], about["eps"], about["within"], about["layer"]) == ("3", "0.1", "token", "1")
 
 
 @pytest.mark.slow
 def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
-    place = (folder_model, "--layer", "0", "--eps", "0.5", "--together")
+    place = (folder_model, "--layer", "0", "--eps", "0.5", "--within", "total")
     done = howsmooth("worst-case", *place, *QUICK[:4])
     assert "Text: window 0 of alice, 16 tokens: " in done.out
     assert "all tokens together may move by 0.5" in done.out
@@ -113,7 +113,7 @@ def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
         ("--eps 1 minilm --layer 1 --family brt", "there is no family 'brt'; did you mean bert"),
         ("--eps 1 minilm --layer 1 --tokenizer no/where/near", "no tokenizer 'no/where/near'"),
         ("--tokenizer minilm I.npy -n 3 -r 1", "--tokenizer is for inputs near a text; add --eps"),
-        ("--together I.npy -n 3 -r 1", "--together is for inputs near a text; add --eps"),
+        ("--within total I.npy -n 3 -r 1", "--within is for inputs near a text; add --eps"),
         ("I.npy -n 3", "--radius is missing"),
         ("I.npy", "-n and --radius is missing"),
     ],

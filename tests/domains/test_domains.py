@@ -23,7 +23,7 @@ CONVEX = {
     "ball": lambda rng: hs.domains.Ball(1.5),
     "ball elsewhere": lambda rng: hs.domains.Ball(1.5, centre=gauss(rng, D)),
     "neighbourhood": lambda rng: hs.domains.Neighbourhood(gauss(rng, N, D), eps=0.7),
-    "neighbourhood of every token": lambda rng: hs.domains.Neighbourhood(gauss(rng, N, D), eps=0.7, per_token=True),
+    "neighbourhood of every token": lambda rng: hs.domains.Neighbourhood(gauss(rng, N, D), eps=0.7, metric="token"),
 }
 CURVED = {
     "sphere": lambda rng: hs.domains.Sphere(1.5),
@@ -49,7 +49,7 @@ def distance_outside(domain, X):
     if isinstance(domain, hs.domains.Sphere):
         return (X.norm(dim=-1) - domain.radius).abs().amax()
     if isinstance(domain, hs.domains.Neighbourhood):
-        far = (X - domain.X).norm(dim=-1) if domain.per_token else (X - domain.X).flatten(-2).norm(dim=-1)
+        far = (X - domain.X).norm(dim=-1) if domain.metric == "token" else (X - domain.X).flatten(-2).norm(dim=-1)
         return far.amax() - domain.eps
     return off_the_image(domain.norm, X)
 

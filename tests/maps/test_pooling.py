@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.maps.pooling import onto_sphere
+from howsmooth.maps.affine import onto_sphere
 
 REAL = torch.tensor([[True, True, True, True], [False, True, True, False]])
 

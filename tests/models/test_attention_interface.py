@@ -22,7 +22,7 @@ SMALL = {
 
 def random_model(family, **options):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SMALL, **options)
+    config = getattr(transformers, f"{family}Config")(**(SMALL | options))
     return transformers.AutoModelForCausalLM.from_config(config).double().eval()
 
 
@@ -51,6 +51,15 @@ def require_same_model_with_every_derivative(model, ids, mask=None, *, step):
     assert float((pushed.detach() - difference).norm()) <= 1e-3 * float(difference.norm())
 
 
+def require_same_words(model, ids, mask=None):
+    made, before = [], model.config._attn_implementation
+    for name in ("sdpa", "howsmooth"):
+        model.set_attn_implementation(name)
+        made.append(model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0))
+    model.set_attn_implementation(before)
+    assert torch.equal(*made)
+
+
 def test_a_random_gemma_3_with_windows_and_a_qwen_3_are_unchanged_and_differentiable(rng):
     ids = torch.randint(3, 50, (2, 9), generator=rng)
     left_padded = torch.ones(2, 9, dtype=torch.long)
@@ -59,18 +68,24 @@ def test_a_random_gemma_3_with_windows_and_a_qwen_3_are_unchanged_and_differenti
     qwen = random_model("Qwen3")
     for model in (gemma, qwen):
         require_same_model_with_every_derivative(model, ids, left_padded, step=1e-5)
-    # generation and second derivatives
-    made = []
-    for name in ("sdpa", "howsmooth"):
-        qwen.set_attn_implementation(name)
-        made.append(qwen.generate(ids, attention_mask=left_padded, max_new_tokens=5, do_sample=False, pad_token_id=0))
-    assert torch.equal(*made)
+        require_same_words(model, ids, left_padded)
+    # second derivatives
     f, X = embedded(qwen, ids)
     curved = []
     for name in ("howsmooth", "eager"):
         qwen.set_attn_implementation(name)
         curved.append(jvp(grad(lambda X: f(X).square().sum()), (X,), (X,))[1].detach())
     assert_close(*curved, rtol=1e-4, atol=1e-4)  # its norms compute in float32
+
+
+@pytest.mark.slow
+@pytest.mark.untyped  # the compiler would trace the checks, too
+def test_a_compiled_model_is_one_graph(rng):
+    model, ids = random_model("Qwen3", num_hidden_layers=1), torch.randint(3, 50, (1, 6), generator=rng)
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.set_attn_implementation("howsmooth")
+        assert_close(torch.compile(model, backend="eager", fullgraph=True)(ids).logits, expected)
 
 
 def test_minilm_is_unchanged_and_differentiable(minilm, rng):

@@ -76,7 +76,7 @@ DOMAINS = {
     "sphere": lambda X: hs.domains.Sphere(1.5),
     "layer norm": lambda X: hs.domains.LayerNormImage(hs.maps.LayerNorm(gain=X[0].abs() + 0.1, bias=X[1])),
     "neighbourhood": lambda X: hs.domains.Neighbourhood(X, eps=0.3),
-    "neighbourhood of every token": lambda X: hs.domains.Neighbourhood(X, 0.3, per_token=True),
+    "neighbourhood of every token": lambda X: hs.domains.Neighbourhood(X, 0.3, metric="token"),
 }
 
 
@@ -237,7 +237,7 @@ WITH_MEMBERSHIP = {
     "sphere": (lambda X: hs.domains.Sphere(1.5), lambda X, Z: (Z.norm(dim=-1) - 1.5).abs().max() < 1e-9),
     "total": (lambda X: hs.domains.Neighbourhood(X, eps=0.3), lambda X, Z: (Z - X).norm() <= 0.3 * ROUNDING),
     "per token": (
-        lambda X: hs.domains.Neighbourhood(X, eps=0.3, per_token=True),
+        lambda X: hs.domains.Neighbourhood(X, eps=0.3, metric="token"),
         lambda X, Z: (Z - X).norm(dim=-1).max() <= 0.3 * ROUNDING,
     ),
 }

@@ -20,7 +20,7 @@ def head(rng):
 @pytest.mark.parametrize("per_token", [True, False])
 def test_it_lies_near_the_given_input_and_between_its_constant_and_the_theorem(head, per_token):
     f, X = head
-    found = worst_nearby(f, X, eps=0.2, per_token=per_token, steps=4, starts=1)
+    found = worst_nearby(f, X, eps=0.2, metric=("total", "token")[per_token], steps=4, starts=1)
     moved = torch.tensor(found.moved, dtype=torch.float64)
     assert float(moved.max() if per_token else moved.norm()) <= 0.2 * (1 + 1e-9)
     assert constant(f, X) < constant(f, found.witness.tokens) <= found.upper.value

@@ -201,7 +201,7 @@ def test_true_ratios_hold_where_one_atom_has_next_to_no_mass():
 
 def test_mass_that_is_handed_on_goes_less_far():
     """Three atoms in a row: two steps of one cost 2, one step of two costs 4."""
-    from howsmooth.search.secants import _least_step_costs
+    from howsmooth.search.mean_field_context import _least_step_costs
 
     points = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
     free, apart = torch.zeros(3, 3, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool).fill_diagonal_(False)

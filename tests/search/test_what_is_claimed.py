@@ -46,7 +46,7 @@ def test_equal_tokens_are_refused_where_the_biases_of_norms_turn(rng):
 @pytest.mark.parametrize("eps", [1e-7, 1e-6, 1e-5, 1e-3])
 def test_neighbours_are_near_in_float32_too(rng, eps, per_token):
     X = 13 * torch.nn.functional.normalize(gaussian(rng, 6, 8), dim=-1).float()
-    domain = hs.domains.Neighbourhood(X, eps, per_token=per_token)
+    domain = hs.domains.Neighbourhood(X, eps, metric=("total", "token")[per_token])
     for Z in (domain.nearest(X + gaussian(rng, 50, 6, 8).float()), domain.draw(50, 6, X[0], rng)):
         offset = Z.double() - X.double()
         far = offset.norm(dim=-1).max() if per_token else offset.flatten(1).norm(dim=-1).max()

@@ -288,7 +288,7 @@ def _around(f, X, eps, rng, *, per_token: bool) -> list[tuple[str, Callable[[], 
     E = E / np.linalg.norm(E, axis=1 if per_token else None, keepdims=True)
     Z = X.double() + (1 - 1e-9) * eps * torch.as_tensor(E)
     wide, near = f.to(torch.float64), f", eps = {eps:.3g}" + (" for each token" if per_token else "")
-    ball = {"eps": eps, "per_token": per_token}
+    ball = {"eps": eps, "metric": ("total", "token")[per_token]}
     moved = displacement(wide, _wide(X), _wide(Z))
     b = hs.bounds
     return [

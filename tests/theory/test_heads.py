@@ -99,6 +99,18 @@ def test_products_that_cancel_have_the_rounding_of_their_factors():
     assert head.norm_WV == pytest.approx(8 * eps * 15.0, rel=1e-9, abs=0)
 
 
+def test_biases_have_the_scale_of_the_scores_and_their_products_are_widened():
+    half, other = torch.eye(4).double()[None] * 3, torch.eye(4).double()[None] * 5
+    half[:, 2:], other[:, :2] = 0, 0
+    unseen = torch.tensor([[0.0, 0.0, 3.0, 4.0]]).double()
+    biases = {"query_bias": unseen, "key_bias": unseen, "value_bias": torch.tensor([[3.0, 4.0, 0.0, 0.0]]).double()}
+    (head,) = heads_of(hs.Attention(query=half, key=half, value=half, output=other, scale=-2.0, **biases))
+    assert_close(head.query_bias, -2 * unseen[0])
+    eps = torch.finfo(torch.float64).eps
+    assert head.norm_Qb == pytest.approx(8 * eps * 6 * 5, rel=1e-9, abs=0)
+    assert head.norm_Wb == pytest.approx(8 * eps * 5 * 5, rel=1e-9, abs=0)
+
+
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
 def test_norms_of_matrices_of_any_size_and_sign_are_dense_norms(rng, size):
     for shape in ((3, 7), (7, 3), (1, 1), (4, 4)):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.parts.embedding import STAGES, lexicon
+from howsmooth.models.parts.ends import STAGES, lexicon
 
 
 @pytest.mark.parametrize("name", NAMES)

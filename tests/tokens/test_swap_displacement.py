@@ -5,7 +5,7 @@ import torch
 from tokens.tiny import tiny
 from torch.testing import assert_close
 
-from howsmooth.models.parts.embedding import entrance, lexicon
+from howsmooth.models.parts.ends import entrance, lexicon
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 
 

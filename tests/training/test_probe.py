@@ -179,6 +179,76 @@ def test_looks_go_to_every_sink_and_alarms_say_which_head(tmp_path):
     assert not layer._forward_pre_hooks
 
 
+def test_a_run_keeps_monitor_and_probe_and_its_report_has_one_section(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.BertModel(CONFIGS["bert"]).train()
+    ids = torch.randint(5, 40, (2, 7))
+    with hs.training.RunLog(tmp_path / "run") as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmoothnessWarning)
+        monitor = hs.Monitor(model, every=2, budget=1.0, sinks=[log])
+        with hs.probe(model, every=1, limit=1e-9, sinks=[log]) as probe:
+            for _step in range(2):
+                model(ids)
+                monitor.step(ids)
+    run = hs.read_run(tmp_path / "run")
+    heads = [r for r in run.records if r.ask.kind == "probe"]
+    assert {r.ask.kind for r in run.records} == {"monitor", "probe"}
+    read = {(h.step, h.layer, h.map): h for look in probe.looks for h in look.heads}
+    assert len(heads) == len(read) == 16
+    for r in heads:
+        reading = read[r.ask.step, r.ask.layer, r.ask.map]
+        assert {name: getattr(r.answer, name) for name in reading.numbers} == pytest.approx(reading.numbers)
+        assert bool(r.answer.alarm) == any(a.reading is reading for a in probe.alarms)
+    page = hs.write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Largest logits of layers while they are trained: 8 alarms" in page
+    assert "the largest logit is" in page
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("library", ["transformers", "pytorch_lightning"])
+def test_trainers_open_a_probe_and_log_what_it_reads(library, tmp_path):
+    pytest.importorskip("accelerate" if library == "transformers" else library)
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(CONFIGS["bert"]).train()
+    rows = [{"input_ids": ids, "labels": ids[0] % 2} for ids in torch.randint(5, 40, (8, 6))]
+    probe, notes = hs.probe(model, every=2, sinks=[sink := Notes()]), []
+    if library == "transformers":
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
+            save_strategy="no",
+        )  # fmt: skip
+        callback = hs.training.callbacks.HuggingFace(probe)
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback])
+        trainer.train()
+        notes = [row for row in trainer.state.log_history if "howsmooth/layer_0/head_3/largest_logit" in row]
+    else:
+        import pytorch_lightning as pl
+
+        class Module(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def training_step(self, data, _index):
+                return self.model(**data).loss
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+        logger = pl.loggers.CSVLogger(tmp_path)
+        logger.log_metrics = lambda numbers, step=None: notes.append(numbers)
+        trainer = pl.Trainer(
+            max_steps=4, accelerator="cpu", logger=logger, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[hs.training.callbacks.Lightning(probe)],
+        )  # fmt: skip
+        trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=4))
+        notes = [numbers for numbers in notes if "howsmooth/layer_0/head_3/largest_logit" in numbers]
+    assert [look.step for look in probe.looks] == [2, 4]
+    assert len(notes) == len(sink.logged) == 2
+    assert not model._forward_pre_hooks
+
+
 def test_what_cannot_be_probed_is_refused():
     with pytest.raises(AssumptionError, match="every must be"):
         hs.probe(nn.Linear(2, 2), every=0)

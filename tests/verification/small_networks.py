@@ -4,6 +4,10 @@ import torch
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
+from howsmooth.verification.attention_expansion import AttentionExpansion
+from howsmooth.verification.box_symbols import BoxSymbols
+from howsmooth.verification.relu_relaxation import ReLURelaxation
+from howsmooth.verification.taylor_model import TaylorModel
 
 
 def gaussian(rng, *shape, size=1.0):
@@ -50,3 +54,17 @@ def network(rng, *, layers=2, n=3, d=4, inputs=6, hidden=5, heads=2, size=0.8, s
 
 def outputs(f, x):
     return f(x.unsqueeze(-2)).flatten(-2)
+
+
+def entered(f, eps, blocks, x):
+    """A Taylor model of the first blocks on the box around x, and the first tokens as a function of coordinates."""
+    embedding = f.maps[0]
+    symbols, derivative = BoxSymbols.of(embedding, torch.full_like(x, eps))
+    centre = embedding(x[None])
+    model = TaylorModel(symbols, centre, derivative)
+    for block in blocks:
+        if isinstance(block, hs.maps.MLP):
+            ReLURelaxation(block, model, forms=False)
+        else:
+            AttentionExpansion(block, model, forms=False, all_forms=False)
+    return model, lambda y: centre + derivative @ y

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from verification.small_networks import gaussian
 
 from howsmooth.maps.affine import Affine
-from howsmooth.verification.box_symbols import BoxSymbols
+from howsmooth.verification.box_symbols import ROUNDING, BoxSymbols, _weights
 
 
 def corners(size):
@@ -33,11 +33,11 @@ def values(symbols, H, xi, free):
 
 
 @pytest.mark.parametrize("free", [0, 2])
-@pytest.mark.parametrize("rank", [None, 1, 3])
+@pytest.mark.parametrize("rank", [None, 1, 3, 9])  # nine are more than all coordinates: the form is definite
 def test_no_corner_exceeds_the_range_of_a_form(rng, free, rank):
     symbols = BoxSymbols(gaussian(rng, 2, 3, 4))
     for _draw in range(8):
-        H = form_with(rng, symbols, free, rank)
+        H = form_with(rng, symbols, free, rank) * (-1) ** _draw
         found = values(symbols, H, corners(8 + free), free)
         below, above = symbols.quadratic_range(H[None])
         assert -below.item() <= found.min().item()
@@ -64,24 +64,56 @@ def test_forms_in_many_directions_are_far_below_the_sum_of_their_entries(rng):
 
 def test_the_range_of_a_linear_function_is_attained_at_a_corner(rng):
     symbols = BoxSymbols(gaussian(rng, 2, 2, 3))
-    f = gaussian(rng, 5)
+    f = gaussian(rng, 6)
+    f[4:] = torch.tensor([0.5, -3.0])
     blocks = torch.einsum("bcs,kbs->kbc", symbols.generators, corners(6).unflatten(1, (2, 3))).flatten(1)
-    largest = (blocks @ f[:4]).max() + f[4].abs()
-    assert_close(symbols.linear_range(f), largest, rtol=1e-9, atol=0)
+    largest = (blocks @ f[:4]).max() + 3.5
+    # but for what is added for rounding errors
+    assert_close(symbols.linear_range(f), largest * (1 + ROUNDING), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_rounding_may_take_is_added_on_both_sides(sign, monkeypatch):
+    monkeypatch.setattr("howsmooth.verification.box_symbols.ROUNDING", 0.25)
+    symbols = BoxSymbols(torch.tensor([[[2.0]]], dtype=torch.float64))
+    ends = symbols.quadratic_range(torch.tensor([[[sign * 3.0]]], dtype=torch.float64))
+    below, above = ends[::sign]
+    assert above.item() == pytest.approx(1.25 * 12)
+    assert below.item() == 0
+
+
+@pytest.mark.parametrize("entry", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_has_no_range(rng, entry):
+    symbols = BoxSymbols(gaussian(rng, 2, 3, 4))
+    H = form_with(rng, symbols, 1)
+    H[0, 0] = entry
+    for found in symbols.quadratic_range(torch.stack((H, H))):
+        assert (found == torch.inf).all()
+
+
+def test_blocks_without_inputs_and_rows_of_zeros_have_ranges_too(rng):
+    symbols = BoxSymbols(torch.stack((torch.zeros(3, 4).double(), gaussian(rng, 3, 4))))
+    alone = BoxSymbols(symbols.generators[1:])
+    H = form_with(rng, symbols, 0)
+    assert_close(symbols.quadratic_range(H[None]), alone.quadratic_range(H[None, 3:, 3:]), rtol=1e-2, atol=0)
+    # rounding may leave the square of a row norm below zero
+    assert (_weights(torch.tensor([[-1e-20, 4.0], [0.0, 0.0]]).double()) > 0).all()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_tokens_are_what_their_coordinates_say(rng, shared):
-    weight = gaussian(rng, 3, 2, 1, 6)
+    weight = gaussian(rng, 4, 2, 1, 6)
     weight[0] = 0  # a class token
-    if not shared:
-        weight[1, :, :, 3:] = weight[2, :, :, :3] = 0
+    weight[1, :, :, 2:] = weight[2, :, :, :4] = 0
+    # the last token shares no input, or one with each of the others and none with both
+    weight[3, :, :, [0, 5] if shared else [0, 1, 4, 5]] = 0
     widths = gaussian(rng, 6).abs()
-    symbols, derivative = BoxSymbols.of(Affine(weight=weight, bias=gaussian(rng, 3, 2)), widths)
-    assert len(symbols.generators) == (1 if shared else 2)
-    f = gaussian(rng, 3, 2)
+    symbols, derivative = BoxSymbols.of(Affine(weight=weight, bias=gaussian(rng, 4, 2)), widths)
+    assert len(symbols.generators) == (1 if shared else 3)
+    f = gaussian(rng, 4, 2)
     pulled = torch.einsum("nd,ndr->r", f, derivative)
-    assert_close(symbols.pixels(pulled), torch.einsum("nd,ndm->m", f, weight[:, :, 0] * widths))
+    on_inputs = torch.einsum("nd,ndm->m", f, weight[:, :, 0] * widths)
+    assert_close(symbols.pixels(pulled), on_inputs if shared else on_inputs[[0, 1, 4, 5, 2, 3]])
 
 
 @pytest.mark.parametrize("size", [1e-100, 1e-20, 1e20, 1e100])

@@ -1,5 +1,6 @@
 """Splitting: bounds against the least value over all signs of all units, by linear programs."""
 
+import dataclasses
 import itertools
 import math
 import time
@@ -8,9 +9,19 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
-from verification.small_networks import gaussian
+from torch.testing import assert_close
+from verification.small_networks import entered, gaussian, network
 
-from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
+from howsmooth.verification import box_symbols
+from howsmooth.verification.branch_and_bound import (
+    BentUnits,
+    MarginFunction,
+    _ascend,
+    _bound,
+    _children,
+    _Nodes,
+    split,
+)
 
 
 def problem(rng, layers=(3, 2), pixels=5):
@@ -80,7 +91,103 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
 def test_a_part_that_is_not_linear_is_taken_off(rng):
     units, objective = problem(rng)
     exact = least(units, objective)
-    import dataclasses
-
     rough = dataclasses.replace(units, beyond_linear=torch.full_like(units.centre, 10.0))
     assert not split(rough, shifted(objective, -exact + 0.01), time.monotonic() + 1).positive
+
+
+def by_hand(units, objective, alpha, beta, side):
+    """The bound of one node, unit by unit from the last layer to the first."""
+    total, pixels, symbols = objective.centre.clone(), objective.pixels.clone(), objective.units.clone()
+    for c in reversed(range(len(alpha))):
+        a, low, high = symbols[c].clone(), units.lower[c], units.upper[c]
+        slope, offset = (side[c] > 0).double(), 0.0
+        if side[c] == 0:
+            chord = high / (high - low)
+            slope, offset = (chord, -low * chord) if a < 0 else (alpha[c], 0.0)
+        # η = (relu(y) − σy)/g − 1, and the line in place of the unit; a side that holds, times its multiplier
+        on_unit = a * (slope - units.slope[c]) / units.gap[c] - side[c] * beta[c]
+        total += a * (offset / units.gap[c] - 1) + on_unit * units.centre[c] - on_unit.abs() * units.beyond_linear[c]
+        pixels += on_unit * units.pixels[c]
+        symbols += on_unit * units.earlier[c]
+    return total - (1 + box_symbols.ROUNDING) * pixels.abs().sum(), pixels, symbols
+
+
+def test_the_bound_of_a_node_replaces_every_symbol_by_its_line(rng):
+    units, objective = problem(rng)
+    units = dataclasses.replace(units, beyond_linear=0.1 * gaussian(rng, 5).abs())
+    objective = shifted(objective, 0.7)
+    alpha, beta = torch.rand(9, 5, generator=rng).double(), gaussian(rng, 9, 5).abs()
+    side = torch.randint(-1, 2, (9, 5), generator=rng).double()
+    side[0] = 0
+    found = _bound(units, objective, _Nodes(alpha, beta, side))
+    for k in range(9):
+        for one, other in zip(found, by_hand(units, objective, alpha[k], beta[k], side[k]), strict=True):
+            assert_close(one[k], other)
+
+
+def test_no_point_on_the_sides_of_a_node_is_below_its_bound(rng):
+    units, objective = problem(rng)
+    for _draw in range(200):
+        xi, eta = 2 * torch.rand(5, generator=rng).double() - 1, torch.zeros(5).double()
+        y = torch.zeros(5).double()
+        for c in range(5):
+            y[c] = units.centre[c] + units.pixels[c] @ xi + units.earlier[c] @ eta
+            eta[c] = (torch.relu(y[c]) - units.slope[c] * y[c]) / units.gap[c] - 1
+        if (eta.abs() > 1).any():
+            continue
+        side = y.sign() * torch.randint(0, 2, (5,), generator=rng)
+        nodes = _Nodes(*(x[None] for x in (torch.rand(5, generator=rng).double(), gaussian(rng, 5).abs(), side)))
+        value = objective.centre + objective.pixels @ xi + objective.units @ eta
+        assert _bound(units, objective, nodes)[0].item() <= value.item() + 1e-12
+
+
+def test_every_bound_that_an_ascent_returns_is_the_one_at_its_point(rng):
+    units, objective = problem(rng)
+    nodes = _Nodes(*(torch.full((3, 5), x).double() for x in (0.5, 0.1, 0.0)))
+    nodes.side[1, 2], nodes.side[2, 4] = 1.0, -1.0
+    first = _bound(units, objective, nodes)[0]
+    lower, found = _ascend(units, objective, nodes, 30)
+    assert_close(lower, _bound(units, objective, found)[0])
+    assert (lower >= first).all()
+    assert (lower > first + 1e-3).any()
+    assert ((found.alpha >= 0) & (found.alpha <= 1) & (found.beta >= 0)).all()
+    # of a positive margin nothing is left to raise
+    easy = shifted(objective, 100.0)
+    assert_close(_ascend(units, easy, nodes, 30)[1].alpha, nodes.alpha)
+
+
+def test_children_take_both_sides_of_a_unit_that_was_not_split(rng):
+    units, objective = problem(rng)
+    nodes = _Nodes(*(torch.full((2, 5), x).double() for x in (0.5, 0.1, 0.0)))
+    nodes.side[1, 1:] = torch.tensor([1.0, -1.0, 1.0, 1.0])
+    children = _children(units, objective, nodes)
+    for k in range(2):
+        split_now = children.side[k] != nodes.side[k]
+        assert split_now.sum() == 1
+        assert (nodes.side[k][split_now] == 0).all()
+        assert children.side[k][split_now].item() == 1
+        assert children.side[k + 2][split_now].item() == -1
+        assert_close(children.side[k + 2][~split_now], nodes.side[k][~split_now])
+        assert_close(children.alpha[[k, k + 2]], nodes.alpha[[k, k]])
+
+
+def test_bent_units_of_a_model_are_functions_of_the_box_and_of_each_other(rng):
+    f = network(rng, layers=2)
+    blocks, x, eps = [f.maps[2].map, f.maps[4].map], gaussian(rng, 6), 0.6
+    model, _enters = entered(f, eps, blocks, x)
+    units = BentUnits.of(model)
+    assert 0 < int((units.layer == 0).sum()) < len(units.layer)
+    assert [sel.tolist() for sel in units.layers] == [
+        (units.layer == 1).nonzero().flatten().tolist(),
+        (units.layer == 0).nonzero().flatten().tolist(),
+    ]
+    for xi in torch.randint(0, 2, (20, 6), generator=rng).double() * 2 - 1:
+        tokens, y, eta = f.maps[0]((x + eps * xi)[None]), [], []
+        for stage, block in zip(model.stages, blocks, strict=True):
+            entering = tokens @ block.up.mT + block.up_bias
+            y.append(entering[stage.bent])
+            eta.append(((torch.relu(entering) - stage.slope * entering) / stage.gap - 1)[stage.bent])
+            tokens = tokens + block(tokens)
+        y, eta = torch.cat(y), torch.cat(eta)
+        assert_close(units.centre + units.pixels @ xi + units.earlier @ eta, y)
+        assert ((units.lower <= y + 1e-9) & (y - 1e-9 <= units.upper)).all()

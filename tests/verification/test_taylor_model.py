@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from verification.small_networks import gaussian, network, outputs
+from torch.testing import assert_close
+from verification.small_networks import entered, gaussian, network, outputs
 
 import howsmooth as hs
 from howsmooth.verification.attention_expansion import AttentionExpansion
@@ -103,3 +104,66 @@ def test_what_has_no_expansion_is_refused(rng):
             _expanded(_Stages.of(other, wanted), wanted, 0)
     with pytest.raises(hs.errors.AssumptionError, match="begins and ends with an Affine"):
         _Stages.of(attention, wanted)
+
+
+@pytest.mark.parametrize(("forms", "count"), [(True, 40), (False, 600)])
+def test_many_functionals_are_bounded_as_each_of_them_is(rng, forms, count):
+    f = network(rng, layers=1)
+    model, _enters = entered(f, 0.1, [block.map for block in f.maps[1:-1]], gaussian(rng, 6))
+    functionals = gaussian(rng, count, *model.centre.shape)
+    added = gaussian(rng, count).abs()
+
+    def start(part, sums):
+        sums.remainder += added[part]
+
+    found = model.range(functionals, forms=forms, start=start)
+    for k in (0, 1, 31, 32, 33, 511, 512, 599):
+        if k < count:
+            alone = model.range(functionals[[k]], forms=forms)
+            for name in ("linear", "below", "above"):
+                assert_close(getattr(found, name)[k], getattr(alone, name)[0])
+            assert_close(found.remainder[k], alone.remainder[0] + added[k])
+            larger = max(alone.below.item(), alone.above.item())
+            assert_close(found.beyond_linear[k].item(), larger + found.remainder[k].item())
+    assert len(model.range(functionals[:0], forms=forms).remainder) == 0
+
+
+def test_margins_are_what_changes_leave_of_the_centre(rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.verification.verdicts.ALLOWANCE", 0.01)  # for rounding errors
+    f = network(rng, layers=1)
+    wanted, _points = around(rng, f, 0.3)
+    stages = _Stages.of(f, wanted)
+    model, readout = _expanded(stages, wanted, 1), f.maps[-1]
+    rows, bounds = gaussian(rng, 4, 3), gaussian(rng, 4)
+    found = _Margins.of(model, readout, rows, bounds)
+    for k in range(4):
+        functional = -sum(rows[k, o] * readout.weight[0, o] for o in range(3))
+        parts = model.range(functional[None], forms=True)
+        value = bounds[k] - rows[k] @ readout(model.centre)[0]
+        pixels, units = model.symbols.pixels(parts.linear)[0], parts.linear[0, model.symbols.coordinates :]
+        assert len(units) > 0
+        sizes = (functional * model.centre).abs().sum() + (rows[k] * readout.bias[0]).abs().sum() + bounds[k].abs()
+        centre = value - 0.01 * (sizes + parts.linear.abs().sum() + parts.below[0] + parts.remainder[0])
+        beyond = 1.01 * (parts.below[0] + parts.remainder[0])
+        assert_close(found.lower[k], centre - 1.01 * (pixels.abs().sum() + units.abs().sum()) - beyond)
+        objective = found.objective(k)
+        for one, other in ((objective.centre, centre - beyond), (objective.pixels, pixels), (objective.units, units)):
+            assert_close(one, other)
+        told = (centre, pixels.abs().sum(), units.abs().sum(), 1.01 * parts.below[0], 1.01 * parts.remainder[0])
+        assert list(found.uses(k).values()) == pytest.approx([float(x) for x in told])
+
+
+def test_a_box_is_widened_by_the_rounding_of_its_middle(rng):
+    f = network(rng, layers=0)
+    x = gaussian(rng, 6)
+    wanted = Property(x - 0.25, x + 0.75, Property.robust(x, eps=1.0, label=0, classes=3).unsafe)
+    model = _expanded(_Stages.of(f, wanted), wanted, 0)
+    middle, point = x + 0.25, Property(x, x, wanted.unsafe)
+    assert_close(model.centre, f.maps[0](middle[None]))
+    tokens = f.maps[0].weight[:, :, 0].abs()
+    every = torch.eye(12, dtype=torch.float64).unflatten(1, (3, 4))
+    assert_close(model.symbols.linear_range(model.range(every, forms=False).linear), (tokens @ (0 * x + 0.5)).flatten())
+    # a point is a box of four units in the last place
+    model, unit = _expanded(_Stages.of(f, point), point, 0), torch.finfo(torch.float64).eps
+    widths = model.symbols.linear_range(model.range(every, forms=False).linear)
+    assert_close(widths, (tokens @ (4 * unit * x.abs())).flatten(), rtol=1e-9, atol=0)

@@ -4,9 +4,8 @@ import math
 from numbers import Integral, Real
 
 from howsmooth.errors import AssumptionError, nearest
+from howsmooth.spectral.solver_settings import check_metric
 
-# Metrics that are known without torch.
-USUAL = ("total", "token")
 METHODS = ("random", "fgsm", "pgd", "singular", "ascent")
 BUDGET = 200
 # Lanczos needs one step, and a direction and its negative have to be tried.
@@ -21,10 +20,7 @@ def check_attack(*, eps: object, metric: object, method: object, budget: object)
     """
     if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < float(eps) < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
-    if metric not in USUAL:
-        from howsmooth.metrics import as_metrics
-
-        as_metrics(metric)  # type: ignore[arg-type]
+    check_metric(metric)
     if method not in METHODS:
         raise AssumptionError(f"there is no method {method!r}{nearest(str(method), METHODS)}", field="method")
     if isinstance(budget, bool) or not isinstance(budget, Integral) or budget < LEAST:

@@ -115,14 +115,7 @@ def _worst_to_first_order(objective: Objective, E: Float[Tensor, "*batch n d"]) 
 def singular_directions(
     J: LinearOperator, *, count: int, products: int, generator: torch.Generator
 ) -> list[Float[Tensor, "*batch n d"]]:
-    """Return at most ``count`` leading directions by Golub–Kahan–Lanczos; fewer after fewer steps.
-
-    Args:
-        J: The derivative.
-        count: How many directions.
-        products: How many products may be taken; at least two are.
-        generator: The source of the random start.
-    """
+    """Return at most ``count`` leading directions by Golub–Kahan–Lanczos; fewer after fewer steps."""
     space = Bidiagonalisation(J, flat(random_start(J, generator), J.batch), generator)
     space.advance()
     while not space.complete and 2 * space.steps + 2 <= products and not space.residual_below(RESIDUAL).all():
@@ -132,21 +125,13 @@ def singular_directions(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AscentRun:
-    """The state of conjugate gradient ascent, for every sequence of a batch.
-
-    Attributes:
-        E: The perturbation.
-        value: The objective there.
-        slope: The gradient there, projected onto the directions that stay in the ball.
-        heading: The direction of the next step.
-        step: The length of the next step, in radii.
-    """
+    """The state of conjugate gradient ascent, for every sequence of a batch."""
 
     E: Float[Tensor, "*batch n d"]
-    value: Float[Tensor, "*batch"]
-    slope: Float[Tensor, "*batch n d"]
-    heading: Float[Tensor, "*batch n d"]
-    step: Float[Tensor, "*batch"]
+    value: Float[Tensor, "*batch"]  # the objective there
+    slope: Float[Tensor, "*batch n d"]  # the gradient there, projected onto the directions that stay in the ball
+    heading: Float[Tensor, "*batch n d"]  # the direction of the next step
+    step: Float[Tensor, "*batch"]  # the length of the next step, in radii
 
     @classmethod
     def at(cls, objective: Objective, E: Float[Tensor, "*batch n d"]) -> "AscentRun":

@@ -1,5 +1,6 @@
 """The objective of an attack: a ball of perturbations, counted passes, and the best perturbation so far."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.metrics import Euclidean, Metric
-from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.autograd import evaluate, value_of
 from howsmooth.spectral.operators import Constrained, Differentiable, random_start
 
 Target = Callable[[Tensor], Tensor]
@@ -23,15 +24,10 @@ Pullback = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationBall:
-    r"""Perturbations of a sequence with :math:`\|E\| \le \epsilon` in a metric.
-
-    Attributes:
-        eps: The radius.
-        metric: The metric, at the sequence.
-    """
+    r"""Perturbations of a sequence with :math:`\|E\| \le \epsilon` in a metric."""
 
     eps: float
-    metric: Metric
+    metric: Metric  # the metric, at the sequence
 
     def surface(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         r"""Return the perturbation that maximises :math:`\langle G, E\rangle`; where G is zero, so is it."""
@@ -68,12 +64,6 @@ def as_tokens(Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch m out"
     return Y.reshape(*batch, *(1,) * (len(batch) + 2 - Y.ndim), *Y.shape[len(batch) :])
 
 
-def run(f: Callable[[Tensor], Any], Z: Tensor) -> Float[Tensor, "*shape"]:
-    """Return the value of a map or callable, as it is measured: modules in eval mode, half precision in float32."""
-    with torch.no_grad():
-        return f(Z) if isinstance(f, Differentiable) else evaluate(f, Z)[1].detach()
-
-
 def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pullback]:
     """Return the value at ``Z``, and what pulls cotangents back from there."""
     if isinstance(f, Differentiable):
@@ -93,23 +83,16 @@ def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Ten
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CountedOperator(Operator):
-    """A linear operator that counts its products.
-
-    Attributes:
-        op: The operator.
-        spend: Called with one for every product with it or its transpose.
-    """
+    """A linear operator that counts its products."""
 
     op: LinearOperator
-    spend: Callable[[int], None]
+    spend: Callable[[int], None]  # called with one for every product with it or its transpose
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the operator."""
+    def _push(self, E: Tensor) -> Tensor:
         self.spend(1)
         return self.op.jvp(E)
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         self.spend(1)
         return self.op.vjp(G)
 
@@ -120,20 +103,14 @@ class CountedOperator(Operator):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VectorOutput(Operator):
-    """A derivative whose output is a vector, as one token.
-
-    Attributes:
-        op: The derivative.
-    """
+    """A derivative whose output is a vector, as one token."""
 
     op: LinearOperator
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the derivative."""
+    def _push(self, E: Tensor) -> Tensor:
         return as_tokens(self.op.jvp(E), self.batch)
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.op.vjp(G.reshape(*self.batch, *self.op.codomain))
 
     def constrain(self, E: Tensor) -> Tensor:
@@ -141,13 +118,13 @@ class VectorOutput(Operator):
         return self.op.constrain(E) if isinstance(self.op, Constrained) else E
 
 
-def check_value(value: object, X: Tensor) -> None:
-    """Refuse what is no value of a map on the sequences of a batch.
+def vector_output(op: LinearOperator) -> VectorOutput:
+    """Return a derivative whose output is a vector, or a number, as one of one token."""
+    return VectorOutput(op=op, **(fields_of(op) | {"codomain": (1, math.prod(op.codomain))}))
 
-    Raises:
-        DtypeError: If it is no tensor.
-        ShapeError: If it does not keep the batch axes.
-    """
+
+def check_value(value: object, X: Tensor) -> None:
+    """Refuse what is no value of a map on the sequences of a batch."""
     batch = X.shape[:-2]
     if not isinstance(value, Tensor):
         raise DtypeError(f"f must return one tensor, got {type(value).__name__}; wrap it.", field="f")
@@ -188,7 +165,6 @@ class Objective:
         budget: int,
         target: Target | None = None,
     ) -> None:
-        """Begin at no perturbation; the derivative ``J`` at ``X`` and the value ``there`` are known."""
         self._f, self.output, self._target = f, output, target
         self.J = CountedOperator(op=J, spend=self._spend, **fields_of(J))
         self.X, self.there, self.ball, self.budget, self.spent = X, there, ball, budget, 0
@@ -220,7 +196,7 @@ class Objective:
         """Return the gain of a perturbation, for one forward pass."""
         self._spend(1)
         E = self.ball.inside(E)
-        return self._keep(E, self._gain_of(run(self._f, self.X + E)))
+        return self._keep(E, self._gain_of(value_of(self._f, self.X + E)))
 
     def gain_and_gradient(
         self, E: Float[Tensor, "*batch n d"]
@@ -271,12 +247,7 @@ def draw(J: LinearOperator, ball: PerturbationBall, generator: torch.Generator) 
 
 
 def scalars(target: Target, Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
-    """Return the target of every sequence.
-
-    Raises:
-        DtypeError: If the target is no tensor of real numbers.
-        ShapeError: If there is not one number for each sequence.
-    """
+    """Return the target of every sequence."""
     found = target(Y)
     if not isinstance(found, Tensor) or not found.is_floating_point():
         kind = found.dtype if isinstance(found, Tensor) else type(found).__name__

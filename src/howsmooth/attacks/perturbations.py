@@ -1,6 +1,5 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,13 +10,13 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, VectorOutput, as_tokens, check_value, run
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, as_tokens, check_value, vector_output
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.linear_operators import LinearOperator, fields_of
+from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
-from howsmooth.spectral.autograd import linearise
+from howsmooth.spectral.autograd import linearise, value_of
 from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
@@ -64,13 +63,11 @@ class Attack:
         return self.displacement / self.eps
 
     def __len__(self) -> int:
-        """Return the length of the first batch axis."""
         if not self.rise.ndim:
             raise TypeError("an attack on a single sequence has no length.")
         return self.rise.shape[0]
 
     def __getitem__(self, index: int) -> "Attack":
-        """Return the attack on one entry along the first batch axis."""
         size = len(self)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range for a batch of {size}.")
@@ -79,11 +76,9 @@ class Attack:
         return replace(self, **chosen)
 
     def __iter__(self) -> Iterator["Attack"]:
-        """Go through the first batch axis."""
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        """Show what was attained for each unit of eps, and what was predicted and allowed."""
         return f"Attack: {self._summary()}"
 
     def _summary(self) -> str:
@@ -174,25 +169,15 @@ def attack(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedAttack:
-    """A map at an input, ready for attacks of any radius and method.
-
-    Attributes:
-        f: The map.
-        X: The tokens.
-        there: The output at the tokens.
-        J: The derivative there.
-        metrics: The metrics of perturbations and displacements, at the tokens and the output.
-        target: The scalar to maximise; the displacement if none.
-        steepest: The largest displacement to first order, per unit of eps.
-    """
+    """A map at an input, ready for attacks of any radius and method."""
 
     f: Callable[[Tensor], Any]
     X: Float[Tensor, "*batch n d"]
-    there: Tensor
-    J: LinearOperator
-    metrics: Metrics
-    target: Target | None
-    steepest: Float[Tensor, "*batch"]
+    there: Tensor  # the output at the tokens
+    J: LinearOperator  # the derivative there
+    metrics: Metrics  # the metrics of perturbations and displacements, at the tokens and the output
+    target: Target | None  # the scalar to maximise; the displacement if none
+    steepest: Float[Tensor, "*batch"]  # the largest displacement to first order, per unit of eps
 
     def attack(self, *, eps: float, method: str, budget: int, generator: torch.Generator) -> Attack:
         """Attack with one radius, by one method; ``ceiling`` is left out."""
@@ -202,7 +187,7 @@ class PreparedAttack:
         objective = Objective(self.f, self.J, self.X, self.there, ball, output, budget, self.target)
         with torch.inference_mode(False):
             METHODS[method](objective, generator)
-        moved = run(self.f, self.X + objective.best)
+        moved = value_of(self.f, self.X + objective.best)
         return Attack(
             perturbation=objective.best,
             displacement=output.size(as_tokens(moved.double() - self.there.double(), objective.batch)),
@@ -223,20 +208,18 @@ class PreparedAttack:
 
         or by the hull of the values, where that is smaller. It can be less than the derivative at X predicts, since the
         softmax saturates.
-
-        Returns:
-            The bound of each sequence; none if the map is no attention, or not of a form that the theorem covers.
+        Return none if the map is no attention, or not of a form that the theorem covers.
         """
         if not isinstance(self.f, Attention):
             return None
         n, d = self.X.shape[-2:]
-        per_token = isinstance(self.metrics.input, LargestToken)
+        ball = "token" if isinstance(self.metrics.input, LargestToken) else "total"
         # any other ball lies in one of the total norm, and no displacement is larger than so many total ones
-        eps = eps if per_token else eps * self.metrics.input.euclidean_ratios((n, d))[0]
+        eps = eps if ball == "token" else eps * self.metrics.input.euclidean_ratios((n, d))[0]
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
             rows = self.X.reshape(-1, n, d)
-            found = [most * displacement_upper(self.f, x, eps=eps, per_token=per_token).value for x in rows]
+            found = [most * displacement_upper(self.f, x, eps=eps, metric=ball).value for x in rows]
         except AssumptionError:
             return None
         return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])
@@ -265,10 +248,10 @@ def prepare(
     X = X.float() if X.dtype in HALF else X
     f = measurable(f)
     J = linearise(f, X)
-    there = run(f, X)
+    there = value_of(f, X)
     check_value(there, X)
     if len(J.codomain) < 2:
-        J = VectorOutput(op=J, **(fields_of(J) | {"codomain": (1, math.prod(J.codomain))}))
+        J = vector_output(J)
     metrics = as_metrics(metric).at(X, as_tokens(there, tuple(X.shape[:-2])))
     if target is None:
         slope = first_order_gain(J, metrics, generator)

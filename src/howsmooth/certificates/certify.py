@@ -1,6 +1,5 @@
 """Certificates of a classifier at one sentence: from a model and a sentence, or a chain of maps and embeddings."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +22,17 @@ from howsmooth.certificates.sentences import (
     read_sentence,
     word_positions,
 )
-from howsmooth.certificates.settings import PLACES
+from howsmooth.certificates.settings import PLACES, norm_in
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import frame, strict_json, table
+from howsmooth.metrics import Metric
 from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
 from howsmooth.validation import Seed, generator_from
-from howsmooth.wording import at_least, at_most, number
+from howsmooth.wording import at_least, at_most
 
 # At most this many samples are run at once.
 BATCH = 256
@@ -46,7 +46,7 @@ class Certificate:
         radii: One for each word or group of words.
         predicted: The predicted class.
         rivals: The other classes, and the margin over each.
-        p: The norm of perturbations, :math:`|e|_p`.
+        metric: The name of the metric of perturbations.
         seconds: How long all of it took.
         classifier: From embeddings to logits, in float64.
         embeddings: The embeddings of the sentence.
@@ -57,7 +57,7 @@ class Certificate:
     radii: tuple[Radius, ...]
     predicted: int
     rivals: Rivals
-    p: float
+    metric: str
     seconds: float
     classifier: Map
     embeddings: Float[Tensor, "n d"]
@@ -74,7 +74,7 @@ class Certificate:
         """One sentence."""
         name = repr(self.labels[self.predicted]) if self.labels else f"class {self.predicted}"
         margin = at_least(float(self.rivals.margins.min()), 3)
-        return f"{name} wins by {margin}; how far embeddings may move, in the {number(self.p)}-norm:"
+        return f"{name} wins by {margin}; how far embeddings may move, in the metric {self.metric}:"
 
     def _repr_html_(self) -> str:
         rows = [(_named(at), at_least(at.certified, 3), at_most(at.attacked, 3)) for at in self.radii]
@@ -86,7 +86,7 @@ class Certificate:
             {
                 "predicted": self.labels[self.predicted] if self.labels else self.predicted,
                 "margins": self.rivals.margins.tolist(),
-                "p": None if math.isinf(self.p) else self.p,
+                "metric": self.metric,
                 "seconds": self.seconds,
                 "radii": self._rows(),
             }
@@ -123,7 +123,7 @@ class Certificate:
                 self.embeddings,
                 self.rivals.functionals,
                 torch.tensor(radius.tokens),
-                p=self.p,
+                p=norm_in(self.metric),
                 between=(radius.certified / 10, radius.certified),
                 within=radius.certified,
                 generator=generator,
@@ -152,7 +152,7 @@ class Certificate:
         for start in range(0, samples, BATCH):
             shape = (min(BATCH, samples - start), len(tokens), self.embeddings.shape[-1])
             Z = self.embeddings.repeat(shape[0], 1, 1)
-            Z[:, tokens] += radius.certified * random_sphere(shape, self.p, generator)
+            Z[:, tokens] += radius.certified * random_sphere(shape, norm_in(self.metric), generator)
             with torch.no_grad():
                 found.append(float((self._attacked(Z)[:, 0] @ self.rivals.functionals.mT).min()))
         return found
@@ -171,7 +171,7 @@ def certify(
     tokens: Int[Tensor, "..."] | Float[Tensor, "..."] | Sequence[int] | np.ndarray | str,
     *,
     word: int | str | Sequence[int] | None = None,
-    p: float = 2,
+    metric: str | Metric = "total",
     classes: Sequence[int] | None = None,
     at: str = PLACES[0],
     layer: int = 0,
@@ -182,9 +182,9 @@ def certify(
 
     Perturbations are those of a word's embedding: the sum of word, position and type embedding, before any norm; or of
     the input of a layer, for its attention and its residual connection alike. While the embedding moves by
-    :math:`|e|_p\le\epsilon`, the margin over class k is at least
+    :math:`\|e\|\le\epsilon`, the margin over class k is at least
 
-    .. math:: m_k - |\nabla_em_k|_{p'}\,\epsilon - \sum_{l,j,c}|\nabla m_k\cdot B_{ljc}|\,b_{ljc}(\epsilon),
+    .. math:: m_k - \|\nabla_em_k\|_*\,\epsilon - \sum_{l,j,c}|\nabla m_k\cdot B_{ljc}|\,b_{ljc}(\epsilon),
 
     exact first order, and remainders b of every stage l at every token j, which follow one from another (Theorem 11 and
     :class:`~howsmooth.certificates.remainder_table.RemainderTable`).
@@ -194,7 +194,7 @@ def certify(
         tokens: The ids of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
         word: The token that moves, by its place; several move together in one norm. Or a word of the sentence: its
             tokens move together, at each place where it stands. Every token by itself by default.
-        p: The norm of perturbations: :math:`|e|_p` with p = 1, 2 or ∞.
+        metric: How perturbations are measured: ``total``, ``entries`` or ``sum``, over all coordinates that move.
         classes: The other classes that must not overtake; all of them by default.
         at: Where words move: ``embeddings``, or ``attention`` for the input of a layer.
         layer: Which layer that is.
@@ -202,8 +202,9 @@ def certify(
         seed: Seeds attacks.
 
     Raises:
-        AssumptionError: If the model has no classifier, or holds a map without a known remainder; if another class
-            than the label is predicted; or if the module has other logits than its weights say, as one with hooks has.
+        AssumptionError: If the model has no classifier, or holds a map without a known remainder; if no certificate is
+            proven in the metric; if another class than the label is predicted; or if the module has other logits than
+            its weights say, as one with hooks has.
         ShapeError: If there is not one sentence, or a word is not there.
 
     Example:
@@ -213,6 +214,7 @@ def certify(
         >>> print(hs.certify(f, X, word=0).radii[0].certified <= 2**0.5)
         True
     """
+    p = norm_in(metric)
     began, labels = time.perf_counter(), tuple[str, ...]()
     tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
     groups = None if word is None or isinstance(word, str) else [_places(word)]
@@ -239,7 +241,7 @@ def certify(
         radii=tuple(certifier.radius(group, p=p, seed=generator) for group in groups),
         predicted=certifier.predicted,
         rivals=certifier.rivals,
-        p=float(p),
+        metric=metric if isinstance(metric, str) else metric.name,
         seconds=time.perf_counter() - began,
         classifier=certifier.classifier,
         embeddings=certifier.embeddings,

@@ -17,11 +17,11 @@ from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.stages import Stage
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Pointwise
+from howsmooth.maps.affine import Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import Norm
-from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.protocols import Jacobian, Map
 
 KNOWN = (Attention, MLP, GatedMLP, Norm, Dense, Pooling, Pointwise)

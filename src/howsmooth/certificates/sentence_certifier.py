@@ -13,7 +13,6 @@ from howsmooth.certificates.flip_attack import smallest_flip
 from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.radius_search import Rivals, best_proof
 from howsmooth.certificates.remainder_table import RemainderTable, Slack
-from howsmooth.certificates.settings import checked_norm
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.protocols import Map
 from howsmooth.validation import Seed, generator_from
@@ -108,7 +107,7 @@ class SentenceCertifier:
             AssumptionError: If ``p`` is not 1, 2 or infinity, or the classifier holds a map without a known remainder.
             ShapeError: If a token is not there, or none is named.
         """
-        ball, moving = UnitBall(checked_norm(p)), self._checked(tokens)
+        ball, moving = UnitBall(p), self._checked(tokens)
         table, began = self.table, time.perf_counter()
         proof, certified, linear = best_proof(table, self.rivals, moving, ball)
         # The attack begins where the proof ends: a flip below would refute it.

@@ -6,7 +6,8 @@ from howsmooth.errors import AssumptionError, nearest
 
 # Where words move: the sum of their embeddings, before any norm; or the input of the attention of a layer.
 PLACES = ("embeddings", "attention")
-NORMS = {"1": 1.0, "2": 2.0, "inf": math.inf}
+# The metrics that certificates are proven in: the p of |e|_p, over all coordinates that move.
+NORMS = {"total": 2.0, "entries": math.inf, "sum": 1.0}
 
 
 def check_place(at: str, layer: int) -> None:
@@ -23,23 +24,16 @@ def check_place(at: str, layer: int) -> None:
         )
 
 
-def norm_named(p: str) -> float:
-    """Return the p of a norm that is written as a word.
+def norm_in(metric: object) -> float:
+    """Return the p of the norm that a metric is, given by its name or as a value of ``hs.metrics``.
 
     Raises:
-        AssumptionError: If it is not 1, 2 or inf.
+        AssumptionError: If no certificate is proven in it.
     """
-    if p not in NORMS:
-        raise AssumptionError(f"p must be one of {', '.join(NORMS)}, got {p!r}.", field="p")
-    return NORMS[p]
-
-
-def checked_norm(p: float) -> float:
-    """Return p as a float.
-
-    Raises:
-        AssumptionError: If ``p`` is not 1, 2 or infinity.
-    """
-    if float(p) not in NORMS.values():
-        raise AssumptionError(f"p must be 1, 2 or infinity, got {p}.", field="p")
-    return float(p)
+    name = getattr(metric, "name", metric)
+    if name not in NORMS:
+        raise AssumptionError(
+            f"certificates are proven in the metrics {', '.join(NORMS)}, got {name!r}; for one word, token is total.",
+            field="metric",
+        )
+    return NORMS[name]

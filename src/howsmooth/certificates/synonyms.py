@@ -22,7 +22,7 @@ from howsmooth.certificates.sentences import class_head, classifier_at, label_nu
 from howsmooth.certificates.word_perturbation import SAFETY, WordPerturbation
 from howsmooth.errors import AssumptionError
 from howsmooth.models.load import load
-from howsmooth.models.parts.embedding import lexicon
+from howsmooth.models.parts.ends import lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.replacements import Words, replacements
 

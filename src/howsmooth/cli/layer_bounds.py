@@ -13,6 +13,7 @@ from howsmooth.cli.options import (
     LENGTH,
     OptionFigure,
     OptionJson,
+    OptionMetric,
     OptionN,
     OptionRadius,
     OptionSave,
@@ -37,6 +38,7 @@ def bounds(
     source: LayerSource,
     n: OptionN,
     radius: OptionRadius,
+    metric: OptionMetric = "total",
     search: OptionSearch = False,
     as_json: OptionJson = False,
     save: OptionSave = None,
@@ -55,18 +57,25 @@ def bounds(
     require_room(n, attention.d)
 
     import howsmooth as hs
-    from howsmooth.domains.domain import in_ball
 
     with within_reach(n, radius):
-        ladder = hs.bounds.table(attention, n=n, radius=radius)
+        ladder = hs.bounds.table(attention, n=n, radius=radius, metric=metric)
         with ascent_bar(search) as progress:
-            bracket = hs.bracket(attention, n=n, radius=radius, search=search, progress=progress)
+            bracket = hs.bracket(
+                attention,
+                n=n,
+                radius=radius,
+                search=search,
+                metric=metric,
+                progress=progress,
+            )
         require_range(bracket.lower)
         if as_json:
             found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())
-            print_json(found | {"n": n, "radius": radius, "causal": attention.positions.causal})
+            about = {"n": n, "radius": radius, "metric": metric, "causal": attention.positions.causal}
+            print_json(found | about)
         else:
-            _print_ladder(repr(attention), ladder, bracket, in_ball(n, radius))
+            _print_ladder(repr(attention), ladder, bracket, bracket.upper.domain)
     if save is not None:
         save_witness(bracket.lower, save, source.about, quiet=as_json)
 

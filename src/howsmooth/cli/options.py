@@ -17,6 +17,7 @@ from msgspec import NODEFAULT
 from howsmooth.cli.printing import in_options
 from howsmooth.errors import AssumptionError
 from howsmooth.models.loading.names import check_model_name
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 from howsmooth.theory.assumptions import require_length, require_radius
 
@@ -67,6 +68,11 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
+def _checked_metric(metric: str) -> str:
+    check_metric(metric)
+    return metric
+
+
 def _checked_model(model: str) -> str:
     check_model_name(model)
     return model
@@ -107,6 +113,12 @@ OptionRadius = Annotated[
     typer.Option("--radius", "-r", help="The radius of the ball.", show_default=False, callback=_checked_radius),
 ]
 OptionSearch = Annotated[bool, typer.Option("--search", help="Look for a worse input by gradient ascent; slower.")]
+OptionMetric = Annotated[
+    str,
+    typer.Option(
+        "--metric", metavar="NAME", help="How perturbations and changes are measured.", callback=_checked_metric
+    ),
+]
 OptionSeed = Annotated[int, typer.Option("--seed", help="The seed of everything random.", callback=_checked_seed)]
 OptionDevice = Annotated[
     str | None, typer.Option("--device", help="Where to compute, as torch names it; the CPU by default.")
@@ -124,12 +136,7 @@ def set_threads(threads: int | None) -> None:
 
 Command = Callable[..., None]
 # Other names of the same option.
-ALIASES = {
-    "layers": ("--layer",),
-    "layer": ("--layers",),
-    "lengths": ("--n", "-n"),
-    "length": ("--lengths", "--n", "-n"),
-}
+ALIASES = {"layers": ("--layer",), "layer": ("--layers",), "lengths": LENGTH[1:], "length": LENGTH}
 
 
 def option_groups(command: Command) -> Command:

@@ -11,11 +11,21 @@ import typer
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
-from howsmooth.cli.options import LENGTH, OptionJson, OptionSave, OptionSearch, OptionSeed, option_groups, set_threads
+from howsmooth.cli.options import (
+    LENGTH,
+    OptionJson,
+    OptionMetric,
+    OptionSave,
+    OptionSearch,
+    OptionSeed,
+    option_groups,
+    set_threads,
+)
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, read_text
 from howsmooth.models.loading.names import check_tokenizer
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, number, percent
 
@@ -50,9 +60,7 @@ ORIGINS = {
 class NearText:
     """Which inputs near a text are searched: none without ``eps``."""
 
-    eps: Annotated[
-        float | None, typer.Option("--eps", help="How far every token may move (Euclidean norm).", rich_help_panel=NEAR)
-    ] = None
+    eps: Annotated[float | None, typer.Option("--eps", help="How far tokens may move.", rich_help_panel=NEAR)] = None
     text: Annotated[
         str,
         typer.Option(
@@ -66,9 +74,15 @@ class NearText:
     window: Annotated[
         int, typer.Option("--window", help="Which window of n tokens, counted from 0.", rich_help_panel=NEAR)
     ] = 0
-    together: Annotated[
-        bool, typer.Option("--together", help="--eps bounds all tokens together, not each one.", rich_help_panel=NEAR)
-    ] = False
+    within: Annotated[
+        str,
+        typer.Option(
+            "--within",
+            metavar="NAME",
+            help="The metric of --eps: token for each token, total for all together, ….",
+            rich_help_panel=NEAR,
+        ),
+    ] = "token"
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -95,6 +109,7 @@ class NearText:
         """Refuse what cannot be searched, before anything is loaded."""
         if self.eps is None or not 0 < self.eps < math.inf:
             raise AssumptionError(f"--eps must be positive and finite, got {self.eps}.", field="eps")
+        check_metric(self.within)
         if self.window < 0:
             raise AssumptionError(f"--window counts from 0, got {self.window}.", field="window")
         require_length(n)
@@ -139,11 +154,10 @@ class NearText:
     @property
     def about(self) -> dict[str, str]:
         """What is kept beside the input that was found."""
-        norm = "all tokens together" if self.together else "each token"
         tokenizer = {"tokenizer": self.tokenizer} if self.tokenizer else {}
         where = {"text": self.text, "window": str(self.window)}
         where = where if self.sentence is None else {"sentence": self.sentence}
-        return where | {"eps": f"{self.eps!r} for {norm}"} | tokenizer
+        return where | {"eps": f"{self.eps!r}", "within": self.within} | tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +165,7 @@ class SearchOptions:
     """How to search, and where the answer goes."""
 
     search: OptionSearch = False
+    metric: OptionMetric = "total"
     steps: Annotated[int | None, typer.Option("--steps", help=f"Steps of the ascent; {STEPS} if left out.")] = None
     starts: Annotated[int | None, typer.Option("--starts", help=f"Starts of the ascent; {STARTS} if left out.")] = None
     seed: OptionSeed = 0
@@ -212,6 +227,12 @@ def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
 
 def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) -> None:
     near.check(source, n)
+    if how.metric != "total":
+        raise AssumptionError(
+            f"near a text the constant is measured in total, got --metric {how.metric}; --within says how --eps is "
+            "measured.",
+            field="metric",
+        )
     how.begin(source, n)
     f, X, pieces = near.read(source, n)
     require_room(n, X.shape[-1])
@@ -221,7 +242,7 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
     from howsmooth.search.nearby import worst_nearby
 
     with ascent_bar(True, how.ascent["steps"]) as progress:
-        found = worst_nearby(f, X, eps=near.eps or 0.0, per_token=not near.together, progress=progress, **how.ascent)
+        found = worst_nearby(f, X, eps=near.eps or 0.0, metric=near.within, progress=progress, **how.ascent)
     require_range(found.witness)
     if how.as_json:
         print_json(_as_dict(near, found, pieces) | {"n": n})
@@ -239,32 +260,34 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     require_room(n, attention.d)
 
     import howsmooth as hs
-    from howsmooth.domains.domain import in_ball
 
     ascent = how.ascent
     with within_reach(n, radius):
-        bracket = hs.bracket(attention, n=n, radius=radius, seed=ascent["seed"])
+        bracket = hs.bracket(attention, n=n, radius=radius, metric=how.metric, seed=ascent["seed"])
         witness, origin = bracket.lower, ORIGINS.get(bracket.lower.name, bracket.lower.label)
         if how.search:
-            witness, origin = _climb(attention, witness, radius, ascent)
+            witness, origin = _climb(attention, witness, radius, ascent, how.metric)
         require_range(witness)
         if how.as_json:
+            about = {"n": n, "radius": radius, "metric": how.metric, "causal": attention.positions.causal}
             result = {"witness": witness.as_dict(), "upper": bracket.upper.as_dict()}
             share = _share(witness, bracket.upper)
-            print_json(result | {"share": share, "n": n, "radius": radius, "causal": attention.positions.causal})
+            print_json(result | about | {"share": share})
         else:
-            _print_witness(repr(attention), witness, bracket.upper, f"{in_ball(n, radius)}; {origin}")
+            _print_witness(repr(attention), witness, bracket.upper, f"{bracket.upper.domain}; {origin}")
     if how.save is not None:
         save_witness(witness, how.save, source.about, quiet=how.as_json)
 
 
-def _climb(attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any]) -> "tuple[Witness, str]":
+def _climb(
+    attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any], metric: str
+) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
     import howsmooth as hs
 
     n, domain = known.tokens.shape[-2], hs.domains.Ball(radius)
     with ascent_bar(True, ascent["steps"]) as progress:
-        found = hs.maximise(attention, n=n, domain=domain, progress=progress, **ascent)
+        found = hs.maximise(attention, n=n, domain=domain, metric=metric, progress=progress, **ascent)
     taken = len(found.trace) - 1
     begin = f"{known.label} ({at_least(known.value)}) and {count(ascent['starts'], 'random input')}"
     climbed = f"{count(taken, 'step')} of ascent from {begin}"
@@ -352,13 +375,16 @@ def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str
 
     words = _readable(pieces)
     radius = float(found.centre.double().norm(dim=-1).mean())
-    may = "all tokens together may move" if near.together else "every token may move"
+    eps, usual = number(near.eps or 0.0), "may move by {} in the Euclidean norm"
+    may = {"total": f"all tokens together {usual}", "token": f"every token {usual}"}.get(
+        near.within, f"tokens may move by {{}} in the metric {near.within}"
+    )
     share = f"{percent((near.eps or 0.0) / radius)} of the mean norm of a token, {number(radius)}"
     measured = found.witness.measured
     said = [
         f"Text: {f'window {near.window} of {near.text}' if near.sentence is None else 'the sentence'}, "
         f"{count(len(pieces), 'token')}: {running_text(pieces)}",
-        f"Near: {may} by {number(near.eps or 0.0)} in the Euclidean norm: {share}.",
+        f"Near: {may.format(eps)}: {share}.",
         f"Moved furthest: {_most(words, found.moved, number)}.",
         f"Moved alone, worth most: {_most(words, found.alone, at_least)}.",
         f"Most sensitive there: {_most(words, measured.token_sensitivity.tolist(), percent)} of the worst direction.",

@@ -1,5 +1,6 @@
-"""Domains of tokens: the protocol, balls, spheres, and the inputs near a given one."""
+"""Domains of tokens: the protocol, balls, spheres, the inputs near a given one, and atoms with masses."""
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.metrics import Metric, as_metrics, total
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite, require_floating
 
@@ -122,18 +124,10 @@ class Ball(TensorDataclass):
         leaving = (norm >= self.radius * (1 - SURFACE)) & (outwards > 0)
         return torch.where(leaving, G - normal * outwards, G)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw inputs whose tokens are uniform in concentric balls, from a small one to the whole.
 
         Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
-
-        Args:
-            count: How many inputs.
-            n: How many tokens each.
-            like: The dimension, dtype and device of a token.
-            generator: The source of randomness.
         """
         device = like.device if generator is None else generator.device
         gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
@@ -174,16 +168,13 @@ class Sphere:
 
     radius: float
 
+    shape = (None, None)  # any number of tokens of any dimension
+
     def __post_init__(self) -> None:
         if not 0 < self.radius < math.inf:
             raise AssumptionError(
                 f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
             )
-
-    @property
-    def shape(self) -> tuple[int | None, int | None]:
-        """Any number of tokens of any dimension."""
-        return None, None
 
     @property
     def scale(self) -> float:
@@ -201,9 +192,7 @@ class Sphere:
         normal = X / self.radius
         return G - normal * (normal * G).sum(-1, keepdim=True)
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction, from close together to independent and uniform."""
         return self.nearest(draw_correlated(count, n, like, generator))
 
@@ -214,12 +203,13 @@ class Sphere:
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhood:
-    r"""The inputs near a given one: :math:`\|Z-X\|_F \le \epsilon`, or :math:`|z_i-x_i| \le \epsilon` for every token.
+    r"""The inputs near a given one: :math:`\|Z-X\| \le \epsilon` in a metric.
 
     Attributes:
         X: The given input.
         eps: How far its neighbours are.
-        per_token: Whether every token may move that far, or all of them together.
+        metric: How that is measured: ``total`` for all tokens together, ``token`` for each of them, or any other name
+            or value of ``hs.metrics``; a relative one is that at X.
 
     Example:
         >>> Neighbourhood(torch.zeros(2, 1), eps=5.0).nearest(torch.tensor([[6.0], [8.0]]))
@@ -229,7 +219,7 @@ class Neighbourhood:
 
     X: Float[Tensor, "n d"]
     eps: float
-    per_token: bool = False
+    metric: str | Metric = total
 
     def __post_init__(self) -> None:
         require_floating(self.X, "X")
@@ -238,6 +228,7 @@ class Neighbourhood:
         require_finite(self.X, "X")
         if not 0 < self.eps < math.inf:
             raise AssumptionError(f"eps must be positive and finite, got {self.eps}.", field="eps")
+        as_metrics(self.metric)
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
@@ -245,50 +236,99 @@ class Neighbourhood:
         n, d = self.X.shape
         return n, d
 
+    @functools.cached_property
+    def size(self) -> Metric:
+        """The metric at the given input."""
+        return as_metrics(self.metric).input.at(self.X)
+
     @property
     def scale(self) -> float:
         """The unit of length for the steps of a token."""
-        return self.eps if self.per_token else self.eps / math.sqrt(self.X.shape[0])
+        n, d = self.X.shape
+        return self.eps * self.size.euclidean_ratios((n, d))[0] / math.sqrt(n)
 
     def nearest(self, Z: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Project onto the neighbourhood; what rounding carries outside is brought back, at worst to the centre.
+        """Bring inputs into the neighbourhood; what rounding carries outside is brought back, at worst to the centre.
 
         The distance is taken in float64: near a large token, float32 has few numbers within a small ``eps``.
         """
         X = self.X.to(Z.device, torch.float64)
-        offset = self._ball.nearest(self._apart(Z.double() - X))
-        for _try in range(SHRINKINGS):
-            rounded = (X + offset.reshape(Z.shape)).to(Z.dtype)
-            length = torch.linalg.vector_norm(self._apart(rounded.double() - X), dim=-1, keepdim=True)
-            outside = length > self.eps
+        within = self.eps * (1 - ROUNDING_UNITS * torch.finfo(Z.dtype).eps)
+        offset = Z.double() - X
+        offset = torch.where(self._outside(offset), self.size.nearest(offset, within), offset)
+        for attempt in range(1, SHRINKINGS + 1):
+            rounded = (X + offset).to(Z.dtype)
+            outside = self._outside(rounded.double() - X)
             if not bool(outside.any()):
                 return rounded
-            # by twice what is too much: the next rounding may carry outwards again
-            offset = torch.where(outside, offset * (2 * self.eps / length - 1).clamp_min(0.5), offset)
-        return (X + torch.where(outside, 0.0, offset).reshape(Z.shape)).to(Z.dtype)
+            # by more and more than what is too much: the next rounding may carry outwards again
+            excess = (self.size.size(rounded.double() - X) / self.eps - 1)[..., None, None]
+            offset = torch.where(outside, offset * (1 - 2**attempt * excess).clamp_min(0.5), offset)
+        return (X + torch.where(outside, 0.0, offset)).to(Z.dtype)
 
     def direction(self, Z: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return the direction of steepest ascent in the neighbourhood: on its surface nothing moves outwards."""
-        return self._ball.direction(self._apart(Z - self.X.to(Z)), self._apart(G)).reshape(Z.shape)
+        return self.size.along(Z - self.X.to(Z), G, self.eps * (1 - SURFACE))
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
-        """Draw from concentric neighbourhoods, from a small one to the whole; the first is the given input itself."""
-        whole = self._apart(self.X.to(like))
-        offsets = self._ball.draw(count, whole.shape[0], whole[0], generator)
-        offsets[:1] = 0
-        return self.nearest(self.X.to(like) + offsets.reshape(count, *self.X.shape))
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw on concentric surfaces, from a small one to the whole; the first is the given input itself."""
+        X = self.X.to(like)
+        share = torch.arange(count, dtype=like.dtype, device=like.device)[:, None, None] / max(1, count - 1)
+        return self.nearest(X + self.eps * share * self.size.draw(X.expand(count, *X.shape), generator))
 
     def describe(self, n: int) -> str:
         """Describe an input of ``n`` tokens in words."""
-        how = "every one" if self.per_token else "all together"
+        how = {"token": "every one", "total": "all together"}.get(self.size.name, f"metric {self.size.name}")
         return f"{tokens(n)} within {self.eps:g} of a given input, {how}"
 
-    @property
-    def _ball(self) -> Ball:
-        return Ball(self.eps)
+    def _outside(self, offset: Tensor) -> Tensor:
+        return (self.size.size(offset) > self.eps)[..., None, None]
 
-    def _apart(self, Z: Tensor) -> Tensor:
-        """Return what may move on its own: the tokens, or the whole input as one long token."""
-        return Z if self.per_token else Z.flatten(-2).unsqueeze(-2)
+
+# Masses differ by at most this factor's logarithm.
+WIDEST = 200.0
+# How far apart the logarithms of masses are at the most unbalanced start.
+WIDE_START = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithMasses:
+    """A domain of atoms with masses: the places lie in ``places``, the masses are free."""
+
+    places: Domain
+    unit: float
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """The number of atoms, and one coordinate more than a place has."""
+        n, d = self.places.shape
+        return n, None if d is None else d + 1
+
+    @property
+    def scale(self) -> float:
+        """The unit of length for steps."""
+        return self.places.scale
+
+    def nearest(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n d1"]:
+        """Bring the places back into their domain, and keep masses within the range of the numbers."""
+        logs = X[..., -1:] - X[..., -1:].mean(-2, keepdim=True)
+        most = WIDEST / 2 / self.unit
+        return torch.cat((self.places.nearest(X[..., :-1]), logs.clamp(-most, most)), dim=-1)
+
+    def direction(self, X: Float[Tensor, "*batch n d1"], G: Float[Tensor, "*batch n d1"]) -> Tensor:
+        """Move places within their domain, and masses freely."""
+        return torch.cat((self.places.direction(X[..., :-1], G[..., :-1]), G[..., -1:]), dim=-1)
+
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw places from their domain, and masses from nearly equal to very unbalanced ones."""
+        places = self.places.draw(count, n, like[:-1], generator)
+        device = like.device if generator is None else generator.device
+        spread = torch.linspace(0, 1, count, dtype=like.dtype, device=device)[:, None, None] * WIDE_START
+        logs = spread * torch.randn(count, n, 1, dtype=like.dtype, device=device, generator=generator) / self.unit
+        # small and large balls meet balanced and unbalanced masses
+        logs = logs[torch.randperm(count, device=device, generator=generator)]
+        return self.nearest(torch.cat((places, logs.to(places)), dim=-1))
+
+    def describe(self, n: int) -> str:
+        """Describe an input in words."""
+        return f"measures, {self.places.describe(n).replace('token', 'atom')}"

@@ -201,9 +201,7 @@ class LayerNormImage:
             pulled = pulled - pulled.mean(-1, keepdim=True)
         return image.gain * (pulled - z * (z * pulled).mean(-1, keepdim=True))
 
-    def draw(
-        self, count: int, n: int, like: Float[Tensor, " d"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "count n d"]:
+    def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction of z, from close together to independent and uniform."""
         image = self.norm.image.to(like.dtype, like.device)
         return self.nearest(image.gain * draw_correlated(count, n, like, generator) + image.centre)

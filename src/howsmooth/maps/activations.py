@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.errors import AssumptionError, DtypeError, nearest
-from howsmooth.linear_operators import Operator, on_tokens
-from howsmooth.maps.protocols import take
+from howsmooth.linear_operators import SeparableOperator, on_tokens
 from howsmooth.validation import require_finite, require_floating
 
 # quick_gelu approximates the normal distribution function by σ(1.702 x).
@@ -70,13 +70,8 @@ def known_activation(name: object) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _normal(x: Tensor) -> Tensor:
-    r"""Return the distribution function :math:`\Phi` of the standard normal law."""
-    return torch.special.ndtr(x)
-
-
 def _gelu_slope(x: Tensor) -> Tensor:
-    return _normal(x) + x * torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
+    return torch.special.ndtr(x) + x * torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
 
 
 def _gelu_tanh_slope(x: Tensor) -> Tensor:
@@ -93,7 +88,7 @@ def _sigmoid_slope(x: Tensor, steepness: float = 1.0) -> Tensor:
 ACTIVATIONS = {
     activation.name: activation
     for activation in (
-        Activation(name="gelu", value=lambda x: x * _normal(x), slope=_gelu_slope),
+        Activation(name="gelu", value=lambda x: x * torch.special.ndtr(x), slope=_gelu_slope),
         Activation(name="gelu_tanh", value=lambda x: functional.gelu(x, approximate="tanh"), slope=_gelu_tanh_slope),
         Activation(
             name="quick_gelu", value=lambda x: x * torch.sigmoid(QUICK * x), slope=lambda x: _sigmoid_slope(x, QUICK)
@@ -142,22 +137,15 @@ class Pointwise:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PointwiseJacobian(Operator):
+class PointwiseJacobian(SeparableOperator):
     """The derivative of a pointwise map: a diagonal operator."""
 
     slopes: Float[Tensor, "*batch n d"]
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    batched: ClassVar[dict[str, int]] = {"slopes": 2}
+
+    def _push(self, E: Tensor) -> Tensor:
         return self.slopes * E
 
-    def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return self.slopes * G
-
-    def take(self, index: Tensor) -> "PointwiseJacobian":
-        """Pick some operators of the batch."""
-        slopes = take(self.slopes, self.batch, index, event=2)
-        return dataclasses.replace(self, slopes=slopes, batch=(len(index),))

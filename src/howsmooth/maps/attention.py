@@ -69,13 +69,8 @@ class ScoreAttention(MultiHead):
         """
         return self._linearised(X, memory)
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more n out"], AttentionJacobian]:
-        """Return the value and the derivative at ``X``: the attention weights of one are those of the other.
-
-        The arguments are those of :meth:`jacobian`.
-        """
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> tuple[Tensor, AttentionJacobian]:
+        """Return the value and the derivative at ``X``, which share attention weights, as in :meth:`jacobian`."""
         found = self._linearised(X, memory)
         return self._put_out(self._biased(found.pattern, found.projections), found.output, found.batch), found
 
@@ -259,10 +254,6 @@ class Attention(ScoreAttention):
         Args:
             module: The module.
             causal: Whether it is called with a causal mask.
-
-        Raises:
-            AssumptionError: If queries, keys and values cannot be one sequence, or ``add_bias_kv`` adds a learned one.
-            DtypeError: If it is another module.
 
         Example:
             >>> Attention.from_torch(torch.nn.MultiheadAttention(8, 2), causal=True)

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.linear_operators import take
 from howsmooth.maps.positions import Distances, Positions
-from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Softmax, Tile, Weighting, Weights, Workspace, rows_of, unstack
 
 # One tile of scores, all heads together, should stay in cache; thinner tiles than this starve the matrix product.
@@ -156,7 +156,9 @@ def attend(
     weighting = Softmax() if weighting is None else weighting
     n, heads = q.shape[-2], q.shape[0] * q.shape[1]
     tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES)
-    keep = _bytes(tiles, heads, q.element_size(), scores, weighting) <= memory
+    pairs = sum(tile.height * tile.width for tile in tiles)
+    matrices = weighting.matrices + (scores.softcap is not None)
+    keep = pairs * heads * q.element_size() * matrices <= memory
     if not keep:  # then every tile is written and read more often, and should stay in a nearer cache
         tiles = row_tiles(n, heads, q.element_size(), scores.positions, TILE_BYTES // 4)
     if weighting.couples_rows:
@@ -181,11 +183,6 @@ def attend(
         o=torch.cat(means, dim=-2),
         kept=kept if keep else None,
     )
-
-
-def _bytes(tiles: list[Tile], heads: int, itemsize: int, scores: Scores, weighting: Weighting) -> int:
-    pairs = sum(tile.height * tile.width for tile in tiles)
-    return pairs * heads * itemsize * (weighting.matrices + (0 if scores.softcap is None else 1))
 
 
 def _require_no_empty_row(S: Tensor, tile: Tile) -> None:

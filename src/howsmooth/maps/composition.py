@@ -59,13 +59,14 @@ class ComposedMap(ABC):
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Chain(ComposedMap):
-    """The maps one after another, the first one first: ``Chain(norm, attention)(X) == attention(norm(X))``."""
-
+class _ManyMaps(ComposedMap):
     maps: tuple[Map, ...]
 
     def __init__(self, *maps: Map) -> None:
-        _require_maps("Chain", maps)
+        if not maps:
+            raise ShapeError(f"a {type(self).__name__} needs at least one map, got none.", field="maps")
+        for f in maps:
+            _require_map(f)
         object.__setattr__(self, "maps", maps)
 
     @property
@@ -73,15 +74,17 @@ class Chain(ComposedMap):
         """The maps, in order."""
         return self.maps
 
+
+class Chain(_ManyMaps):
+    """The maps one after another, the first one first: ``Chain(norm, attention)(X) == attention(norm(X))``."""
+
     def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
         """Apply one map after another."""
         for f in self.maps:
             X = apply(f, X)
         return X
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more m out"], "ChainJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, ChainJacobian]":
         """Differentiate by the chain rule."""
         links, each = [], _each(memory, self.maps)
         for f in self.maps:
@@ -90,28 +93,14 @@ class Chain(ComposedMap):
         return X, ChainJacobian(tuple(links))
 
 
-@dataclass(frozen=True, init=False, eq=False)
-class Sum(ComposedMap):
+class Sum(_ManyMaps):
     """The maps side by side, their outputs added: ``Sum(attention, mlp)(X) == attention(X) + mlp(X)``."""
-
-    maps: tuple[Map, ...]
-
-    def __init__(self, *maps: Map) -> None:
-        _require_maps("Sum", maps)
-        object.__setattr__(self, "maps", maps)
-
-    @property
-    def children(self) -> tuple[Map, ...]:
-        """The summands."""
-        return self.maps
 
     def evaluate(self, X: Tensor, apply: Callable[[Map, Tensor], Tensor]) -> Tensor:
         """Add up the outputs of the maps."""
         return _total([apply(f, X) for f in self.maps])
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more m out"], "SumJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, SumJacobian]":
         """Differentiate: the sum of the maps' Jacobians."""
         each = _each(memory, self.maps)
         values, terms = zip(*(linearised(f, X, each) for f in self.maps), strict=True)
@@ -138,9 +127,7 @@ class Residual(ComposedMap):
         _require_same_shape(X.shape[-2:], Y.shape[-2:])
         return X + Y
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more n d"], "ResidualJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, ResidualJacobian]":
         """Differentiate: the identity plus the map's Jacobian."""
         Y, inner = linearised(self.map, X, _each(memory, (self.map,)))
         _require_same_shape(inner.domain, inner.codomain)
@@ -279,13 +266,6 @@ def _require_same_shape(tokens: tuple[int, ...], outputs: tuple[int, ...]) -> No
             f"a residual adds input and output, so both must have as many tokens: got {tokens[0]} and {outputs[0]}.",
             field="map",
         )
-
-
-def _require_maps(kind: str, maps: tuple[Map, ...]) -> None:
-    if not maps:
-        raise ShapeError(f"a {kind} needs at least one map, got none.", field="maps")
-    for f in maps:
-        _require_map(f)
 
 
 def _require_map(f: object) -> None:

@@ -14,9 +14,8 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
-from howsmooth.maps.positions import Positions
+from howsmooth.maps.positions import Positions, Rotary
 from howsmooth.maps.projections import Layout, Projections, Transforms, sizes_of
-from howsmooth.maps.rotary import Rotary
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
     require_agreement,
@@ -120,11 +119,6 @@ class MultiHead(TensorDataclass, ABC):
     def layout(self) -> Layout:
         """The numbers of heads and groups and their widths."""
         return Layout(self.query.shape[-3], self.key.shape[-3], self.key.shape[-2], self.value.shape[-2])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.query.dtype
 
     @property
     def d(self) -> int:
@@ -378,7 +372,7 @@ def _check_positions(f: MultiHead) -> None:
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
     if f.positions.distances is not None:
-        f.positions.distances.check_heads(f.layout, f.query)
+        f.positions.distances.check_heads(f.query, f.layout.groups)
     if f.positions.heads not in (1, f.layout.heads):
         raise ShapeError(
             f"mask and bias must have 1 or {f.layout.heads} heads, got {f.positions.heads}.", field="positions"

@@ -37,9 +37,9 @@ class HeadsJacobian(Operator, ABC):
         """The means of every head."""
 
     @property
-    @abstractmethod
     def lead(self) -> tuple[int, ...]:
         """Axes of queries and keys before those of the batch."""
+        return ()
 
     @abstractmethod
     def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
@@ -76,15 +76,11 @@ class HeadsJacobian(Operator, ABC):
         """Bound the absolute rounding error of a product with a unit vector beyond that; zero without norms."""
         return 0.0
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push the perturbation ``E`` of the tokens forward: J E."""
-        self.check_perturbation(E)
+    def _push(self, E: Tensor) -> Tensor:
         dq, dk, dv = self.projections.jvp(E)
         return project_heads(self.push_means(dq, dk, dv), self.output, self.batch)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull the cotangent ``G`` of the output back: Jᵀ G."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         dq, dk, dv = self.pull_means(self.by_head(G))
         shape = (*self.batch, -1, self.domain[0])
         dq, dk = (x.view(*self.lead, *shape, x.shape[-1]) for x in (dq, dk))
@@ -203,10 +199,8 @@ class QuerySide(Operator):
         norms = [_norm_bound(x) for x in (self.weight, self.jacobian.output) if x is not None]
         return self.jacobian.query_rounding * math.prod(norms)
 
-    def jvp(self, E: Float[Tensor, "n d"]) -> Float[Tensor, "n out"]:
-        """Move every token's query, and nothing else."""
+    def _push(self, E: Tensor) -> Tensor:
         J = self.jacobian
-        self.check_perturbation(E)
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
         transform = J.projections.transforms.query
         dq = (self._spread(E) @ self.weight.mT).unflatten(-1, (layout.heads, layout.k)).transpose(0, 1)
@@ -215,10 +209,8 @@ class QuerySide(Operator):
         dq = dq if transform is None else transform.jvp(dq)
         return self._gather(project_heads(J.push_queries(dq), J.output, ()))
 
-    def vjp(self, G: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
-        """Pull a cotangent of every token's output back through its query alone."""
+    def _pull(self, G: Tensor) -> Tensor:
         J = self.jacobian
-        self.check_cotangent(G)
         layout, norm, rotation = J.projections.layout, of_each_head(J.projections.query_norm), J.projections.rotation
         transform = J.projections.transforms.query
         dq = J.pull_queries(J.by_head(self._spread(G)))

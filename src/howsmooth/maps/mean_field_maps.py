@@ -94,12 +94,10 @@ class WeightedJacobian(Operator):
         """Return the cancellation ratios over heads and over all terms."""
         return self.plain.cancelled(E / self.roots)
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push a perturbation forward."""
+    def _push(self, E: Tensor) -> Tensor:
         return self.roots * self.plain.jvp(E / self.roots)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.plain.vjp(G * self.roots) / self.roots
 
     def compress(self) -> tuple["WeightedJacobian", Callable[[Tensor], Tensor]]:

@@ -1,8 +1,9 @@
 """Layers applied to every token: linear ones, and plain or gated MLPs with an activation between two of them."""
 
-import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from howsmooth.errors import ShapeError
-from howsmooth.linear_operators import Operator, on_tokens
+from howsmooth.linear_operators import SeparableOperator, on_tokens
 from howsmooth.maps.activations import Activation, known_activation
-from howsmooth.maps.protocols import take
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.torch_internals import recorded
 from howsmooth.validation import (
@@ -92,11 +92,6 @@ class Dense(TensorDataclass):
         return (self.weight.shape[-2],)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the matrix."""
-        return self.weight.dtype
-
-    @property
     def device(self) -> torch.device:
         """The device of the matrix."""
         return self.weight.device
@@ -118,24 +113,16 @@ class Dense(TensorDataclass):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DenseJacobian(Operator):
+class DenseJacobian(SeparableOperator):
     """The derivative of a linear layer: its matrix, for every token."""
 
     weight: Float[Tensor, "out d"]
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    def _push(self, E: Tensor) -> Tensor:
         return functional.linear(E, self.weight)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return G @ self.weight
-
-    def take(self, index: Tensor) -> "DenseJacobian":
-        """Pick some operators of the batch; all are equal."""
-        return dataclasses.replace(self, batch=(len(index),))
 
 
 def require_matrix(x: Tensor, name: str) -> None:
@@ -153,25 +140,31 @@ def require_bias(x: Tensor | None, matrix: Tensor, name: str, matrix_name: str) 
 
 
 class _FeedForward(TensorDataclass, ABC):
-    """What plain and gated MLPs share."""
+    """What plain and gated MLPs share: a hidden layer, and the matrix that maps it to the output."""
 
     up: Tensor
     down: Tensor
+    down_bias: Tensor | None
     activation: Activation | str
 
     @abstractmethod
-    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> tuple[Tensor, "MLPJacobian | GatedJacobian"]:
-        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], MLPJacobian | GatedJacobian]]":
+        """Return the hidden layer at ``X``, and what makes the derivative of the map, which shares products with it."""
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Apply the map to every token."""
+        hidden, _jacobian = self._hidden(X)
+        return functional.linear(hidden, self.down, self.down_bias)
+
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> "tuple[Tensor, MLPJacobian | GatedJacobian]":
+        """Return the value and the derivative at ``X``; ``memory`` is for maps with weights."""
+        hidden, jacobian = self._hidden(X)
+        return functional.linear(hidden, self.down, self.down_bias), jacobian()
 
     def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "MLPJacobian | GatedJacobian":
         """Differentiate at ``X``."""
-        _value, jacobian = self.value_and_jacobian(X)
-        return jacobian
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.up.dtype
+        _hidden, jacobian = self._hidden(X)
+        return jacobian()
 
     def __repr__(self) -> str:
         hidden, d = self.up.shape
@@ -207,22 +200,13 @@ class MLP(_FeedForward):
         _require_layers(self)
         object.__setattr__(self, "activation", known_activation(self.activation))
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Apply the map to every token."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], MLPJacobian]]":
         require_tokens(X, self.up)
+        activation, out = known_activation(self.activation), self.down.shape[0]
         hidden = functional.linear(X, self.up, self.up_bias)
-        return functional.linear(known_activation(self.activation).value(hidden), self.down, self.down_bias)
-
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n out"], "MLPJacobian"]:
-        """Return the value and the derivative at ``X``, which share a product; ``memory`` is for maps with weights."""
-        require_tokens(X, self.up)
-        activation = known_activation(self.activation)
-        hidden = functional.linear(X, self.up, self.up_bias)
-        value = functional.linear(activation.value(hidden), self.down, self.down_bias)
-        slopes = activation.slope(hidden)
-        return value, MLPJacobian(slopes=slopes, up=self.up, down=self.down, **on_tokens(X, self.down.shape[0]))
+        return activation.value(hidden), lambda: MLPJacobian(
+            slopes=activation.slope(hidden), up=self.up, down=self.down, **on_tokens(X, out)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -262,58 +246,37 @@ class GatedMLP(_FeedForward):
         require_bias(self.gate_bias, self.gate, "gate_bias", "gate")
         object.__setattr__(self, "activation", known_activation(self.activation))
 
-    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Apply the map to every token."""
+    def _hidden(self, X: Tensor) -> "tuple[Tensor, Callable[[], GatedJacobian]]":
         require_tokens(X, self.up)
-        gates = functional.linear(X, self.gate, self.gate_bias)
-        hidden = functional.linear(X, self.up, self.up_bias)
-        return functional.linear(known_activation(self.activation).value(gates) * hidden, self.down, self.down_bias)
-
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n out"], "GatedJacobian"]:
-        """Return the value and the derivative at ``X``, which share products; ``memory`` is for maps with weights."""
-        require_tokens(X, self.up)
-        activation = known_activation(self.activation)
+        activation, out = known_activation(self.activation), self.down.shape[0]
         gates = functional.linear(X, self.gate, self.gate_bias)
         hidden = functional.linear(X, self.up, self.up_bias)
         opened = activation.value(gates)
-        value = functional.linear(opened * hidden, self.down, self.down_bias)
-        return value, GatedJacobian(
-            opened=opened,
-            slopes=hidden * activation.slope(gates),
-            gate=self.gate,
-            up=self.up,
-            down=self.down,
-            **on_tokens(X, self.down.shape[0]),
+        matrices: dict[str, Any] = {"gate": self.gate, "up": self.up, "down": self.down}
+        return opened * hidden, lambda: GatedJacobian(
+            opened=opened, slopes=hidden * activation.slope(gates), **matrices, **on_tokens(X, out)
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MLPJacobian(Operator):
+class MLPJacobian(SeparableOperator):
     r"""The derivative of an MLP: :math:`J = W_2\,\mathrm{diag}(\varphi'(W_1x + b_1))\,W_1`."""
 
     slopes: Float[Tensor, "*batch n hidden"]
     up: Float[Tensor, "hidden d"]
     down: Float[Tensor, "out hidden"]
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    batched: ClassVar[dict[str, int]] = {"slopes": 2}
+
+    def _push(self, E: Tensor) -> Tensor:
         return functional.linear(times(functional.linear(E, self.up), self.slopes), self.down)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return times(G @ self.down, self.slopes) @ self.up
-
-    def take(self, index: Tensor) -> "MLPJacobian":
-        """Pick some operators of the batch."""
-        return dataclasses.replace(self, slopes=take(self.slopes, self.batch, index, event=2), batch=(len(index),))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GatedJacobian(Operator):
+class GatedJacobian(SeparableOperator):
     r"""The derivative of a gated MLP.
 
     .. math:: J = W_2\,\bigl(\mathrm{diag}(\varphi(a))\,U + \mathrm{diag}(u\circ\varphi'(a))\,G\bigr)
@@ -325,25 +288,18 @@ class GatedJacobian(Operator):
     up: Float[Tensor, "hidden d"]  # U
     down: Float[Tensor, "out hidden"]  # W₂
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
-        """Push a perturbation forward."""
-        self.check_perturbation(E)
+    batched: ClassVar[dict[str, int]] = {"opened": 2, "slopes": 2}
+
+    def _push(self, E: Tensor) -> Tensor:
         # Why not one product with both matrices stacked: it would copy them, and they are most of the memory.
         hidden = times(functional.linear(E, self.up), self.opened)
         return functional.linear(hidden.addcmul(functional.linear(E, self.gate), self.slopes), self.down)
 
-    def vjp(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         g = G @ self.down
         # first the product that still needs g: the other one may be written over it
         through_gates = (g * self.slopes) @ self.gate
         return through_gates + times(g, self.opened) @ self.up
-
-    def take(self, index: Tensor) -> "GatedJacobian":
-        """Pick some operators of the batch."""
-        opened, slopes = (take(x, self.batch, index, event=2) for x in (self.opened, self.slopes))
-        return dataclasses.replace(self, opened=opened, slopes=slopes, batch=(len(index),))
 
 
 def times(x: Tensor, factors: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from howsmooth.domains.norm_image import Ellipsoid
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.linear_operators import Operator, on_tokens
-from howsmooth.maps.protocols import take
+from howsmooth.linear_operators import Operator, on_tokens, take
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.torch_internals import is_batched, project_out, recorded
 from howsmooth.validation import (
@@ -62,9 +61,7 @@ class Norm(TensorDataclass):
         require_tokens(X, self.gain)
         return self.linearise(X)
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = 0
-    ) -> tuple[Float[Tensor, "*batch n d"], "NormJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = 0) -> "tuple[Tensor, NormJacobian]":
         """Return the value and the derivative at ``X``, which share ``z``; ``memory`` is for maps with weights."""
         found = self.jacobian(X)
         scaled = self.gain * found.z
@@ -80,11 +77,6 @@ class Norm(TensorDataclass):
         scale = (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
         require_spread(scale, self.eps)
         return centred / scale, scale
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the gain."""
-        return self.gain.dtype
 
     @property
     def image(self) -> Ellipsoid:
@@ -145,14 +137,10 @@ class NormJacobian(Operator):
     stretch: Float[Tensor, "*batch n d"]  # α/σ, the gain over each token's scale
     centred: bool
 
-    def jvp(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Push a perturbation of the tokens forward."""
-        self.check_perturbation(E)
+    def _push(self, E: Tensor) -> Tensor:
         return self.stretch * self._projected(E)
 
-    def vjp(self, G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-        """Pull a cotangent of the output back."""
-        self.check_cotangent(G)
+    def _pull(self, G: Tensor) -> Tensor:
         return self._projected(self.stretch * G)
 
     def take(self, index: Tensor) -> "NormJacobian":

@@ -1,18 +1,121 @@
-"""How position enters the scores: which token may see which, biases, keys and queries of distances."""
+"""How position enters the scores: masks, biases, rotary embeddings, keys and queries of distances."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
-from howsmooth.maps.projections import Layout
-from howsmooth.maps.protocols import take
-from howsmooth.maps.rotary import Rotary
+from howsmooth.linear_operators import take
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_agreement
+from howsmooth.validation import require_agreement, require_finite
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotary(TensorDataclass):
+    r"""Turn coordinate pair ``m`` of the token at position ``s`` by the angle :math:`s\,\omega_m`.
+
+    :math:`\omega_m = \text{base}^{-2m/\text{dim}}` unless ``frequencies`` are given. The rotation is orthogonal, so it
+    changes no norm, and its transpose is the rotation by the opposite angles.
+
+    Attributes:
+        base: The base of the geometric frequencies.
+        dim: How many leading coordinates are rotated (``None``: all). Even.
+        interleaved: Pairs are ``(0, 1), (2, 3), …`` instead of the half-split ``(m, m + dim/2)``.
+        positions: The position of each token (``None``: 0, 1, 2, …).
+        frequencies: Explicit frequencies, ``dim/2`` of them.
+        reach: The longest sequence that the frequencies are meant for (``None``: any).
+    """
+
+    base: float = 10_000.0
+    dim: int | None = None
+    interleaved: bool = False
+    positions: Shaped[Tensor, "*batch n"] | None = None
+    frequencies: Float[Tensor, " half"] | None = None
+    reach: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < math.inf:
+            raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.", field="base")
+        for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
+            if x is not None:
+                require_finite(x, f"rotary {name}")
+        if self.dim is not None and (self.dim < 2 or self.dim % 2):
+            raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.", field="dim")
+
+    def check_width(self, k: int) -> None:
+        """Refuse heads whose dimension ``k`` cannot be rotated."""
+        dim = k if self.dim is None else self.dim
+        if dim % 2:
+            raise ShapeError(
+                f"the rotary dimension must be even, got heads of dimension {k}; set Rotary(dim=…).", field="dim"
+            )
+        if dim > k:
+            raise ShapeError(f"the rotary dimension {dim} exceeds the head dimension {k}.", field="dim")
+        if self.frequencies is not None and self.frequencies.shape != (dim // 2,):
+            raise ShapeError(
+                f"frequencies must have {dim // 2} entries, got {tuple(self.frequencies.shape)}.", field="frequencies"
+            )
+
+    def check(self, n: int) -> None:
+        """Refuse ``n`` tokens that explicit positions do not fit, or that frequencies are not meant for."""
+        if self.reach is not None and n > self.reach:
+            raise AssumptionError(
+                f"the rotary frequencies are meant for {self.reach} tokens at most, got {n}; give shorter sequences "
+                "or other frequencies.",
+                field="X",
+            )
+        if self.positions is not None and self.positions.shape[-1] != n:
+            raise ShapeError(
+                f"rotary positions must be given for each of {n} tokens, got {self.positions.shape[-1]}.",
+                field="positions",
+            )
+
+    def rotation(self, n: int, k: int, like: Tensor) -> "Rotation":
+        """Return the rotation of ``n`` tokens with heads of dimension ``k``."""
+        dim = k if self.dim is None else self.dim
+        frequencies = self.frequencies
+        if frequencies is None:
+            exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=like.device) / dim
+            frequencies = self.base**-exponents
+        positions = torch.arange(n, device=like.device) if self.positions is None else self.positions
+        # in float64: at position 10⁵ a float32 angle is off by 10⁻²
+        angles = positions.double()[..., None] * frequencies.double()
+        cos, sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return Rotation(cos=cos.unsqueeze(-3), sin=sin.unsqueeze(-3), interleaved=self.interleaved)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotation:
+    """The rotation of given tokens, applied to ``(*batch, heads, n, k)``."""
+
+    cos: Float[Tensor, "*batch 1 n half"]
+    sin: Float[Tensor, "*batch 1 n half"]
+    interleaved: bool
+
+    @property
+    def T(self) -> "Rotation":
+        """The transpose, which is the inverse."""
+        return Rotation(cos=self.cos, sin=-self.sin, interleaved=self.interleaved)
+
+    def take(self, batch: tuple[int, ...], index: Tensor) -> "Rotation":
+        """Pick the rotations of some entries of the batch."""
+        cos, sin = (take(x, batch, index, event=3) for x in (self.cos, self.sin))
+        return Rotation(cos=cos, sin=sin, interleaved=self.interleaved)
+
+    def __call__(self, x: Float[Tensor, "*batch heads n k"]) -> Float[Tensor, "*batch heads n k"]:
+        """Rotate the leading coordinates of every token; the rest stays."""
+        dim = 2 * self.cos.shape[-1]
+        head, tail = x[..., :dim], x[..., dim:]
+        a, b = (head[..., ::2], head[..., 1::2]) if self.interleaved else head.chunk(2, dim=-1)
+        pairs = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
+        rotated = torch.stack(pairs, dim=-1).flatten(-2) if self.interleaved else torch.cat(pairs, dim=-1)
+        return torch.cat((rotated, tail), dim=-1) if tail.shape[-1] else rotated
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,17 +141,17 @@ class Distances(TensorDataclass):
         if not bool(torch.isfinite(self.keys).all() & torch.isfinite(self.queries).all()):
             raise NonFiniteError("keys and queries of distances must be finite.", field="distances")
 
-    def check_heads(self, layout: Layout, query: Tensor) -> None:
+    def check_heads(self, query: Float[Tensor, "*w heads k d"], groups: int) -> None:
         """Refuse heads that share keys, or whose number or width is another one."""
-        if layout.shared != 1:
+        (heads, k), found = query.shape[-3:-1], (self.keys.shape[-3], self.keys.shape[-1])
+        if heads != groups:
             raise AssumptionError(
-                f"distances need heads with keys of their own, got {layout.heads} heads and {layout.groups} groups.",
+                f"distances need heads with keys of their own, got {heads} heads and {groups} groups.",
                 field="positions",
             )
-        heads, _span, k = self.keys.shape[-3:]
-        if (heads, k) != (layout.heads, layout.k):
+        if found != (heads, k):
             raise ShapeError(
-                f"distances must have {layout.heads} heads of width {layout.k}, got {heads} of width {k}.",
+                f"distances must have {heads} heads of width {k}, got {found[0]} of width {found[1]}.",
                 field="positions",
             )
         require_agreement(self.keys, query, "distances", "query")
@@ -202,15 +305,12 @@ class Positions(TensorDataclass):
     @property
     def batch(self) -> torch.Size:
         """The batch axes that masks and explicit positions bring along."""
-        shapes = [
-            self.padding.shape[:-1] if self.padding is not None else (),
-            self.mask.shape[:-3] if self.mask is not None else (),
-            self.relative_bias.shape[:-2] if self.relative_bias is not None else (),
-            self.position_bias.shape[:-2] if self.position_bias is not None else (),
-            self.rotary.positions.shape[:-1] if self.rotary is not None and self.rotary.positions is not None else (),
-            self.distances.keys.shape[:-3] if self.distances is not None else (),
-        ]
-        return torch.broadcast_shapes(*shapes)
+        shapes = [x.shape[:-axes] for x, axes in self._tensors().values()]
+        if self.rotary is not None and self.rotary.positions is not None:
+            shapes.append(self.rotary.positions.shape[:-1])
+        if self.distances is not None:
+            shapes.append(self.distances.keys.shape[:-3])
+        return torch.broadcast_shapes((), *shapes)
 
     @property
     def heads(self) -> int:
@@ -220,41 +320,37 @@ class Positions(TensorDataclass):
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
     def head(self, h: int) -> "Positions":
-        """Restrict to head ``h``."""
-        return dataclasses.replace(
-            self,
-            mask=None if self.mask is None else _pick(_with_heads(self.mask), -3, h),
-            relative_bias=None if self.relative_bias is None else _pick(self.relative_bias, -2, h),
-            position_bias=None if self.position_bias is None else _pick(self.position_bias, -2, h),
-            distances=None if self.distances is None else self.distances.head(h),
-        )
+        """Restrict to head ``h``; an axis of size one serves every head."""
+
+        def pick(x: Tensor, axes: int) -> Tensor:
+            x = _with_heads(x, axes)
+            return x if axes == 1 or x.shape[-axes] == 1 else x.narrow(-axes, h, 1)
+
+        return self._changed(pick, distances=None if self.distances is None else self.distances.head(h))
 
     def per_head(self) -> "Positions":
         """Turn the head axis into the last batch axis."""
         rotary = self.rotary
         if rotary is not None and rotary.positions is not None:
             rotary = dataclasses.replace(rotary, positions=rotary.positions.unsqueeze(-2))
-        return dataclasses.replace(
-            self,
-            padding=None if self.padding is None else self.padding.unsqueeze(-2),
-            mask=None if self.mask is None else _with_heads(self.mask).unsqueeze(-3),
-            relative_bias=None if self.relative_bias is None else self.relative_bias.unsqueeze(-2),
-            position_bias=None if self.position_bias is None else self.position_bias.unsqueeze(-2),
-            distances=None if self.distances is None else self.distances.per_head(),
-            rotary=rotary,
+        distances = None if self.distances is None else self.distances.per_head()
+        return self._changed(
+            lambda x, axes: _with_heads(x, axes).unsqueeze(-max(axes, 2)), distances=distances, rotary=rotary
         )
 
     def take(self, batch: tuple[int, ...], index: Tensor) -> "Positions":
         """Pick the masks of some entries of the batch; the rotary embedding is applied elsewhere."""
-        return dataclasses.replace(
-            self,
-            padding=take(self.padding, batch, index, event=1),
-            mask=take(self.mask, batch, index, event=3),
-            relative_bias=take(self.relative_bias, batch, index, event=2),
-            position_bias=take(self.position_bias, batch, index, event=2),
-            distances=None if self.distances is None else self.distances.take(batch, index),
-            rotary=None,
-        )
+        distances = None if self.distances is None else self.distances.take(batch, index)
+        return self._changed(lambda x, axes: take(x, batch, index, event=axes), distances=distances, rotary=None)
+
+    def _tensors(self) -> dict[str, tuple[Tensor, int]]:
+        """Return the tensors that are given, and how many axes each has behind those of the batch."""
+        axes = {"padding": 1, "mask": 3, "relative_bias": 2, "position_bias": 2}
+        return {name: (x, count) for name, count in axes.items() if (x := getattr(self, name)) is not None}
+
+    def _changed(self, change: Callable[[Tensor, int], Tensor], **others: Any) -> "Positions":
+        changed: dict[str, Any] = {name: change(*x) for name, x in self._tensors().items()}
+        return dataclasses.replace(self, **changed, **others)
 
 
 def _offsets(rows: slice, columns: slice, like: Tensor) -> Tensor:
@@ -264,13 +360,8 @@ def _offsets(rows: slice, columns: slice, like: Tensor) -> Tensor:
     return j - i[:, None]
 
 
-def _with_heads(mask: Tensor) -> Tensor:
-    return mask.unsqueeze(0) if mask.ndim == 2 else mask
-
-
-def _pick(x: Tensor, axis: int, h: int) -> Tensor:
-    """Keep head ``h``; an axis of size one serves every head."""
-    return x if x.shape[axis] == 1 else x.narrow(axis, h, 1)
+def _with_heads(x: Tensor, axes: int = 3) -> Tensor:
+    return x.unsqueeze(0) if x.ndim < axes else x
 
 
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.linear_operators import take
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
-from howsmooth.maps.protocols import take
-from howsmooth.maps.rotary import Rotation
+from howsmooth.maps.positions import Rotation
 
 F = TypeVar("F", bound="_Linear")
 
@@ -212,7 +212,7 @@ class Projections:
     key_norm: NormJacobian | JointNormJacobian | None  # the derivative of the key norm, if there is one
     rotation: Rotation | None  # the rotary embedding, if there is one
     transforms: TransformJacobians = IDENTITY_TRANSFORMS  # derivatives of the maps that some mechanisms apply last
-    sizes: tuple[Float[Tensor, "... heads n 1"], Float[Tensor, "... groups n 1"]] | None = None
+    sizes: tuple[Tensor, ...] | None = None  # where there are norms, |w∘x| of queries and of keys before them
 
     def jvp(self, E: Float[Tensor, "*batch n d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Push a perturbation of the tokens to queries, keys and values."""
@@ -220,18 +220,12 @@ class Projections:
         dq, dk = _pushed(self.query_norm, dq, E), _pushed(self.key_norm, dk, E)
         if self.rotation is not None:
             dq, dk = self.rotation(dq), self.rotation(dk)
-        transforms = self.transforms
-        dq = dq if transforms.query is None else transforms.query.jvp(dq)
-        dk = dk if transforms.key is None else transforms.key.jvp(dk)
-        dv = dv if transforms.value is None else transforms.value.jvp(dv)
+        dq, dk, dv = (x if f is None else f.jvp(x) for f, x in zip(self.transforms, (dq, dk, dv), strict=True))
         return dq, dk, dv
 
     def vjp(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "*batch n d"]:
         """Pull cotangents of queries, keys and values back to the tokens."""
-        transforms = self.transforms
-        dq = dq if transforms.query is None else transforms.query.vjp(dq)
-        dk = dk if transforms.key is None else transforms.key.vjp(dk)
-        dv = dv if transforms.value is None else transforms.value.vjp(dv)
+        dq, dk, dv = (x if f is None else f.vjp(x) for f, x in zip(self.transforms, (dq, dk, dv), strict=True))
         if self.rotation is not None:
             dq, dk = self.rotation.T(dq), self.rotation.T(dk)
         dq, past_queries = _pulled(self.query_norm, dq)
@@ -269,11 +263,11 @@ class Projections:
         return dataclasses.replace(
             self,
             weight=take(self.weight, batch, index, event=2),
-            query_norm=_taken(self.query_norm, batch, index),
-            key_norm=_taken(self.key_norm, batch, index),
+            query_norm=None if self.query_norm is None else self.query_norm.taken(batch, index, event=3),
+            key_norm=None if self.key_norm is None else self.key_norm.taken(batch, index, event=3),
             rotation=None if self.rotation is None else self.rotation.take(batch, index),
             transforms=self.transforms.take(batch, index),
-            sizes=None if self.sizes is None else _both_taken(self.sizes, batch, index),
+            sizes=None if self.sizes is None else tuple(take(x, batch, index, event=3) for x in self.sizes),
         )
 
 
@@ -295,11 +289,6 @@ def _stretched(norm: NormJacobian | JointNormJacobian | None, size: Tensor) -> t
     return float(stretch.max()), float((stretch * size).max())
 
 
-def _both_taken(sizes: tuple[Tensor, Tensor], batch: tuple[int, ...], index: Tensor) -> tuple[Tensor, Tensor]:
-    query, key = (take(x, batch, index, event=3) for x in sizes)
-    return query, key
-
-
 def _pushed(norm: NormJacobian | JointNormJacobian | None, x: Tensor, E: Tensor) -> Tensor:
     if norm is None:
         return x
@@ -311,9 +300,3 @@ def _pulled(norm: NormJacobian | JointNormJacobian | None, x: Tensor) -> tuple[T
     if norm is None:
         return x, None
     return norm.vjp(x) if isinstance(norm, JointNormJacobian) else (norm.vjp(x), None)
-
-
-def _taken(
-    norm: NormJacobian | JointNormJacobian | None, batch: tuple[int, ...], index: Tensor
-) -> NormJacobian | JointNormJacobian | None:
-    return None if norm is None else norm.taken(batch, index, event=3)

@@ -1,24 +1,12 @@
-"""What every map has in common: the protocols Map and Jacobian, and entries of a batch."""
+"""What every map has in common: the protocols Map and Jacobian."""
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator
-
-T = TypeVar("T", Tensor, Tensor | None)
-
-
-def take(x: T, batch: tuple[int, ...], index: Tensor, *, event: int) -> T:
-    """Pick entries ``index`` of the flattened batch axes; what has no batch axes serves every entry.
-
-    The last ``event`` axes are no batch axes.
-    """
-    if x is None or x.ndim <= event:
-        return x
-    return x.expand(*batch, *x.shape[x.ndim - event :]).flatten(0, len(batch) - 1)[index]
 
 
 @runtime_checkable

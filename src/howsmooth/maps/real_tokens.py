@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.linear_operators import take
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.protocols import Jacobian, Map, take
+from howsmooth.maps.protocols import Jacobian, Map
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

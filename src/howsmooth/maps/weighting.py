@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor
 from howsmooth.torch_internals import recorded, softmax, softmax_derivative
 
 Pick = Callable[[Tensor], Tensor]
+K = TypeVar("K", bound="Pickable")
 
 
 @dataclass(frozen=True)
@@ -62,110 +63,95 @@ class Workspace:
         return self._memory[:size].view(shape)
 
 
-@runtime_checkable
-class Weights(Protocol):
-    """The weights P of one tile, and their derivative with respect to its scores."""
+def _picked(x: Any, pick: Pick) -> Any:
+    return pick(x) if isinstance(x, Tensor) else x.take(pick) if hasattr(x, "take") else x
 
-    @property
-    def P(self) -> Float[Tensor, "stack rows columns"]:
-        """The weights."""
 
+class Pickable:
+    """A dataclass of tensors with one entry for each entry of the batch, and of numbers."""
+
+    def take(self: K, pick: Pick) -> K:
+        """Return the same for some entries of the batch."""
+        fields = dataclasses.fields(cast(Any, self))
+        return dataclasses.replace(cast(Any, self), **{f.name: _picked(getattr(self, f.name), pick) for f in fields})
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Pickable, ABC):
+    """The weights P of one tile, and their derivative with respect to its scores; arguments may be written over.
+
+    By default rows are independent, each with a symmetric derivative, so that one function serves all products.
+    """
+
+    P: Float[Tensor, "stack rows columns"]
+
+    @abstractmethod
     def jvp(self, D: Tensor) -> Tensor:
-        """Return dP for the change ``D`` of all scores; ``D`` may be written over."""
+        """Return dP for the change ``D`` of all scores."""
 
     def vjp(self, D: Tensor) -> Tensor:
-        """Return the cotangent of scores for the cotangent ``D`` of weights; ``D`` may be written over."""
+        """Return the cotangent of scores for the cotangent ``D`` of weights."""
+        return self.jvp(D)
 
     def query_jvp(self, D: Tensor) -> Tensor:
         """Return dP when each row's query moves and keys stay fixed."""
+        return self.jvp(D)
 
     def query_vjp(self, D: Tensor) -> Tensor:
         """Return the transpose of :meth:`query_jvp`."""
+        return self.vjp(D)
 
+    @abstractmethod
     def magnitudes(self, D: Tensor) -> Tensor:
-        """Return the sums of absolute terms in :meth:`jvp`, entry by entry; ``D`` may be written over."""
-
-    def take(self, pick: Pick) -> "Weights":
-        """Return the weights of some entries of the batch."""
+        """Return the sums of absolute terms in :meth:`jvp`, entry by entry."""
 
 
-@runtime_checkable
-class Weighting(Protocol):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Weighting(Pickable, ABC):
     """The rule from scores to weights."""
 
-    @property
-    def couples_rows(self) -> bool:
-        """Whether rows depend on each other, so that all of them form one tile."""
-
-    @property
-    def matrices(self) -> int:
-        """How many matrices are kept for each matrix of scores."""
+    # whether rows depend on each other, so that all of them form one tile
+    couples_rows: ClassVar[bool] = False
+    # how many matrices are kept for each matrix of scores
+    matrices: ClassVar[int] = 1
 
     @property
     def allows_empty_rows(self) -> bool:
         """Whether a mask may hide every token of a row."""
+        return False
 
     @property
     def sums_to_one(self) -> bool:
         """Whether the weights of every row sum to one."""
+        return True
 
+    @abstractmethod
     def __call__(self, S: Float[Tensor, "stack rows columns"], tile: Tile) -> Weights:
         """Return the weights of a tile of scores; ``S`` may be written over."""
 
     def rounding(self, n: int) -> float:
         """Bound the relative error of weights, as a multiple of the absolute error of scores."""
-
-    def take(self, pick: Pick) -> "Weighting":
-        """Return the rules of some entries of the batch."""
-
-
-class SymmetricWeights(ABC):
-    """Weights of independent rows, each with a symmetric derivative: one function serves all products."""
-
-    @abstractmethod
-    def jvp(self, D: Tensor) -> Tensor:
-        """Push a change of scores forward."""
-
-    def vjp(self, D: Tensor) -> Tensor:
-        """Pull a cotangent of weights back."""
-        return self.jvp(D)
-
-    def query_jvp(self, D: Tensor) -> Tensor:
-        """Push a change of each row's query forward."""
-        return self.jvp(D)
-
-    def query_vjp(self, D: Tensor) -> Tensor:
-        """Pull a cotangent of weights back to each row's query."""
-        return self.jvp(D)
+        return 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxWeights(SymmetricWeights):
+class SoftmaxWeights(Weights):
     """Softmax weights: the rows of P sum to one, or to less where there is a sink."""
 
-    P: Float[Tensor, "stack rows columns"]
-
     def jvp(self, D: Tensor) -> Tensor:
-        """Push a change of scores forward, or pull a cotangent of weights back."""
+        """Apply the derivative of the softmax."""
         return softmax_derivative(D, self.P)
 
     def magnitudes(self, D: Tensor) -> Tensor:
         """Return the sum of the absolute values of both terms of every entry."""
         return softmax_magnitudes(D, self.P)
 
-    def take(self, pick: Pick) -> "SoftmaxWeights":
-        """Return the weights of some entries of the batch."""
-        return SoftmaxWeights(pick(self.P))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Softmax:
+class Softmax(Weighting):
     r"""The softmax of every row, :math:`P_{ij} = e^{S_{ij}}/\sum_le^{S_{il}}`; a sink c adds :math:`e^c` below."""
 
     sink: Float[Tensor, "stack shared"] | None = None  # the score of the sink of every head, or none
-
-    couples_rows = False
-    matrices = 1
 
     @property
     def allows_empty_rows(self) -> bool:
@@ -187,14 +173,6 @@ class Softmax:
         exponentials = (by_head - largest).exp()
         total = exponentials.sum(-1, keepdim=True) + (sink - largest).exp()
         return SoftmaxWeights((exponentials / total).flatten(1, 2))
-
-    def rounding(self, n: int) -> float:
-        """A weight is the exponential of a score."""
-        return 1.0
-
-    def take(self, pick: Pick) -> "Softmax":
-        """Return the rules of some entries of the batch."""
-        return dataclasses.replace(self, sink=None if self.sink is None else pick(self.sink))
 
 
 def softmax_magnitudes(D: Tensor, P: Tensor) -> Tensor:

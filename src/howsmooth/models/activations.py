@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.affine import Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import Dense
-from howsmooth.maps.pooling import Pooling
 from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
@@ -103,9 +103,6 @@ class Activations:
 
         ``hs.local_lipschitz(*found.per_head(layer))`` measures every head at every window in one Krylov iteration, with
         estimates of the shape ``(windows, heads)``: entry ``[w, h]`` is that of ``found.at(layer, f"head:{h}")``.
-
-        Raises:
-            AssumptionError: If the model has no such layer, or its family is not known.
         """
         # the axis of size one is that of the heads, which read the same tokens
         X = self.attention[self._layer(layer).index].unsqueeze(-3)

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.composition import Chain
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.markup import table
-from howsmooth.models.autograd.hooks import ModuleCall
+from howsmooth.models.autograd.hooks import ModuleCall, positions_of
 from howsmooth.models.autograd.module_calls import HeadCall, PartCall
-from howsmooth.models.autograd.torch_masks import positions_of
 from howsmooth.models.autograd.traced_parts import (
     NO_PRE_NORM,
     NO_PROJECTION,
@@ -109,11 +107,7 @@ class AttentionLayer:
 
     @property
     def closed_form(self) -> Attention:
-        """The attention map in closed form.
-
-        Raises:
-            AssumptionError: If the family is not known.
-        """
+        """The attention map in closed form."""
         if self.attention is None:
             raise AssumptionError(
                 "this model's family has no closed form here: use transformer.activations(tokens).at(…), where its "
@@ -124,11 +118,7 @@ class AttentionLayer:
 
     @property
     def head_count(self) -> int:
-        """The number of heads that can be measured one by one.
-
-        Raises:
-            AssumptionError: If heads cannot be separated.
-        """
+        """The number of heads that can be measured one by one."""
         if self.attention is not None or self.traced is None:
             return self.closed_form.layout.heads
         self.traced.locations(MapName.parse("head:0"))
@@ -154,9 +144,17 @@ class AttentionLayer:
             case "heads":
                 return dataclasses.replace(attention, output=None, output_bias=None)
             case "head":
-                return self._head(attention, int(name.head or 0))
+                h, heads = int(name.head or 0), attention.layout.heads
+                if not 0 <= h < heads:
+                    raise AssumptionError(
+                        f"layer {self.index} has the heads 0 to {heads - 1}, got head:{h}.", field="map"
+                    )
+                return attention.head(h)
             case "normed":
-                return self._normed(attention)
+                # the first layer of ModernBERT reads embeddings that are normed already
+                if self.pre_norm is None and (self.output_norm is not None or self.post_norm is not None):
+                    raise AssumptionError(NO_PRE_NORM, field="map")
+                return block.chain(self.pre_norm, attention)
             case "residual":
                 return block.residual_sum(self, attention)
             case "mlp":
@@ -166,20 +164,6 @@ class AttentionLayer:
         raise AssumptionError(
             f"the map {name.text!r} is not of one layer; use transformer.activations(tokens).at(…).", field="map"
         )
-
-    def _head(self, attention: Attention, h: int) -> Attention:
-        heads = attention.layout.heads
-        if not 0 <= h < heads:
-            raise AssumptionError(f"layer {self.index} has the heads 0 to {heads - 1}, got head:{h}.", field="map")
-        return attention.head(h)
-
-    def _normed(self, attention: Attention) -> Chain:
-        if self.pre_norm is not None:
-            return Chain(self.pre_norm, attention)
-        # the first layer of ModernBERT reads embeddings that are normed already
-        if self.output_norm is None and self.post_norm is None:
-            return Chain(attention)
-        raise AssumptionError(NO_PRE_NORM, field="map")
 
     def mlp_input(self, X: Float[Tensor, "*batch n d"], padding: Bool[Tensor, "*batch n"] | None = None) -> Tensor:
         """Return the input of the feed-forward part if the input of the block is ``X``."""
@@ -196,11 +180,7 @@ class AttentionLayer:
             self.map(name)
 
     def called(self, name: str, attention: ModuleCall, block: ModuleCall) -> Callable[[Tensor], Tensor]:
-        """Return a part of the layer as the model called it: the whole block, or a part of an unknown family.
-
-        Raises:
-            AssumptionError: If the part is not known.
-        """
+        """Return a part of the layer as the model called it: the whole block, or a part of an unknown family."""
         self.check(name)
         if name == "block":
             return block

@@ -36,9 +36,8 @@ class MapName:
     def parse(cls, name: "str | MapName") -> "MapName":
         """Parse the name of a map.
 
-        Example:
-            >>> MapName.parse("layers:2-4").span(6)
-            LayerSpan(first=2, last=4, from_embeddings=False, to_the_end=False)
+        >>> MapName.parse("layers:2-4").span(6)
+        LayerSpan(first=2, last=4, from_embeddings=False, to_the_end=False)
         """
         if isinstance(name, MapName):
             return name

@@ -20,8 +20,7 @@ from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokeni
 from howsmooth.models.loading.adapters import merged
 from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
-from howsmooth.models.parts.embedding import embed
-from howsmooth.models.parts.ends import Ends
+from howsmooth.models.parts.ends import Ends, embed
 from howsmooth.spectral.autograd import TORCH_LAYERS
 
 
@@ -68,11 +67,7 @@ class Transformer:
         return limit
 
     def layer(self, layer: int) -> AttentionLayer:
-        """Return one attention layer.
-
-        Raises:
-            AssumptionError: If the model has no such layer.
-        """
+        """Return one attention layer."""
         if not 0 <= layer < len(self.layers):
             raise AssumptionError(
                 f"{self.name!r} has the layers 0 to {len(self.layers) - 1}, got {layer}.", field="layer"
@@ -85,9 +80,6 @@ class Transformer:
         Args:
             name: The name of the map.
             layer: The layer of a map of one layer.
-
-        Raises:
-            AssumptionError: If it has no such map, or no such layer.
         """
         parsed = MapName.parse(name)
         if parsed.spans_layers:
@@ -106,21 +98,12 @@ class Transformer:
         """Cut a text into windows of exactly ``length`` tokens: consecutive, non-overlapping, from the beginning.
 
         With a ``stride``, window i begins at token ``i * stride`` instead.
-
-        Raises:
-            AssumptionError: If the text is too short, or the model has fewer positions.
-            UnsupportedModelError: If the model has no tokenizer.
         """
         tokens, frame = self._read(text, length, special_tokens)
         return torch.tensor(cut(tokens, text.name, range(count), length=length, frame=frame, stride=stride))
 
     def room(self, text: Text, *, length: int, special_tokens: bool = False, stride: int | None = None) -> int:
-        """Count the windows of exactly ``length`` tokens that :meth:`windows` could cut from a text.
-
-        Raises:
-            AssumptionError: If the model has fewer positions.
-            UnsupportedModelError: If the model has no tokenizer.
-        """
+        """Count the windows of exactly ``length`` tokens that :meth:`windows` could cut from a text."""
         tokens, frame = self._read(text, length, special_tokens)
         return window_count(tokens, length=length, frame=frame, stride=stride)
 
@@ -158,10 +141,6 @@ class Transformer:
         Args:
             tokens: The token ids.
             padding: True for real tokens, if some are padding.
-
-        Raises:
-            AssumptionError: If a token is beyond the vocabulary, or there are more tokens than positions.
-            UnsupportedModelError: If it is not known where the model adds up its embeddings, or it reads no tokens.
         """
         _require_padding(padding, tokens)
         return embed(self, tokens, padding)
@@ -183,12 +162,6 @@ class Transformer:
             padding: True for real tokens, if some are padding.
             inputs: Other arguments of the model by their names: those that a tokenizer returns, or ``mask=``,
                 ``src_mask=`` and ``is_causal=`` of torch's layers, whose maps are masked accordingly.
-
-        Raises:
-            AssumptionError: If a sequence has no real token, or there are no tokens.
-            DtypeError: If ``padding`` is not boolean.
-            ShapeError: If it does not have the shape of ``tokens``.
-            UnsupportedModelError: If the maps of the layers differ from the module at the first input.
         """
         tokens, padding, named = _arguments(self.module, tokens, padding, inputs)
         _require_padding(padding, tokens)

@@ -135,6 +135,7 @@ def _used_by(m: Measurement) -> set[str]:
     layers = m.layers
     told = {
         "typical": any(layer.typical is not None for layer in layers),
+        "relative": any(layer.relative is not None for layer in layers),
         "growth": any(layer.growth is not None for layer in layers),
         **{head: any(name in layer.proven for layer in layers) for name, head in BOUND_COLUMNS.items()},
         "any": any(layer.any_input is not None for layer in layers),

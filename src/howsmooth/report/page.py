@@ -120,7 +120,7 @@ def _page(run: Run, drawn: Drawn) -> str:
         gaps=gaps(run),
         rows=rows,
         columns=columns_of(rows),
-        differing=[name for name in ("model", "text", "map") if len({getattr(m, name) for m in shown}) > 1],
+        differing=[name for name in ("model", "text", "map", "metric") if len({getattr(m, name) for m in shown}) > 1],
         length=_common_length(rows),
         warnings=warnings(run, shown),
         layers=sorted({row.layer.layer for row in rows}),

@@ -263,16 +263,30 @@ def _whole(records: Records) -> str:
 
 
 def _monitor(records: Records) -> str:
-    every = [r for r in records if r.ask.kind == "monitor"]
-    found = [r for r in every if r.answer.lower is not None]
-    if not found:
+    every = [r for r in records if r.ask.kind in ("monitor", "probe")]
+    layers = [r for r in every if r.ask.kind == "monitor" and r.answer.lower is not None]
+    heads = [r for r in every if r.ask.kind == "probe" and r.answer.largest_logit is not None]
+    largest = []
+    if layers:
+        r = max(layers, key=lambda r: r.answer.lower)
+        largest.append(
+            f"constant is {at_least(r.answer.lower, 3)}, of layer {r.ask.layer} at step {number(r.ask.step)}"
+        )
+    if heads:
+        r = max(heads, key=lambda r: r.answer.largest_logit)
+        head = r.ask.map.replace(":", " ")
+        largest.append(
+            f"logit is {number(r.answer.largest_logit)}, of layer {r.ask.layer} {head} at step {number(r.ask.step)}"
+        )
+    if not largest:
         return ""
-    worst, last = max(found, key=lambda r: r.answer.lower), max(found, key=lambda r: r.ask.step)
+    # the monitor and the probe each count their own time
+    last = {r.ask.kind: r for r in sorted(layers + heads, key=lambda r: r.ask.step)}
     alarms = sum(bool(r.answer.alarm) for r in every)
     return (
-        f"Until step {number(last.ask.step)} the largest constant is {at_least(worst.answer.lower, 3)}, of layer "
-        f"{worst.ask.layer} at step {number(worst.ask.step)}; {count(alarms, 'alarm')}; watching took "
-        f"{percent(last.answer.overhead)} of the training time."
+        f"Until step {number(max(r.ask.step for r in last.values()))} the largest {'; the largest '.join(largest)}; "
+        f"{count(alarms, 'alarm')}; watching took {percent(sum(r.answer.overhead for r in last.values()))} of the "
+        "training time."
     )
 
 

@@ -14,8 +14,8 @@ from howsmooth.search.mass_splitting import SplittingMap as SplittingMap
 from howsmooth.search.mass_splitting import split_attack as split_attack
 from howsmooth.search.mass_splitting import splitting as splitting
 from howsmooth.search.mass_splitting import splitting_map as splitting_map
+from howsmooth.search.mean_field_context import Secant as Secant
 from howsmooth.search.nearby import Nearby as Nearby
 from howsmooth.search.nearby import worst_nearby as worst_nearby
-from howsmooth.search.secants import Secant as Secant
 
 __all__: list[str]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from howsmooth.domains.domain import Domain
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnmeasurableError
+from howsmooth.metrics import Metric, Metrics, as_metrics
 from howsmooth.search.measure_search import MeasureMap, over_masses
 from howsmooth.search.norm_gradient import PRODUCTS, NormGradient, measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.starts import Starts, check_starts, empty_token, gather_starts
@@ -42,6 +43,7 @@ def maximise(
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
+    metric: str | Metric | Metrics = "total",
 ) -> Witness:
     r"""Search a domain for the input with the largest local Lipschitz constant.
 
@@ -66,6 +68,7 @@ def maximise(
         weights: Whether to search over measures with ``n`` atoms: places and masses. The constant is then that of
             moving atoms, in the metric of the masses; ``starts`` may be measures. For unmasked attention of any kind;
             kinds that count tokens count ``n`` unless ``count`` is set.
+        metric: The metric of the constant, as in :func:`local_lipschitz`, but none that is relative to the input.
 
     Returns:
         The best input, measured once more from a random start. Its ``trace`` begins with the best start.
@@ -78,7 +81,16 @@ def maximise(
         True
     """
     witness, _products = maximise_counting(
-        f, n=n, domain=domain, starts=starts, steps=steps, d=d, seed=seed, progress=progress, weights=weights
+        f,
+        n=n,
+        domain=domain,
+        starts=starts,
+        steps=steps,
+        d=d,
+        seed=seed,
+        progress=progress,
+        weights=weights,
+        metric=metric,
     )
     return witness
 
@@ -94,9 +106,11 @@ def maximise_counting(
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
     weights: bool = False,
+    metric: str | Metric | Metrics = "total",
 ) -> tuple[Witness, int]:
     """Do what :func:`maximise` does; return the input, and the number of products with Jacobians."""
     _check(f, n, domain, steps, progress)
+    metrics = _fixed(metric, weights)
     if weights:
         f, domain, starts, d = over_masses(f, n, domain, starts)
     wanted = check_starts(starts, n)
@@ -106,28 +120,40 @@ def maximise_counting(
     with torch.inference_mode(False):
         X = gather_starts(f, n, domain, wanted, like, generator)
         _require_one_map(f, X)
-        some, first = measurable_inputs(lambda _index: f, X, generator)
+        some, first = measurable_inputs(lambda _index: f, X, generator, metrics)
         X = X[some]
-        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress)
+        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress, metrics)
         begun = int(first.lower.argmax())
-        last = _measured(f, ended, generator)
+        last = _measured(f, ended, generator, metrics)
     better = last is not None and bool(last.lower > first.lower[begun])
     best = ended if better else X[begun]
     witness = Witness(
         tokens=best[:, :-1] if isinstance(f, MeasureMap) else best,
         measured=last if last is not None and better else first[begun],
         name="ascent",
-        domain=domain.describe(n),
+        domain=domain.describe(n) + ("" if metrics.name == "total" else f", metric {metrics.name}"),
         trace=tuple(trace),
         weights=f.masses(best) if isinstance(f, MeasureMap) else None,
     )
     return witness, first.products + products + (0 if last is None else last.products)
 
 
-def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator) -> NormEstimate | None:
+def _fixed(metric: str | Metric | Metrics, weights: bool) -> Metrics:
+    """Return the metrics of a search; inputs are compared in the same ones."""
+    metrics = as_metrics(metric)
+    if metrics.depend_on_tokens or (weights and metrics.name != "total"):
+        raise AssumptionError(
+            "a search compares inputs in one metric: total, token, entries, sum or hs.metrics.weighted; over measures "
+            f"in total, got {metrics.name!r}.",
+            field="metric",
+        )
+    return metrics
+
+
+def _measured(f: Any, X: Float[Tensor, "n d"], generator: torch.Generator, metrics: Metrics) -> NormEstimate | None:
     """Measure where a search ended; an input measured in a batch may be unmeasurable by itself."""
     try:
-        return local_lipschitz(f, X, seed=generator)
+        return local_lipschitz(f, X, metric=metrics, seed=generator)
     except UnmeasurableError:
         return None
 
@@ -140,6 +166,7 @@ def _ascend(
     steps: int,
     generator: torch.Generator,
     progress: Callable[[int, float], None] | None,
+    metrics: Metrics,
 ) -> tuple[Tensor, list[float], int]:
     """PopulationAscent from the starts ``X`` and variants of them.
 
@@ -152,7 +179,7 @@ def _ascend(
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
     climb = PopulationAscent(
-        lambda Y, guess: norm_gradient_or_skip(lambda _index: f, Y, guess, generator),
+        lambda Y, guess: norm_gradient_or_skip(lambda _index: f, Y, guess, generator, metrics),
         domain,
         runs,
         first.direction[parents],

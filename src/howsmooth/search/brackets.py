@@ -1,12 +1,15 @@
 """The constant on a ball between the best input and the best theorem."""
 
+import dataclasses
 from collections.abc import Callable
 
 from howsmooth.domains.domain import Ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
+from howsmooth.metrics import Metric, as_metrics
 from howsmooth.search.ascent import maximise
 from howsmooth.search.mechanisms import is_plain_softmax
+from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.inputs import candidates
 from howsmooth.theory.results import Bracket
@@ -19,6 +22,7 @@ def bracket(
     n: int,
     radius: float,
     search: bool = False,
+    metric: str | Metric = "total",
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Bracket:
@@ -33,6 +37,7 @@ def bracket(
         n: How many tokens.
         radius: The radius of the ball that every token lies in.
         search: Whether to improve the input by ascent on the local constant.
+        metric: The metric of the constant: one that :func:`howsmooth.bounds.table` has theorems about.
         seed: Seeds the starts of the search.
         progress: Called with the step and the best value after every step of the search.
 
@@ -45,14 +50,20 @@ def bracket(
         >>> round(bracket(Attention.single_head(A=-identity, V=identity), n=200, radius=4.0).ratio, 2)
         1.19
     """
-    upper = smallest_upper(attention, n=n, radius=radius)
+    upper = smallest_upper(attention, n=n, radius=radius, metric=metric)
     if search or not is_plain_softmax(attention):
         # from the same inputs, and never below the best of them
-        found = maximise(attention, n=n, domain=Ball(radius), seed=seed, progress=progress)
+        found = maximise(attention, n=n, domain=Ball(radius), metric=metric, seed=seed, progress=progress)
         return Bracket(lower=found, upper=upper)
     explicit = candidates(attention, n, radius)
     if not explicit:
         raise AssumptionError(
             "no explicit input applies to this map; use search=True, which needs none.", field="search"
+        )
+    if as_metrics(metric).name != "total":
+        measured = [local_lipschitz(attention, each.tokens, metric=metric, seed=seed) for each in explicit]
+        explicit = tuple(
+            dataclasses.replace(each, measured=there, formula=None, domain=upper.domain)
+            for each, there in zip(explicit, measured, strict=True)
         )
     return Bracket(lower=max(explicit, key=lambda witness: witness.value), upper=upper)

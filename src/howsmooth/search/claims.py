@@ -18,7 +18,7 @@ from howsmooth.files import whole
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.starts import empty_token, start_patterns
-from howsmooth.spectral.autograd import evaluate
+from howsmooth.spectral.autograd import evaluate, value_of
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
 from howsmooth.validation import Seed, generator_from
@@ -168,9 +168,8 @@ def audit(
     worst input two inputs near each other are compared: only :math:`\|f(Y)-f(Z)\| > \text{claimed}\cdot\|Y-Z\|` refutes
     a claim, so that a derivative that is wrong (a detached part) refutes nothing. What was not refuted is not proven.
 
-    Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it;
-    what a callable computes in float32 inside cannot refute a claim by its rounding. Two inputs are compared at several
-    distances, up to the size of the domain: beside a large constant output near ones differ by rounding alone.
+    Inputs where the map cannot be measured are left out. Everything is computed in float64 where the map allows it, and
+    rounding cannot refute a claim: two inputs are compared at several distances, up to the size of the domain.
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
@@ -214,7 +213,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(lambda X: _evaluated(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(lambda X: value_of(wide, X), found.tokens, found.measured.direction, place)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -224,12 +223,7 @@ def audit(
 
 
 @torch.no_grad()
-def steepest_pair(
-    f: Callable[[Tensor], Tensor],
-    X: Float[Tensor, "n d"],
-    direction: Float[Tensor, "n d"],
-    domain: Domain,
-) -> SecantPair:
+def steepest_pair(f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, domain: Domain) -> SecantPair:
     r"""Return the best pair along a direction through ``X``, over a range of distances.
 
     Rounding errors of the outputs may exceed their last digits, where the map computes in float32 inside or large
@@ -266,13 +260,6 @@ def _secant_pair(
     # what is no number is no ratio
     ratio = (moved - noise) / way if moved > noise else 0.0
     return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)
-
-
-def _evaluated(f: Any, X: Tensor) -> Tensor:
-    """Apply the map as it is measured: modules in eval mode."""
-    closed = isinstance(f, Differentiable)
-    value: Tensor = f(X) if closed else evaluate(f, X)[1].detach()
-    return value
 
 
 def _in_float64(f: Any, like: Tensor, n: int, domain: Domain, generator: torch.Generator) -> tuple[Any, Tensor]:

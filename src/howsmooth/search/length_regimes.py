@@ -106,9 +106,8 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
     integer numbers of tokens. As weighted measures their cost does not depend on the length. Below :math:`n^*` the
     constant grows like :math:`\sqrt n`, above it stays at the value of measures.
 
-    Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each, from
-    patterns, from what shorter sequences have, and with a sink from the softmax's own places. Their rows lie below the
-    bound for so many tokens; of measures nothing is proven.
+    Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each. Of
+    measures nothing is proven for them.
 
     Args:
         attention: One unmasked head, with scores :math:`\langle Ax,y\rangle` alone; or unmasked attention of another
@@ -205,11 +204,6 @@ class RepeatedTokens(TensorDataclass):
 
     attention: MultiHead
     masses: Float[Tensor, "runs m"]  # how many tokens are at each place, not their shares: a sink counts for one
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.attention.dtype
 
     def __call__(self, X: Float[Tensor, "runs m d"]) -> Float[Tensor, "runs m out"]:
         """Return the images of the places."""

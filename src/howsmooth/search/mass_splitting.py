@@ -15,9 +15,16 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
-from howsmooth.search.mean_field_context import counting, in_context, is_causal, moving, query_jacobians
+from howsmooth.search.mean_field_context import (
+    Secant,
+    counting,
+    in_context,
+    is_causal,
+    moving,
+    query_jacobians,
+    steepest_secant,
+)
 from howsmooth.search.mechanisms import of_kind
-from howsmooth.search.secants import Secant, steepest_secant
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.operators import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
@@ -141,11 +148,10 @@ def splitting(
     .. math:: \mathrm{Lip}_\mu(F; W_2) \ge \max\Bigl(\|J_\mu\|,\;\sup_{i,y}\frac{D_F(i,y)}{D(i,y)}\Bigr),
 
     :math:`D = |y-x_i|` and :math:`D_F = |\Gamma_\mu(y)-\Gamma_\mu(x_i)|`, or less where other atoms hand mass on
-    (:mod:`howsmooth.search.secants`).
+    (:mod:`howsmooth.search.mean_field_context`).
 
-    Costs one measurement of :math:`J_\mu` and one of all atoms in a batch; the search for secants a few hundred
-    evaluations for each atom. Attention has both derivatives in closed form; residual blocks and other compositions,
-    and any callable, are differentiated by autograd, with a copy of every atom that has no mass.
+    Attention has both derivatives in closed form; compositions and callables are differentiated by autograd, with a
+    copy of every atom that has no mass. The search for secants takes a few hundred evaluations for each atom.
 
     Args:
         f: Attention of any kind, masked or not, a composition of maps (``Residual(attention)``), or any callable on

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball, Domain
+from howsmooth.domains.domain import Ball, Domain, WithMasses
 from howsmooth.domains.norm_image import StretchedSphere
-from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
@@ -103,11 +102,6 @@ class MeasureMap(TensorDataclass):
 
     attention: MultiHead
     unit: float  # the logarithm of mass per unit of the last coordinate
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The numbers it computes with."""
-        return self.attention.dtype
 
     def masses(self, X: Float[Tensor, "*batch n d1"]) -> Float[Tensor, "*batch n"]:
         """Return the masses of the atoms."""

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import importlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -16,19 +15,20 @@ if TYPE_CHECKING:
     from howsmooth.maps.heads import MultiHead
 
 
-def _declared(field: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the values that classes of ``maps`` give a field, with their modules and names.
+def _declared(field: str) -> list[tuple[str, str, Any]]:
+    """Return the values that classes of ``maps`` give a field, with their modules and names.
 
     They are read from the sources, since the command line lists the kinds before it imports torch.
     """
-    folder = Path(howsmooth.maps.__path__[0])
+    folder, found = Path(howsmooth.maps.__path__[0]), []
     for path in (folder / "attention.py", *sorted((folder / "mechanisms").glob("*.py"))):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
             for part in (part for part in node.body if isinstance(part, ast.AnnAssign)):
                 if ast.unparse(part.target) == field and part.value is not None:
-                    yield module, node.name, ast.literal_eval(part.value)
+                    found.append((module, node.name, ast.literal_eval(part.value)))
+    return sorted(found, key=lambda row: (row[0] != "attention", row[1]))
 
 
 # The module and class of each mechanism, and the fields that select it.

@@ -11,6 +11,7 @@ from torch import Tensor
 from howsmooth.domains.domain import Neighbourhood
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.metrics import Metric
 from howsmooth.search.ascent import maximise
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.solvers import local_lipschitz
@@ -60,7 +61,7 @@ def worst_nearby(
     X: Float[Tensor, "n d"],
     *,
     eps: float,
-    per_token: bool = True,
+    metric: str | Metric = "token",
     starts: int = 4,
     steps: int = 100,
     seed: Seed = 0,
@@ -75,28 +76,28 @@ def worst_nearby(
         f: As for :func:`maximise`.
         X: The given input, which is the first start.
         eps: How far tokens may move.
-        per_token: Whether each of them may, :math:`|z_i-x_i| \le \epsilon`, or all together,
-            :math:`\|Z-X\|_F \le \epsilon`.
+        metric: How that is measured: each token, :math:`|z_i-x_i| \le \epsilon`, or in another metric, as in
+            :class:`~howsmooth.domains.Neighbourhood`. The constant is the Euclidean one.
         starts: As for :func:`maximise`.
         steps: Likewise.
         seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far.
     """
     generator = generator_from(seed)
-    domain = Neighbourhood(X, eps, per_token=per_token)
+    domain = Neighbourhood(X, eps, metric=metric)
     there = local_lipschitz(f, X, seed=generator)
     witness = maximise(f, n=len(X), domain=domain, starts=starts, steps=steps, seed=generator, progress=progress)
-    upper, refused = _proven(f, X, eps, per_token)
+    upper, refused = _proven(f, X, eps, metric)
     alone = _alone(f, X, witness.tokens, generator)
     return Nearby(centre=X, there=there, witness=witness, upper=upper, refused=refused, alone=tuple(alone))
 
 
-def _proven(f: Any, X: Tensor, eps: float, per_token: bool) -> tuple[Bound | None, str]:
+def _proven(f: Any, X: Tensor, eps: float, metric: str | Metric) -> tuple[Bound | None, str]:
     """Bound the constant at every input so near; or say why no theorem does."""
     if not isinstance(f, Attention):
         return None, "the theorem is about attention in closed form."
     try:
-        return neighbourhood_upper(f, X, eps=eps, per_token=per_token), ""
+        return neighbourhood_upper(f, X, eps=eps, metric=metric), ""
     except AssumptionError as error:
         return None, str(error)
 

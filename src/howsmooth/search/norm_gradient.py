@@ -11,9 +11,11 @@ from torch import Tensor
 
 from howsmooth.errors import UnmeasurableError
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.metrics import TOTAL, Euclidean, Metrics
 from howsmooth.spectral.autograd import evaluate, linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate
+from howsmooth.spectral.metric_norms import alternate, isometric
 from howsmooth.spectral.operators import Differentiable, flat, random_start, unit
 from howsmooth.spectral.solvers import local_lipschitz
 
@@ -43,6 +45,7 @@ def norm_gradient(
     generator: torch.Generator,
     *,
     steps: int = KRYLOV_STEPS,
+    metrics: Metrics = TOTAL,
 ) -> NormGradient:
     r"""Measure the local constant at each input, and differentiate it.
 
@@ -50,16 +53,17 @@ def norm_gradient(
     :math:`X \mapsto \langle u, D_Xf\,v\rangle` with u and v held fixed. Costs a handful of products with the Jacobian
     (a few Krylov steps from ``guess``) and one differentiation through such a product.
     As many ``steps`` as X has numbers make the singular pair exact.
+    In other ``metrics`` (none relative) v is a perturbation of size one, and u a functional of dual size one.
     """
     inputs = X.detach().clone().requires_grad_()
     if isinstance(f, Differentiable):
         with torch.enable_grad():
             J = f.jacobian(inputs)
-        value, v, u = _top_pair(J, guess, generator, steps)
+        value, v, u = _top_pair(J, guess, generator, steps, metrics)
         with torch.enable_grad():
             paired = (u * J.jvp(v)).sum()
     else:
-        value, v, u = _top_pair(linearise(f, X, compare=False), guess, generator, steps)
+        value, v, u = _top_pair(linearise(f, X, compare=False), guess, generator, steps, metrics)
         inputs, output = evaluate(f, X)
         (pulled,) = torch.autograd.grad(output, inputs, u, create_graph=True, materialize_grads=True)
         paired = (pulled * v).sum()
@@ -71,26 +75,31 @@ def norm_gradient(
 
 @torch.no_grad()
 def _top_pair(
-    J: LinearOperator, guess: Tensor, generator: torch.Generator, steps: int
+    J: LinearOperator, guess: Tensor, generator: torch.Generator, steps: int, metrics: Metrics
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest singular value found, and the unit vectors v and u of it."""
-    start = unit(guess + RANDOM_SHARE * random_start(J, generator), J.batch)
+    """Return the largest gain found, the perturbation v that has it, and the functional u that measures it."""
+    given, wanted = metrics.input, metrics.output
+    if not (isinstance(given, Euclidean) and isinstance(wanted, Euclidean)):
+        return alternate(J, guess + RANDOM_SHARE * given.draw(guess, generator), given, wanted, steps)
+    J = isometric(J, given, wanted)
+    start = unit(given.standard(guess) + RANDOM_SHARE * random_start(J, generator), J.batch)
     space = Bidiagonalisation(J, flat(start, J.batch), generator)
     for _step in range(steps):
         if not space.complete:
             space.advance()
     v, moved, values = space.top_triplets(np.ones(len(guess), dtype=bool))
     u = unit(moved.reshape(*J.batch, *J.codomain), J.batch)
-    return torch.as_tensor(values[:, 0], device=guess.device), v.reshape(guess.shape), u
+    value = torch.as_tensor(values[:, 0], device=guess.device)
+    return value, given.original(v.reshape(guess.shape)), wanted.standard_transpose(u)
 
 
 def measurable_inputs(
-    map_on: MapOn, X: Float[Tensor, "runs n d"], generator: torch.Generator
+    map_on: MapOn, X: Float[Tensor, "runs n d"], generator: torch.Generator, metrics: Metrics = TOTAL
 ) -> tuple[Int[Tensor, " some"], NormEstimate]:
     """Return which inputs can be measured, and the constants there."""
     every = torch.arange(len(X), device=X.device)
     try:
-        return every, local_lipschitz(map_on(every), X, seed=generator)
+        return every, local_lipschitz(map_on(every), X, metric=metrics, seed=generator)
     except UnmeasurableError as error:
         some = every[:0]
         for i in every:  # together with others, since rounding may decide and depends on the batch
@@ -98,19 +107,25 @@ def measurable_inputs(
             some = more if _works(map_on(more), X[more]) else some
         if not len(some):
             raise UnmeasurableError(f"no input of the search can be measured: {error}", field=error.field) from error
-        return some, local_lipschitz(map_on(some), X[some], seed=generator)
+        return some, local_lipschitz(map_on(some), X[some], metric=metrics, seed=generator)
 
 
 def norm_gradient_or_skip(
-    map_on: MapOn, X: Float[Tensor, "runs n d"], guess: Float[Tensor, "runs n e"], generator: torch.Generator
+    map_on: MapOn,
+    X: Float[Tensor, "runs n d"],
+    guess: Float[Tensor, "runs n e"],
+    generator: torch.Generator,
+    metrics: Metrics = TOTAL,
 ) -> NormGradient:
     """Do what :func:`norm_gradient` does; inputs that cannot be measured have the value −∞."""
-    return _by_halves(map_on, torch.arange(len(X), device=X.device), X, guess, generator)
+    return _by_halves(map_on, torch.arange(len(X), device=X.device), X, guess, generator, metrics)
 
 
-def _by_halves(map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator) -> NormGradient:
+def _by_halves(
+    map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator, metrics: Metrics
+) -> NormGradient:
     try:
-        return norm_gradient(map_on(index), X, guess, generator)
+        return norm_gradient(map_on(index), X, guess, generator, metrics=metrics)
     except UnmeasurableError:
         if len(X) == 1:
             nothing = torch.full_like(guess[:, 0, 0], -torch.inf)
@@ -118,7 +133,7 @@ def _by_halves(map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator
         # the error does not say which input it was: both halves are tried, and so on
         half = len(X) // 2
         halves = [
-            _by_halves(map_on, index[part], X[part], guess[part], generator)
+            _by_halves(map_on, index[part], X[part], guess[part], generator, metrics)
             for part in (slice(half), slice(half, None))
         ]
         return NormGradient(

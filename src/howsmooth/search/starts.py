@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from howsmooth.domains.domain import Ball, Domain, Sphere
+from howsmooth.domains.domain import Ball, Domain, Sphere, WithMasses
 from howsmooth.domains.norm_image import LayerNormImage
-from howsmooth.domains.with_masses import WithMasses
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual

@@ -254,6 +254,12 @@ def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
         return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
 
 
+def value_of(f: Callable[[Tensor], Any], X: Tensor) -> Tensor:
+    """Return the value of a map or callable, as it is measured: modules in eval mode, half precision in float32."""
+    with torch.no_grad():
+        return f(X) if isinstance(f, Differentiable) else evaluate(f, X)[1].detach()
+
+
 def check_value(value: Any, X: Tensor, axes: int) -> None:
     """Refuse what is no output of a map on the tokens ``X``, of whose axes the first are batch axes."""
     if not isinstance(value, Tensor):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -93,9 +94,6 @@ class NormEstimate:
 
         Args:
             words: One for each token, in their order.
-
-        Raises:
-            AssumptionError: If this is a batch, or there are more or fewer words than tokens.
         """
         if self.lower.ndim:
             raise AssumptionError("tokens are shown for one input; choose one of the batch, as in estimate[0].")
@@ -268,15 +266,16 @@ def gravest(statuses: Iterable[Status]) -> Status:
 
 def _shares(vectors: Tensor, batch_axes: int) -> Tensor:
     squares = vectors.square()
-    return squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+    squares = squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+    sums = squares.sum(-1, keepdim=True)  # one, but for metrics in which directions are longer
+    return squares / torch.where(sums > 0, sums, 1.0)
 
 
 def bracket_digits(lower: float, upper: float) -> tuple[str, str]:
     """Write a bracket with just the digits that tell its ends apart, rounded outwards.
 
-    Example:
-        >>> bracket_digits(5.31274, 5.31671)
-        ('5.3127', '5.3168')
+    >>> bracket_digits(5.31274, 5.31671)
+    ('5.3127', '5.3168')
     """
     if not (0 < lower < math.inf and upper < math.inf):
         return at_least(lower), at_most(upper)

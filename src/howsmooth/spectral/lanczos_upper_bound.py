@@ -33,9 +33,8 @@ def least_overlap(dimension: int, confidence: float) -> float:
     :math:`\langle v,y\rangle^2` has the Beta(1/2, (N−1)/2) distribution; for large N,
     :math:`\delta\approx\varepsilon\sqrt{\pi/(2N)}`.
 
-    Example:
-        >>> round(least_overlap(3, 0.9), 6)  # uniform on [-1, 1] in three dimensions
-        0.1
+    >>> round(least_overlap(3, 0.9), 6)  # uniform on [-1, 1] in three dimensions
+    0.1
     """
     if dimension == 1:
         return 1.0

@@ -11,7 +11,9 @@ by Cauchy and Schwarz, since :math:`\sum_jw_{ij}|e_j|^2\le1`. With :math:`w_{ij}
 :math:`|J_{ij}^\top y|` at the top eigenvector y of :math:`M_i` both sides are equal, and alternating
 :math:`e_j\leftarrow J_{ij}^\top y/|J_{ij}^\top y|`, :math:`y\leftarrow\sum_jJ_{ij}e_j` leads there. The largest
 eigenvalues are bounded as singular values are, by Lanczos from a random start, see
-:mod:`howsmooth.spectral.lanczos_upper_bound`; the doubt is shared out among the rows. A row with several maxima needs
+:mod:`howsmooth.spectral.lanczos_upper_bound`; the doubt is shared out among the rows. Where no doubt is to be left
+(``confidence=1``), all of :math:`M_i` is computed, and its eigenvalues with it: a proof, for as many products with
+:math:`M_i` as an output token has coordinates. A row with several maxima needs
 weights of its own: with :math:`\Theta\succeq0` of trace one,
 
 .. math:: \min_w\lambda_{\max}(M_i) = \max_\Theta\Bigl(\sum_j\sqrt{\mathrm{tr}(J_{ij}^\top\Theta J_{ij})}\Bigr)^2,
@@ -30,11 +32,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import LinearOperator, Operator, fields_of
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.lanczos_upper_bound import exceeds, least_overlap, upper_bound
-from howsmooth.spectral.operators import Separable, require_finite_products
+from howsmooth.spectral.operators import Separable, basis_vector, require_finite_products
 from howsmooth.spectral.stopping import slack
 
 # The rows of a derivative are assembled from products if these are not more.
@@ -85,13 +88,9 @@ class HasTokenRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DenseRows:
-    """The rows of any derivative, as one array.
+    """The rows of any derivative, as one array."""
 
-    Attributes:
-        J: The derivative: output token and coordinate, input token and coordinate.
-    """
-
-    J: Float[Tensor, "m out n d"]
+    J: Float[Tensor, "m out n d"]  # the derivative: output token and coordinate, input token and coordinate
 
     @property
     def out(self) -> int:
@@ -112,15 +111,10 @@ class DenseRows:
 
 @dataclass(frozen=True, eq=False)
 class ProductRows:
-    """The rows of any derivative, each by two products with the whole.
+    """The rows of any derivative, each by two products with the whole."""
 
-    Attributes:
-        op: The derivative at one input.
-        at: Which output tokens these are.
-    """
-
-    op: LinearOperator
-    at: Int[Tensor, " rows"]
+    op: LinearOperator  # the derivative at one input
+    at: Int[Tensor, " rows"]  # which output tokens these are
 
     @property
     def out(self) -> int:
@@ -160,24 +154,16 @@ def _at_row(op: LinearOperator, row: int, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IsometricOperator(Operator):
-    """An operator between Euclidean metrics, as one between standard spaces.
-
-    Attributes:
-        op: The operator.
-        input: The metric of its domain.
-        output: The metric of its codomain.
-    """
+    """An operator between Euclidean metrics, as one between standard spaces."""
 
     op: LinearOperator
-    input: Euclidean
-    output: Euclidean
+    input: Euclidean  # the metric of its domain
+    output: Euclidean  # the metric of its codomain
 
-    def jvp(self, E: Tensor) -> Tensor:
-        """Apply the operator between the two isometries."""
+    def _push(self, E: Tensor) -> Tensor:
         return self.output.standard(self.op.jvp(self.input.original(E)))
 
-    def vjp(self, G: Tensor) -> Tensor:
-        """Apply the transpose."""
+    def _pull(self, G: Tensor) -> Tensor:
         return self.input.original_transpose(self.op.vjp(self.output.standard_transpose(G)))
 
 
@@ -196,8 +182,11 @@ def bracket_in(
         metrics: The metrics, at the tokens where the derivative is taken.
         euclidean: Brackets the largest singular value of an operator.
         rtol: The bracket to reach between largest tokens; otherwise both ends are what they are.
-        confidence: The probability with which the upper end holds.
+        confidence: The probability with which the upper end holds; one asks for a proof.
         generator: The source of random starts.
+
+    Raises:
+        AssumptionError: If a proof is asked for where none is known, or affordable.
     """
     given, wanted = metrics.input, metrics.output
     if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
@@ -210,7 +199,23 @@ def bracket_in(
         singles = list(_singles(op))
         if all(math.prod(single.batch) == 1 for single in singles):
             return _by_weights(op, singles, given, rtol, confidence, generator)
+    if confidence == 1:
+        raise _no_proof()
     return _compared(op, given, wanted, euclidean, generator)
+
+
+def has_proof(metrics: Metrics) -> bool:
+    """Tell whether norms between two metrics have upper ends that nothing random enters."""
+    given, wanted = metrics.input, metrics.output
+    tokens = isinstance(given, LargestToken) and isinstance(wanted, LargestToken)
+    return tokens or wanted.dual_ball_of_basis or given.ball_of_basis
+
+
+def _no_proof() -> AssumptionError:
+    return AssumptionError(
+        "no upper end is proven between these metrics at this size; give a confidence below 1, such as 0.999.",
+        field="confidence",
+    )
 
 
 def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:
@@ -229,7 +234,7 @@ def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstim
 def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the coordinates of the output: :math:`\max_b\|J^\top e_b\|_*`, exactly."""
     count = math.prod(op.codomain)
-    pulled = (op.vjp(_basis(op, op.codomain, place)) for place in range(count))
+    pulled = (op.vjp(basis_vector(op, op.codomain, place)) for place in range(count))
     E, best = _best(op, ((given.steepest(G), given.dual_size(G)) for G in pulled))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -237,7 +242,7 @@ def _by_rows(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
 def _by_columns(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstimate:
     r"""Maximise over the corners of the ball: :math:`\max_a\|Je_a\|`, exactly."""
     count = math.prod(op.domain)
-    corners = (_basis(op, op.domain, place) for place in range(count))
+    corners = (basis_vector(op, op.domain, place) for place in range(count))
     E, best = _best(op, ((corner, wanted.size(op.jvp(corner))) for corner in corners))
     return _attained(op, E, best, given, wanted, products=count)
 
@@ -320,6 +325,16 @@ def _climbed(op: LinearOperator, E: Tensor, given: Metric, wanted: Metric) -> tu
     return value, E, products
 
 
+def alternate(
+    op: LinearOperator, E: Tensor, given: Metric, wanted: Metric, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take some steps of the same iteration; return the gain, the perturbation, and the functional that measures it."""
+    for _step in range(steps):
+        E = given.steepest(op.vjp(wanted.support(op.jvp(E))))
+    F = op.jvp(E)
+    return wanted.size(F).to(op.dtype), E, wanted.support(F)
+
+
 def _attained(
     op: LinearOperator, E: Tensor, upper: Tensor, given: Metric, wanted: Metric, *, products: int, rtol: float = 1e-6
 ) -> NormEstimate:
@@ -345,12 +360,6 @@ def _attained(
     )
 
 
-def _basis(op: LinearOperator, shape: tuple[int, ...], place: int) -> Tensor:
-    flat = torch.zeros((*op.batch, math.prod(shape)), dtype=op.dtype, device=op.device)
-    flat[..., place] = 1.0
-    return flat.reshape(*op.batch, *shape)
-
-
 def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
     n, d = shape
     return n, d
@@ -373,7 +382,7 @@ def _rows_of(op: LinearOperator) -> TokenRows:
     count = math.prod(op.codomain)
     if count > BASIS_PRODUCTS:
         return ProductRows(op, torch.arange(op.codomain[0], device=op.device))
-    J = torch.stack([op.vjp(_basis(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
+    J = torch.stack([op.vjp(basis_vector(op, op.codomain, place)).reshape(op.domain) for place in range(count)])
     return DenseRows(J.reshape(*op.codomain, *op.domain))
 
 
@@ -390,7 +399,10 @@ class _RowSearch:
     ) -> None:
         self.rows, self.op, self.rtol, self.generator = rows, op, rtol, generator
         m, n = op.codomain[0], op.domain[0]
-        self.delta = least_overlap(rows.out, 1 - (1 - confidence) / (m * ROUNDS))
+        self.proven = confidence == 1
+        if self.proven and isinstance(rows, ProductRows):
+            raise _no_proof()
+        self.delta = 0.0 if self.proven else least_overlap(rows.out, 1 - (1 - confidence) / (m * ROUNDS))
         self.Y = self._random(m)
         self.columns = self.Y.unsqueeze(1)
         self.sizes = torch.zeros(m, n, dtype=op.dtype, device=op.device)
@@ -466,6 +478,8 @@ class _RowSearch:
     def _largest_eigenvalues(self, some: Tensor) -> tuple[Float[Tensor, " some"], Float[Tensor, "some out"]]:
         """Bound the roots of largest eigenvalues under the weights, as far as the goal asks; with Ritz vectors."""
         w = _weights(self.sizes[some])
+        if self.proven:
+            return self._all_eigenvalues(some, w)
         goal, rounding = self.goal, slack(self.op.dtype)
         upper = torch.zeros(len(some), dtype=torch.float64, device=some.device)
         tops = torch.zeros_like(self.Y[some])
@@ -504,6 +518,17 @@ class _RowSearch:
             active, diagonal, beside = active[rest], diagonal[~done], beside[~done]
             basis = torch.cat((basis[rest], _unit(moved[rest]).unsqueeze(1)), dim=1)
         return upper, tops
+
+    def _all_eigenvalues(self, some: Tensor, w: Tensor) -> tuple[Float[Tensor, " some"], Float[Tensor, "some out"]]:
+        r"""Compute :math:`M_i` column by column, and return what Lanczos would bound."""
+        rows, out = self._take(some), self.rows.out
+        identity = torch.eye(out, dtype=self.op.dtype, device=some.device)
+        columns = [self._step(rows, e.expand(len(some), out), w)[0] for e in identity]
+        M = torch.stack(columns, dim=-1).double()
+        values, vectors = torch.linalg.eigh(0.5 * (M + M.mT))
+        # sums over coordinates and input tokens, and the eigenvalues themselves
+        room = 1 + MARGIN_UNITS * (out + w.shape[-1]) * torch.finfo(self.op.dtype).eps
+        return values[:, -1].clamp_min(0).sqrt() * room, vectors[..., -1].to(self.op.dtype)
 
     def _take(self, some: Tensor) -> TokenRows:
         return self.rows if len(some) == len(self.Y) else self.rows.take(some)

@@ -210,6 +210,13 @@ def informed_start(
     return unit(start, op.batch), b / (rest + b)
 
 
+def basis_vector(op: LinearOperator, shape: tuple[int, ...], place: int) -> Tensor:
+    """Return a vector of a shape, domain or codomain, with a single one, for every operator of the batch."""
+    rows = torch.zeros((*op.batch, math.prod(shape)), dtype=op.dtype, device=op.device)
+    rows[..., place] = 1.0
+    return rows.reshape(*op.batch, *shape)
+
+
 def flat(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "count N"]:
     """Flatten the batch axes into one and the rest into another."""
     return x.reshape(math.prod(batch), -1)

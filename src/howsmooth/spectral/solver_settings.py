@@ -11,6 +11,8 @@ ROUNDING_UNITS = 8
 LEAST_WIDTH = 4 * ROUNDING_UNITS
 # Below this probability of error the random start says nothing: 1 − confidence has no digits left in float64.
 LEAST_DOUBT = 1e-15
+# Metrics that are known without torch; the others are looked up.
+USUAL_METRICS = ("total", "token")
 
 
 def check_solver(*, rtol: float = 1e-3, confidence: float = 0.999, max_steps: int = 200) -> None:
@@ -20,9 +22,6 @@ def check_solver(*, rtol: float = 1e-3, confidence: float = 0.999, max_steps: in
         rtol: The relative width of the bracket.
         confidence: The probability with which an upper bound holds.
         max_steps: When to give up.
-
-    Raises:
-        AssumptionError: About the first setting that cannot be, which is its ``field``.
 
     Example:
         >>> check_solver(rtol=1e-3, confidence=1 - 1e-9, max_steps=200)
@@ -57,6 +56,19 @@ def check_confidence(confidence: float) -> None:
             f"confidence must be at most 1 - {LEAST_DOUBT:g}, got {confidence!r}: no random start excludes more.",
             field="confidence",
         )
+
+
+def check_metric(metric: object) -> None:
+    """Refuse what is no metric.
+
+    Raises:
+        AssumptionError: If there is none of that name.
+        DtypeError: If it is neither a name nor a value of ``hs.metrics``.
+    """
+    if not (isinstance(metric, str) and metric in USUAL_METRICS):
+        from howsmooth.metrics import as_metrics
+
+        as_metrics(metric)  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

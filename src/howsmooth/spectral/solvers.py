@@ -18,7 +18,7 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status, gravest
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.metric_norms import bracket_in
+from howsmooth.spectral.metric_norms import bracket_in, has_proof
 from howsmooth.spectral.operators import (
     Guessing,
     Recastable,
@@ -72,19 +72,17 @@ def local_lipschitz(
     Krylov iteration; the confidence then holds for each of them.
 
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
-    rounded forward pass. For attention, both ends are widened by :math:`4\epsilon(\max|q_i||k_j| + 8)`, a first-order
-    bound on the effect of rounded scores, by the rounding before query and key norms, as these amplify it, and by
-    :math:`8\epsilon` of the terms in the product with the direction, which are large if values have a large bias; where
-    that exceeds a tenth of ``rtol``, float32 is measured in float64. If heads cancel, rounding errors are bounded per
-    head. A bias of values does not change the derivative where weights sum to one, and is left out there.
-    Compositions and callables are measured as they compute.
+    rounded forward pass. For attention, both ends are widened by a first-order bound on the effect of rounded scores,
+    :math:`4\epsilon(\max|q_i||k_j| + 8)`, norms and terms; where that exceeds a tenth of ``rtol``, float32 is measured
+    in float64. Compositions and callables are measured as they compute.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, as a tensor, an array or a list; or for attention a measure.
         metric: How perturbations and changes are measured: a name, or a value of ``hs.metrics``.
         rtol: The bracket to reach: ``upper / lower <= 1 + rtol``.
-        confidence: The probability, over the random start, with which ``upper`` holds.
+        confidence: The probability, over the random start, with which ``upper`` holds; 1 asks for a proof, which the
+            metrics ``token``, ``entries`` and ``sum`` have, and takes some ten times as long in ``token``.
         certify: Whether to go on until the bracket closes. Otherwise stop once the residual is below ``rtol`` times
             the value: fewer steps, and ``upper`` is whatever it has reached by then.
         max_steps: When to give up; two products each.
@@ -95,13 +93,15 @@ def local_lipschitz(
         >>> round(float(local_lipschitz(f, torch.ones(3, 2, dtype=torch.float64)).lower), 6)
         2.0
     """
-    check_solver(rtol=rtol, confidence=confidence, max_steps=max_steps)  # before f is evaluated, which may take long
     metrics, generator = as_metrics(metric), generator_from(seed)
+    # nothing is left to chance where a proof is known, so that any probability can be asked for
+    chance = 0.999 if confidence == 1 and has_proof(metrics) else confidence
+    check_solver(rtol=rtol, confidence=chance, max_steps=max_steps)  # before f is evaluated, which may take long
     X = tokens_for(X, f)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))
-    check_settings(op, rtol, confidence, max_steps)  # the result has this dtype, whatever measures it
+    check_settings(op, rtol, chance, max_steps)  # the result has this dtype, whatever measures it
     given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
     # the part of rtol that is set aside for rounding
     allowance = min(share + USUAL_TERM_RATIO * ROUNDING_UNITS * torch.finfo(given).eps, visible) if share > 0 else 0.0
@@ -112,7 +112,7 @@ def local_lipschitz(
             estimate = bracket_in(
                 op,
                 metrics,
-                lambda J: _bracketed(J, inner, confidence, certify, max_steps, generator),
+                lambda J: bracket_norm(J, inner, chance, certify, max_steps, generator, warn=False),
                 inner,
                 confidence,
                 generator,
@@ -200,6 +200,12 @@ def spectral_norm(
     return bracket_norm(op, rtol, confidence, certify, max_steps, generator_from(seed))
 
 
+def _warn(found: NormEstimate, *, stacklevel: int) -> None:
+    """Warn where the tolerance was not met."""
+    if found.status in (Status.MAX_STEPS, Status.INCONSISTENT):
+        warnings.warn(f"after {found.steps} steps: {found.status.value}", ConvergenceWarning, stacklevel=stacklevel)
+
+
 def bracket_norm(
     op: LinearOperator,
     rtol: float,
@@ -208,29 +214,9 @@ def bracket_norm(
     max_steps: int,
     generator: torch.Generator | None,
     floor: "float | np.ndarray" = 0.0,
+    warn: bool = True,
 ) -> NormEstimate:
-    """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero."""
-    found = _bracketed(op, rtol, confidence, certify, max_steps, generator, floor)
-    _warn(found, stacklevel=4)
-    return found
-
-
-def _warn(found: NormEstimate, *, stacklevel: int) -> None:
-    """Warn where the tolerance was not met."""
-    if found.status in (Status.MAX_STEPS, Status.INCONSISTENT):
-        warnings.warn(f"after {found.steps} steps: {found.status.value}", ConvergenceWarning, stacklevel=stacklevel)
-
-
-def _bracketed(
-    op: LinearOperator,
-    rtol: float,
-    confidence: float,
-    certify: bool,
-    max_steps: int,
-    generator: torch.Generator | None,
-    floor: "float | np.ndarray" = 0.0,
-) -> NormEstimate:
-    """Bracket the norm without warnings.
+    """Do what :func:`spectral_norm` says; an operator that moves its start by at most ``floor`` is called zero.
 
     An attained value may exceed the upper bound: then the start had too little of the top singular vector, and the
     operator is explored again from a new start, see :mod:`howsmooth.spectral.lanczos_upper_bound`.
@@ -265,7 +251,7 @@ def _bracketed(
         products += spent
     upper = torch.as_tensor(finished.upper, device=op.device).reshape(op.batch)
     first = torch.as_tensor(finished.first, device=op.device).reshape(op.batch) * root_share(core, op)
-    return NormEstimate(
+    found = NormEstimate(
         lower=lower.to(op.dtype),
         upper=torch.maximum(upper, lower).to(op.dtype),  # but for rounding it is the larger one
         confidence=confidence,
@@ -278,6 +264,9 @@ def _bracketed(
         step_counts=tuple(finished.steps.tolist()),
         statuses=tuple(finished.statuses),
     )
+    if warn:
+        _warn(found, stacklevel=4)
+    return found
 
 
 def _explored(

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.models.parts.embedding import STAGES, Lexicon, entrance, lexicon
+from howsmooth.models.parts.ends import STAGES, Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.validation import require_finite, require_floating
 from howsmooth.wording import at_least, at_most

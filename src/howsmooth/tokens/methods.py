@@ -14,7 +14,7 @@ from howsmooth.maps.protocols import Map
 from howsmooth.models.activations import Activations
 from howsmooth.models.map_names import MapName
 from howsmooth.models.parts.block import chain, entering
-from howsmooth.models.parts.embedding import Lexicon, entrance, lexicon
+from howsmooth.models.parts.ends import Lexicon, entrance, lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.spectral.solvers import singular_values
 from howsmooth.tokens.replacements import Replacements

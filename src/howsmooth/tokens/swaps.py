@@ -10,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
-from howsmooth.models.parts.embedding import entrance
+from howsmooth.models.parts.ends import entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import METHODS, Outputs, Trials
 from howsmooth.tokens.replacements import Replacements, Words, replacements

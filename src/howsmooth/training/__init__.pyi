@@ -12,9 +12,9 @@ from howsmooth.training.penalties import penalty as penalty
 from howsmooth.training.readings import Alarm as Alarm
 from howsmooth.training.readings import HeadAlarm as HeadAlarm
 from howsmooth.training.readings import HeadReading as HeadReading
+from howsmooth.training.readings import JsonLines as JsonLines
 from howsmooth.training.readings import LayerReading as LayerReading
 from howsmooth.training.readings import Look as Look
-from howsmooth.training.sinks import JsonLines as JsonLines
-from howsmooth.training.sinks import TensorBoard as TensorBoard
+from howsmooth.training.readings import TensorBoard as TensorBoard
 
 __all__: list[str]

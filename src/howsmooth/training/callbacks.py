@@ -1,5 +1,6 @@
-"""Monitors for training loops of libraries: ``hs.training.callbacks.HuggingFace`` and ``.Lightning``."""
+"""Monitors and probes for training loops of libraries: ``hs.training.callbacks.HuggingFace`` and ``.Lightning``."""
 
+import contextlib
 import importlib
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ from transformers.trainer_callback import TrainerCallback
 from howsmooth.errors import AssumptionError
 from howsmooth.training.head_probe import Probe
 from howsmooth.training.monitor import Monitor
-from howsmooth.training.sinks import scalars
+from howsmooth.training.readings import scalars
 
 __all__ = ["HuggingFace", "Lightning"]
 
@@ -22,7 +23,8 @@ class HuggingFace(TrainerCallback):
     """Let a Trainer call a monitor behind every optimiser step: ``Trainer(…, callbacks=[HuggingFace(monitor)])``.
 
     The Trainer does not show its callbacks the batch: a hook on the model keeps the last one that went in. Numbers go
-    to the monitor's sinks; with ``log=True`` to the Trainer's own logs, too.
+    to the monitor's sinks; with ``log=True`` to the Trainer's own logs, too. A probe is opened and closed with the
+    training: it needs no ``with`` block.
     """
 
     def __init__(self, monitor: Monitor | Probe, *, log: bool = True) -> None:
@@ -34,12 +36,14 @@ class HuggingFace(TrainerCallback):
         """
         self.monitor, self._log = monitor, log
         self._batch: dict[str, Any] | None = None
-        self._hook: Any = None
+        self._resources = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to keep batches."""
+        """Begin to keep batches, or to probe."""
         model: nn.Module = kwargs["model"]
-        self._hook = model.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self._resources.callback(model.register_forward_pre_hook(self._keep, with_kwargs=True).remove)
+        if isinstance(self.monitor, Probe):
+            self._resources.enter_context(self.monitor)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look, if it is time to."""
@@ -50,10 +54,9 @@ class HuggingFace(TrainerCallback):
             state.log_history.append(scalars(look) | {"step": state.global_step})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the hook away."""
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = self._batch = None
+        """Take the hooks away."""
+        self._resources.close()
+        self._batch = None
 
     def _keep(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if module.training:
@@ -66,9 +69,6 @@ def Lightning(monitor: Monitor | Probe, *, log: bool = True) -> Any:
     Args:
         monitor: The monitor, or the probe, of the model inside of the module that is trained.
         log: Whether to send the numbers to the Trainer's loggers, too.
-
-    Raises:
-        AssumptionError: If neither ``lightning`` nor ``pytorch_lightning`` is installed.
     """
     base = _callback()
 
@@ -78,7 +78,16 @@ def Lightning(monitor: Monitor | Probe, *, log: bool = True) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.monitor = monitor
-            self._seen = 0
+            self._seen, self._resources = 0, contextlib.ExitStack()
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            """Begin to probe."""
+            if isinstance(monitor, Probe):
+                self._resources.enter_context(monitor)
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            """Take hooks away."""
+            self._resources.close()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             """Look, if a step was made and it is time to."""

@@ -19,8 +19,7 @@ from howsmooth.markup import finite
 from howsmooth.models.loading.adapters import unwrapped
 from howsmooth.scaled_dot_product import Settings, accumulated, arrange, tiles
 from howsmooth.training.hooks import NAMES, real_tokens
-from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look
-from howsmooth.training.sinks import as_sink
+from howsmooth.training.readings import FACTOR, HeadAlarm, HeadReading, Look, as_sink
 
 # Scores that a mask hides: finite, so that weight zero times score is zero.
 HIDDEN = -1e30
@@ -76,7 +75,7 @@ class Probe:
         self._model, self._every, self._limit = unwrapped(model), every, float(limit)
         self._window = LOOKS * every if window is None else window
         self._sinks = [as_sink(sink) for sink in sinks]
-        self._resources = contextlib.ExitStack()
+        self._resources, self._blocks = contextlib.ExitStack(), 0  # blocks may be nested: callbacks open one, too
         self._pass = contextlib.ExitStack()
         self._layers: list[list[HeadReading]] = []
         self._real: Tensor | None = None
@@ -85,6 +84,9 @@ class Probe:
         self.looks: list[Look] = []
 
     def __enter__(self) -> "Probe":
+        self._blocks += 1
+        if self._blocks > 1:
+            return self
         self._training, self._begin = self._model.training, time.perf_counter()
         before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
         after = self._model.register_forward_hook(self._after, always_call=True)
@@ -95,7 +97,9 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._resources.close()
+        self._blocks -= 1
+        if self._blocks == 0:
+            self._resources.close()
 
     @property
     def alarms(self) -> list[HeadAlarm]:
@@ -216,15 +220,7 @@ def head_statistics(
 ) -> dict[str, Float[Tensor, " heads"]]:
     """Return the numbers of :class:`~howsmooth.training.readings.HeadReading` for every head of one call of attention.
 
-    Args:
-        query: The queries, with heads as the third axis from the end.
-        key: The keys.
-        value: The values, whose batch axes broadcast with the others.
-        attn_mask: As for :func:`howsmooth.sdpa`.
-        real: True for real tokens, where some are padding.
-        is_causal: As for :func:`howsmooth.sdpa`.
-        scale: As for :func:`howsmooth.sdpa`.
-        enable_gqa: As for :func:`howsmooth.sdpa`.
+    Heads are the third axis from the end. The arguments are those of :func:`howsmooth.sdpa`, and which are ``real``.
     """
     inputs, settings = arrange(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     q, k, _v, *masks = inputs

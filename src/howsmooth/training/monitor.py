@@ -24,8 +24,7 @@ from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.hooks import mode_restored, read_batch, read_layers
-from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look
-from howsmooth.training.sinks import as_sink
+from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look, as_sink
 from howsmooth.validation import Seed, generator_from
 
 _LOG = logging.getLogger("howsmooth")
@@ -83,9 +82,6 @@ class Monitor:
             sinks: Where looks go: :class:`howsmooth.training.RunLog`, :class:`howsmooth.training.TensorBoard`, anything
                 with a ``log(dict)``.
             seed: Seeds the random starts: a whole number, or a torch.Generator to draw from.
-
-        Raises:
-            AssumptionError: If a setting is none, or there is no such layer or map.
         """
         _check(every=every, budget=budget, sequences=sequences, limit=limit, window=window)
         check_solver(rtol=rtol, confidence=confidence)

@@ -1,10 +1,10 @@
 """Local constants as penalties: of one map, or of all attention layers of a model, differentiable in the parameters."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.real_tokens import zero_padded_outputs
+from howsmooth.metrics import TOTAL, Euclidean, Metric, Metrics, as_metrics
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.metric_norms import alternate, isometric
 from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
@@ -34,6 +36,8 @@ from howsmooth.wording import number
 STEPS, COLD_STEPS = 3, 30
 # A cold start goes on until the residual is this small.
 COLD_RTOL = 0.02
+# The random share of a warm start, where metrics are not Euclidean.
+RANDOM_SHARE = 0.1
 # Singular vectors this well known give a value that is good to about its square.
 TOLERANCE = 0.1
 # So many steps in a row may be inexact before it is said: weights sometimes jump.
@@ -142,6 +146,7 @@ def penalty(
     power: float = 1,
     log: bool = False,
     above: float | None = None,
+    metric: str | Metric | Metrics = "total",
     state: WarmStart | None = None,
     steps: int = STEPS,
     seed: Seed | None = None,
@@ -150,15 +155,12 @@ def penalty(
 
     .. math:: \sigma = \langle u, D_Xf\,v\rangle,\qquad \partial\sigma = \langle u, \partial(D_Xf)\,v\rangle
 
-    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair.
-    The pair comes from Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors and a tenth of a
-    random one, ``steps`` steps of two products each; without, from a random vector until the residual is small. What
-    is returned is attained, :math:`|J^\top u|`, so never more than the constant but for rounding; how far it may be
-    below, ``state.residual`` tells.
+    at the top singular pair u, v, held fixed: one product that is differentiated, whatever it took to find the pair by
+    Golub–Kahan–Lanczos: with a ``state`` from the last training step's vectors, in ``steps`` steps of two products;
+    without, from a random vector until the residual is small. What is returned is attained, :math:`|J^\top u|`, so
+    never more than the constant but for rounding; ``state.residual`` tells how far it may be below.
 
-    Dropout is switched off for it, attention runs in its mathematical form, half precision and ``autocast`` become
-    float32, compiled modules run uncompiled (:class:`howsmooth.errors.FallbackWarning`): all of that for its own
-    products only. Where the two largest singular values are equal, the gradient is one of many.
+    Its own products run without dropout, in float32 at least, uncompiled and with attention in its mathematical form.
 
     Args:
         f: A map with a ``jacobian``, or any callable or module that maps one tensor to one tensor and treats the
@@ -167,13 +169,11 @@ def penalty(
         power: The power that it is raised to.
         log: Whether to take its logarithm first.
         above: Only what exceeds this counts: :math:`\max(\sigma - a, 0)^p`, or :math:`\max(\log\sigma/a, 0)^p`.
+        metric: How perturbations and changes are measured, as in :func:`local_lipschitz`, but none that is relative to
+            the tokens. In metrics that are not Euclidean the pair comes from as many steps of power iteration.
         state: What is remembered between training steps: one object for each map that is penalised.
         steps: Krylov steps from a warm start.
         seed: Seeds the random component; torch's global generator by default.
-
-    Raises:
-        AssumptionError: If a setting is none, ``f`` mixes the sequences of the batch, or gradients do not reach X.
-        NonFiniteError: If tokens, outputs or products are not finite.
 
     Example:
         >>> weight = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
@@ -184,8 +184,16 @@ def penalty(
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     _check(f, X, steps)
+    metrics = as_metrics(metric)
+    if metrics.depend_on_tokens:
+        raise AssumptionError(
+            f"penalties are in the metrics total, token, entries, sum or hs.metrics.weighted, got {metrics.name!r}.",
+            field="metric",
+        )
     op, pullback = _differentiable(f, X)
-    return function(largest_singular_value(op, pullback, state=state, steps=steps, generator=generator_from(seed)))
+    return function(
+        largest_singular_value(op, pullback, state=state, steps=steps, generator=generator_from(seed), metrics=metrics)
+    )
 
 
 def largest_singular_value(
@@ -195,35 +203,45 @@ def largest_singular_value(
     state: WarmStart | None,
     steps: int,
     generator: torch.Generator | None,
+    metrics: Metrics = TOTAL,
 ) -> Float[Tensor, "*batch"]:
-    r"""Return :math:`\sigma` with its graph: find u by Krylov steps, then take :math:`|J^\top u|` by ``pullback``."""
+    r"""Return :math:`\sigma` with its graph: find u by Krylov steps; :math:`\|J^\top u\|_*` by ``pullback``."""
+    given, wanted = metrics.input, metrics.output
     state = WarmStart() if state is None else state
+    guess = state.guess(torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device))
+    if guess is None and isinstance(op, RecordedJacobian):
+        op.require_gradients()
+        op.require_independent()
     # autocast rounds products on the way back, too
     with torch.autocast(op.device.type, enabled=False):
         with torch.no_grad():
-            u, residual, space = _left_vector(op, state, steps, generator)
+            if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
+                u, residual, taken = _left_vector(isometric(op, given, wanted), guess, steps, generator)
+                u = wanted.standard_transpose(u)
+            else:
+                u, residual, taken = _dual_vector(op, metrics, guess, steps, generator)
         pulled = pullback(u)
-    sigma = _norms(pulled, len(op.batch))
+    # ⟨Jᵀu, E⟩ at the perturbation that attains the dual norm; at zero the gradient is zero, not NaN
+    steepest = given.steepest(pulled.detach())
+    sigma = (pulled * steepest).flatten(len(op.batch)).sum(-1)
     if not bool(sigma.isfinite().all()):
         raise NonFiniteError("the penalty is not finite: the map is not differentiable, or overflows, there.")
     value = sigma.detach()
     state.remember(
-        pulled, value=value, residual=residual / value.clamp_min(torch.finfo(value.dtype).tiny),
-        steps=space.steps, products=2 * space.steps + 1,
-    )  # fmt: skip
+        given.standard(steepest) if isinstance(given, Euclidean) else steepest,
+        value=value,
+        residual=residual / value.clamp_min(torch.finfo(value.dtype).tiny),
+        steps=taken,
+        products=2 * taken + 1,
+    )
     return sigma
 
 
 def _left_vector(
-    op: LinearOperator, state: WarmStart, steps: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor, Bidiagonalisation]:
-    """Return the left Ritz vectors of the largest values, and the residuals of the pairs they belong to."""
-    like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
-    guess = state.guess(like)
+    op: LinearOperator, guess: Tensor | None, steps: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, int]:
+    """Return the left Ritz vectors of the largest values, the residuals of their pairs, and the steps taken."""
     if guess is None:
-        if isinstance(op, RecordedJacobian):
-            op.require_gradients()
-            op.require_independent()
         start, most = random_start(op, generator), max(COLD_STEPS, steps)
     else:
         # in the metric of the last vectors; a zero guess, of a map that was constant, leaves the random part
@@ -240,7 +258,18 @@ def _left_vector(
     size = torch.as_tensor(values[:, :1], dtype=op.dtype, device=op.device)
     u = (moved / size.clamp_min(torch.finfo(op.dtype).tiny)).reshape(*op.batch, *op.codomain)
     residual = torch.as_tensor(space.residuals(), dtype=op.dtype, device=op.device).reshape(op.batch)
-    return u, residual, space
+    return u, residual, space.steps
+
+
+def _dual_vector(
+    op: LinearOperator, metrics: Metrics, guess: Tensor | None, steps: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, int]:
+    """Alternate from a guess or a random perturbation; the residual is what one more step would gain."""
+    given, wanted = metrics.input, metrics.output
+    E = given.draw(torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), generator)
+    most = COLD_STEPS if guess is None else steps
+    value, _E, u = alternate(op, E if guess is None else guess + RANDOM_SHARE * E, given, wanted, most)
+    return u, given.dual_size(op.vjp(u)).to(value) - value, most
 
 
 def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]]:
@@ -253,14 +282,6 @@ def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callabl
     with torch.no_grad():
         op = f.jacobian(X.detach())
     return op, lambda u: f.jacobian(X).vjp(u)
-
-
-def _norms(x: Tensor, axes: int) -> Float[Tensor, "*batch"]:
-    """Return the norm of each sequence; at zero the gradient is zero, not NaN."""
-    rows = x.flatten(axes) if x.ndim > axes else x.unsqueeze(-1)
-    direction = rows.detach()
-    norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-    return (rows * (direction / norm.clamp_min(torch.finfo(rows.dtype).tiny))).sum(-1)
 
 
 def _check(f: object, X: object, steps: object) -> None:
@@ -297,10 +318,6 @@ def attention_penalty(
         above: Likewise.
         steps: Likewise.
         seed: Likewise.
-
-    Raises:
-        AssumptionError: If there is no such layer, or a setting is none.
-        UnsupportedModelError: If the model has no attention.
     """
     function = PenaltyFunction(power=power, log=log, above=above)
     if not isinstance(model, nn.Module):
@@ -308,7 +325,7 @@ def attention_penalty(
     return AttentionPenalty(model, function=function, layers=layers, steps=steps, seed=seed)
 
 
-class AttentionPenalty:
+class AttentionPenalty(contextlib.AbstractContextManager["AttentionPenalty", None]):
     """The sum of the penalties of attention layers, one number for each sequence.
 
     Attributes:
@@ -376,10 +393,5 @@ class AttentionPenalty:
         """Remove the hooks."""
         self._recorded.close()
 
-    def __enter__(self) -> "AttentionPenalty":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

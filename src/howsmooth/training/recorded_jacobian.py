@@ -22,10 +22,10 @@ class RecordedJacobian:
 
     Products with J and :math:`J^\top` read the graph of that pass; :meth:`pullback` records a graph of its own, so that
     its result can be differentiated with respect to parameters and tokens. Why not forward mode for J: it evaluates the
-    callable anew for every product, and fused kernels lack it.
+    callable anew for every product.
 
-    The pass itself is made in full precision whatever ``autocast`` says, in eval mode, uncompiled, and with attention
-    in its mathematical form: none of that outlives it, and the graph does not depend on it.
+    The pass itself is made in full precision whatever ``autocast`` says, in eval mode, uncompiled, and with
+    :func:`howsmooth.sdpa` for torch's attention: none of that outlives it, and the graph does not depend on it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RecordedJacobian:
                 self.value, self.inputs, G, retain_graph=True, create_graph=create_graph, materialize_grads=True
             )
         except CheckpointError as error:
-            # on the way back it would run fused attention again, which was recorded in its mathematical form
+            # on the way back it would run torch's attention, in whose place `sdpa` was recorded
             raise AssumptionError(
                 "a checkpointed part of the callable runs differently the second time; give the part itself, without "
                 "checkpoint around it: the penalty keeps little in memory.",

@@ -162,7 +162,7 @@ class AttentionExpansion(ExpandedStage):
         self._add_score_products(weights, forms, beyond=False)
         remainder = weights.abs() * self.on_values
         remainder = remainder + self.P * (self.alpha1 * sizes_beyond + self.on_changes * (sizes + sizes_beyond))
-        forms.remainder += torch.nan_to_num(remainder.sum((1, 2, 3)), nan=torch.inf)
+        forms.remainder += torch.nan_to_num(remainder.sum((1, 2, 3)), nan=torch.inf, posinf=torch.inf)
         pulled = self._pull_scores(weights) + torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
         return functionals + pulled
 

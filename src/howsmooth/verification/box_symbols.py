@@ -80,10 +80,9 @@ class BoxSymbols:
         """
         sizes = H.abs().amax((1, 2))
         unit = torch.nan_to_num(H / sizes.clamp_min(1e-300)[:, None, None], nan=0.0, posinf=0.0, neginf=0.0)
-        below, above = self._unit_range(unit)
-        # what is not finite has no range
-        size = torch.where(sizes.isfinite(), sizes, torch.inf)
-        return torch.nan_to_num(size * below, nan=torch.inf), torch.nan_to_num(size * above, nan=torch.inf)
+        ranges = (torch.nan_to_num(sizes * x, nan=torch.inf, posinf=torch.inf) for x in self._unit_range(unit))
+        below, above = ranges  # of what is not finite they are infinite
+        return below, above
 
     def _unit_range(self, H: Float[Tensor, "forms r r"]) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
         """Bound quadratic forms with entries of order one."""

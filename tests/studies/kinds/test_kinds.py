@@ -32,6 +32,16 @@ ESTIMATES = {
     *("entropy", "overhead", "accuracy", "network", "attention", "flipped", "swapped"),
     *("table_seconds", "word_seconds"),
     *("bits", "share", "fresh", "fresh_low", "fresh_high", "measured"),
+    *(
+        "largest_logit",
+        "first_token",
+        "sensitivity",
+        "largest_query",
+        "mean_query",
+        "largest_key",
+        "mean_key",
+        "peaked",
+    ),
 }
 
 

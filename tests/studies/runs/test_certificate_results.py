@@ -38,6 +38,6 @@ def test_norms_and_places_are_kept_apart():
     from msgspec.structs import replace
 
     records = certificates(together=False)
-    other = [replace(r, ask=replace(r.ask, p="inf", at="attention", layer=2)) for r in records]
+    other = [replace(r, ask=replace(r.ask, metric="entries", at="attention", layer=2)) for r in records]
     found = summarise_certificates([*records, *other])
     assert [(each.norm, each.place) for each in found] == [("ℓ₂", "embeddings"), ("ℓ∞", "what enters layer 2")]

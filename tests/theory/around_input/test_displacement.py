@@ -23,7 +23,7 @@ from howsmooth.theory.at_input.rescaling import Rescaled
 def test_no_output_moves_further_than_its_bound(rng, per_token, mixed):
     f, X = small_layer(rng, mixed=mixed, size=2.0), gaussian(rng, 4, 3)
     for eps in (0.01, 0.3, 5.0):
-        bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        bound = hs.bounds.displacement_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
         J = f.jacobian(X)
         along = J.vjp(J.jvp(gaussian(rng, 4, 3)))
         steep = X + eps * along / (along.norm(dim=-1, keepdim=True) if per_token else along.norm())
@@ -89,7 +89,7 @@ def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_
     path = float(constants.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
     for hull in (1e-3, 1e3):
         monkeypatch.setattr(neighbourhood, "_hull", lambda _unit, radius, hull=hull: hull * radius)
-        bound = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        bound = hs.bounds.displacement_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
         assert bound == pytest.approx(min(path, unit.in_original_units(hull * eps)), rel=1e-13, abs=0)
 
 

@@ -33,6 +33,10 @@ def gauss_from(rng):
     return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=rng)
 
 
+def within(f, X, eps, per_token):
+    return hs.bounds.neighbourhood_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
+
+
 def moved(X, t, per_token, rng):
     """A random input on the boundary of the ball."""
     E = torch.randn(X.shape, dtype=X.dtype, generator=rng)
@@ -119,7 +123,7 @@ def test_the_bound_holds_at_random_inputs_of_the_ball(rng, per_token, output):
     )
     X = 0.5 * gauss(5, 6)
     for eps in (0.01, 0.2, 1.0, 5.0):
-        upper = hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token).value
+        upper = within(f, X, eps, per_token)
         assert all(float(constant(f, moved(X, eps, per_token, rng))) <= upper for _draw in range(20))
 
 
@@ -183,7 +187,7 @@ def test_no_point_of_a_neighbourhood_exceeds_its_bound(rng, kind):
     f = AROUND[kind](rng)
     spread, crowded = gaussian(rng, 4, 3), 0.4 * gaussian(rng, 1, 3) + 0.1 * gaussian(rng, 4, 3)
     for X, eps, per_token in [(spread, 0.1, False), (crowded, 0.5, True)]:
-        bound = hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token)
+        bound = hs.bounds.neighbourhood_upper(f, X, eps=eps, metric=("total", "token")[per_token])
         edge = on_boundary(rng, 60, X, eps, per_token)
         inside = X + (edge - X) * torch.rand(60, 1, 1, generator=rng).double()
         points = torch.cat([X[None], edge, inside])
@@ -204,7 +208,7 @@ def test_the_bound_covers_the_switch_of_a_nearly_tied_row(rng, causal):
         for per_token in (False, True):
             starts = torch.cat([X[None], on_boundary(rng, 6, X, eps, per_token)])
             found = ascended(f, X, starts, eps, per_token, steps=20)
-            assert found <= hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token).value * ROUNDING
+            assert found <= ROUNDING * within(f, X, eps, per_token)
     assert found > 1.5 * at_rest
 
 
@@ -214,9 +218,9 @@ def test_the_bound_covers_the_switch_of_a_nearly_tied_row(rng, causal):
 def test_search_inside_a_neighbourhood_stays_below_its_bound(rng, kind):
     f, X = AROUND[kind](rng), gaussian(rng, 4, 3)
     for per_token in (False, True):
-        domain = hs.domains.Neighbourhood(X, eps=0.3, per_token=per_token)
+        domain = hs.domains.Neighbourhood(X, eps=0.3, metric=("total", "token")[per_token])
         found = hs.maximise(f, n=4, domain=domain, starts=2, steps=10, seed=rng).value
-        assert found <= hs.bounds.neighbourhood_upper(f, X, eps=0.3, per_token=per_token).value * ROUNDING
+        assert found <= ROUNDING * within(f, X, 0.3, per_token)
 
 
 @pytest.mark.slow
@@ -225,7 +229,7 @@ def test_search_inside_a_neighbourhood_stays_below_its_bound(rng, kind):
 def test_the_bound_of_a_neighbourhood_grows_with_it_and_starts_at_the_constant(rng, per_token):
     f, X = small_layer(rng), gaussian(rng, 5, 3)
     grid = [1e-9, 1e-2, 0.1, 0.4]
-    values = [hs.bounds.neighbourhood_upper(f, X, eps=eps, per_token=per_token).value for eps in grid]
+    values = [within(f, X, eps, per_token) for eps in grid]
     assert values == sorted(values)
     truth = constant(f, X).item()
     assert truth <= values[0] * ROUNDING
@@ -235,7 +239,7 @@ def test_the_bound_of_a_neighbourhood_grows_with_it_and_starts_at_the_constant(r
 def test_every_token_at_once_is_more_than_all_together(rng):
     f, X = small_layer(rng), gaussian(rng, 5, 3)
     total = hs.bounds.neighbourhood_upper(f, X, eps=0.1).value
-    each = hs.bounds.neighbourhood_upper(f, X, eps=0.1, per_token=True).value
+    each = hs.bounds.neighbourhood_upper(f, X, eps=0.1, metric="token").value
     wide = hs.bounds.neighbourhood_upper(f, X, eps=0.1 * math.sqrt(5)).value
     assert total <= each * 1.01  # either constant at X may be measured, with its own tolerance
     assert each <= wide * 1.01
@@ -344,7 +348,7 @@ def test_the_bound_is_the_sum_over_intervals_or_the_derivative_on_the_ball(rng, 
         assert found.confidence == 1.0
         # the path has the length ε, or √n times that
         moved = float(found.values.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
-        displacement = hs.bounds.displacement_upper(f, X, eps=eps, per_token=per_token).value
+        displacement = hs.bounds.displacement_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
         hull = token_unit(X, unit) * unit.in_original_units(_hull(unit, share))
         assert displacement == pytest.approx(min(moved, hull), rel=2e-13, abs=0)
 

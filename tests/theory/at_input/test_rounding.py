@@ -54,7 +54,7 @@ def test_enormous_weights_make_no_bound_small(rng, size):
             hs.bounds.local_upper(f, X),
             hs.bounds.attention_map_upper(f, X),
             hs.bounds.neighbourhood_upper(f, X, eps=0.1),
-            hs.bounds.neighbourhood_upper(f, X, eps=0.1, per_token=True),
+            hs.bounds.neighbourhood_upper(f, X, eps=0.1, metric="token"),
             hs.bounds.sharp_upper(f, n=4, radius=1e50),
             hs.bounds.discrete_upper(f, n=4, radius=1e50),
         ]

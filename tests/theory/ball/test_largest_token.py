@@ -7,8 +7,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
-from howsmooth.maps.positions import Positions
-from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.positions import Positions, Rotary
 
 
 def drawn(rng, *, heads, d, size, **options):

@@ -173,3 +173,24 @@ def test_what_takes_too_long_is_left_out_by_the_number_of_rows_and_heads(rng, mo
     narrow = [(gaussian(rng, 2, 3), gaussian(rng, 2, 11)) for _head in range(3)]
     monkeypatch.setattr(three_ways, "LARGEST", 9)
     assert math.isfinite(products_norm(narrow))
+
+
+@pytest.mark.parametrize("whole", [8, 1000])  # two strong rows of each head, or all of them
+def test_what_rounding_may_take_is_added_for_every_sum_of_products(rng, whole, monkeypatch):
+    heads, rows, columns = 4, 5, 6
+    A = gaussian(rng, heads, rows, columns)
+    monkeypatch.setattr(three_ways, "WHOLE", whole)
+    strong = min(rows, whole // heads)
+    turned = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A)).eigenvectors.flip(-1).mT @ A
+    tie = three_ways._blocks(turned[:, :strong], turned[:, strong:]).norm().item()
+    monkeypatch.setattr(three_ways, "UNIT", 0.0)
+    beta, largest = three_ways._by_norms(turned[:, strong:]), three_ways._on_one_side(A) ** 2
+    monkeypatch.setattr(three_ways, "_by_norms", lambda _weak: beta)
+    unit, squares, far = 1e-3, A.square().sum().item(), 1 / (largest - beta)
+    monkeypatch.setattr(three_ways, "UNIT", unit)
+    in_S = (columns + 2) * squares  # of entries that are sums over the columns; |A||A|ᵀ is at most the sum of squares
+    in_square = 2 * far * tie * in_S + (heads * (rows - strong) + 4) * far * tie**2  # what S₁₂ has, and its own sums
+    in_factor = 2 * (heads * strong + 2) * heads * strong * largest  # of as many rows, with a trace of so many times λ
+    turning = 16 * rows * unit
+    wanted = math.sqrt(largest + unit * (in_S + in_square + in_factor)) * (1 + turning) + turning * math.sqrt(squares)
+    assert three_ways._on_one_side(A) == pytest.approx(wanted, rel=1e-10)

@@ -11,14 +11,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
-from howsmooth.linear_operators import on_tokens
+from howsmooth.linear_operators import on_tokens, take
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
 from howsmooth.maps.mean_field_maps import Atoms
-from howsmooth.maps.mechanisms.sigmoid import require_count, require_count_on_measures, token_counts
+from howsmooth.maps.mechanisms.counting import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Transform, Transforms
-from howsmooth.maps.protocols import take
 from howsmooth.maps.weighting import Pick
 from howsmooth.validation import require_finite
 
@@ -77,9 +76,7 @@ class LinearAttention(MultiHead):
         require_finite(found.means, "the output of attention")
         return found
 
-    def value_and_jacobian(
-        self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE
-    ) -> tuple[Float[Tensor, "*more n out"], "LinearJacobian"]:
+    def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, LinearJacobian]":
         """Return the value and the derivative at ``X``."""
         found = self.jacobian(X, memory=memory)
         return self._put_out(self._biased(found), found.output, found.batch), found
@@ -110,7 +107,8 @@ class LinearAttention(MultiHead):
         visible = visibility(self.positions, batch, layout, X)
         sums = visible.forward(a, b, c)
         total = sums[..., -1:] if self.normalised else None
-        if total is not None and self._may_hide_all and bool((total == 0).any()):
+        may_hide_all = self.positions.may_hide_all or self.weights is not None
+        if total is not None and may_hide_all and bool((total == 0).any()):
             raise AssumptionError("a token may attend to nothing: its mask hides every token. Let it see itself.")
         return LinearJacobian(
             projections=projections,
@@ -124,10 +122,6 @@ class LinearAttention(MultiHead):
             total=total,
             o=sums if total is None else sums[..., :-1] / total,
         )
-
-    @property
-    def _may_hide_all(self) -> bool:
-        return self.positions.may_hide_all or self.weights is not None
 
     def _check_options(self) -> None:
         require_count(self.count)
@@ -306,11 +300,6 @@ class LinearJacobian(HeadsJacobian):
     def means(self) -> Float[Tensor, "stack shared n v"]:
         """The means of every head."""
         return self.o
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """Axes of queries and keys before those of the batch: none."""
-        return ()
 
     @property
     def forward_rounding(self) -> float:

@@ -1,6 +1,5 @@
 """SinkhornAttention: doubly stochastic weights, whose potentials Sinkhorn's and Newton's iterations find."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, UnmeasurableError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.weighting import Pick, Tile, softmax_magnitudes
+from howsmooth.maps.weighting import Pickable, Tile, Weighting, Weights, softmax_magnitudes
 from howsmooth.memory import require_memory
 from howsmooth.torch_internals import is_batched, recorded, softmax_derivative
 from howsmooth.wording import number
@@ -73,7 +72,7 @@ class SinkhornAttention(ScoreAttention):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DoublyStochastic:
+class DoublyStochastic(Pickable):
     r"""A matrix :math:`P_{ij} = e^{S_{ij}+f_i+g_j}a_j` with row sums one and column sums :math:`\sum_ia_iP_{ij} = a_j`.
 
     The derivative of the column sums with respect to g is :math:`\mathrm{diag}(a)-P^\top\mathrm{diag}(a)P`, in the
@@ -90,10 +89,6 @@ class DoublyStochastic:
     def solve(self, y: Float[Tensor, "stack shared 1 n"]) -> Float[Tensor, "stack shared 1 n"]:
         """Return the change of g that changes the column sums by ``y``."""
         return _solve(self.factor, self.masses, y)
-
-    def take(self, pick: Pick) -> "DoublyStochastic":
-        """Pick some entries of the batch."""
-        return dataclasses.replace(self, P=pick(self.P), masses=pick(self.masses), factor=pick(self.factor))
 
 
 def balance(
@@ -190,7 +185,7 @@ def _solve(factor: Tensor, masses: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class SinkhornWeights:
+class SinkhornWeights(Weights):
     r"""DoublyStochastic weights, which move with all scores of their matrix.
 
     With L the derivative of the row-wise softmax, :math:`dP = L(dS + 1\,dg^\top)`, where :math:`dg` keeps the columns:
@@ -199,11 +194,6 @@ class SinkhornWeights:
     """
 
     balanced: DoublyStochastic  # P with its masses and the factor of G⁻¹
-
-    @property
-    def P(self) -> Float[Tensor, "stack rows n"]:
-        """The weights."""
-        return self.balanced.P.flatten(1, 2)
 
     def jvp(self, D: Tensor) -> Tensor:
         """Push a change of scores forward."""
@@ -230,13 +220,9 @@ class SinkhornWeights:
         """Return the terms of the row-wise softmax and the entries themselves, without signs."""
         return softmax_magnitudes(D, self.P) + self.jvp(D).abs()
 
-    def take(self, pick: Pick) -> "SinkhornWeights":
-        """Return the weights of some entries of the batch."""
-        return SinkhornWeights(self.balanced.take(pick))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sinkhorn:
+class Sinkhorn(Weighting):
     """The rule from scores to balanced weights."""
 
     masses: Float[Tensor, "stack 1 n"]  # the mass of every token; they sum to one
@@ -244,18 +230,13 @@ class Sinkhorn:
 
     couples_rows = True
     matrices = 2
-    allows_empty_rows = False
-    sums_to_one = True
 
     def __call__(self, S: Float[Tensor, "stack rows n"], tile: Tile) -> SinkhornWeights:
         """Return the weights of all scores."""
         by_head = S.unflatten(1, (-1, tile.height))
-        return SinkhornWeights(balance(by_head, self.masses.unsqueeze(1), max_steps=self.max_steps))
+        balanced = balance(by_head, self.masses.unsqueeze(1), max_steps=self.max_steps)
+        return SinkhornWeights(balanced.P.flatten(1, 2), balanced)
 
     def rounding(self, n: int) -> float:
         """Potentials follow the scores of all rows."""
         return float(n)
-
-    def take(self, pick: Pick) -> "Sinkhorn":
-        """Return the rules of some entries of the batch."""
-        return Sinkhorn(masses=pick(self.masses), max_steps=self.max_steps)

@@ -1,4 +1,4 @@
-"""Forward hooks on parts of a module: the one place where they are registered, counted and removed."""
+"""Forward hooks on parts of a module: the one place where they are registered; calls of modules, and their masks."""
 
 import inspect
 import threading
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
+from howsmooth.maps.positions import Positions
 from howsmooth.spectral.autograd import oriented
 
 Recorded = TypeVar("Recorded")
@@ -63,7 +64,8 @@ class ModuleCall:
         def replaced(argument: Any) -> Any:
             if argument is tokens:
                 return raw
-            return None if _is_cache(argument) else argument  # a second call would find the keys of the first in it
+            cache = any(kind.__name__ == "Cache" for kind in type(argument).__mro__)
+            return None if cache else argument  # a second call would find the keys of the first in it
 
         return tuple(map(replaced, self.positional)), {name: replaced(x) for name, x in self.named.items()}
 
@@ -215,5 +217,44 @@ def without_cache(module: nn.Module) -> Iterator[None]:
         config.use_cache = stored
 
 
-def _is_cache(argument: Any) -> bool:
-    return any(kind.__name__ == "Cache" for kind in type(argument).__mro__)
+SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+
+
+def is_self_attention(call: ModuleCall) -> bool:
+    """Tell whether queries, keys and values of a call of nn.MultiheadAttention are one sequence."""
+    given = _arguments(call)
+    return all(x is given["query"] or torch.equal(x, given["query"]) for x in (given["key"], given["value"]))
+
+
+def positions_of(call: ModuleCall, *, heads: int, padding: bool) -> Positions:
+    """Return the masks of a call of nn.MultiheadAttention.
+
+    Where the caller knows of ``padding``, its mask is left out.
+    """
+    given = _arguments(call)
+    mask, padded = given["attn_mask"], given["key_padding_mask"]
+    real = None if padded is None or padding else _seen(padded)
+    if real is not None and real.dtype != torch.bool:
+        raise AssumptionError("a mask of padding must hide tokens or show them.", field="padding")
+    # torch takes the hint for the mask where no weights are asked for
+    if given["is_causal"] and padded is None and not given["need_weights"]:
+        return Positions(causal=True)
+    mask = None if mask is None else _seen(mask)
+    if mask is None or (mask.dtype == torch.bool and bool(mask.all())):
+        return Positions(padding=real)
+    if mask.dtype == torch.bool and torch.equal(mask, torch.ones_like(mask).tril()):
+        return Positions(causal=True, padding=real)
+    return Positions(mask=mask if mask.ndim == 2 else mask.unflatten(0, (-1, heads)), padding=real)
+
+
+def _arguments(call: ModuleCall) -> dict[str, Any]:
+    bound = SIGNATURE.bind(call.module, *call.positional, **call.named)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Return a mask of torch, where True or minus infinity hides, as ours: True for what is seen, or what is added."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    return mask == 0 if bool(((mask == 0) | (mask == -torch.inf)).all()) else mask

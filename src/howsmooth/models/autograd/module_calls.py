@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.real_tokens import OnRealTokens, zero_padded_outputs
-from howsmooth.models.autograd.hooks import InputHook, ModuleCall, StopForward, hooked
+from howsmooth.models.autograd.hooks import InputHook, ModuleCall, OutputHook, StopForward, hooked
 from howsmooth.models.autograd.traced_parts import Side, TensorLocation, tensors
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.spectral.autograd import JacobianOperator, oriented
@@ -33,15 +33,14 @@ class PartCall:
     enters: tuple[str, int] | None = None  # the part whose hidden states are replaced, and its call; else the module
 
     def __call__(self, X: Float[Tensor, "batch n d"]) -> Float[Tensor, "batch n out"]:
-        """Run the module until all tensors are known, and add them up."""
-        first, *others = (self._sequence(value, X) for value in self.tensors(X))
-        return sum(others) + first
+        """Run the module until all tensors are known, and add them up: a row for each token, or one for a sequence."""
 
-    @staticmethod
-    def _sequence(value: Tensor, X: Tensor) -> Tensor:
-        """Return a tensor with one row for each token; one row for each sequence is a sequence of one."""
-        one = value.ndim == X.ndim - 1 and value.shape[0] == X.shape[0]
-        return value.unsqueeze(-2) if one else value.reshape(*X.shape[:-1], -1)
+        def sequence(value: Tensor) -> Tensor:
+            one = value.ndim == X.ndim - 1 and value.shape[0] == X.shape[0]
+            return value.unsqueeze(-2) if one else value.reshape(*X.shape[:-1], -1)
+
+        first, *others = map(sequence, self.tensors(X))
+        return sum(others) + first
 
     def tensors(self, X: Float[Tensor, "batch n d"]) -> list[Tensor]:
         """Run the module until all tensors are known, and return them as they are."""
@@ -55,32 +54,23 @@ class PartCall:
             if len(values) == len(self.locations):
                 raise StopForward
 
-        def keep_inputs(path: str) -> Callable[[ModuleCall, int], None]:
+        def keep_inputs(path: str) -> InputHook:
             return lambda call, turn: keep(path, "input", (call.positional, call.named), turn)
 
-        def keep_outputs(path: str) -> Callable[[Any, int], None]:
+        def keep_outputs(path: str) -> OutputHook:
             return lambda output, turn: keep(path, "output", output, turn)
 
-        read, written = (
-            {location.path for location in self.locations if location.side == side} for side in ("input", "output")
-        )
-        with (
-            hooked(
-                self.call.module,
-                inputs={self._inner(path): keep_inputs(path) for path in read},
-                outputs={self._inner(path): keep_outputs(path) for path in written},
-            ),
-            # prepended: other hooks belong to the part
-            hooked(self.call.module, inputs=self._replacement(X), prepend=True),
-        ):
+        inputs = {self._inner(at.path): keep_inputs(at.path) for at in self.locations if at.side == "input"}
+        outputs = {self._inner(at.path): keep_outputs(at.path) for at in self.locations if at.side == "output"}
+        entrance: dict[str, InputHook] = {}
+        if self.enters is not None:
+            path, entry_turn = self.enters
+            entrance[self._inner(path)] = lambda call, turn: call.at(X) if turn == entry_turn else None
+        module = self.call.module
+        # prepended: other hooks belong to the part
+        with hooked(module, inputs=inputs, outputs=outputs), hooked(module, inputs=entrance, prepend=True):
             self.call(X if self.enters is None else self.call.tokens)
         return [values[location] for location in self.locations]
-
-    def _replacement(self, X: Tensor) -> dict[str, InputHook]:
-        if self.enters is None:
-            return {}
-        path, entry_turn = self.enters
-        return {self._inner(path): lambda call, turn: call.at(X) if turn == entry_turn else None}
 
     def module(self, path: str) -> nn.Module:
         """Return the part at a path."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from howsmooth.maps.activations import ACTIVATIONS, Activation, entrywise
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import LayerNorm, RMSNorm
-from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.positions import Rotary
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.parts.block import FeedForward
 
@@ -77,6 +77,11 @@ def projections(query: Any, key: Any, value: Any, output: Any, heads: int, group
     return _arguments(weights, biases, output, heads)
 
 
+def separate_projections(attn: Any, output: Any, heads: int, groups: int | None = None) -> dict[str, Any]:
+    """Return the arguments of Attention from a module with ``q_proj``, ``k_proj`` and ``v_proj``."""
+    return projections(attn.q_proj, attn.k_proj, attn.v_proj, output, heads, groups)
+
+
 def fused_projections(fused: Any, output: Any, heads: int, split: Split) -> dict[str, Any]:
     """Return the arguments of Attention from one linear layer for queries, keys and values, and the output layer."""
     biases = (None, None, None) if fused.bias is None else split(_bias(fused))
@@ -95,41 +100,25 @@ def interleaved(heads: int) -> Split:
 
 def mlp(up: Any, activation: Any, down: Any) -> MLP:
     """Read two linear layers and the activation between them."""
-    return MLP(
-        up=_matrix(up),
-        down=_matrix(down),
-        up_bias=_bias(up),
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    parameters = {"up": _matrix(up), "down": _matrix(down), "up_bias": _bias(up), "down_bias": _bias(down)}
+    return MLP(**parameters, activation=activation_of(activation))
 
 
 def gated_mlp(gate: Any, up: Any, activation: Any, down: Any) -> GatedMLP:
     """Read the three linear layers of a gated MLP and its activation."""
-    return GatedMLP(
-        gate=_matrix(gate),
-        up=_matrix(up),
-        down=_matrix(down),
-        gate_bias=_bias(gate),
-        up_bias=_bias(up),
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    return _gated(_matrix(gate), _matrix(up), _bias(gate), _bias(up), activation, down)
 
 
 def fused_gated_mlp(gate_and_up: Any, activation: Any, down: Any) -> GatedMLP:
     """Read a gated MLP whose gate and hidden layer are one matrix, the rows of the gate first."""
     gate, up = _matrix(gate_and_up).chunk(2)
     gate_bias, up_bias = (None, None) if gate_and_up.bias is None else _bias(gate_and_up).chunk(2)
-    return GatedMLP(
-        gate=gate,
-        up=up,
-        down=_matrix(down),
-        gate_bias=gate_bias,
-        up_bias=up_bias,
-        down_bias=_bias(down),
-        activation=activation_of(activation),
-    )
+    return _gated(gate, up, gate_bias, up_bias, activation, down)
+
+
+def _gated(gate: Tensor, up: Tensor, gate_bias: Any, up_bias: Any, activation: Any, down: Any) -> GatedMLP:
+    parameters = {"gate": gate, "up": up, "gate_bias": gate_bias, "up_bias": up_bias}
+    return GatedMLP(**parameters, down=_matrix(down), down_bias=_bias(down), activation=activation_of(activation))
 
 
 def rotary(model: Any, *, key: str | None = None) -> Rotary:

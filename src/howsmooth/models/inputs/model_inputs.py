@@ -38,12 +38,7 @@ class Inputs:
 
 
 def inputs(source: Source, transformer: Transformer, *, special_tokens: bool = False) -> Inputs:
-    """Read a source as a model does.
-
-    Raises:
-        AssumptionError: If a sequence is longer than the model has positions for, or a number is beyond its vocabulary.
-        UnsupportedModelError: If the model reads something else, or its tokenizer is missing or of another model.
-    """
+    """Read a source as a model does."""
     if isinstance(source, Pictures):
         return _pictures(source, transformer)
     if _reads_pictures(transformer):

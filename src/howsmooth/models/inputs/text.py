@@ -58,20 +58,16 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens."""
-        ...
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the tokens as strings."""
-        ...
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the special tokens in front of an input and behind it."""
-        ...
 
     @property
     def unknown(self) -> int | None:
         """The id of unknown words; none if there is no such id."""
-        ...
 
 
 def tokens_of(tokenizer: Tokenizer, content: str, name: str) -> list[int]:

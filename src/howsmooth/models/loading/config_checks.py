@@ -133,7 +133,9 @@ def check_parameter_count(config: Any, name: str, *, weights: int | None = None)
             "can hold; are they of another model?",
             field="model",
         )
-    require_memory(count * _bytes_each(config), f"the model {name!r}, of {count:,} parameters,", field="model")
+    dtype = getattr(config, "dtype", None)
+    each = (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()).itemsize
+    require_memory(count * each, f"the model {name!r}, of {count:,} parameters,", field="model")
 
 
 def parameter_count(config: Any) -> int | None:
@@ -176,11 +178,6 @@ def _with_layers(config: Any, layers: dict[str, int]) -> Any:
                 setattr(shorter, name, value[:n])
         setattr(shorter, key, n)
     return shorter
-
-
-def _bytes_each(config: Any) -> int:
-    dtype = getattr(config, "dtype", None)
-    return dtype.itemsize if isinstance(dtype, torch.dtype) else torch.get_default_dtype().itemsize
 
 
 def check_gguf(path: Path) -> None:

@@ -139,7 +139,7 @@ def check_model_name(name: str) -> None:
         )
     elif os.path.exists(name):  # and not Path.exists, which raises where a name is too long for a file system
         _check_place(name)
-    elif _is_misspelt(name) or not may_be_hub_id(name):
+    elif difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8) or not may_be_hub_id(name):  # a built-in was meant
         raise UnsupportedModelError(not_found(name), field="model")
 
 
@@ -183,11 +183,6 @@ def _check_place(name: str) -> None:
             f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file.",
             field="model",
         )
-
-
-def _is_misspelt(name: str) -> bool:
-    """Return whether a built-in name was meant: then no hub is asked."""
-    return bool(difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.8))
 
 
 def check_model(name: str) -> None:

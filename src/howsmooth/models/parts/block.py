@@ -84,9 +84,16 @@ class AutogradMLPJacobian(JacobianOperator):
 def block(layer: "AttentionLayer", attention: Attention) -> Chain:
     """Return the whole block of a layer, with its attention as padding changes it."""
     mlp = feed_forward(layer)
+    second = chain(mlp.scaled, mlp.output_norm)
     if mlp.parallel:
-        return Chain(_parallel(layer, mlp, attention))
-    return Chain(*_maps(residual_sum(layer, attention)), *_second_half(mlp).maps)
+        first = chain(_scaled(attention, layer.residual_scale), layer.output_norm)
+        if mlp.pre_norm is layer.pre_norm and mlp.pre_norm is not None:
+            return Chain(Residual(Chain(mlp.pre_norm, Sum(first, second))))  # both read one norm, which is applied once
+        return Chain(Residual(Sum(chain(layer.pre_norm, *first.maps), chain(mlp.pre_norm, *second.maps))))
+    behind = (
+        (mlp.pre_norm, Residual(second)) if mlp.residual_after_norm else (Residual(chain(mlp.pre_norm, *second.maps)),)
+    )
+    return chain(*_maps(residual_sum(layer, attention)), *behind, mlp.post_norm)
 
 
 def residual_sum(layer: "AttentionLayer", attention: Attention) -> Chain | Residual:
@@ -120,22 +127,6 @@ def feed_forward(layer: "AttentionLayer") -> FeedForward:
 def chain(*parts: Map | None) -> Chain:
     """Chain the parts that are not None."""
     return Chain(*(part for part in parts if part is not None))
-
-
-def _parallel(layer: "AttentionLayer", mlp: FeedForward, attention: Attention) -> Residual:
-    attention = _scaled(attention, layer.residual_scale)
-    if mlp.pre_norm is layer.pre_norm and mlp.pre_norm is not None:  # both read one norm, which is applied once
-        both = Sum(chain(attention, layer.output_norm), chain(mlp.scaled, mlp.output_norm))
-        return Residual(Chain(mlp.pre_norm, both))
-    return Residual(
-        Sum(chain(layer.pre_norm, attention, layer.output_norm), chain(mlp.pre_norm, mlp.scaled, mlp.output_norm))
-    )
-
-
-def _second_half(mlp: FeedForward) -> Chain:
-    if mlp.residual_after_norm:
-        return chain(mlp.pre_norm, Residual(chain(mlp.scaled, mlp.output_norm)), mlp.post_norm)
-    return chain(Residual(chain(mlp.pre_norm, mlp.scaled, mlp.output_norm)), mlp.post_norm)
 
 
 def _scaled(attention: Attention, factor: float) -> Attention:

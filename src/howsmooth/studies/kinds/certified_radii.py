@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec.structs import replace
 from rich.console import Console, ConsoleOptions, RenderableType
 
-from howsmooth.certificates.settings import PLACES, check_place, norm_named
+from howsmooth.certificates.settings import PLACES, check_place, norm_in
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.sources import read_sentences
 from howsmooth.models.loading.names import check_model
@@ -52,7 +52,9 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         ),
     ] = ""
     together: Annotated[bool, described("Move all of these words at once, in one norm.")] = False
-    p: Annotated[str, described("How perturbations are measured: 1, 2 or inf.", metavar="P")] = "2"
+    metric: Annotated[str, described("How perturbations are measured: total, entries or sum.", metavar="NAME")] = (
+        "total"
+    )
     at: Annotated[
         str,
         described("Where words move: embeddings, before any norm; or attention, what enters a layer.", metavar="PLACE"),
@@ -67,14 +69,14 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         """Refuse names and numbers that lead nowhere, before anything is loaded.
 
         Raises:
-            HowsmoothError: If there is no such model, place, norm or file, or nothing to certify.
+            HowsmoothError: If there is no such model, place, metric or file, or nothing to certify.
         """
         if bool(self.sentence.strip()) == bool(self.sentences):
             raise AssumptionError(
                 'give either sentence=, as in sentence="a gripping film", or sentences=, a file of them.',
                 field="sentence",
             )
-        norm_named(self.p)
+        norm_in(self.metric)
         check_place(self.at, self.layer)
         Solver(seed=self.seed)
         self.where.check()
@@ -127,7 +129,7 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
         model: A name or folder of a classifier that ``hs.load`` understands.
         sentence: The sentence.
         word: Which of its tokens move, together in one norm; nothing for all words, special tokens left out.
-        p: How perturbations are measured: 1, 2 or inf.
+        metric: How perturbations are measured: total, entries or sum.
         at: Where they are: at the embeddings, or at what enters a layer.
         layer: Which layer that is.
         seed: Where attacks start.
@@ -137,7 +139,7 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
     model: str
     sentence: str
     word: Annotated[Places, described(plural="words")] = ()
-    p: Annotated[str, described(plural="norms")] = "2"
+    metric: str = "total"
     at: Annotated[str, described(plural="places")] = PLACES[0]
     layer: int = 0
     seed: int = 0
@@ -145,7 +147,7 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
 
     def __post_init__(self) -> None:
         """Refuse what no certificate is about."""
-        norm_named(self.p)
+        norm_in(self.metric)
         check_place(self.at, self.layer)
         if not self.sentence.strip():
             raise AssumptionError("a sentence must hold words, got nothing.", field="sentence")
@@ -164,17 +166,17 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
     @property
     def batch(self) -> Hashable:
         """All words of a sentence share its table."""
-        return replace(self, word=(), p="2", seed=0)
+        return replace(self, word=(), metric="total", seed=0)
 
     @property
     def cell(self) -> Hashable:
         """Every word is done by itself."""
-        return self.word, self.p, self.seed
+        return self.word, self.metric, self.seed
 
     @property
     def rank(self) -> tuple[Any, ...]:
         """Word by word."""
-        return self.word, self.p, self.seed
+        return self.word, self.metric, self.seed
 
 
 class CertificateAnswer(Answer, frozen=True, kw_only=True):
@@ -222,7 +224,7 @@ def _certified(ask: CertificateAsk, transformer: "Transformer", resources: "Reso
 
     certifier, numbers = resources.latest(_certifier, transformer, ask.sentence, ask.at, ask.layer)
     places = ask.word or tuple(ordinary_positions(transformer, numbers))
-    radius = certifier.radius(places, p=norm_named(ask.p), seed=seeded([ask]))
+    radius = certifier.radius(places, p=norm_in(ask.metric), seed=seeded([ask]))
     words = tokenizer_of(transformer).pieces(numbers)
     left = len(transformer.layers) - ask.layer
     return CertificateAnswer(
@@ -265,7 +267,7 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
     if certifying.at == "attention":
         model.layer(certifying.layer)
     right, wrong = by_their_labels(model, certifying.labelled)
-    shared = {name: getattr(certifying, name) for name in ("model", "p", "at", "layer", "seed", "reading")}
+    shared = {name: getattr(certifying, name) for name in ("model", "metric", "at", "layer", "seed", "reading")}
     asks = tuple(
         CertificateAsk(sentence=sentence, word=places, **shared)
         for sentence in right
@@ -367,14 +369,14 @@ class WordRadius:
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedSentence:
-    """What is certified of one sentence, in one norm and at one place.
+    """What is certified of one sentence, in one metric and at one place.
 
     Attributes:
         model: The classifier.
         text: The sentence.
         predicted: The class that wins.
         margin: By how much it wins over the next.
-        p: How perturbations are measured.
+        metric: How perturbations are measured.
         at: Where they are.
         layer: Which layer that is.
         table_seconds: How long the table took.
@@ -385,7 +387,7 @@ class CertifiedSentence:
     text: str
     predicted: str
     margin: float
-    p: str
+    metric: str
     at: str
     layer: int
     table_seconds: float
@@ -399,7 +401,7 @@ class CertifiedSentence:
     @property
     def norm(self) -> str:
         """The norm, as it is written."""
-        return {"1": "ℓ₁", "2": "ℓ₂", "inf": "ℓ∞"}[self.p]
+        return {"sum": "ℓ₁", "total": "ℓ₂", "entries": "ℓ∞"}[self.metric]
 
     @property
     def sentence(self) -> str:
@@ -432,24 +434,24 @@ class CertifiedSentence:
 
 
 def summarise_certificates(records: Iterable[CertificateRecord]) -> list[CertifiedSentence]:
-    """Sum up records, one result for each sentence, norm and place."""
+    """Sum up records, one result for each sentence, metric and place."""
     groups: dict[tuple[str, str, str, str, int], list[CertificateRecord]] = {}
     for r in records:
         ask = r.ask
-        groups.setdefault((ask.model, ask.sentence, ask.p, ask.at, ask.layer), []).append(r)
+        groups.setdefault((ask.model, ask.sentence, ask.metric, ask.at, ask.layer), []).append(r)
     return [
         CertifiedSentence(
             model=model,
             text=text,
             predicted=found[0].answer.predicted,
             margin=found[0].answer.margin,
-            p=p,
+            metric=metric,
             at=at,
             layer=layer,
             table_seconds=found[0].answer.table_seconds,
             words=_words(found),
         )
-        for (model, text, p, at, layer), found in groups.items()
+        for (model, text, metric, at, layer), found in groups.items()
     ]
 
 

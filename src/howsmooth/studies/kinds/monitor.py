@@ -1,4 +1,4 @@
-"""What a monitor read of a layer while a model was trained: records that the training itself writes to a run."""
+"""What a monitor read of a layer, or a probe of a head, while a model was trained: written by the training itself."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from howsmooth.studies.records import Record, this_machine
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
-    from howsmooth.training.readings import Look
+    from howsmooth.training.readings import HeadReading, LayerReading, Look
 
 
 class MonitorAsk(Ask, frozen=True, kw_only=True, tag="monitor"):
@@ -54,17 +54,37 @@ class MonitorAnswer(Answer, frozen=True, kw_only=True):
     skipped: int = 0  # how many places the budget left out at this step
 
 
+class ProbeAsk(MonitorAsk, frozen=True, kw_only=True, tag="probe"):
+    """What a probe read of a head while a model was trained: kept by the training itself; its map is ``head:3``."""
+
+
+class ProbeAnswer(Answer, frozen=True, kw_only=True):
+    """What it was like: the numbers of :class:`~howsmooth.training.readings.HeadReading`, none if not finite."""
+
+    largest_logit: float | None
+    entropy: float | None
+    first_token: float | None
+    sensitivity: float | None
+    largest_query: float | None
+    mean_query: float | None
+    largest_key: float | None
+    mean_key: float | None
+    peaked: float | None
+    alarm: str = ""  # what went wrong, in a sentence
+    overhead: float = 0.0  # the share of the training time that the probe had taken by then
+
+
 def run(_batch: Sequence[MonitorAsk], _cell: Sequence[MonitorAsk], _resources: "Resources") -> list[Answer]:
     """Refuse: what a training was like cannot be asked afterwards."""
     raise AssumptionError(
-        "what a monitor reads is written while a model is trained: "
-        "hs.Monitor(model, sinks=[hs.training.RunLog(folder)]).",
+        "what a monitor or a probe reads is written while a model is trained: "
+        "hs.Monitor(model, sinks=[hs.training.RunLog(folder)]), and hs.probe likewise.",
         field="kind",
     )
 
 
 class RunLog:
-    """A sink for monitors: every reading is one record of the run, with its alarm; ``howsmooth report`` draws it."""
+    """A sink for monitors and probes: every reading is a record of the run, with its alarm; its report draws it."""
 
     def __init__(self, folder: str | os.PathLike[str], *, training: str = "training") -> None:
         """Open a run, or begin one.
@@ -83,10 +103,16 @@ class RunLog:
     def write(self, look: "Look") -> None:
         """Keep what was read at one step."""
         alarms = {(a.reading.layer, a.reading.map): str(a) for a in look.alarms}
-        self._store.add(
-            Record(
-                ask=MonitorAsk(training=self._training, step=look.step, layer=r.layer, map=r.map),
-                answer=MonitorAnswer(
+
+        def record(kind: type[MonitorAsk], r: "LayerReading | HeadReading", answer: Answer) -> Record:
+            ask = kind(training=self._training, step=look.step, layer=r.layer, map=r.map)
+            return Record(ask=ask, answer=answer, machine=this_machine(), seconds=getattr(r, "seconds", 0.0))
+
+        layers = [
+            record(
+                MonitorAsk,
+                r,
+                MonitorAnswer(
                     lower=finite(r.lower),
                     upper=finite(r.upper),
                     typical=r.typical,
@@ -100,11 +126,22 @@ class RunLog:
                     overhead=look.overhead,
                     skipped=len(look.skipped),
                 ),
-                machine=this_machine(),
-                seconds=r.seconds,
             )
             for r in look.readings
-        )
+        ]
+        heads = [
+            record(
+                ProbeAsk,
+                r,
+                ProbeAnswer(
+                    **{name: finite(value) for name, value in r.numbers.items()},
+                    alarm=alarms.get((r.layer, r.map), ""),
+                    overhead=look.overhead,
+                ),
+            )
+            for r in look.heads
+        ]
+        self._store.add([*layers, *heads])
 
     def close(self) -> None:
         """Close the run's file."""
@@ -119,4 +156,7 @@ class RunLog:
         self.close()
 
 
-KINDS = (Kind(ask=MonitorAsk, answer=MonitorAnswer, run=run),)
+KINDS = (
+    Kind(ask=MonitorAsk, answer=MonitorAnswer, run=run),
+    Kind(ask=ProbeAsk, answer=ProbeAnswer, run=run),
+)

@@ -5,10 +5,13 @@ Of one part of a layer, or of some consecutive blocks of a model.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from howsmooth.errors import AssumptionError
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.asks import Answer, AtText
-from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, settings_of
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, settings_of
 from howsmooth.studies.kinds import Kind
 from howsmooth.studies.records import Record
 from howsmooth.studies.settings import Solver
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.linear_operators import LinearOperator
+    from howsmooth.metrics import Metrics
     from howsmooth.models.attention_layer import Measurable
     from howsmooth.spectral.estimates import NormEstimate
     from howsmooth.studies.resources import Resources
@@ -26,18 +30,33 @@ if TYPE_CHECKING:
 PROBES, MOST_PROBES, PROBED_TOKENS = 4, 32, 1024
 
 
+def check_certificate(certificate: bool, metric: str) -> None:
+    """Refuse a certificate in a metric that none is proven in."""
+    if certificate and metric not in ("total", "token"):
+        raise AssumptionError(
+            f"certificates at a window are proven in the metrics total and token, got {metric!r}.", field="certificate"
+        )
+
+
 class TextAsk(AtText, frozen=True, kw_only=True, tag="text"):
     """The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration.
 
     Attributes:
+        metric: The name of the metric of perturbations and changes.
         solver: How well the constant is to be known.
         certificate: Whether to prove a bound at this input too: slow, and far above the bracket.
         released: Whether to record the quantity of the paper's released scripts too.
     """
 
+    metric: str = "total"
     solver: Solver = Solver()
     certificate: bool = False
     released: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no metric, and certificates that are not proven in one."""
+        check_metric(self.metric)
+        check_certificate(self.certificate, self.metric)
 
     @property
     def drawn_as(self) -> "TextAsk":
@@ -61,8 +80,10 @@ class TextAnswer(Answer, frozen=True, kw_only=True):
         products: How many products with the Jacobian the whole cell took.
         mean_radius: :math:`(\frac1n\sum_i|x_i|^2)^{1/2}` of the tokens that enter.
         reach: The largest norm of a token.
+        relative: The condition number :math:`\|J\|\|X\|/\|f(X)\|`: by how many percent the output changes, at worst,
+            for each percent of the input; none where the output is zero, and in records of earlier versions.
         typical: The root mean square gain of random perturbations.
-        typical_low: The lower end of its interval at 95 %, over random directions.
+        typical_low: The lower end of its interval at 95 %, over random directions; none but in Euclidean metrics.
         typical_high: The upper end.
         probes: How many random directions that was estimated from.
         dimensions: The dimension of the space of perturbations.
@@ -80,6 +101,7 @@ class TextAnswer(Answer, frozen=True, kw_only=True):
     products: int = 0
     mean_radius: float = 0.0
     reach: float = 0.0
+    relative: Annotated[float | None, ROUND_DOWN] = None
     typical: float | None = None
     typical_low: Annotated[float | None, ROUND_DOWN] = None
     typical_high: Annotated[float | None, ROUND_UP] = None
@@ -141,36 +163,79 @@ def run(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources
 
 def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Sequence[tuple[int, ...]]) -> list[Answer]:
     """Measure a map at a batch of inputs; ``places`` says where in the batch each ask of the cell stands."""
+    import torch
+
+    from howsmooth.attacks.objective import as_tokens, vector_output
     from howsmooth.maps.attention import Attention
+    from howsmooth.metrics import as_metrics
     from howsmooth.spectral.autograd import linearise
+    from howsmooth.spectral.metric_norms import bracket_in
     from howsmooth.spectral.solvers import spectral_norm
-    from howsmooth.spectral.typical import typical_gain_of
     from howsmooth.studies.resources import seeded
-    from howsmooth.theory.at_input.local import local_uppers
+    from howsmooth.theory.at_input.local import local_upper, local_uppers
 
     first, generator = cell[0], seeded(ask.drawn_as for ask in cell)
     J = linearise(f, X)
-    estimate = norm_of(spectral_norm, J, solver=first.solver, seed=generator)
-    gain = typical_gain_of(J, samples=probes(X.shape[-2]), seed=generator, estimate=estimate)
+    if len(J.codomain) < 2:
+        J = vector_output(J)
+    with torch.no_grad():
+        Y = as_tokens(f(X), J.batch)
+        metrics = as_metrics(first.metric).at(X, Y)
+        estimate = bracket_in(
+            J,
+            metrics,
+            lambda op: norm_of(spectral_norm, op, solver=first.solver, seed=generator),
+            first.solver.rtol,
+            first.solver.confidence,
+            generator,
+        )
+        gain = _typical_gain(J, metrics, estimate, probes(X.shape[-2]), generator)
+    relative = estimate.lower.double() * metrics.input.size(X) / metrics.output.size(Y)
     released = _released(f, X, J) if first.released else None
     provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
     # without the certificate by rows, which would take longer than everything else
-    proven = local_uppers(cast(Attention, f), X, rows=False) if provable else None
+    proven = None
+    if provable and first.metric == "total":
+        proven = local_uppers(cast(Attention, f), X, rows=False)
+    elif provable:
+        proven = [local_upper(cast(Attention, f), x, metric=first.metric).value for x in X]
     return [
         answer_at(
             estimate[place],
             # heads share the tokens of their window
             X[place[0]].reshape(X.shape[-2:]),
-            typical=float(gain.value[place]),
-            typical_low=float(gain.low[place]),
-            typical_high=float(gain.high[place]),
-            probes=gain.samples,
+            relative=finite(float(relative[place])),
+            typical=float(gain[0][place]),
+            typical_low=finite(float(gain[1][place])),
+            typical_high=finite(float(gain[2][place])),
+            probes=probes(X.shape[-2]),
             dimensions=math.prod(J.domain),
             local_upper=None if proven is None else proven[place[0]],
             released_quantity=None if released is None else float(released[place]),
         )
         for place in places
     ]
+
+
+def _typical_gain(
+    J: "LinearOperator", metrics: "Metrics", estimate: "NormEstimate", samples: int, generator: Any
+) -> "tuple[Tensor, Tensor, Tensor]":
+    """Return the root mean square gain of random perturbations and its interval, which only Euclidean metrics have."""
+    import torch
+
+    from howsmooth.metrics import Euclidean
+    from howsmooth.spectral.metric_norms import isometric
+    from howsmooth.spectral.typical import typical_gain_of
+
+    given, wanted = metrics.input, metrics.output
+    if isinstance(given, Euclidean) and isinstance(wanted, Euclidean):
+        found = replace(estimate, direction=given.standard(estimate.direction))
+        gain = typical_gain_of(isometric(J, given, wanted), samples=samples, seed=generator, estimate=found)
+        return gain.value, gain.low, gain.high
+    like = torch.empty((*J.batch, *J.domain), dtype=J.dtype, device=J.device)
+    sizes = torch.stack([wanted.size(J.jvp(given.draw(like, generator))) for _sample in range(samples)])
+    unknown = torch.full(J.batch, torch.nan)
+    return sizes.square().mean(0).sqrt(), unknown, unknown
 
 
 def probes(n: int) -> int:

@@ -173,8 +173,9 @@ def block_spans(layers: int, solver: Solver) -> Iterator[BlockSpan]:
     yield BlockSpan(0, "model", layers, solver)
 
 
-def block_asks(base: ModelAndText, solver: Solver) -> Iterator[WholeAsk]:
+def block_asks(base: ModelAndText, solver: Solver, metric: str) -> Iterator[WholeAsk]:
     """Yield the asks about every block of a model, alone and together with those before and behind it."""
     for layer, part, blocks, accuracy in block_spans(len(base.transformer.layers), solver):
         base.transformer.check_map(part, layer)
-        yield from cast(Iterator[WholeAsk], base.each(WholeAsk, [layer], part, blocks=blocks, solver=accuracy))
+        others = {"blocks": blocks, "solver": accuracy, "metric": metric}
+        yield from cast(Iterator[WholeAsk], base.each(WholeAsk, [layer], part, **others))

@@ -16,7 +16,9 @@ from howsmooth.errors import AssumptionError, StudyError
 from howsmooth.models.inputs.sources import held, read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
+from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import described, from_settings
+from howsmooth.studies.kinds.text import check_certificate
 from howsmooth.studies.settings import (
     SOURCES,
     CommandSettings,
@@ -59,6 +61,13 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
     whole: Annotated[
         bool, described("Measure the model as a whole, each block alone, and the blocks up to and from each layer.")
     ] = False
+    metric: Annotated[
+        str,
+        described(
+            "How perturbations and changes are measured: total, token, relative, condition, entries or sum.",
+            metavar="NAME",
+        ),
+    ] = "total"
     windows: Windows = Windows()
     solver: Solver = Solver()
     where: Compute = Compute()
@@ -79,6 +88,8 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
     def check_map(self) -> None:
         """Refuse a map that no model has, and heads beside one that is not of one layer."""
         MapName.parse(self.map)
+        check_metric(self.metric)
+        check_certificate(self.certificate, self.metric)
         if self.whole and (self.map not in ("attention", "model") or self.layers is not None or self.per_head):
             raise AssumptionError(
                 "a whole model is measured in all its layers and blocks: leave map=, layers= and per_head= out.",
@@ -165,7 +176,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
     where, reading = measuring.where, measuring.reading
     base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
     layers = base.layers(measuring.layers, part)
-    others = {name: getattr(measuring, name) for name in ("solver", "certificate", "released")}
+    others = {name: getattr(measuring, name) for name in ("metric", "solver", "certificate", "released")}
     asks = tuple(cast(Iterator[TextAsk], base.each(TextAsk, layers, part, **others)))
     heads = tuple(
         cast(TextAsk, ask)
@@ -173,7 +184,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
         for head in range(base.transformer.layers[layer].head_count)
         for ask in base.each(TextAsk, [layer], f"head:{head}", **others)
     )
-    blocks = tuple(block_asks(base, measuring.solver)) if measuring.whole else ()
+    blocks = tuple(block_asks(base, measuring.solver, measuring.metric)) if measuring.whole else ()
     plans = [plan_of(asks, beside=tuple(ask.key for ask in heads), command=measuring.command)]
     plans += [plan_of(blocks, command=measuring.command)] if blocks else []
     return PlannedMeasurement(subject=base, asks=asks, heads=heads, blocks=blocks, plans=tuple(plans))
@@ -193,6 +204,7 @@ class MeasureSettings(TypedDict, total=False):
     lengths: Any
     sequences: int
     map: str
+    metric: str
     per_head: bool
     whole: bool
     special_tokens: bool
@@ -229,7 +241,7 @@ def measure(
             ``family``, ``tokenizer``, ``layers``, ``lengths``, ``sequences``, ``map`` (of a layer:
             ``attention``, ``heads``, ``head:3``, ``normed``, ``residual``, ``mlp``, ``block``; of many, measured once:
             ``model``, ``network``, ``sentence``, ``logits``, ``classes``,
-            ``to:3``, ``from:3``, ``layers:2-4``), ``per_head``,
+            ``to:3``, ``from:3``, ``layers:2-4``), ``metric`` (a name), ``per_head``,
             ``special_tokens``, ``stride``, ``rtol``, ``confidence``, ``certify``, ``max_steps``, ``seed``, ``device``,
             ``dtype``, ``threads``, ``certificate``, ``released``.
 

@@ -64,6 +64,11 @@ class Measurement(ResultTable):
         return tuple(sorted({record.ask.length for record in self.records}))
 
     @property
+    def metric(self) -> str:
+        """The name of the metric."""
+        return self.records[0].ask.metric if self.records else "total"
+
+    @property
     def missing(self) -> int:
         """How many records are planned and not there."""
         return max(0, self.planned - len(self.records) - len(self.heads))
@@ -85,7 +90,8 @@ class Measurement(ResultTable):
         sizes = f"n = {lengths.pop()} tokens" if len(lengths) == 1 else "the longest windows of each layer"
         counts = {layer.windows for layer in self.layers}
         windows = f"{count(counts.pop(), self.thing)} of " if len(counts) == 1 and "n = " in sizes else ""
-        return f"{self.model} on {self.text}: {self.map!r} at {windows}{sizes}"
+        metric = "" if self.metric == "total" else f", metric {self.metric}"
+        return f"{self.model} on {self.text}: {self.map!r} at {windows}{sizes}{metric}"
 
     @property
     def thing(self) -> str:
@@ -105,6 +111,8 @@ class Measurement(ResultTable):
             "typical": f"Typical: what random perturbations are multiplied by{interval}.",
             "worst": f"Worst: what the worst one is multiplied by{self._mean}; attained at each {self.thing}, and "
             f"{self._closeness}.",
+            "relative": "Relative: by how many percent the output changes, at worst, for each percent of the input "
+            "(the condition number); unlike worst, it compares layers whose tokens have other sizes.",
             "R": "R: the mean norm of these tokens.",
             "any input": "Any input: the smallest proven bound for as many tokens, none longer than the longest here.",
             "exponent": "The worst grows like n^exponent; a question mark says that no power law describes it.",
@@ -209,6 +217,7 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "map": ask.map,
         "length": ask.length,
         "window": ask.window.index,
+        "metric": ask.metric,
         "lower": answer.lower,
         "upper": answer.upper,
         "confidence": ask.solver.confidence,
@@ -216,6 +225,7 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "status": answer.status,
         "radius": answer.mean_radius,
         "reach": answer.reach,
+        "relative": answer.relative,
         "typical": answer.typical,
         "typical_low": answer.typical_low,
         "typical_high": answer.typical_high,

@@ -103,7 +103,7 @@ def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPla
         if plan.kind == "text" and (first := next((known[key] for key in plan.keys if key in known), None)):
             merged.setdefault(first.ask.group, []).append(plan)
     found = [measurement(store, some, known) for some in merged.values()]
-    return sorted(found, key=lambda m: (m.model, m.text, m.map, m.records[0].ask.window.stride))
+    return sorted(found, key=lambda m: (m.model, m.text, m.map, m.metric, m.records[0].ask.window.stride))
 
 
 def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterator[RunPlan]:
@@ -124,7 +124,7 @@ def measurement(
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
 
-    bounds = functools.partial(kept_ladder, store, first.model, first.map)
+    bounds = functools.partial(kept_ladder, store, first.model, first.map, first.metric)
     layers = summarise(records, functools.partial(bounds, transformer=transformer))
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
     old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)

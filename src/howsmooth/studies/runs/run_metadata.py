@@ -40,25 +40,34 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
 def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
     for layer in measurement.layers:
-        kept_ladder(store, measurement.model, measurement.map, layer.layer, layer.length, layer.ball, transformer)
+        place = (measurement.model, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
+        kept_ladder(store, *place, transformer)
 
 
 def kept_ladder(
-    store: Store, model: str, part: str, layer: int, n: int, radius: float, transformer: Transformer | None = None
+    store: Store,
+    model: str,
+    part: str,
+    metric: str,
+    layer: int,
+    n: int,
+    radius: float,
+    transformer: Transformer | None = None,
 ) -> BoundsTable:
     """Return the bounds that a run keeps for n tokens in a ball; with the model, those that it does not keep yet."""
     name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
+    name += "" if metric == "total" else f", {metric}"
     kept = store.fact(name)
     if kept is not None:
         return BoundsTable.from_json(kept)
     if transformer is None:
         return NO_BOUNDS
-    found = _bounds(transformer, part, layer, n, radius)
+    found = _bounds(transformer, part, metric, layer, n, radius)
     store.keep(name, found.to_json())
     return found
 
 
-def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: float) -> BoundsTable:
+def _bounds(transformer: Transformer, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
     site = transformer.layers[layer]
     f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
     if not isinstance(f, Attention):
@@ -66,7 +75,7 @@ def _bounds(transformer: Transformer, part: str, layer: int, n: int, radius: flo
             bounds=(), refused=(NotApplicable(name="all", reason="the theorems are about attention alone."),)
         )
     try:
-        return table(f, n=n, radius=radius, heads=PROMISING)
+        return table(f, n=n, radius=radius, heads=PROMISING, metric=metric)
     except AssumptionError as error:
         return BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=str(error)),))
 

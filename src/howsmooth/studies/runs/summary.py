@@ -60,6 +60,7 @@ class LayerSummary:
         constant: The geometric mean of the constants at them.
         least: The smallest of them.
         most: The largest of them, at its upper end.
+        relative: The geometric mean of the condition numbers at them; none if some window has none.
         typical: What random perturbations are multiplied by, root mean square over windows, with its interval.
         growth: How the constant grows with the length; none if only one length was measured.
         radius: The mean radius of the tokens at that length.
@@ -76,6 +77,7 @@ class LayerSummary:
     constant: float
     least: float
     most: float
+    relative: float | None = None
     typical: Typical | None
     growth: Growth | None
     radius: float
@@ -118,6 +120,7 @@ class LayerSummary:
             "typical": "—" if self.typical is None else self.typical.cells[0],
             "typical 95 %": (self.typical and self.typical.cells[1]) or "—",
             "worst": number(self.constant, 4),
+            "relative": "—" if self.relative is None else number(self.relative),
             "range": interval(self.least, self.most, 3),
             "exponent": exponent_cell(self.growth),
             "95 %": "—" if self.growth is None else f"[{exponent(self.growth.low)}, {exponent(self.growth.high)}]",
@@ -142,6 +145,7 @@ class LayerSummary:
             "constant": self.constant,
             "constant_low": self.least,
             "constant_high": self.most,
+            "relative": self.relative,
             "typical": None if self.typical is None else self.typical.value,
             "typical_low": None if self.typical is None else self.typical.low,
             "typical_high": None if self.typical is None else self.typical.high,
@@ -186,6 +190,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
     chosen = [record for record in records if whole or record.ask.length == length]
     here = [record.answer for record in chosen]
     reach = max(answer.reach for answer in here)
+    relative = [answer.relative for answer in here if answer.relative is not None]
     proven = {name: [x for answer in here if (x := getattr(answer, name)) is not None] for name in BOUND_COLUMNS}
     return LayerSummary(
         layer=layer,
@@ -195,6 +200,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
         constant=geometric([answer.lower for answer in here]),
         least=min(answer.lower for answer in here),
         most=max(answer.upper or answer.lower for answer in here),
+        relative=geometric(relative) if len(relative) == len(here) else None,
         typical=typical_of(chosen),
         growth=None if whole else growth_of((r.ask.length, r.answer.lower) for r in records),
         radius=fmean(answer.mean_radius for answer in here),

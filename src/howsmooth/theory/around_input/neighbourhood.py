@@ -12,6 +12,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
+from howsmooth.metrics import Metric, as_metrics
 from howsmooth.spectral.solvers import local_lipschitz, widening
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
 from howsmooth.theory.around_input.head_on_ball import PRODUCT, TINY, HeadAtCentre, HeadOnBall, distances
@@ -40,7 +41,9 @@ NUMBERS = 2e7
 SOURCE = "ours: second derivative"
 
 
-def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool = False) -> Bound:
+def neighbourhood_upper(
+    attention: Attention, X: Float[Tensor, "n d"], *, eps: float, metric: str | Metric = "total"
+) -> Bound:
     r"""Bound the local constant at every input within ``eps`` of ``X``.
 
     .. math:: \sup_{\|Z-X\|\le\varepsilon}\|D_Zf\| \le \|D_Xf\| + \int_0^\varepsilon H(t)\,dt,\qquad
@@ -55,16 +58,19 @@ def neighbourhood_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: f
         attention: The map.
         X: The centre, one sequence.
         eps: The radius.
-        per_token: Whether ``eps`` bounds the movement of each token instead of :math:`\|Z-X\|_F`.
+        metric: How :math:`\|Z-X\|` is measured: ``total``, or ``token`` for each token; other norms are Euclidean.
 
     Raises:
         AssumptionError: If ``eps`` is not positive, or under rotary positions, soft caps, query or key norms.
     """
+    per_token = _per_token(metric)
     found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
     return upper_bound(log(float(found.values[-1])), "neighbourhood_upper", found.domain, SOURCE, found.confidence)
 
 
-def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool = False) -> Bound:
+def displacement_upper(
+    attention: Attention, X: Float[Tensor, "n d"], *, eps: float, metric: str | Metric = "total"
+) -> Bound:
     r"""Bound how far the output moves when the input moves by at most ``eps``: a distance, not a slope.
 
     .. math:: \sup_{\|Z-X\|\le\varepsilon}\|f(Z)-f(X)\| \le \int_0^\varepsilon g(t)\,dt,\qquad
@@ -78,11 +84,12 @@ def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: fl
         attention: The map.
         X: The centre, one sequence.
         eps: The radius.
-        per_token: Whether ``eps`` bounds the movement of each token instead of :math:`\|Z-X\|_F`.
+        metric: How :math:`\|Z-X\|` is measured: ``total``, or ``token`` for each token; other norms are Euclidean.
 
     Raises:
         AssumptionError: As :func:`neighbourhood_upper`.
     """
+    per_token = _per_token(metric)
     found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
     # a straight path, at the right end of every interval as for the constant
     # |f(Z) − f(X)| ≤ ∫|D f| along the segment, whose points at distance t lie in the ball of radius t.
@@ -93,6 +100,18 @@ def displacement_upper(attention: Attention, X: Float[Tensor, "n d"], *, eps: fl
     value = min(along, size * unit.in_original_units(_hull(unit, eps / size)))
     source = "ours: second derivative along a path, or the hull of values"
     return upper_bound(log(value), "displacement_upper", found.domain, source, found.confidence)
+
+
+def _per_token(metric: str | Metric) -> bool:
+    """Tell whether a ball is one for each token.
+
+    Raises:
+        AssumptionError: If the theorem is not about balls in this metric.
+    """
+    name = as_metrics(metric).name
+    if name not in ("total", "token"):
+        raise AssumptionError(f"Theorem 5 is about the metrics total and token, got {name!r}.", field="metric")
+    return name == "token"
 
 
 def _hull(unit: Rescaled, eps: float) -> float:

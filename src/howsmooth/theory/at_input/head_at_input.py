@@ -15,7 +15,7 @@ from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian, of_each_head
 from howsmooth.theory.assumptions import require_numbers
 from howsmooth.theory.heads import Head, heads_of, on_cpu
-from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING
+from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING, UNIT
 from howsmooth.validation import require_tokens
 
 # So many products bound the norm of the attention weights, to about one part in a thousand.
@@ -110,7 +110,7 @@ class HeadAtInput:
             best = min(best, float((moved / z).max()))
             z = (moved / moved.max()).clamp_min(1e-12)  # any positive vector will do
         # sums of so many products, and the true weights may be larger
-        safe = (1 + 4 * len(self.P) * torch.finfo(self.P.dtype).eps) * float(self.errors.growth.max())
+        safe = (1 + 4 * len(self.P) * UNIT) * float(self.errors.growth.max())
         return min(safe * math.sqrt(best), math.sqrt(len(self.P)))
 
     @property
@@ -269,8 +269,8 @@ def head_errors(
     norms: tuple[NormJacobian | None, NormJacobian | None],
 ) -> HeadErrorBounds:
     """Bound the rounding errors of one head; ``scores`` are −∞ where a mask hides."""
-    # u is half of eps: the rounding of one operation to nearest.
-    (n, d), width, u = X.shape, q.shape[-1], torch.finfo(X.dtype).eps / 2
+    # the rounding of one operation to nearest
+    (n, d), width, u = X.shape, q.shape[-1], UNIT / 2
     size = X.norm(dim=-1)
     query_slope, key_slope = (_norm_slope(norm, size) for norm in norms)
     # A projection sums d products; what a norm or a rotation does to k numbers afterwards is relative to the result.
@@ -298,4 +298,4 @@ def head_errors(
 def _norm_slope(norm: NormJacobian | None, like: Tensor) -> Float[Tensor, " n"]:
     if norm is None:
         return torch.ones_like(like)
-    return norm.stretch.abs().amax(-1).reshape(-1, like.numel()).amax(0)
+    return norm.stretch.abs().amax(-1).reshape(like.shape)  # of one head

@@ -7,8 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
+from howsmooth.metrics import Metric, as_metrics
+from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import has_key_norm, require_scores_alone
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
@@ -21,7 +24,9 @@ from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
 from howsmooth.validation import require_sequences, tokens_for
 
 
-def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True) -> Bound:
+def local_upper(
+    attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = True, metric: str | Metric = "total"
+) -> Bound:
     r"""Bound the local constant at ``X``, deterministically.
 
     .. math:: \|D_Xf\| \le \|V\|\|P\|_2 + \max_i\|VC_iA\| + \Bigl(\sum_i|Ax_i|^2\,
@@ -42,12 +47,25 @@ def local_upper(attention: MultiHead, X: Float[Tensor, "n d"], *, rows: bool = T
     scores may have done to the weights is included, see
     :class:`~howsmooth.theory.at_input.head_at_input.HeadErrorBounds`.
 
+    Between largest tokens (``metric="token"``) the bound is that of Theorem 14 at this input,
+    :math:`\max_i\lambda_{\max}(\sum_jJ_{ij}J_{ij}^\top/w_{ij})^{1/2}` with the weights of the worst perturbation,
+    within a percent of what is attained; see :mod:`howsmooth.spectral.metric_norms`.
+
+    Raises:
+        AssumptionError: If the metric is neither ``total`` nor ``token``.
+
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
         >>> f = Attention.single_head(A=identity, V=3 * identity)
         >>> round(local_upper(f, torch.ones(4, 2, dtype=torch.float64)).value, 9)
         3.0
     """
+    name = as_metrics(metric).name
+    if name == "token":
+        upper = float(local_lipschitz(attention, X, metric=metric, confidence=1).upper)
+        return upper_bound(log(upper), "local_upper", f"{GIVEN_INPUT}, largest token", "ours: weighted Gram matrices")
+    if name != "total":
+        raise AssumptionError(f"local_upper is proven in the metrics total and token, got {name!r}.", field="metric")
     if isinstance(attention, MultiHead) and not isinstance(attention, Attention):
         return mechanism_local_upper(attention, X)
     X = tokens_for(X, attention)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.rotary import Rotary
+from howsmooth.maps.positions import Rotary
 from howsmooth.theory.heads import Head
 from howsmooth.theory.linalg.matrix_norms import matrix_norm, triangular_factor
 

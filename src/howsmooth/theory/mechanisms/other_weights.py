@@ -9,9 +9,8 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
-from howsmooth.maps.mechanisms.entmax import EntmaxAttention
+from howsmooth.maps.mechanisms.counting import EntmaxAttention, SigmoidAttention
 from howsmooth.maps.mechanisms.linear import LinearAttention
-from howsmooth.maps.mechanisms.sigmoid import SigmoidAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
 from howsmooth.theory.assumptions import require_plain
 from howsmooth.theory.heads import log, on_cpu

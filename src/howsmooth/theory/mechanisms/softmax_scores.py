@@ -10,9 +10,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
-from howsmooth.maps.mechanisms.cosine import CosineAttention
-from howsmooth.maps.mechanisms.differential import DifferentialAttention
-from howsmooth.maps.mechanisms.l2 import L2Attention
+from howsmooth.maps.mechanisms.softmax_scores import CosineAttention, DifferentialAttention, L2Attention
 from howsmooth.theory.assumptions import require_length, require_plain
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.mechanisms.mechanism_head import (

@@ -12,7 +12,7 @@ from torch import Tensor
 from howsmooth.domains.norm_image import StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.rotary import Rotary, Rotation
+from howsmooth.maps.positions import Rotary, Rotation
 from howsmooth.theory.assumptions import require_causal_or_none, require_scores_alone
 from howsmooth.theory.ball.rotary_forms import gram_factor
 from howsmooth.theory.heads import Head, heads_of, log

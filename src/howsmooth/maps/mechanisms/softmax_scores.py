@@ -1,4 +1,4 @@
-"""DifferentialAttention: the difference of two softmaxes."""
+"""Other scores for the softmax: squared distances (L2), cosines, and the difference of two softmaxes."""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +10,116 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.projections import Halves, Transforms
-from howsmooth.maps.weighting import Pick, Tile, softmax_magnitudes
+from howsmooth.maps.norms import RMSNorm
+from howsmooth.maps.projections import Halves, L2KeyLift, L2QueryLift, TokenScaling, Transform, Transforms
+from howsmooth.maps.weighting import Softmax, Tile, Weighting, Weights, softmax_magnitudes
 from howsmooth.torch_internals import in_place, softmax, softmax_backward, softmax_derivative
 from howsmooth.validation import require_parameter
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class L2Attention(ScoreAttention):
+    r"""Attention by distance :cite:`kim2021`.
+
+    .. math:: f(X)_i = \sum_h W_h \sum_j P^h_{ij}\,(V_h x_j + b_v) + b_o,\qquad
+              P^h_{ij} \propto a_j \exp\bigl(-s\,|Q_h x_i + b_q - K_h x_j - b_k|^2\bigr)
+
+    With ``tied``, keys are queries and values pass through :math:`A_h = s\,Q_h^\top Q_h` first: :math:`V_hA_hx_j` in
+    place of :math:`V_hx_j`. That is the map that Kim, Papamakarios and Mnih prove to be Lipschitz; the untied one is
+    not.
+
+    Since :math:`-|q|^2` is the same for a whole row, scores are :math:`\langle[2q,-1],[k,|k|^2]\rangle`: products of
+    matrices, as in plain attention.
+
+    Attributes:
+        tied: Whether keys are queries and values pass through :math:`A_h`; ``key`` has to be ``query`` then.
+
+    The other fields are those of :class:`howsmooth.Attention`; there is no soft cap.
+
+    Example:
+        >>> one = torch.eye(1)
+        >>> L2Attention.single_head(Q=0 * one, K=0 * one, V=one)(torch.tensor([[1.0], [3.0]]))
+        tensor([[2.],
+                [2.]])
+    """
+
+    tied: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"l2": {}, "l2-tied": {"tied": True}}
+
+    def _mechanism(self, X: Tensor) -> Mechanism:
+        value = self.value
+        if self.tied:
+            value = self.score_scale * (value @ self.query.mT) @ self.query
+        return Mechanism(weighting=Softmax(), value=value, transforms=Transforms(L2QueryLift(), L2KeyLift()))
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        if self.softcap is not None:
+            raise AssumptionError("attention by distance has no soft cap.", field="softcap")
+        if self.positions.distances is not None:
+            raise AssumptionError("attention by distance of tokens has no keys of positions.", field="positions")
+        if self.tied and not (self.key.shape == self.query.shape and torch.equal(self.key, self.query)):
+            raise AssumptionError("tied=True needs key to be query; give key=query, or tied=False.", field="key")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CosineAttention(ScoreAttention):
+    r"""Scaled cosine similarity attention :cite:`qi2023`.
+
+    .. math:: f(X)_i = \nu\sum_h W_h \sum_j P^h_{ij}\,v_j + b_o,\qquad
+              P^h_{ij} \propto a_j \exp\bigl(\tau\,\langle\hat q_i, \hat k_j\rangle\bigr),\qquad
+              \hat q = q/\sqrt{|q|^2+\epsilon}
+
+    with :math:`q = Q_hx + b_q` and so on. The theorem of LipsFormer is about values that are normalised too.
+
+    Attributes:
+        scale: :math:`\tau`; ``None`` means one.
+        gain: :math:`\nu`.
+        eps: :math:`\epsilon`.
+        normalise_values: Whether means are of :math:`\hat v_j` in place of :math:`v_j`.
+
+    The other fields are those of :class:`howsmooth.Attention`.
+
+    Example:
+        >>> one = torch.eye(1)
+        >>> CosineAttention.single_head(Q=0 * one, K=one, V=one, eps=1.0)(torch.tensor([[1.0], [3.0]]))
+        tensor([[2.],
+                [2.]])
+    """
+
+    gain: float = 1.0
+    eps: float = 1e-6
+    normalise_values: bool = False
+
+    kinds: ClassVar[dict[str, dict[str, Any]]] = {"cosine": {"eps": 0.01}}
+
+    @property
+    def score_scale(self) -> float:
+        r"""The factor of the cosines, :math:`\tau`."""
+        return 1.0 if self.scale is None else self.scale
+
+    def _mechanism(self, X: Tensor) -> Mechanism:
+        unit = self._unit(self.layout.k, 1.0)
+        values: Transform | None = None
+        if self.normalise_values:
+            values = self._unit(self.layout.v, self.gain)
+        elif self.gain != 1:
+            values = TokenScaling(X.new_full((1, 1, 1), self.gain))
+        return Mechanism(weighting=Softmax(), value=self.value, transforms=Transforms(unit, unit, values))
+
+    def _unit(self, width: int, length: float) -> RMSNorm:
+        """Return the norm that gives vectors of ``width`` numbers the length ``length``, nearly."""
+        return RMSNorm(gain=self.query.new_full((width,), length / math.sqrt(width)), eps=self.eps / width)
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        if not 0 <= self.eps < math.inf:
+            raise AssumptionError(f"eps must not be negative and must be finite, got {self.eps}.", field="eps")
+        if not math.isfinite(self.gain):
+            raise AssumptionError(f"gain must be finite, got {self.gain}.", field="gain")
+        if self.positions.distances is not None:
+            raise AssumptionError("attention by cosines has no keys of distances.", field="positions")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -73,10 +179,9 @@ class DifferentialAttention(ScoreAttention):
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxDifferenceWeights:
+class SoftmaxDifferenceWeights(Weights):
     r"""The weights :math:`P_1 - \lambda P_2`; their scores are stacked, those of :math:`P_1` first."""
 
-    P: Float[Tensor, "stack rows columns"]  # the difference
     first: Float[Tensor, "stack rows columns"]  # P₁
     second: Float[Tensor, "stack rows columns"]  # P₂
     subtracted: Float[Tensor, "stack rows 1"]  # λ for each row
@@ -100,27 +205,19 @@ class SoftmaxDifferenceWeights:
         softmax_backward(D, self.first, out=one)
         return both
 
-    query_jvp, query_vjp = jvp, vjp
-
     def magnitudes(self, D: Float[Tensor, "twice rows columns"]) -> Float[Tensor, "stack rows columns"]:
         """Return the sum of the absolute values of the terms of every entry."""
         one, two = D.chunk(2)
         return softmax_magnitudes(one, self.first) + self.subtracted.abs() * softmax_magnitudes(two, self.second)
 
-    def take(self, pick: Pick) -> "SoftmaxDifferenceWeights":
-        """Return the weights of some entries of the batch."""
-        return SoftmaxDifferenceWeights(pick(self.P), pick(self.first), pick(self.second), pick(self.subtracted))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SoftmaxDifference:
+class SoftmaxDifference(Weighting):
     """The rule from two stacked scores to the difference of their softmaxes."""
 
     subtracted: Float[Tensor, "stack shared"]
 
-    couples_rows = False
     matrices = 2
-    allows_empty_rows = False
     sums_to_one = False
 
     def __call__(self, S: Float[Tensor, "twice rows columns"], tile: Tile) -> SoftmaxDifferenceWeights:
@@ -132,7 +229,3 @@ class SoftmaxDifference:
     def rounding(self, n: int) -> float:
         """Two weights are subtracted, each with the error of a softmax."""
         return 2.0
-
-    def take(self, pick: Pick) -> "SoftmaxDifference":
-        """Return the rules of some entries of the batch."""
-        return SoftmaxDifference(subtracted=pick(self.subtracted))

@@ -1,4 +1,4 @@
-"""BERT and its relatives: encoders with a norm behind each residual sum; ModernBERT, with norms in front."""
+"""Encoders: BERT and its relatives, T5, BART (or its decoder alone), ViT, DeiT, and the towers of CLIP."""
 
 from typing import Any
 
@@ -6,18 +6,24 @@ import torch
 from torch import Tensor
 
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.families.parameters import (
     fused_gated_mlp,
     fused_projections,
+    gated_mlp,
     layer_norm,
     linear,
+    mlp,
     post_norm_mlp,
+    pre_norm_mlp,
     projections,
     read_layers,
+    rms_norm,
     rotary,
     rotary_gain,
+    separate_projections,
     stacked,
 )
 from howsmooth.models.parts.block import FeedForward
@@ -30,11 +36,8 @@ def bert(model: Any) -> Backbone:
 
     def read(block: Any) -> dict[str, Any]:
         attn, out = block.attention.self, block.attention.output
-        attention = Attention(
-            **projections(attn.query, attn.key, attn.value, out.dense, config.num_attention_heads),
-            scale=attn.scaling,
-            positions=Positions(causal=bool(config.is_decoder)),
-        )
+        weights = projections(attn.query, attn.key, attn.value, out.dense, config.num_attention_heads)
+        attention = Attention(**weights, scale=attn.scaling, positions=Positions(causal=bool(config.is_decoder)))
         return {"attention": attention, **_norms_and_mlp(block, out.LayerNorm)}
 
     norm = layer_norm(model.embeddings.LayerNorm)
@@ -199,3 +202,108 @@ def modernbert(model: Any) -> Backbone:
         stem=Stem(path="embeddings.norm", maps=(layer_norm(model.embeddings.norm),)),
         final=(layer_norm(model.final_norm),),
     )
+
+
+# T5 has no longest sequence, but a table of biases has an end; attention over more tokens than this does not fit.
+REACH = 2**15
+
+
+def t5(model: Any) -> Backbone:
+    """Read T5's encoder: no scaling, no biases, and a bias for each distance, by the first layer's table."""
+    # T5EncoderModel has the stack inside
+    stack, path = (model.encoder, "encoder.block") if hasattr(model, "encoder") else (model, "block")
+    bias = _relative_bias(stack.block[0].layer[0].SelfAttention)
+
+    def read(block: Any) -> dict[str, Any]:
+        first, last = block.layer[0], block.layer[-1]
+        attn = first.SelfAttention
+        weights = projections(attn.q, attn.k, attn.v, attn.o, attn.n_heads)
+        positions = Positions(causal=attn.is_causal, relative_bias=bias)
+        attention = Attention(**weights, scale=attn.scaling, positions=positions)
+        return {
+            "attention": attention,
+            "pre_norm": rms_norm(first.layer_norm),
+            "feed_forward": FeedForward(map=_t5_mlp(last.DenseReluDense), pre_norm=rms_norm(last.layer_norm)),
+        }
+
+    layers = read_layers(stack.block, path, "layer.0.SelfAttention", "layer.0.SelfAttention.o", read)
+    return Backbone(layers=layers, final=(rms_norm(stack.final_layer_norm),))
+
+
+def _t5_mlp(module: Any) -> MLP | GatedMLP:
+    if hasattr(module, "wi"):
+        return mlp(module.wi, module.act, module.wo)
+    return gated_mlp(module.wi_0, module.wi_1, module.act, module.wo)
+
+
+def _relative_bias(attn: Any) -> Tensor:
+    """Return the bias of every distance, which all layers share."""
+    buckets = attn._relative_position_bucket(
+        torch.arange(1 - REACH, REACH),
+        bidirectional=not attn.is_decoder,
+        num_buckets=attn.relative_attention_num_buckets,
+        max_distance=attn.relative_attention_max_distance,
+    )
+    return attn.relative_attention_bias.weight.detach()[buckets].mT.contiguous()
+
+
+def bart(model: Any) -> Backbone:
+    """Read BART: post-norm."""
+    # a causal language model is a wrapper around its decoder
+    stack, prefix = (model.decoder, "decoder.") if hasattr(model, "decoder") else (model, "")
+
+    def read(block: Any) -> dict[str, Any]:
+        attn = block.self_attn
+        weights = separate_projections(attn, attn.out_proj, attn.num_heads)
+        attention = Attention(**weights, scale=attn.scaling, positions=Positions(causal=attn.is_causal))
+        norms = block.self_attn_layer_norm, block.final_layer_norm
+        return {"attention": attention, **post_norm_mlp(*norms, block.fc1, block.activation_fn, block.fc2)}
+
+    return Backbone(
+        layers=read_layers(stack.layers, f"{prefix}layers", "self_attn", "self_attn.out_proj", read),
+        stem=Stem(path=f"{prefix}layernorm_embedding", maps=(layer_norm(stack.layernorm_embedding),)),
+    )
+
+
+def vit(model: Any) -> Backbone:
+    """Read ViT and DeiT: patches instead of words."""
+
+    def read(block: Any) -> dict[str, Any]:
+        attn = block.attention
+        weights = separate_projections(attn, attn.o_proj, model.config.num_attention_heads)
+        attention = Attention(**weights, scale=attn.scaling)
+        norms = block.layernorm_before, block.layernorm_after
+        return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
+
+    layers = read_layers(model.layers, "layers", "attention", "attention.o_proj", read)
+    return Backbone(layers=layers, final=(layer_norm(model.layernorm),))
+
+
+def clip_text(model: Any) -> Backbone:
+    """Read CLIP's tower for text, which is causal."""
+    tower, prefix = _tower(model, "text_model")
+    final = (layer_norm(tower.final_layer_norm),)
+    return Backbone(layers=_clip_layers(tower, prefix, causal=True), final=final)
+
+
+def clip_vision(model: Any) -> Backbone:
+    """Read CLIP's tower for pictures; the norm behind its last layer belongs to the pooler."""
+    tower, prefix = _tower(model, "vision_model")
+    stem = Stem(path=f"{prefix}pre_layrnorm", maps=(layer_norm(tower.pre_layrnorm),))
+    return Backbone(layers=_clip_layers(tower, prefix, causal=False), stem=stem)
+
+
+def _tower(model: Any, inner: str) -> tuple[Any, str]:
+    # a tower with a projection behind it is one module further in
+    return (getattr(model, inner), f"{inner}.") if hasattr(model, inner) else (model, "")
+
+
+def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
+    def read(block: Any) -> dict[str, Any]:
+        attn = block.self_attn
+        weights = separate_projections(attn, attn.out_proj, attn.num_heads)
+        attention = Attention(**weights, scale=attn.scale, positions=Positions(causal=causal))
+        norms = block.layer_norm1, block.layer_norm2
+        return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
+
+    return read_layers(tower.encoder.layers, f"{prefix}encoder.layers", "self_attn", "self_attn.out_proj", read)

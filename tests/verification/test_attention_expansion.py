@@ -1,0 +1,193 @@
+"""Attention in a Taylor model: orders by autograd, ranges and remainders against their sums, term by term."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+from verification.small_networks import entered, gaussian, network
+
+import howsmooth as hs
+from howsmooth.verification.attention_expansion import AttentionExpansion, Heads
+from howsmooth.verification.taylor_model import Forms
+
+
+def expanded(rng, *, before=0, eps=0.05, forms=False, all_forms=False):
+    """An expansion of attention, what enters it, and how tokens there depend on the coordinates of the box."""
+    f = network(rng, layers=1 + before, n=3)
+    blocks = [block.map for block in f.maps[1 : 2 + 2 * before]]
+    blocks[-1] = dataclasses.replace(blocks[-1], scale=-0.7)
+    model, enters = entered(f, eps, blocks[:-1], gaussian(rng, 6))
+    kept = model.centre, model.derivative
+    stage = AttentionExpansion(blocks[-1], model, forms=forms, all_forms=all_forms)
+    return blocks[-1], stage, model, kept, enters
+
+
+def pulled(stage, model, functional, *, forms):
+    sums = Forms(model.symbols, 1, model.derivative.shape[-1] if forms else None, functional)
+    return stage.pull_back(functional[None], sums), sums
+
+
+def test_the_linear_part_is_the_derivative_and_the_form_half_of_the_second(rng):
+    attention, stage, model, (centre, derivative), _enters = expanded(rng)
+    functional = gaussian(rng, *centre.shape)
+
+    def value(y):
+        tokens = centre + derivative @ y
+        return (functional * (tokens + attention(tokens))).sum()
+
+    origin = torch.zeros(derivative.shape[-1]).double()
+    slope, curvature = (getattr(torch.autograd.functional, name)(value, origin) for name in ("jacobian", "hessian"))
+    before, sums = pulled(stage, model, functional, forms=True)
+    assert_close(torch.einsum("nd,ndr->r", functional, model.derivative), slope)
+    assert_close(torch.einsum("nd,ndr->r", before[0], derivative), slope)
+    assert_close((sums.matrices[0] + sums.matrices[0].mT) / 2, curvature / 2)
+    assert_close(model.centre, centre + attention(centre))
+
+
+def test_the_second_order_of_two_layers_is_that_of_their_composition(rng):
+    f = network(rng, layers=2)
+    x = gaussian(rng, 6)
+    model, enters = entered(f, 1e-6, [block.map for block in f.maps[1:-1]], x)
+    assert model.derivative.shape[-1] == model.symbols.coordinates  # nothing bends
+    functional = gaussian(rng, *model.centre.shape)
+    sums = Forms(model.symbols, 1, model.derivative.shape[-1], functional)
+    back = functional[None]
+    for stage in reversed(model.stages):
+        back = stage.pull_back(back, sums)
+
+    def value(y):
+        tokens = enters(y)
+        for block in f.maps[1:-1]:
+            tokens = block(tokens)
+        return (functional * tokens).sum()
+
+    curvature = torch.autograd.functional.hessian(value, torch.zeros(model.symbols.coordinates).double())
+    assert_close((sums.matrices[0] + sums.matrices[0].mT) / 2, curvature / 2)
+
+
+def centred_scores(attention, stage, tokens):
+    """The changes of all scores, less their means under the weights of the centre."""
+    q, k = (
+        torch.einsum("hed,nd->hne", w, tokens) + b[:, None]
+        for w, b in zip(stage.heads.weights[:2], stage.heads.biases[:2], strict=True)
+    )
+    change = stage.heads.scale * (q @ k.mT - stage.q @ stage.k.mT)
+    return change - (stage.P * change).sum(-1, keepdim=True)
+
+
+def test_scores_of_linear_tokens_are_a_linear_function_and_a_form(rng):
+    attention, stage, model, (centre, derivative), _enters = expanded(rng, forms=True)
+    size = derivative.shape[-1]
+
+    def scores(y):
+        return centred_scores(attention, stage, centre + derivative @ y).flatten()
+
+    origin = torch.zeros(size).double()
+    assert_close(torch.autograd.functional.jacobian(scores, origin), stage.db.flatten(0, 2))
+    assert_close(stage.alpha1.flatten(), model.symbols.linear_range(stage.db.flatten(0, 2)))
+    halves = [
+        torch.autograd.functional.hessian(lambda y, c=c: scores(y)[c], origin) / 2 for c in range(stage.P.numel())
+    ]
+    assert_close(stage.alpha2.flatten(), torch.maximum(*model.symbols.quadratic_range(torch.stack(halves))))
+
+
+def places(stage):
+    h, n, _n = stage.P.shape
+    return itertools.product(range(h), range(n), range(n))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_products_of_ranges_are_those_of_queries_and_keys(rng, before):
+    _attention, stage, _model, _kept, _enters = expanded(rng, before=before)
+    scale = abs(stage.heads.scale)
+    assert bool((stage.k2 > 0).all() & (stage.q2 > 0).all()) == bool(before)
+    for h, i, j in places(stage):
+        q1, q2, k1, k2 = stage.q1[h, i], stage.q2[h, i], stage.k1[h, j], stage.k2[h, j]
+        first, every = scale * q1 @ k1, scale * (q1 + q2) @ (k1 + k2)
+        assert_close(stage.products[h, i, j], first)
+        assert_close(stage.products_beyond[h, i, j], every - first, atol=1e-14, rtol=1e-10)
+
+
+@pytest.mark.parametrize("forms", [False, True])
+def test_projections_go_beyond_their_linear_parts_as_functionals_of_the_tokens_do(rng, forms):
+    _attention, stage, model, _kept, _enters = expanded(rng, before=1, all_forms=forms)
+    model.stages.pop()
+    model.centre, model.derivative = _kept
+    for found, linear, moved, weight in zip(
+        (stage.q2, stage.k2, stage.v2),
+        (stage.q1, stage.k1, stage.v1),
+        (stage.dq, stage.dk, stage.dv),
+        stage.heads.weights,
+        strict=True,
+    ):
+        for h, i, e in itertools.product(*map(range, found.shape)):
+            functional = torch.zeros_like(model.centre)
+            functional[i] = weight[h, e]
+            there = model.range(functional[None], forms=forms)
+            assert_close(found[h, i, e], there.beyond_linear[0])
+            assert_close(moved[h, i, e], there.linear[0])
+            assert_close(linear[h, i, e], model.symbols.linear_range(there.linear)[0])
+
+
+def test_scores_beyond_their_linear_parts_add_what_tokens_do_and_all_products(rng):
+    _attention, stage, model, kept, _enters = expanded(rng, before=1)
+    model.stages.pop()
+    model.centre, model.derivative = kept
+    _h, n, _n = stage.P.shape
+    for head, i, j in places(stage):
+        weights = torch.zeros(n).double()
+        weights[j] = 1
+        weights -= stage.P[head, i]
+        functional = torch.zeros_like(model.centre)
+        on_query, on_keys = stage.heads.weights[0][head], stage.heads.weights[1][head]
+        functional[i] += stage.heads.scale * (weights @ stage.k[head]) @ on_query
+        functional += stage.heads.scale * weights[:, None] * (stage.q[head, i] @ on_keys)
+        tokens = model.range(functional[None], forms=False).beyond_linear[0]
+        products = weights.abs() @ (stage.products + stage.products_beyond)[head, i]
+        assert_close(stage.alpha2[head, i, j], tokens + products)
+
+
+@pytest.mark.parametrize(("before", "eps"), [(0, 0.3), (1, 0.02)])
+def test_ranges_and_remainders_are_the_sums_that_the_expansion_says(rng, before, eps):
+    _attention, stage, model, _kept, _enters = expanded(rng, before=before, eps=eps)
+    functional = gaussian(rng, *model.centre.shape)
+    _before, sums = pulled(stage, model, functional, forms=False)
+    second = remainder = 0.0
+    for h, i, j in places(stage):
+        on_head = functional[i] @ stage.heads.output[h]
+        p, a1, a2 = (float(x[h, i, j]) for x in (stage.P, stage.alpha1, stage.alpha2))
+        alpha = a1 + a2
+        e2 = [math.expm1(a) - a for a in (stage.alpha1 + stage.alpha2)[h, i].tolist()]
+        zeta = sum(w * e for w, e in zip(stage.P[h, i].tolist(), e2, strict=True))
+        share = zeta / (1 + zeta)
+        e3 = e2[j] - alpha**2 / 2
+        height = abs(float(on_head @ (stage.v[h, j] - stage.o[h, i])))
+        moved, beyond = float(on_head.abs() @ stage.v1[h, j]), float(on_head.abs() @ stage.v2[h, j])
+        second += p * (height * (a1**2 / 2 + float(stage.products[h, i, j])) + a1 * moved)
+        # b² is that of linear parts and the rest, whose range is a₁ and a₂
+        squares = (alpha**2 - a1**2) / 2
+        exponential = e3 + share * (alpha + alpha**2 / 2)
+        remainder += p * height * (float(stage.products_beyond[h, i, j]) + squares + exponential)
+        remainder += p * (alpha * (moved + beyond) - a1 * moved)
+        remainder += p * (e2[j] + share * (1 + alpha)) * (moved + beyond)
+    assert sums.products.item() == pytest.approx(second, rel=1e-10)
+    assert sums.remainder.item() == pytest.approx(remainder, rel=1e-8)
+
+
+def test_changes_beyond_floats_leave_an_infinite_remainder(rng):
+    _attention, stage, model, _kept, _enters = expanded(rng)
+    stage.alpha1[0, 0, 0] = 1e3
+    stage._remainder_factors()
+    _before, sums = pulled(stage, model, gaussian(rng, *model.centre.shape), forms=False)
+    assert sums.remainder.item() == math.inf
+
+
+def test_heads_that_share_keys_and_have_no_biases_or_outputs_are_read_as_all_others(rng):
+    f = hs.Attention(query=gaussian(rng, 4, 2, 3), key=gaussian(rng, 2, 2, 3), value=gaussian(rng, 2, 5, 3))
+    heads, X = Heads.of(f), gaussian(rng, 6, 3)
+    q, k, v = (torch.einsum("hed,nd->hne", w, X) + b[:, None] for w, b in zip(heads.weights, heads.biases, strict=True))
+    mixed = torch.softmax(heads.scale * q @ k.mT, -1) @ v
+    assert_close(torch.einsum("hov,hnv->no", heads.output, mixed) + heads.output_bias, f(X))
