@@ -190,8 +190,8 @@ CHARTS = (
         sections=("measurement",),
         rank=50,
         about="What is known about one layer, in two lanes. At these inputs: what random perturbations are multiplied "
-        "by, what the worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, "
-        "none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
+        "by, what the worst one is multiplied by, and the certificate if there is one. For any input of as many "
+        "tokens, none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
         wanted=lambda section: any(m.layers for m in section.measurements),
         draw=draw,
         table=table,
