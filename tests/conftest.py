@@ -58,5 +58,5 @@ def small_memory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     """Let the machine say that it has 4 GiB."""
     limit = tmp_path_factory.mktemp("limits") / "memory.max"
     limit.write_text(str(2**32), encoding="ascii")
-    monkeypatch.setattr("howsmooth.memory.LIMITS", (limit,))
+    monkeypatch.setattr("howsmooth.files.LIMITS", (limit,))
     return 2**32

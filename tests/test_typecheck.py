@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import howsmooth as hs
-from howsmooth.memory import gigabytes
+from howsmooth.files import gigabytes
 
 
 def test_a_function_is_checked_in_its_first_calls_of_every_file():

@@ -648,7 +648,8 @@ class Judge:
                 earlier = {}
             killer = place.get(earlier.get("killer") or "")
             if earlier.get("killer"):
-                if killer is not None and _item_hash(self.items[killer]) == earlier["test"]:
+                elsewhere = killer is None and self.options.tests  # by a test that is not asked for now
+                if elsewhere or (killer is not None and _item_hash(self.items[killer]) == earlier["test"]):
                     continue
                 earlier = {}
             if earlier and _reason(mutant.identity, listed) is not None:
@@ -703,7 +704,7 @@ class Judge:
 
         def each() -> Iterator[tuple[Any, Callable[[], Any], float]]:
             for mutant, tests in tasks:
-                seconds = 10 + 4 * sum(self._seconds(i) for i in tests)
+                seconds = 3 + 3 * sum(self._seconds(i) for i in tests)
                 yield (mutant, tests), functools.partial(task, mutant, tests), seconds
 
         count, begin = 0, time.time()

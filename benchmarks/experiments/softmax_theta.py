@@ -10,10 +10,27 @@ import torch
 from scipy import stats
 
 import howsmooth as hs
-from howsmooth.maps.derivative import softmax_theta
+from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.weighting import unstack
 from howsmooth.models.inputs.text import read_text
 
 WINDOWS, LENGTH = 10, 64
+
+
+def softmax_theta(J: AttentionJacobian) -> torch.Tensor:
+    r"""Return :math:`\theta(p) = \|\mathrm{diag}\,p - pp^\top\|_{\infty\to1}` of the weights of every head and row.
+
+    It is :math:`4\max_Sp(S)(1-p(S)) = 1 - \min_S(p(S)-p(S^c))^2`: how far scores that move by at most one move the
+    weights. Weights are put into the lighter of two halves, largest first, which attains it where one weight is at
+    least one half; elsewhere it is a lower bound, and one an upper bound.
+    """
+    parts = []
+    for tile, P, _slope in J.pattern.weights():
+        difference = torch.zeros_like(P[..., :1])
+        for weight in P.sort(-1, descending=True).values.split(1, dim=-1):
+            difference = (difference - weight).abs()
+        parts.append(unstack(1 - difference.square(), tile))
+    return torch.cat(parts, dim=-2).reshape(*J.batch, -1, J.domain[0])
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ ORDER = (
     "neighbourhood",
     "splitting",
     "regimes",
+    "largest_token",
     "worst_measure",
     "certified_words",
     "penalty",

@@ -10,8 +10,8 @@ CHOICES = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
 def wait_passively() -> None:
     """Let the OpenMP threads of this process sleep while they wait, whether torch is loaded already or not.
 
-    By default a thread that waits at the end of a parallel region spins for milliseconds. Beside other jobs it spins
-    on a core that the thread it waits for needs, and a call takes ten times as long as on a machine of its own.
+    By default a thread that waits spins for milliseconds: beside other jobs on a core that the thread it waits for
+    needs, so that a call takes ten times as long.
 
     Before torch is loaded, an environment variable settles it. Afterwards nothing can be set any more; but libgomp
     documents that threads spin a thousand times less as soon as there are more of them than processors, so a second

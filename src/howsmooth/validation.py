@@ -14,12 +14,7 @@ Seed = SupportsIndex | torch.Generator
 
 
 def generator_from(seed: Seed | None) -> torch.Generator:
-    """Return the generator that a seed stands for: a new one for a number, torch's global one for none.
-
-    Raises:
-        DtypeError: If it is neither.
-        AssumptionError: If it is a number that seeds nothing.
-    """
+    """Return the generator that a seed stands for: a new one for a number, torch's global one for none."""
     if seed is None or isinstance(seed, torch.Generator):
         return torch.default_generator if seed is None else seed
     if not isinstance(seed, SupportsIndex) or isinstance(seed, bool | Tensor):

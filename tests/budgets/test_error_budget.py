@@ -127,6 +127,8 @@ def test_the_truth_is_the_model_with_rounded_weights(llama, gpt2, windows):
         q = functional_call(model.with_head, changed, (windows,)).logits.log_softmax(-1)
         truth = (p.exp() * (p - q)).sum(-1).mean().detach()
         assert_close(found.measured(dict.fromkeys(names, "int4:g8"))[0], truth)
+        by_token = found.by_token(dict.fromkeys(names, "int4:g8"))
+        assert_close(by_token, (p.exp() * (p - q)).sum(-1).detach())
 
 
 def test_what_second_order_leaves_out_shrinks_with_the_error(gpt2, windows):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from howsmooth.certificates.sentences import (
     read_sentence,
     word_positions,
 )
-from howsmooth.certificates.settings import checked_norm, norm_named
+from howsmooth.certificates.settings import norm_in
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 
 __all__ = ["save_classifier", "small_classifier"]
@@ -55,7 +56,9 @@ def test_what_enters_a_layer_is_certified_and_verified(model, metric):
 
 
 def test_a_sentence_is_certified_as_its_tokens_are(model, tokens):
+    began = time.perf_counter()
     spoken, numbered = hs.certify(model, TEXT, word=2), hs.certify(model, tokens, word=2)
+    assert 0 < spoken.seconds <= time.perf_counter() - began
     assert spoken.radii[0].certified == numbered.radii[0].certified
     assert spoken.labels == ("LABEL_0", "LABEL_1")
 
@@ -123,6 +126,28 @@ def test_samples_alone_find_what_is_wrong(rng):
     assert min(found._sampled(wrong, 300, rng)) < 0
 
 
+@pytest.mark.untyped
+def test_as_many_samples_as_asked_for_are_at_the_radius_itself(rng, monkeypatch):
+    X = torch.zeros(2, 3, dtype=torch.float64)
+    X[0, 0] = 1.0
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=2, like=X), hs.maps.Dense(torch.eye(3, dtype=torch.float64)[:2]))
+    found, seen = hs.certify(f, X, word=0), []
+    monkeypatch.setattr("howsmooth.certificates.certify.BATCH", 4)
+    watched = dataclasses.replace(found, classifier=lambda Z: seen.append(Z) or f(Z))
+    sampled = watched._sampled(found.radii[0], 10, rng)
+    assert [len(Z) for Z in seen] == [4, 4, 2]
+    assert sampled == [float((f(Z)[:, 0] @ found.rivals.functionals.mT).min()) for Z in seen]
+    moved = (torch.cat(seen) - X)[:, 0].norm(dim=-1)
+    torch.testing.assert_close(moved, torch.full_like(moved, found.radii[0].certified))
+
+
+def test_two_logits_of_a_module_are_rounded(model, monkeypatch):
+    found = hs.certify(model, TEXT, word=2)
+    monkeypatch.setattr("howsmooth.certificates.certify.rounding", lambda *_given: (0.0, 3.0))
+    assert found._rounding_error() == pytest.approx(3 * math.sqrt(2))
+    assert dataclasses.replace(found, module=None)._rounding_error() == 0
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_samples_lie_on_the_surface_of_the_ball(p, rng):
     sizes = torch.linalg.vector_norm(random_sphere((20, 2, 3), p, rng).flatten(1), p, dim=1)
@@ -149,11 +174,11 @@ def test_what_frames_a_sentence_is_special_and_a_word_that_is_not_known_is_a_wor
     assert ordinary_positions(SimpleNamespace(tokenizer=tokenizer), [1, 2, 3, 4]) == [o - 1 for o in ordinary]
 
 
-@pytest.mark.parametrize(("word", "number"), [("1", 1.0), ("2", 2.0), ("inf", math.inf)])
-def test_norms_have_names(word, number):
-    assert norm_named(word) == checked_norm(number) == number
-    with pytest.raises(AssumptionError, match="must be"):
-        norm_named(f"{word}0")
+@pytest.mark.parametrize(("name", "p"), [("sum", 1.0), ("total", 2.0), ("entries", math.inf)])
+def test_metrics_are_norms(name, p):
+    assert norm_in(name) == p
+    with pytest.raises(AssumptionError, match="proven in the metrics"):
+        norm_in(f"{name}s")
 
 
 def test_labels_are_numbers_or_names(model):

@@ -42,12 +42,31 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(budget, howsmoo
     assert howsmooth("figure", "run", "frontier", "--out", "frontier.svg").code == 0
 
 
+@pytest.mark.slow
+def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folder_model):
+    done = budget("--verify", "2", "--against", folder_model, "--scheme", "int3")
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
+    assert "4 errors run truly, rank correlation" in said
+    assert "from half of it" in said
+    found = json.loads(budget("--verify", "2", "--against", folder_model, "--scheme", "int3", "--json").out)["budgets"]
+    schemes, same = found[:2], found[3]
+    assert {each["scheme"] for each in schemes} == {"int3", f"against:{folder_model}"}
+    assert same["rank_correlation"] is None  # no difference from itself
+    assert max(same["errors"]["measured"]) == 0
+    real = found[2]["errors"]
+    assert len(real["names"]) == 4
+    assert real["predicted"][0] == max(real["predicted"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--scheme", "int9"), "there is no scheme 'int9'"),
         (("--passes", "1"), "--passes must be at least 2, got 1"),
         (("--size", "0"), "--size must be positive, got 0.0"),
+        (("--verify", "-1"), "--verify must be at least 0, got -1"),
+        (("--against", "no/such/folder"), "no/such/folder"),
         (("--length", "4000"), "4000"),
     ],
 )

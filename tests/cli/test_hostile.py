@@ -145,7 +145,7 @@ def test_a_small_archive_that_unpacks_to_gigabytes_is_refused(howsmooth, tmp_pat
 
     limit, side = tmp_path / "memory.max", 2**13
     limit.write_text(str(2**30), encoding="ascii")
-    monkeypatch.setattr("howsmooth.memory.LIMITS", (limit,))
+    monkeypatch.setattr("howsmooth.files.LIMITS", (limit,))
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({side}, {side}), }}".ljust(117) + "\n"
     with (
         zipfile.ZipFile(tmp_path / "A.npz", "w", zipfile.ZIP_DEFLATED) as archive,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from howsmooth.cli.app import main
-from howsmooth.memory import available_memory
+from howsmooth.files import available_memory
 
 DIGITS = "9" * 5000
 NUMBER = "9" * 1000

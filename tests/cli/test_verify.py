@@ -1,6 +1,10 @@
 """``howsmooth verify``: words, exit codes, the file of the competition."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,3 +55,26 @@ def test_a_file_that_is_not_there_is_one_sentence(howsmooth, arguments):
     done = howsmooth("verify", *arguments)
     assert done.code == 2
     assert "there is no file" in done.err
+
+
+@pytest.mark.slow
+def test_the_scripts_of_the_competition(tmp_path, rng):
+    scripts = Path(__file__).parents[2] / "benchmarks" / "vnncomp_scripts"
+    network, wanted = write_vit(tmp_path / "n.onnx", rng), tmp_path / "p.vnnlib"
+    bounds = "".join(f"(assert (<= X_{k} 0.001))(assert (>= X_{k} -0.001))" for k in range(16))
+    wanted.write_text(
+        f"(declare-const Y_0 Real)(declare-const Y_2 Real){bounds}(assert (>= Y_0 1000))", encoding="utf-8"
+    )
+
+    def run(script, *words):
+        environment = {**os.environ, "PYTHON": sys.executable}
+        command = [str(scripts / script), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False).returncode
+
+    assert run("prepare_instance.sh", "v1", "vit", network, wanted) == 0
+    assert run("prepare_instance.sh", "v1", "vit", network, tmp_path / "none.vnnlib") == 1
+    assert run("prepare_instance.sh", "v2", "vit", network, wanted) == 1
+    assert run("run_instance.sh", "v1", "vit", network, wanted, tmp_path / "results", 60) == 0
+    assert (tmp_path / "results").read_text(encoding="utf-8") == "unsat\n"
+    assert run("run_instance.sh", "v1", "vit", wanted, wanted, tmp_path / "results", 60) == 0
+    assert (tmp_path / "results").read_text(encoding="utf-8") == "error\n"

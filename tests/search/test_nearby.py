@@ -7,7 +7,7 @@ from draws import gaussian
 from oracles import constant
 
 import howsmooth as hs
-from howsmooth.search.nearby import worst_nearby
+from howsmooth.search.ascent import worst_nearby
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_an_ask_comes_back_from_json_whatever_its_kind(ask):
 def test_a_kind_is_called_by_the_tag_of_its_asks():
     assert kind_names() == [
         *("ascent", "attack", "bounds", "budget", "certificate", "extremal", "measures", "monitor", "probe"),
-        *("recipe", "regimes", "splitting", "text", "whole"),
+        *("recipe", "regimes", "splitting", "text", "verified", "whole"),
     ]
     for name in kind_names():
         kind = kind_named(name)

@@ -1,12 +1,13 @@
 """Small networks with known boxes."""
 
+import dataclasses
+
 import torch
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
-from howsmooth.verification.attention_expansion import AttentionExpansion
 from howsmooth.verification.box_symbols import BoxSymbols
-from howsmooth.verification.relu_relaxation import ReLURelaxation
+from howsmooth.verification.network_expansion import expand
 from howsmooth.verification.taylor_model import TaylorModel
 
 
@@ -52,6 +53,19 @@ def network(rng, *, layers=2, n=3, d=4, inputs=6, hidden=5, heads=2, size=0.8, s
     return hs.maps.Chain(*maps)
 
 
+def smooth_network(rng, *, n=3, d=4, hidden=5, activation="gelu", norm=hs.maps.LayerNorm, before=True, causal=False):
+    """One block with norms before or behind, a smooth activation, the mean of all tokens, and a readout with a tanh."""
+    parts = network(rng, layers=1, n=n, d=d, hidden=hidden).maps
+    attention = dataclasses.replace(parts[1].map, positions=hs.maps.Positions(causal=causal))
+    mlp = dataclasses.replace(parts[2].map, activation=activation)
+    norms = [norm(gain=1 + gaussian(rng, d, size=0.2), bias=gaussian(rng, d, size=0.2), eps=1e-3) for _ in range(2)]
+    blocks = []
+    for f, g in zip((attention, mlp), norms, strict=True):
+        blocks += [hs.maps.Residual(hs.maps.Chain(g, f))] if before else [hs.maps.Residual(f), g]
+    head = hs.maps.MLP(up=gaussian(rng, 4, d), down=gaussian(rng, 3, 4), activation="tanh")
+    return hs.maps.Chain(*blocks, hs.maps.Pooling.mean(n=n, like=head.up), head)
+
+
 def outputs(f, x):
     return f(x.unsqueeze(-2)).flatten(-2)
 
@@ -63,8 +77,5 @@ def entered(f, eps, blocks, x):
     centre = embedding(x[None])
     model = TaylorModel(symbols, centre, derivative)
     for block in blocks:
-        if isinstance(block, hs.maps.MLP):
-            ReLURelaxation(block, model, forms=False)
-        else:
-            AttentionExpansion(block, model, forms=False, all_forms=False)
+        model = expand(hs.maps.Residual(block), model, 0)
     return model, lambda y: centre + derivative @ y

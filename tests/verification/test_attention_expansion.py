@@ -15,14 +15,13 @@ from howsmooth.verification.taylor_model import Forms
 
 
 def expanded(rng, *, before=0, eps=0.05, forms=False, all_forms=False):
-    """An expansion of attention, what enters it, and how tokens there depend on the coordinates of the box."""
+    """An expansion of attention, the model behind it, and the one before it."""
     f = network(rng, layers=1 + before, n=3)
     blocks = [block.map for block in f.maps[1 : 2 + 2 * before]]
     blocks[-1] = dataclasses.replace(blocks[-1], scale=-0.7)
-    model, enters = entered(f, eps, blocks[:-1], gaussian(rng, 6))
-    kept = model.centre, model.derivative
-    stage = AttentionExpansion(blocks[-1], model, forms=forms, all_forms=all_forms)
-    return blocks[-1], stage, model, kept, enters
+    before, _enters = entered(f, eps, blocks[:-1], gaussian(rng, 6))
+    stage = AttentionExpansion(blocks[-1], before, forms=forms, all_forms=all_forms)
+    return blocks[-1], stage, before.then(stage), before
 
 
 def pulled(stage, model, functional, *, forms):
@@ -31,12 +30,13 @@ def pulled(stage, model, functional, *, forms):
 
 
 def test_the_linear_part_is_the_derivative_and_the_form_half_of_the_second(rng):
-    attention, stage, model, (centre, derivative), _enters = expanded(rng)
+    attention, stage, model, entering = expanded(rng)
+    centre, derivative = entering.centre, entering.derivative
     functional = gaussian(rng, *centre.shape)
 
     def value(y):
         tokens = centre + derivative @ y
-        return (functional * (tokens + attention(tokens))).sum()
+        return (functional * attention(tokens)).sum()
 
     origin = torch.zeros(derivative.shape[-1]).double()
     slope, curvature = (getattr(torch.autograd.functional, name)(value, origin) for name in ("jacobian", "hessian"))
@@ -44,7 +44,7 @@ def test_the_linear_part_is_the_derivative_and_the_form_half_of_the_second(rng):
     assert_close(torch.einsum("nd,ndr->r", functional, model.derivative), slope)
     assert_close(torch.einsum("nd,ndr->r", before[0], derivative), slope)
     assert_close((sums.matrices[0] + sums.matrices[0].mT) / 2, curvature / 2)
-    assert_close(model.centre, centre + attention(centre))
+    assert_close(model.centre, attention(centre))
 
 
 def test_the_second_order_of_two_layers_is_that_of_their_composition(rng):
@@ -79,8 +79,8 @@ def centred_scores(attention, stage, tokens):
 
 
 def test_scores_of_linear_tokens_are_a_linear_function_and_a_form(rng):
-    attention, stage, model, (centre, derivative), _enters = expanded(rng, forms=True)
-    size = derivative.shape[-1]
+    attention, stage, model, entering = expanded(rng, forms=True)
+    centre, derivative, size = entering.centre, entering.derivative, entering.derivative.shape[-1]
 
     def scores(y):
         return centred_scores(attention, stage, centre + derivative @ y).flatten()
@@ -101,7 +101,7 @@ def places(stage):
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_products_of_ranges_are_those_of_queries_and_keys(rng, before):
-    _attention, stage, _model, _kept, _enters = expanded(rng, before=before)
+    _attention, stage, _model, _entering = expanded(rng, before=before)
     scale = abs(stage.heads.scale)
     assert bool((stage.k2 > 0).all() & (stage.q2 > 0).all()) == bool(before)
     for h, i, j in places(stage):
@@ -113,9 +113,7 @@ def test_products_of_ranges_are_those_of_queries_and_keys(rng, before):
 
 @pytest.mark.parametrize("forms", [False, True])
 def test_projections_go_beyond_their_linear_parts_as_functionals_of_the_tokens_do(rng, forms):
-    _attention, stage, model, _kept, _enters = expanded(rng, before=1, all_forms=forms)
-    model.stages.pop()
-    model.centre, model.derivative = _kept
+    _attention, stage, _model, model = expanded(rng, before=1, all_forms=forms)
     for found, linear, moved, weight in zip(
         (stage.q2, stage.k2, stage.v2),
         (stage.q1, stage.k1, stage.v1),
@@ -126,16 +124,14 @@ def test_projections_go_beyond_their_linear_parts_as_functionals_of_the_tokens_d
         for h, i, e in itertools.product(*map(range, found.shape)):
             functional = torch.zeros_like(model.centre)
             functional[i] = weight[h, e]
-            there = model.range(functional[None], forms=forms)
-            assert_close(found[h, i, e], there.beyond_linear[0])
-            assert_close(moved[h, i, e], there.linear[0])
-            assert_close(linear[h, i, e], model.symbols.linear_range(there.linear)[0])
+            assert_close(found[h, i, e], model.beyond_linear(functional[None], forms=forms).size[0])
+            there = torch.einsum("nd,ndr->r", functional, model.derivative)
+            assert_close(moved[h, i, e], there)
+            assert_close(linear[h, i, e], model.symbols.linear_range(there))
 
 
 def test_scores_beyond_their_linear_parts_add_what_tokens_do_and_all_products(rng):
-    _attention, stage, model, kept, _enters = expanded(rng, before=1)
-    model.stages.pop()
-    model.centre, model.derivative = kept
+    _attention, stage, _model, model = expanded(rng, before=1)
     _h, n, _n = stage.P.shape
     for head, i, j in places(stage):
         weights = torch.zeros(n).double()
@@ -145,14 +141,14 @@ def test_scores_beyond_their_linear_parts_add_what_tokens_do_and_all_products(rn
         on_query, on_keys = stage.heads.weights[0][head], stage.heads.weights[1][head]
         functional[i] += stage.heads.scale * (weights @ stage.k[head]) @ on_query
         functional += stage.heads.scale * weights[:, None] * (stage.q[head, i] @ on_keys)
-        tokens = model.range(functional[None], forms=False).beyond_linear[0]
+        tokens = model.beyond_linear(functional[None], forms=False).size[0]
         products = weights.abs() @ (stage.products + stage.products_beyond)[head, i]
         assert_close(stage.alpha2[head, i, j], tokens + products)
 
 
 @pytest.mark.parametrize(("before", "eps"), [(0, 0.3), (1, 0.02)])
 def test_ranges_and_remainders_are_the_sums_that_the_expansion_says(rng, before, eps):
-    _attention, stage, model, _kept, _enters = expanded(rng, before=before, eps=eps)
+    _attention, stage, model, _entering = expanded(rng, before=before, eps=eps)
     functional = gaussian(rng, *model.centre.shape)
     _before, sums = pulled(stage, model, functional, forms=False)
     second = remainder = 0.0
@@ -178,7 +174,7 @@ def test_ranges_and_remainders_are_the_sums_that_the_expansion_says(rng, before,
 
 
 def test_changes_beyond_floats_leave_an_infinite_remainder(rng):
-    _attention, stage, model, _kept, _enters = expanded(rng)
+    _attention, stage, model, _entering = expanded(rng)
     stage.alpha1[0, 0, 0] = 1e3
     stage._remainder_factors()
     _before, sums = pulled(stage, model, gaussian(rng, *model.centre.shape), forms=False)

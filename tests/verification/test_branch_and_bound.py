@@ -183,7 +183,8 @@ def test_bent_units_of_a_model_are_functions_of_the_box_and_of_each_other(rng):
     ]
     for xi in torch.randint(0, 2, (20, 6), generator=rng).double() * 2 - 1:
         tokens, y, eta = f.maps[0]((x + eps * xi)[None]), [], []
-        for stage, block in zip(model.stages, blocks, strict=True):
+        for residual, block in zip(model.stages, blocks, strict=True):
+            stage = residual.parts[1]  # between two linear ones
             entering = tokens @ block.up.mT + block.up_bias
             y.append(entering[stage.bent])
             eta.append(((torch.relu(entering) - stage.slope * entering) / stage.gap - 1)[stage.bent])

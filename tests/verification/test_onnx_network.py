@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from torch import nn
 from torch.testing import assert_close
 
 import howsmooth as hs
@@ -11,7 +13,8 @@ pytest.importorskip("onnxruntime")
 
 from verification.onnx_files import write_vit
 
-from howsmooth.verification.onnx_network import read_onnx, session_of
+from howsmooth.verification.onnx_network import read_module, read_onnx, session_of
+from howsmooth.verification.properties import Property
 
 
 def test_a_network_is_read_as_onnxruntime_runs_it(tmp_path, rng):
@@ -27,25 +30,172 @@ def test_a_property_of_a_file_is_proven_or_falsified_and_replayed(tmp_path, rng)
     path = write_vit(tmp_path / "vit.onnx", rng)
     x, run = torch.randn(16, generator=rng).double(), session_of(path)
     label = int(run(x).argmax())
-    near = hs.verification.Property.robust(x, eps=1e-3, label=label, classes=3)
+    near = Property.robust(x, eps=1e-3, label=label, classes=3)
     assert hs.verify(path, near).status == "proven"
-    far = hs.verify(path, hs.verification.Property.robust(x, eps=5.0, label=label, classes=3))
+    far = hs.verify(path, Property.robust(x, eps=5.0, label=label, classes=3))
     assert far.status == "falsified"
     assert int(run(far.counterexample).argmax()) != label
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"activation": "Tanh"}, r"Tanh_\d+ is Tanh, which is not read"),
-        ({"change": "weights"}, r"Mul_\d+ \(Mul\) does more with scores"),
-        ({"change": "bias"}, r"Add_\d+ \(Add\) .*by their position"),
-    ],
-    ids=lambda x: str(x)[:20],
-)
-def test_what_is_not_read_is_refused_by_its_node(tmp_path, rng, options, said):
-    path = write_vit(tmp_path / "vit.onnx", rng, **options)
+class Classifier(nn.Module):
+    """Tokens, layers of torch's own encoder, a way to pool them, and a head."""
+
+    def __init__(self, *, pool="first", head="linear", mask=False, **options):
+        super().__init__()
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0, **options),
+            2,
+            enable_nested_tensor=False,
+        )
+        self.pool, self.mask = pool, nn.Transformer.generate_square_subsequent_mask(4) if mask else None
+        last = {"norm": nn.LayerNorm(8), "tanh": nn.Sequential(nn.Linear(8, 8), nn.Tanh())}.get(head, nn.Identity())
+        self.head = nn.Sequential(last, nn.Linear(8, 3))
+
+    def forward(self, X):
+        X = self.layers(X, mask=self.mask)
+        return self.head(X[:, 0] if self.pool == "first" else X.mean(1))
+
+
+class WrittenOut(nn.Module):
+    """A norm and an activation in the operations that they consist of."""
+
+    def __init__(self, activation, norm):
+        super().__init__()
+        self.up, self.down, self.out = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+        self.activation, self.norm = activation, norm
+
+    def forward(self, X):
+        return self.out(self.norm(X + self.down(self.activation(self.up(self.norm(X))))).mean(1))
+
+
+def rms(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3)
+
+
+def layer_norm(x):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-3)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+
+
+class HuggingFaceBert(nn.Module):
+    """A classifier on embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+        config = transformers.BertConfig(**sizes, vocab_size=9, num_labels=3, attn_implementation="eager")
+        self.model = transformers.BertForSequenceClassification(config)
+
+    def forward(self, X):
+        return self.model(inputs_embeds=X).logits
+
+
+class HuggingFaceViT(nn.Module):
+    """A classifier of images of 8 × 4, in patches of 4 × 4."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+        image = {"image_size": (8, 4), "patch_size": 4, "num_channels": 1}
+        config = transformers.ViTConfig(**sizes, **image, num_labels=3, attn_implementation="eager")
+        self.model = transformers.ViTForImageClassification(config)
+
+    def forward(self, X):
+        return self.model(pixel_values=X.reshape(1, 1, 8, 4)).logits
+
+
+MODULES = {
+    "BERT of transformers": HuggingFaceBert,
+    "ViT of transformers": HuggingFaceViT,
+    "relu, norm behind, mean": lambda: Classifier(pool="mean"),
+    "gelu, norm before, first": lambda: Classifier(activation="gelu", norm_first=True),
+    "causal, norm before, norm": lambda: Classifier(mask=True, norm_first=True, head="norm"),
+    "gelu, without biases, tanh": lambda: Classifier(activation="gelu", bias=False, head="tanh"),
+    "rms, silu written out": lambda: WrittenOut(lambda x: x * torch.sigmoid(x), rms),
+    "layer norm, gelu written out": lambda: WrittenOut(gelu, layer_norm),
+    "tanh": lambda: WrittenOut(torch.tanh, nn.LayerNorm(8)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_read_as_they_compute(name, rng):
+    torch.manual_seed(0)
+    module = MODULES[name]().eval()
+    f, _run = read_module(module, (4, 8))
+    for x in torch.randn(3, 4, 8, generator=rng):
+        assert_close(f(x.double().reshape(1, -1))[0].float(), module(x[None])[0].detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_is_verified_and_attacked_itself(rng):
+    torch.manual_seed(1)
+    module = MODULES["gelu, norm before, first"]().eval()
+    x = torch.randn(4, 8, generator=rng)
+    label = int(module(x[None]).argmax())
+    assert hs.verify(module, Property.robust(x, eps=1e-3, label=label, classes=3)).status == "proven"
+    far = hs.verify(module, Property.robust(x, eps=5.0, label=label, classes=3))
+    assert far.status == "falsified"
+    assert int(module(far.counterexample.float().reshape(1, 4, 8)).argmax()) != label
+
+
+class Refused(nn.Module):
+    """A classifier with one step that is not read."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.weight, self.step = nn.Linear(8, 8), step
+
+    def forward(self, X):
+        return self.step(self.weight(X), X).mean(1)
+
+
+REFUSED = {
+    "softplus": (lambda y, x: nn.functional.softplus(y), "Softplus"),
+    "elu": (lambda y, x: nn.functional.elu(y), "Elu"),
+    "leaky": (lambda y, x: nn.functional.leaky_relu(y), "LeakyRelu"),
+    "sigmoid": (lambda y, x: torch.sigmoid(y), "no activation"),
+    "exp": (lambda y, x: torch.exp(y), "Exp"),
+    "log": (lambda y, x: torch.log(y.abs() + 1), "Abs"),
+    "sin": (lambda y, x: torch.sin(y), "Sin"),
+    "max": (lambda y, x: torch.maximum(y, x), "Max"),
+    "clip": (lambda y, x: y.clamp(-1, 1), "Clip"),
+    "cumsum": (lambda y, x: y.cumsum(-1), "CumSum"),
+    "product": (lambda y, x: y * x, "multiplies or divides two tensors"),
+    "quotient": (lambda y, x: y / x, "multiplies or divides two tensors"),
+    "inverse": (lambda y, x: 1 / y, "Reciprocal"),
+    "cube": (lambda y, x: y**3, "Pow"),
+    "softmax alone": (lambda y, x: torch.softmax(y, -1), "Softmax"),
+    "softmax over queries": (lambda y, x: torch.softmax(y @ y.transpose(1, 2), -2) @ x, "scores"),
+    "no softmax": (lambda y, x: (y @ y.transpose(1, 2)) @ x, "without a softmax"),
+    "softmax squared": (lambda y, x: torch.softmax(y @ y.transpose(1, 2), -1) ** 2 @ x, "weights of attention"),
+    "norm of length": (lambda y, x: y / y.pow(2).sum(-1, keepdim=True).sqrt(), "no norm"),
+    "norm by another": (lambda y, x: y / torch.sqrt(x.pow(2).mean(-1, keepdim=True)), "mean square of something else"),
+    "gelu of another": (lambda y, x: y * (1 + torch.erf(x)), "no activation"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_refused_by_its_node(name):
+    torch.manual_seed(0)
+    step, said = REFUSED[name]
     with pytest.raises(hs.errors.UnsupportedModelError, match=said):
+        read_module(Refused(step).eval(), (4, 8))
+
+
+def test_a_module_in_training_or_that_cannot_be_written_is_refused():
+    with pytest.raises(hs.errors.AssumptionError, match="training mode"):
+        read_module(Classifier(), (4, 8))
+    with pytest.raises(hs.errors.UnsupportedModelError, match="cannot be written as ONNX"):
+        read_module(Classifier().eval(), (4, 7))
+
+
+@pytest.mark.parametrize(("options", "said"), [({"activation": "Celu"}, "Celu"), ({"change": "weights"}, "weights of")])
+def test_nodes_of_files_are_refused_by_name(tmp_path, rng, options, said):
+    path = write_vit(tmp_path / "vit.onnx", rng, **options)
+    with pytest.raises(hs.errors.UnsupportedModelError, match=rf"the node \w+_\d+ .*{said}"):
         read_onnx(path)
 
 

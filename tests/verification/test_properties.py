@@ -39,6 +39,32 @@ def test_conditions_that_hold_together_are_one_set(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("condition", "row", "bound"),
+    [
+        ("(>= (+ Y_0 Y_0 (* Y_1 3) 2) (- Y_2 Y_1 5))", [2, 4, -1], -7),
+        ("(<= (+ Y_0 1) (* (- 2) (+ Y_1 4)))", [-1, -2, 0], 9),
+        ("(< 3 (- Y_2))", [0, 0, -1], 3),
+        ("(> (- 7 Y_0 1 Y_2) (* 0.5 (- Y_0 6)))", [-1.5, 0, -1], -9),
+    ],
+)
+def test_both_sides_of_a_condition_are_sums(tmp_path, condition, row, bound):
+    ((A, b),) = read(tmp_path, BOX + OUTPUTS + f"(assert {condition})").unsafe
+    assert A.tolist() == [row]
+    assert b.tolist() == [bound]
+
+
+def test_the_tightest_bounds_of_an_input_count(tmp_path):
+    bounds = ("<= X_0 1", "<= X_0 9", "<= (* -2 X_0) 0.5", ">= X_0 -9", ">= 4 (* 2 X_1)")
+    more = "".join(f"(assert ({bound}))" for bound in bounds)
+    found = read(tmp_path, BOX + more + OUTPUTS + "(assert (<= Y_0 1))")
+    assert found.lower.tolist() == [-0.25, -1.5]
+    assert found.upper.tolist() == [1.0, 2.0]
+    for bound in ("(>= X_5 0)", "(<= X_5 0)"):
+        with pytest.raises(hs.errors.FileError, match="X_2 on both sides"):
+            read(tmp_path, BOX + f"(assert {bound})" + OUTPUTS + "(assert (<= Y_0 1))")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (BOX + OUTPUTS + "(assert (<= Y_0 1)", "does not close"),
@@ -47,6 +73,10 @@ def test_conditions_that_hold_together_are_one_set(tmp_path):
         ("(declare-const X_0 Real)(assert (<= X_0 1))" + OUTPUTS + "(assert (<= Y_0 1))", "X_0 on both sides"),
         (BOX + OUTPUTS + "(assert (= Y_0 1))", "not read: ="),
         (BOX + OUTPUTS + "(assert (<= Y_0 one))", "not read: one"),
+        (BOX + OUTPUTS + "(assert (<= Y_0 1 2))", "not read: <="),
+        (BOX + OUTPUTS + "(assert (<= (* Y_0 Y_1) 2))", r"not read: \*"),
+        (BOX + OUTPUTS + "(assert (<= (* 0 X_0) 2))", "a box is needed"),
+        (BOX + OUTPUTS + "(assert (or (<= X_0 1) (<= X_0 2)))", "a box is needed"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path, text, said):

@@ -13,11 +13,7 @@ LEAST = 8
 
 
 def check_attack(*, eps: object, metric: object, method: object, budget: object) -> None:
-    """Refuse what no attack can work with.
-
-    Raises:
-        AssumptionError: If the radius is not positive and finite, metric or method are unknown, or the budget is small.
-    """
+    """Refuse what no attack can work with."""
     if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 < float(eps) < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
     check_metric(metric)

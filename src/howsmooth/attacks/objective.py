@@ -142,16 +142,8 @@ class Objective:
     Whatever a method tries is first brought into the ball, and the best that was tried is kept, so no method can leave
     the ball or lose what it had. A forward pass costs one, and so does every product with a derivative.
 
-    Attributes:
-        X: The given sequences.
-        there: The output at them.
-        ball: Where perturbations lie.
-        output: The metric of the displacement.
-        budget: How many passes there are.
-        spent: How many are spent.
-        best: The best perturbation of each sequence so far; zero at first.
-        value: Its gain; zero at first.
-        trace: The best value after every forward pass.
+    ``best`` is the best perturbation of each sequence so far, zero at first, ``value`` its gain, and ``trace`` the best
+    value after every forward pass.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.budgets.effects import Effect, effect
@@ -39,7 +39,12 @@ class Verified:
     @property
     def second_order(self) -> bool:
         """Whether the whole error and half of it agree to 20 %."""
-        return abs(self.measured - self.at_half) <= SECOND_ORDER * self.at_half
+        return agrees_with_half(self.measured, self.at_half)
+
+
+def agrees_with_half(measured: float, at_half: float) -> bool:
+    """Tell whether a true cost and four times that of half of the error agree to 20 %, as second order has it."""
+    return abs(measured - at_half) <= SECOND_ORDER * at_half
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -172,6 +177,21 @@ class Budget:
             AssumptionError: If the budget was read from a run, without the model.
         """
         return true_costs(self._places(tokens), recipes, factor=factor).mean((1, 2))
+
+    def by_token(
+        self, recipe: Mapping[str, str], *, tokens: Tensor | None = None
+    ) -> Float[Tensor, "windows positions"]:
+        """Run the model with errors in it: the true cost at every position, so that one sees which tokens suffer.
+
+        Args:
+            recipe: The scheme by the name of what it rounds.
+            tokens: Other windows; those of the budget by default.
+
+        Raises:
+            AssumptionError: If the budget was read from a run, without the model.
+        """
+        self.columns(recipe)  # refuses names that are not there
+        return true_costs(self._places(tokens), [recipe])[0]
 
     def verify(self, count: int, scheme: str | None = None) -> tuple[Verified, ...]:
         """Run the model with single errors in it: the worst ones, and as many random ones of the others.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from howsmooth.errors import AssumptionError
-from howsmooth.memory import require_memory
+from howsmooth.files import require_memory
 from howsmooth.wording import number
 
 if TYPE_CHECKING:

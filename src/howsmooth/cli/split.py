@@ -13,8 +13,7 @@ from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.options import OptionFigure, OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, FileError, ShapeError
-from howsmooth.files import read_bytes, require_size
-from howsmooth.memory import require_memory
+from howsmooth.files import read_bytes, require_memory, require_size
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.maps.heads import MultiHead
-    from howsmooth.search.nearby import Nearby
+    from howsmooth.search.ascent import Nearby
     from howsmooth.theory.results import Bound, Witness
 
 STEPS, STARTS = 100, 4
@@ -239,7 +239,7 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
 
     from torch import nn
 
-    from howsmooth.search.nearby import worst_nearby
+    from howsmooth.search.ascent import worst_nearby
 
     with ascent_bar(True, how.ascent["steps"]) as progress:
         found = worst_nearby(f, X, eps=near.eps or 0.0, metric=near.within, progress=progress, **how.ascent)

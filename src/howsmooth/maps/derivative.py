@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -201,34 +201,12 @@ def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | Non
 
     Zero means that every token attends to a single one, :math:`\log n` that it attends to all equally.
     """
-    entropies = _of_rows(J, lambda P: -torch.special.xlogy(P, P).sum(-1, keepdim=True))
+    parts = [unstack(-torch.special.xlogy(P, P).sum(-1, keepdim=True), tile) for tile, P, _slope in J.pattern.weights()]
+    entropies = torch.cat(parts, dim=-2).reshape(*J.batch, -1, J.domain[0])
     if real is None:
         return entropies.mean((-2, -1))
     shares = real.to(entropies.dtype)
     return (entropies.mean(-2) * shares).sum(-1) / shares.sum(-1)
-
-
-def softmax_theta(J: AttentionJacobian) -> Float[Tensor, "*batch heads n"]:
-    r"""Return :math:`\theta(p) = \|\mathrm{diag}\,p - pp^\top\|_{\infty\to1}` of the weights of every head and row.
-
-    It is :math:`4\max_Sp(S)(1-p(S)) = 1 - \min_S(p(S)-p(S^c))^2`: how far scores that move by at most one move the
-    weights. Weights are put into the lighter of two halves, largest first, which attains it where one weight is at
-    least one half; elsewhere it is a lower bound, and one an upper bound.
-    """
-
-    def row_theta(P: Tensor) -> Tensor:
-        difference = torch.zeros_like(P[..., :1])
-        for weight in P.sort(-1, descending=True).values.split(1, dim=-1):
-            difference = (difference - weight).abs()
-        return 1 - difference.square()
-
-    return _of_rows(J, row_theta)
-
-
-def _of_rows(J: AttentionJacobian, number: Callable[[Tensor], Tensor]) -> Float[Tensor, "*batch heads n"]:
-    """Return one number for the weights of every head and row."""
-    parts = [unstack(number(P), tile) for tile, P, _slope in J.pattern.weights()]
-    return torch.cat(parts, dim=-2).reshape(*J.batch, -1, J.domain[0])
 
 
 class ColumnSums:

@@ -42,26 +42,16 @@ class MeasureMovingMap(Protocol):
         """Return the map that moves the atoms of one measure."""
 
 
-@dataclass(frozen=True, eq=False)
-class MeanField:
-    r"""Attention as a map on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`.
+def mean_field(attention: MeasureMovingMap) -> Callable[[Any], Any]:
+    r"""Return attention as a map on measures: ``mean_field(attention)(measure)`` is :math:`F(\mu)`.
 
-    .. math:: \Gamma_\mu(x) = \int Vy\,e^{\langle Ax,y\rangle}d\mu(y)\Big/\int e^{\langle Ax,y\rangle}d\mu(y)
+    .. math:: F(\mu) = (\Gamma_\mu)_\sharp\mu,\qquad
+              \Gamma_\mu(x) = \int Vy\,e^{\langle Ax,y\rangle}d\mu(y)\Big/\int e^{\langle Ax,y\rangle}d\mu(y)
 
     Exact on discrete measures; masked attention integrates over what lies at the position of x or before. A sequence
     is the measure of its tokens with equal masses.
     """
-
-    attention: MeasureMovingMap
-
-    def __call__(self, measure: Any) -> Any:
-        """Move every atom of a measure."""
-        return measure.push_forward(self.attention.on(measure))
-
-
-def mean_field(attention: MeasureMovingMap) -> MeanField:
-    r"""Return attention as a map on measures: ``mean_field(attention)(measure)`` is :math:`F(\mu)`."""
-    return MeanField(attention)
+    return lambda measure: measure.push_forward(attention.on(measure))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,10 @@ from howsmooth.studies.runs.run import Run
 # The section of what was measured on a text.
 MEASUREMENT = "measurement"
 # In which section records stand whose kind no figure is called by.
-BY_KIND = {"bounds": "worst", "ascent": "worst", "extremal": "adversarial", "recipe": "budget", "probe": "monitor"}
+BY_KIND = {
+    **{"bounds": "worst", "ascent": "worst", "extremal": "adversarial"},
+    **{"recipe": "budget", "verified": "budget", "probe": "monitor"},
+}
 
 
 # Told apart by which it is, not by what it holds: charts are kept by their section.

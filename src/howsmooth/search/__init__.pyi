@@ -1,6 +1,8 @@
 """Searches for worst inputs and measures, and what they find."""
 
+from howsmooth.search.ascent import Nearby as Nearby
 from howsmooth.search.ascent import maximise as maximise
+from howsmooth.search.ascent import worst_nearby as worst_nearby
 from howsmooth.search.brackets import bracket as bracket
 from howsmooth.search.claims import Audit as Audit
 from howsmooth.search.claims import SecantPair as SecantPair
@@ -15,7 +17,5 @@ from howsmooth.search.mass_splitting import split_attack as split_attack
 from howsmooth.search.mass_splitting import splitting as splitting
 from howsmooth.search.mass_splitting import splitting_map as splitting_map
 from howsmooth.search.mean_field_context import Secant as Secant
-from howsmooth.search.nearby import Nearby as Nearby
-from howsmooth.search.nearby import worst_nearby as worst_nearby
 
 __all__: list[str]

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,6 +14,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.heads import MultiHead
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.search.mean_field_context import (
     Secant,
@@ -115,17 +116,6 @@ class Splitting:
         )
 
 
-@runtime_checkable
-class OwnQuery(Protocol):
-    """A map that knows how each token's output moves with its own query, in closed form."""
-
-    def on(self, measure: Any) -> Any:
-        """Return the map that moves the atoms of one measure."""
-
-    def query_side(self, X: Tensor) -> Any:
-        """Return the operators, one for each token."""
-
-
 def splitting(
     f: Attention | Callable[..., Any],
     measure: DiscreteMeasure,
@@ -178,7 +168,7 @@ def splitting(
     else:
         moved, start = moving(context, measure)
         whole = local_lipschitz(moved, start, rtol=rtol, confidence=confidence, seed=generator)
-    if isinstance(f, OwnQuery):
+    if isinstance(f, MultiHead):
         with torch.no_grad():
             closed = f.on(measure).query_side(measure.points)
         fine, atom, best = _steepest(closed, closed.rounding, rtol, confidence, generator)

@@ -22,7 +22,6 @@ from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
     DifferentiableOnMeasures,
-    HasPoints,
     broadcast,
     measurable,
     require_map,
@@ -45,7 +44,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
 
     A derivative by autograd is compared with a difference of outputs unless ``compare`` is off: two evaluations more.
     """
-    if isinstance(X, HasPoints) and isinstance(f, DifferentiableOnMeasures):
+    if isinstance(f, DifferentiableOnMeasures) and hasattr(X, "points"):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")

@@ -12,13 +12,7 @@ the sum increases, so :math:`\sigma_{\max}` lies below the point where it reache
 :cite:`hochstenbach2013` uses the last term of the sum alone; all of them together cost nothing and are sharper.
 One event, :math:`|\gamma|\ge\delta`, serves every ``k``: stopping when the bound is good enough costs no confidence.
 
-Nor do restarts. Let :math:`F_m` be the event that start m has :math:`|\gamma|<\delta`, and :math:`D_m` the event that
-what was attained so far exceeds its upper bound. Then :math:`D_m\subset F_m`, as the bound holds outside of
-:math:`F_m`, so that a restart takes place only where the bound would have been wrong. The bound of the last start is
-wrong at most on :math:`F_1\setminus D_1`, on :math:`D_1\cap F_2\setminus D_2`, and so on. With
-:math:`P(F_m\mid\text{all earlier starts})\le\varepsilon`, induction from the last start gives the probability at most
-
-.. math:: P(F_1\setminus D_1) + P(D_1)\,\varepsilon \le P(F_1) \le \varepsilon .
+Nor do restarts: one takes place only where the bound would have been wrong (docs, :ref:`restarts`).
 """
 
 import numpy as np

@@ -436,7 +436,8 @@ class _RowSearch:
         row = int(self.values.argmax())
         pulled = self.op.vjp(_at_row(self.op, row, self.Y[row])).reshape(self.op.domain)
         _lengths, E = _divided(pulled, None)
-        return float(self.upper.max()), E, 1 + 2 * math.ceil(self.steps / len(self.Y))
+        together = 1 if isinstance(self.rows, ProductRows) else len(self.Y)  # rows that share two products
+        return float(self.upper.max()), E, 1 + 2 * math.ceil(self.steps / together)
 
     def _alternate(self, some: Tensor, Y: Float[Tensor, "some out"]) -> None:
         """Alternate until no row gains that could be the largest.

@@ -96,15 +96,6 @@ class DifferentiableOnMeasures(Protocol):
         """Return the derivative when atoms move without splitting, in the metric of the masses."""
 
 
-@runtime_checkable
-class HasPoints(Protocol):
-    """A measure, which has atoms; a tensor of tokens has none."""
-
-    @property
-    def points(self) -> Tensor:
-        """The places of the atoms."""
-
-
 def require_map(f: object) -> None:
     """Refuse what is neither a map nor anything that can be called."""
     if not (callable(f) or isinstance(f, Differentiable)):

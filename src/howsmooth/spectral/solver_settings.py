@@ -59,12 +59,7 @@ def check_confidence(confidence: float) -> None:
 
 
 def check_metric(metric: object) -> None:
-    """Refuse what is no metric.
-
-    Raises:
-        AssumptionError: If there is none of that name.
-        DtypeError: If it is neither a name nor a value of ``hs.metrics``.
-    """
+    """Refuse what is no metric."""
     if not (isinstance(metric, str) and metric in USUAL_METRICS):
         from howsmooth.metrics import as_metrics
 

@@ -234,14 +234,6 @@ class Logger(Protocol):
         """Keep some numbers."""
 
 
-@runtime_checkable
-class Alerting(Protocol):
-    """What the loggers of W&B and Trackio have besides."""
-
-    def alert(self, *, title: str, text: str) -> object:
-        """Tell somebody."""
-
-
 class LoggerSink:
     """A logger of somebody else's: one dictionary for each step, as in ``howsmooth/layer_3/attention/constant``."""
 
@@ -251,9 +243,9 @@ class LoggerSink:
     def write(self, look: Look) -> None:
         """Log every number of a step."""
         self._logger.log({"step": look.step} | scalars(look))
-        if isinstance(self._logger, Alerting):
+        if callable(alert := getattr(self._logger, "alert", None)):  # loggers of W&B and Trackio have one
             for alarm in look.alarms:
-                self._logger.alert(title="howsmooth", text=str(alarm))
+                alert(title="howsmooth", text=str(alarm))
 
 
 class TensorBoard:

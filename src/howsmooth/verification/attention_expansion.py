@@ -13,7 +13,6 @@ where :math:`e_2(b)=e^b-1-b`, :math:`e_3=e_2-\tfrac12b^2` and :math:`1-1/Z\le\ze
 forms of the linear parts of dq, dk, dv; products with more factors are bounded by ranges.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +47,7 @@ class Heads:
         """Read the heads of an attention map, refusing what the expansion has no formula for."""
         absent = {name: getattr(f, name) for name in ("softcap", "query_norm", "key_norm", "weights", "sink")}
         given = [name for name, value in absent.items() if value is not None]
-        positions = {field.name: getattr(f.positions, field.name) for field in dataclasses.fields(f.positions)}
-        given += [name for name, value in positions.items() if value is not None and value is not False]
+        given += [name for name in ("rotary", "distances") if getattr(f.positions, name) is not None]
         if given:
             raise AssumptionError(f"boxes are verified for plain softmax attention; this one has {given[0]}.")
         shared = f.layout.shared
@@ -67,7 +65,7 @@ class Heads:
 
 
 class AttentionExpansion(ExpandedStage):
-    """Residual attention around the centre of what enters it.
+    """Attention around the centre of what enters it. Masks and biases are constants that are added to scores.
 
     Args:
         f: The map.
@@ -82,7 +80,13 @@ class AttentionExpansion(ExpandedStage):
             torch.einsum("hed,nd->hne", w, model.centre) + b[:, None]
             for w, b in zip(self.heads.weights, self.heads.biases, strict=True)
         )
-        self.P = torch.softmax(self.heads.scale * self.q @ self.k.mT, -1)
+        scores = self.heads.scale * self.q @ self.k.mT
+        n = len(model.centre)
+        f.positions.check(n)
+        f.positions.apply(scores, slice(0, n), slice(0, n))
+        self.P, self.hidden = torch.softmax(scores, -1), scores == -torch.inf
+        if bool(self.hidden.all(-1).any()):
+            raise AssumptionError("boxes are verified where every token sees another; here a row is masked as a whole.")
         self.o = self.P @ self.v
         self.dq, self.dk, self.dv = (torch.einsum("hed,ndr->hner", w, model.derivative) for w in self.heads.weights)
         a = torch.einsum("hier,hje->hijr", self.dq, self.k) + torch.einsum("hie,hjer->hijr", self.q, self.dk)
@@ -102,9 +106,8 @@ class AttentionExpansion(ExpandedStage):
         dO = torch.einsum("hij,hijr,hje->hier", self.P, self.db, self.v) + torch.einsum(
             "hij,hjer->hier", self.P, self.dv
         )
-        centre = torch.einsum("hov,hnv->no", self.heads.output, self.o) + self.heads.output_bias
-        derivative = torch.einsum("hov,hnvr->nor", self.heads.output, dO)
-        model.append(self, model.centre + centre, model.derivative + derivative)
+        self.value = torch.einsum("hov,hnv->no", self.heads.output, self.o) + self.heads.output_bias
+        self.linear = torch.einsum("hov,hnvr->nor", self.heads.output, dO)
 
     def _beyond_linear(self, model: TaylorModel, weight: Tensor, forms: bool) -> Float[Tensor, "h n e"]:
         """Bound what queries, keys or values do beyond their linear parts."""
@@ -112,7 +115,7 @@ class AttentionExpansion(ExpandedStage):
         if not model.stages:
             return weight.new_zeros(h, n, e)
         every = torch.einsum("nm,hed->hnemd", torch.eye(n, dtype=weight.dtype), weight).reshape(-1, n, d)
-        return model.range(every, forms=forms).beyond_linear.reshape(h, n, e)
+        return model.beyond_linear(every, forms=forms).size.reshape(h, n, e)
 
     def _scores_beyond_linear(self, model: TaylorModel, forms: bool) -> Float[Tensor, "h n n"]:
         """Bound what centred scores do beyond their linear parts."""
@@ -126,11 +129,12 @@ class AttentionExpansion(ExpandedStage):
         def start(part: slice, forms: Forms) -> None:
             self._add_score_products(every[part], forms)
 
-        return model.range(self._pull_scores(every), forms=forms, start=start).beyond_linear.reshape(h, n, n)
+        return model.beyond_linear(self._pull_scores(every), forms=forms, start=start).size.reshape(h, n, n)
 
     def _remainder_factors(self) -> None:
         """Keep what multiplies a functional of :math:`v_j-o` and the range of one of dv in the remainder."""
-        alpha = self.alpha1 + self.alpha2
+        # what is masked changes nothing, however large its score; a weight that is rounded to zero may still grow
+        alpha = (self.alpha1 + self.alpha2).masked_fill(self.hidden, 0.0)
         e2 = torch.expm1(alpha) - alpha
         zeta = (self.P * e2).sum(-1, keepdim=True)
         share = torch.nan_to_num(zeta / (1 + zeta), nan=1.0)
@@ -162,9 +166,9 @@ class AttentionExpansion(ExpandedStage):
         self._add_score_products(weights, forms, beyond=False)
         remainder = weights.abs() * self.on_values
         remainder = remainder + self.P * (self.alpha1 * sizes_beyond + self.on_changes * (sizes + sizes_beyond))
-        forms.remainder += torch.nan_to_num(remainder.sum((1, 2, 3)), nan=torch.inf, posinf=torch.inf)
-        pulled = self._pull_scores(weights) + torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
-        return functionals + pulled
+        forms.add_remainder(remainder.sum((1, 2, 3)))
+        on_values = torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
+        return self._pull_scores(weights) + on_values
 
     def _add_score_products(self, weights: Float[Tensor, "f h n n"], forms: Forms, *, beyond: bool = True) -> None:
         r"""Add :math:`s\sum w_{ij}\langle dq_i,dk_j\rangle`."""
@@ -175,7 +179,7 @@ class AttentionExpansion(ExpandedStage):
         ranges = (weights.abs() * self.products).sum((1, 2, 3))
         forms.add(self.dq.flatten(0, 2), partners, ranges)
         if beyond:
-            forms.remainder += (weights.abs() * self.products_beyond).sum((1, 2, 3))
+            forms.add_remainder((weights.abs() * self.products_beyond).sum((1, 2, 3)))
 
     def _pull_scores(self, weights: Float[Tensor, "f h n n"]) -> Float[Tensor, "f n d"]:
         """Pull linear functions of the scores, to first order in queries and keys, back to the tokens."""

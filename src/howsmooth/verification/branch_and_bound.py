@@ -54,7 +54,7 @@ class BentUnits:
     @classmethod
     def of(cls, model: TaylorModel) -> "BentUnits":
         """Collect the bent units of a model."""
-        layers = [stage for stage in model.stages if isinstance(stage, ReLURelaxation)]
+        layers = [part for stage in model.stages for part in stage.parts if isinstance(part, ReLURelaxation)]
         size, base = model.derivative.shape[-1], model.symbols.coordinates
         linear = torch.cat(
             [torch.nn.functional.pad(s.derivative[s.bent], (0, size - s.derivative.shape[-1])) for s in layers]

@@ -1,28 +1,42 @@
 """ONNX files as maps: whatever way attention is written out in, it is recognised by what it computes.
 
 Every tensor between two nonlinear operations is an affine function of the tokens that entered the residual block; its
-matrix is found by running the operations on a basis. Heads, hidden units and biases are then read off these matrices,
-whatever transposes, reshapes, folded norms and class tokens a file has between them.
+matrix is found by running the operations on a basis. Heads, hidden units, gains and biases are then read off these
+matrices, whatever transposes, reshapes, folded norms and class tokens a file has between them.
 """
 
+import io
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
+from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.affine import Affine
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
-from howsmooth.maps.mlp import MLP
+from howsmooth.maps.mlp import MLP, Dense
+from howsmooth.maps.norms import LayerNorm, RMSNorm
+from howsmooth.maps.positions import Positions
+from howsmooth.maps.protocols import Map
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # How far a map may be from the file's own values, and parts of a matrix from each other.
 TOLERANCE = 1e-5
+# Scores that get at most this are hidden: a softmax in float32 makes them zero.
+HIDDEN = -1e4
+_POWERS = {
+    ("mean square", 0.5): "root",
+    ("mean square", -0.5): "reciprocal root",
+    ("root", -1.0): "reciprocal root",
+}
+_ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "Tanh": "tanh"}
 EXTRA = "Reading ONNX files needs the packages onnx and onnxruntime: pip install 'howsmooth[onnx]'."
 
 
@@ -41,66 +55,157 @@ class _AffineForm:
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Products of queries and keys, or their softmax."""
+    """Products of queries and keys, with what is added to them, or their softmax."""
 
     query: _AffineForm
     key: _AffineForm
     scale: float = 1.0
+    added: Array | None = None
     softmax: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Unfinished:
+    """A part of a norm or of an activation: ``factor`` · kind(form) + ``offset``, entry by entry or for each token."""
+
+    kind: str  # square, mean square, root, reciprocal root; erf, sigmoid
+    form: _AffineForm
+    factor: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Attended:
+    scores: _Scores
+    value: _AffineForm
+
+
+@dataclass(frozen=True, eq=False)
+class _Activated:
+    form: _AffineForm
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Normalised:
+    """form over the root of its mean square and eps."""
+
+    form: _AffineForm
+    eps: float
 
 
 @dataclass(eq=False)
 class _Reader:
     """The nodes of a graph, run one after another."""
 
+    opset: int
     values: dict[str, Any] = field(default_factory=dict)
     streams: set[str] = field(default_factory=set)
     maps: list[Any] = field(default_factory=list)
-    # what made the numbers of each base: None for tokens, a score product with values, or hidden units
-    bases: list[Any] = field(default_factory=list)
+    # what made the numbers of each base, None for tokens; and their shape
+    bases: list[tuple[_Attended | _Activated | _Normalised | None, tuple[int, ...]]] = field(default_factory=list)
 
-    def identity(self, shape: Sequence[int], made_by: Any) -> _AffineForm:
+    def identity(self, shape: Sequence[int], made_by: _Attended | _Activated | _Normalised | None) -> _AffineForm:
         """Start a new base."""
-        self.bases.append(made_by)
+        self.bases.append((made_by, tuple(shape)))
+        return self.all_of(len(self.bases) - 1)
+
+    def constant(self, node: Any, inputs: list[Any]) -> Any:
+        """Run a node that does not depend on the inputs."""
+        from onnx.reference import ReferenceEvaluator
+
+        if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
+            return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
+        given: dict[str, Any] = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
+        return ReferenceEvaluator(node, opsets={"": self.opset}).run(None, given)[0]
+
+    def all_of(self, base: int) -> _AffineForm:
+        """Return the numbers of a base."""
+        shape = self.bases[base][1]
         size = int(np.prod(shape))
-        return _AffineForm(len(self.bases) - 1, np.zeros(shape), np.eye(size).reshape(size, *shape))
+        return _AffineForm(base, np.zeros(shape), np.eye(size).reshape(size, *shape))
 
 
 def read_onnx(path: str | Path) -> Chain:
     """Read a classifier from an ONNX file as a chain of maps on one token that holds all inputs.
 
     Args:
-        path: The file. Its network is an affine embedding, residual blocks of softmax attention and of ReLU layers, and
-            an affine readout; batch norms are folded.
+        path: The file. Its network consists of affine maps, softmax attention, norms and activations, in residual
+            blocks or not; batch norms are folded.
     """
     return read_and_run(path)[0]
 
 
 def read_and_run(path: str | Path) -> tuple[Chain, Callable[[Tensor], Tensor]]:
     """Read a file as a chain of maps, and return it with the network as onnxruntime runs it; they are compared."""
+    network, shape = _read(str(path), Path(path).read_bytes())
+    run = session_of(path)
+    _compare(network, run, int(np.prod(shape)))
+    return network, run
+
+
+def read_module(module: nn.Module, shape: Sequence[int]) -> tuple[Chain, Callable[[Tensor], Tensor]]:
+    """Read a module on inputs of this shape, by way of ONNX; return it with what the module itself computes.
+
+    The module is run on batches of one, in the dtype and the mode that it has.
+    """
+    example = next(module.parameters()).new_zeros(1, *shape)
+    written, name = io.BytesIO(), type(module).__name__
+    _require_onnx()
+    if module.training:
+        raise AssumptionError(f"{name} is in training mode; call .eval() first.", field="network")
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of the exporter, on what it will be replaced by
+        torch.backends.mha.set_fastpath_enabled(False)  # fused layers are not written as ONNX
+        try:
+            torch.onnx.export(module, (example,), written, dynamo=False, opset_version=17)  # type: ignore[arg-type]
+        except Exception as error:  # every layer has its own way not to be exported
+            raise UnsupportedModelError(f"{name} cannot be written as ONNX: {error}") from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
+
+    network, _shape = _read(name, written.getvalue())
+    _compare(network, run, example.numel())
+    return network, run
+
+
+def _require_onnx() -> Any:
     try:
         import onnx
     except ImportError as error:
         raise AssumptionError(EXTRA) from error
+    return onnx
+
+
+def _read(name: str, written: bytes) -> tuple[Chain, list[int]]:
+    """Read a network, and the shape of its inputs."""
+    onnx = _require_onnx()
     try:
-        model = onnx.load(str(path))
+        model = onnx.load_from_string(written)
     except Exception as error:  # protobuf has an exception of its own for every fault
-        raise FileError(f"{path} is not an ONNX file that can be read: {error}") from error
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    inputs = [x for x in model.graph.input if x.name not in constants]
-    if len(inputs) != 1 or len(model.graph.output) != 1:
-        raise UnsupportedModelError(f"{path} has {len(inputs)} inputs and {len(model.graph.output)} outputs: one each.")
+        raise FileError(f"{name} is not an ONNX file that can be read: {error}") from error
+    graph = model.graph
+    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 17)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    inputs = [x for x in graph.input if x.name not in constants]
+    if len(inputs) != 1 or len(graph.output) != 1:
+        raise UnsupportedModelError(f"{name} has {len(inputs)} inputs and {len(graph.output)} outputs: one each.")
     shape = [1, *(d.dim_value for d in inputs[0].type.tensor_type.shape.dim[1:])]
     if not all(shape):
-        raise UnsupportedModelError(f"{path} does not say the size of its input {inputs[0].name}: {shape}.")
-    reader = _Reader(streams=_streams(model.graph.node, inputs[0].name))
-    reader.values = {name: _wide(array) for name, array in constants.items()}
+        raise UnsupportedModelError(f"{name} does not say the size of its input {inputs[0].name}: {shape}.")
+    reader = _Reader(opset, streams=_streams(graph.node, inputs[0].name))
+    reader.values = {key: _wide(array) for key, array in constants.items()}
     reader.values[inputs[0].name] = reader.identity(shape, None)
-    for node in model.graph.node:
+    if inputs[0].name in reader.streams:
+        reader.values[inputs[0].name] = _next_tokens(reader, reader.values[inputs[0].name])
+    for node in graph.node:
         _run(reader, node, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
-    network, run = _finish(reader, model.graph.output[0].name), session_of(path)
-    _compare(network, run, int(np.prod(shape)))
-    return network, run
+    return _finish(reader, graph.output[0].name), shape
 
 
 def session_of(path: str | Path) -> Callable[[Tensor], Tensor]:
@@ -150,11 +255,8 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
         elif node.op_type == "Shape":
             x: Any = inputs[0]
             found = np.array((x.offset if isinstance(x, _AffineForm) else x).shape, dtype=np.int64)
-        elif not any(isinstance(x, _AffineForm | _Scores) for x in inputs):
-            found = _OPERATIONS[node.op_type](
-                options, *(None if x is None else x[None] for x in inputs[:1]), *inputs[1:]
-            )
-            found = found[0] if node.op_type not in _WHOLE else found
+        elif not any(isinstance(x, _AffineForm | _Scores | _Unfinished) for x in inputs):
+            found = _wide(np.asarray(reader.constant(node, inputs)))
         else:
             found = _symbolic(reader, node.op_type, options, inputs)
     except KeyError as error:
@@ -171,8 +273,8 @@ class _NotReadError(Exception):
 
 
 _READS = (
-    "which is not read: networks are an embedding, residual blocks of softmax attention and of ReLU layers, batch "
-    "norms and an affine readout."
+    "which is not read: networks consist of affine maps, softmax attention, LayerNorm and RMSNorm, folded batch norms, "
+    "and ReLU, GELU, SiLU or tanh."
 )
 
 
@@ -183,12 +285,25 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
         if isinstance(first, _Scores):
             return _attended(reader, first, second)
         return _Scores(first, second)
-    if isinstance(first, _Scores) or isinstance(second, _Scores):
+    if any(isinstance(x, _Scores) for x in inputs):
         return _of_scores(kind, options, *inputs)
-    if kind == "Relu":
-        return reader.identity(first.offset.shape, first)
+    if any(isinstance(x, _Unfinished) for x in inputs):
+        return _continued(reader, kind, options, *inputs)
+    if kind in _ACTIVATIONS:
+        name = _ACTIVATIONS[kind] + ("_tanh" if options.get("approximate") == b"tanh" else "")
+        return reader.identity(first.offset.shape, _Activated(first, name))
+    if kind in ("Erf", "Sigmoid"):
+        return _Unfinished(kind.lower(), first)
+    if (kind == "Pow" and np.size(second) == 1 and np.asarray(second).item() == 2) or (
+        kind == "Mul" and first is second
+    ):
+        return _Unfinished("square", first)
+    if kind == "LayerNormalization":
+        return _layer_norm(reader, options, first, *rest)
     if kind == "Add" and isinstance(first, _AffineForm) and isinstance(second, _AffineForm):
         return _added(reader, first, second)
+    if kind == "Sub" and isinstance(first, _AffineForm) and isinstance(second, _AffineForm):
+        return _added(reader, first, second.mapped(np.negative))
     if kind in ("Add", "Sub"):
         form, other = (first, second) if isinstance(first, _AffineForm) else (second, first)
         if kind == "Sub" and form is second:
@@ -220,15 +335,106 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
     return first.mapped(lambda x: _OPERATIONS[kind](options, x, *rest))
 
 
-def _of_scores(kind: str, options: dict[str, Any], first: Any, second: Any = None) -> _Scores:
-    if kind == "Softmax" and options.get("axis", -1) in (-1, first.query.offset.ndim - 1) and not first.softmax:
-        return _Scores(first.query, first.key, first.scale, softmax=True)
-    scores, factor = (first, second) if isinstance(first, _Scores) else (second, first)
-    if kind in ("Mul", "Div") and not scores.softmax and np.size(factor) == 1 and isinstance(first, _Scores):
-        number = float(np.asarray(factor).item())
-        scale = scores.scale * number if kind == "Mul" else scores.scale / number
-        return _Scores(scores.query, scores.key, scale)
-    raise _NotReadError("does more with scores than to scale them and to take their softmax")
+def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _Scores:
+    second = rest[0] if rest else None
+    scores: _Scores = next(x for x in (first, *rest) if isinstance(x, _Scores))
+    constant: Any = second if scores is first else first
+    if kind in ("Cast", "Identity", "Dropout"):
+        return scores
+    if scores.softmax:
+        raise _NotReadError("does more with the weights of attention than to multiply values")
+    if kind == "Softmax" and options.get("axis", -1) in (-1, scores.query.offset.ndim - 1):
+        return replace(scores, softmax=True)
+    if (
+        kind in ("Mul", "Div")
+        and np.size(constant) == 1
+        and (kind == "Mul" or scores is first)
+        and scores.added is None
+    ):
+        number = float(np.asarray(constant).item())
+        return replace(scores, scale=scores.scale * number if kind == "Mul" else scores.scale / number)
+    if kind == "Add" and isinstance(constant, np.ndarray):
+        return replace(scores, added=constant + (0.0 if scores.added is None else scores.added))
+    if kind == "Where" and isinstance(first, np.ndarray) and scores.added is None:
+        # a mask, whichever way round: what is not seen gets a constant instead of its score
+        hidden, low = (~first, rest[1]) if scores is second else (first, rest[0])
+        if isinstance(low, np.ndarray) and low.size == 1 and low.item() <= HIDDEN:
+            return replace(scores, added=np.where(hidden, -np.inf, 0.0))
+    raise _NotReadError("does more with scores than to scale and mask them and to take their softmax")
+
+
+def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, second: Any = None) -> Any:
+    """Go on with a norm or an activation that is written out."""
+    part, other = (first, second) if isinstance(first, _Unfinished) else (second, first)
+    form = part.form
+    if kind == "ReduceMean" and part.kind == "square":
+        if _axes(options, second, form.offset.ndim) != (form.offset.ndim,) or not options.get("keepdims", 1):
+            raise _NotReadError("takes the mean of squares over something else than the last axis")
+        return replace(part, kind="mean square")
+    if kind in ("Sqrt", "Reciprocal", "Pow"):
+        power = {"Sqrt": 0.5, "Reciprocal": -1.0}.get(kind) or float(np.asarray(other).item())
+        step = {
+            ("mean square", 0.5): "root",
+            ("mean square", -0.5): "reciprocal root",
+            ("root", -1.0): "reciprocal root",
+        }
+        if (part.kind, power) in step:
+            return replace(part, kind=step[part.kind, power])
+    if kind in ("Add", "Mul", "Div") and np.size(other) == 1 and not isinstance(other, _AffineForm):
+        number = float(np.asarray(other).item())
+        if kind == "Div" and part.kind == "root" and part is second and number == 1:
+            return replace(part, kind="reciprocal root")
+        if kind == "Add" and part.kind in ("mean square", "erf"):
+            return replace(part, offset=part.offset + number)
+        if part.kind in ("erf", "sigmoid") and (kind == "Mul" or part is first):
+            number = 1 / number if kind == "Div" else number
+            return replace(part, factor=part.factor * number, offset=part.offset * number)
+    if isinstance(other, _AffineForm) and other.base == form.base:
+        if (kind, part.kind) == ("Mul", "reciprocal root") or (kind, part.kind, part is second) == (
+            "Div",
+            "root",
+            True,
+        ):
+            return _normalised(reader, other, form, part.offset)
+        if kind == "Mul" and part.kind == "erf" and part.offset == part.factor:  # x (1 + erf(x/√2)) = 2 gelu(x)
+            return _multiple(reader, form.mapped(lambda x: 2**0.5 * x), "gelu", other, 2 * part.factor)
+        if kind == "Mul" and part.kind == "sigmoid" and part.offset == 0:
+            return _multiple(reader, form, "silu", other, part.factor)
+    raise _NotReadError("is a part of no norm and no activation that is read")
+
+
+def _multiple(
+    reader: _Reader, form: _AffineForm, activation: str, multiplied: _AffineForm, factor: float
+) -> _AffineForm:
+    """Return an activation of a form of which a multiple was multiplied."""
+    ratio = float((multiplied.columns * form.columns).sum() / max((form.columns**2).sum(), 1e-300))
+    if not _close(multiplied, form.mapped(lambda x: ratio * x)):
+        raise _NotReadError("is a part of no norm and no activation that is read")
+    found = reader.identity(form.offset.shape, _Activated(form, activation))
+    return found.mapped(lambda x: ratio * factor * x)
+
+
+def _layer_norm(
+    reader: _Reader, options: dict[str, Any], form: _AffineForm, gain: Array, bias: Array | None = None
+) -> _AffineForm:
+    if options.get("axis", -1) not in (-1, form.offset.ndim - 1):
+        raise _NotReadError("normalises over more than the last axis")
+    centred = form.mapped(lambda x: x - x.mean(-1, keepdims=True))
+    found = _normalised(reader, centred, centred, options.get("epsilon", 1e-5)).mapped(lambda x: x * gain)
+    return found if bias is None else replace(found, offset=found.offset + bias)
+
+
+def _normalised(reader: _Reader, form: _AffineForm, squared: _AffineForm, eps: float) -> _AffineForm:
+    if not _close(form, squared):
+        raise _NotReadError("divides by the root of the mean square of something else")
+    return reader.identity(form.offset.shape, _Normalised(form, eps))
+
+
+def _close(one: _AffineForm, two: _AffineForm) -> bool:
+    pairs = ((one.offset, two.offset), (one.columns, two.columns))
+    return one.base == two.base and all(
+        x.shape == y.shape and np.abs(x - y).max() <= TOLERANCE * max(np.abs(x).max(), 1e-30) for x, y in pairs
+    )
 
 
 def _attended(reader: _Reader, scores: _Scores, value: _AffineForm) -> _AffineForm:
@@ -237,52 +443,112 @@ def _attended(reader: _Reader, scores: _Scores, value: _AffineForm) -> _AffineFo
     if not scores.query.base == scores.key.base == value.base:
         raise _NotReadError("attends from some tokens to others")
     shape = (*scores.query.offset.shape[:-1], value.offset.shape[-1])
-    return reader.identity(shape, (scores, value))
+    return reader.identity(shape, _Attended(scores, value))
 
 
 def _added(reader: _Reader, first: _AffineForm, second: _AffineForm) -> _AffineForm:
     if first.base == second.base:
         return _AffineForm(first.base, first.offset + second.offset, first.columns + second.columns)
     stream, inner = (first, second) if first.base < second.base else (second, first)
-    made_by = reader.bases[inner.base]
-    entered = made_by[1].base if isinstance(made_by, tuple) else getattr(made_by, "base", None)
-    size = stream.offset.size
-    if entered != stream.base or not np.array_equal(stream.columns.reshape(len(stream.columns), -1), np.eye(size)):
+    source, maps = _maps(reader, inner)
+    if source != stream.base or not _is_identity(stream):
         raise _NotReadError("adds tensors that are not the tokens before a block and what the block makes of them")
-    reader.maps.append(Residual(_attention(made_by, inner) if isinstance(made_by, tuple) else _mlp(made_by, inner)))
+    reader.maps.append(Residual(maps[0] if len(maps) == 1 else Chain(*maps)))
+    # tokens may be written with their axes in another order: they keep it
     return reader.identity(stream.offset.shape, None)
 
 
 def _next_tokens(reader: _Reader, found: _AffineForm) -> _AffineForm:
     """Let the tokens between blocks be a base of their own."""
-    size = found.offset.size
-    if reader.bases[found.base] is None and np.array_equal(found.columns.reshape(len(found.columns), -1), np.eye(size)):
+    if reader.bases[found.base][0] is None and _is_identity(found) and found.base:
         return found
-    if found.base or reader.maps or found.offset.ndim != 3:
-        raise _NotReadError("makes tokens of something that is no residual block")
-    n, d = found.offset.shape[1:]
-    weight = np.moveaxis(found.columns.reshape(-1, n, d), 0, -1)[:, :, None]
-    reader.maps.append(Affine(weight=_tensor(weight), bias=_tensor(found.offset[0])))
+    reader.maps += _maps(reader, found)[1]
     return reader.identity(found.offset.shape, None)
 
 
 def _finish(reader: _Reader, output: str) -> Chain:
     found = reader.values[output]
-    if not isinstance(found, _AffineForm) or reader.bases[found.base] is not None or not reader.maps:
-        raise UnsupportedModelError(f"the output {output} is no affine function of the tokens behind the last block.")
-    n, d = np.shape(reader.maps[0].bias)
-    weight = np.moveaxis(found.columns.reshape(n, d, -1), -1, 0)[None]
-    return Chain(*reader.maps, Affine(weight=_tensor(weight), bias=_tensor(found.offset.reshape(1, -1))))
+    if not isinstance(found, _AffineForm):
+        raise UnsupportedModelError(f"the output {output} ends within attention, a norm or an activation.")
+    try:
+        maps = [*reader.maps, *_maps(reader, found, readout=True)[1]]
+    except _NotReadError as error:
+        raise UnsupportedModelError(f"what leads to the output {output} {error}.") from error
+    return Chain(*maps)
 
 
-def _attention(made_by: tuple[_Scores, _AffineForm], inner: _AffineForm) -> Attention:
-    scores, value = made_by
-    shape = inner.offset.shape
+def _is_identity(form: _AffineForm) -> bool:
+    size = form.offset.size
+    return (
+        len(form.columns) == size
+        and not form.offset.any()
+        and np.array_equal(form.columns.reshape(size, size), np.eye(size))
+    )
+
+
+def _maps(reader: _Reader, form: _AffineForm, *, readout: bool = False) -> tuple[int, list[Map]]:
+    """Return the maps that lead from tokens to a form, and the base of those tokens."""
+    made_by, shape = reader.bases[form.base]
+    if made_by is None:
+        last = len(reader.bases) - 1 - [made is None for made, _shape in reversed(reader.bases)].index(True)
+        if form.base != last:
+            raise _NotReadError("goes back to tokens before the last block")
+        if not form.base:  # the inputs are one token
+            return 0, _affine(form, (1, len(form.columns)), whole=True)
+        return form.base, _affine(form, shape, whole=readout)
+    if isinstance(made_by, _Attended):
+        source, maps = _maps(reader, reader.all_of(made_by.value.base))
+        return source, [*maps, _attention(made_by, form)]
+    source, maps = _maps(reader, made_by.form)
+    behind = _affine(form, shape, whole=readout)
+    if isinstance(made_by, _Normalised):
+        return source, [*_with_norm(maps, made_by, shape[-1]), *behind]
+    if maps and behind and isinstance(maps[-1], Dense) and isinstance(behind[0], Dense):
+        (up, down), activation = (maps[-1], behind[0]), made_by.activation
+        mlp = MLP(up=up.weight, up_bias=up.bias, down=down.weight, down_bias=down.bias, activation=activation)
+        return source, [*maps[:-1], mlp]
+    return source, [*maps, Pointwise(activation=made_by.activation, dtype=torch.float64), *behind]
+
+
+def _with_norm(maps: list[Map], made_by: _Normalised, d: int) -> list[Map]:
+    """Append a norm; where what enters it is the tokens minus their means, it is a LayerNorm."""
+    ones, last = torch.ones(d, dtype=torch.float64), maps[-1] if maps else None
+    if isinstance(last, Dense) and last.weight.shape == (d, d) and (last.bias is None or not bool(last.bias.any())):
+        centring = torch.eye(d, dtype=torch.float64) - 1 / d
+        if bool((last.weight - centring).abs().max() <= TOLERANCE):
+            return [*maps[:-1], LayerNorm(gain=ones, eps=made_by.eps)]
+    return [*maps, RMSNorm(gain=ones, eps=made_by.eps)]
+
+
+def _affine(form: _AffineForm, shape: tuple[int, ...], *, whole: bool) -> list[Map]:
+    """Return an affine function of tokens as one matrix for all of them where that is what it is."""
+    if _is_identity(form) and form.offset.shape == shape and not whole:
+        return []
+    n, d = _tokens(shape)
+    m, out = _tokens(form.offset.shape)
+    columns = form.columns.reshape(n, d, m, out)
+    if m == n and not whole:
+        try:
+            weight, bias = _diagonal(columns, 0, 2).T, _common(form.offset.reshape(n, out), 0)
+            return [Dense(_tensor(weight), _tensor(bias))]
+        except _NotReadError:
+            pass
+    weight = np.moveaxis(columns, (0, 1), (2, 3))
+    return [Affine(weight=_tensor(weight), bias=_tensor(form.offset.reshape(m, out)))]
+
+
+def _tokens(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many tokens there are, and their size; all axes but the last count tokens."""
+    return int(np.prod(shape[:-1])), shape[-1]
+
+
+def _attention(made_by: _Attended, inner: _AffineForm) -> Attention:
+    scores, value = made_by.scores, made_by.value
     heads = [_per_token(form, axis) for form, axis in ((scores.query, -2), (scores.key, -1), (value, -2))]
     (query, query_bias), (key, key_bias), (values, value_bias) = heads
     h, v = query.shape[0], values.shape[1]
-    n, out = shape[-2:]
-    columns = inner.columns.reshape(h, n, v, n, out)
+    n, out = _tokens(inner.offset.shape)
+    columns = inner.columns.reshape(h, -1, v, n, out)
     return Attention(
         query=query,
         key=key,
@@ -293,21 +559,19 @@ def _attention(made_by: tuple[_Scores, _AffineForm], inner: _AffineForm) -> Atte
         output=_tensor(np.moveaxis(_diagonal(columns, 1, 3), -1, 1)),
         output_bias=_tensor(_common(inner.offset.reshape(n, out), 0)),
         scale=scores.scale,
+        positions=Positions() if scores.added is None else _positions(scores.added, n),
     )
 
 
-def _mlp(hidden: _AffineForm, inner: _AffineForm) -> MLP:
-    n, width = hidden.offset.shape[-2:]
-    out = inner.offset.shape[-1]
-    up = _diagonal(hidden.columns.reshape(n, -1, n, width), 0, 2).T
-    down = _diagonal(inner.columns.reshape(n, width, n, out), 0, 2).T
-    return MLP(
-        up=_tensor(up),
-        down=_tensor(down),
-        up_bias=_tensor(_common(hidden.offset.reshape(n, width), 0)),
-        down_bias=_tensor(_common(inner.offset.reshape(n, out), 0)),
-        activation="relu",
-    )
+def _positions(added: Array, n: int) -> Positions:
+    """Return what is added to scores as a mask; numbers that no softmax of float32 sees are what hides a token."""
+    full = np.broadcast_to(added, (*added.shape[:-2], n, n)) if added.ndim > 1 else np.broadcast_to(added, (n, n))
+    if full.ndim > 2:
+        full = full.reshape(-1, n, n)
+    hidden = full <= HIDDEN
+    if not np.where(hidden, 0.0, full).any() and full.ndim == 2 and np.array_equal(hidden, ~np.tri(n, dtype=bool)):
+        return Positions(causal=True)
+    return Positions(mask=_tensor(np.where(hidden, -np.inf, full)))
 
 
 def _per_token(form: _AffineForm, axis: int) -> tuple[Tensor, Tensor]:
@@ -322,6 +586,8 @@ def _per_token(form: _AffineForm, axis: int) -> tuple[Tensor, Tensor]:
 def _diagonal(columns: Array, first: int, second: int) -> Array:
     """Return what every token does with itself, if all do the same and nothing with each other."""
     n = columns.shape[first]
+    if columns.shape[second] != n:
+        raise _NotReadError("belongs to a block that changes the number of tokens")
     same = np.moveaxis(np.diagonal(columns, axis1=first, axis2=second), -1, 0)
     apart = np.linalg.norm(columns) ** 2 - np.linalg.norm(same) ** 2
     if apart > TOLERANCE**2 * np.linalg.norm(columns) ** 2 and n > 1:
@@ -427,18 +693,10 @@ def _flatten(options: dict[str, Any], x: Array) -> Array:
     return x.reshape(len(x), int(np.prod(x.shape[1 : axis + 1])), -1)
 
 
-def _filled(options: dict[str, Any], shape: Array) -> Array:
-    import onnx
-
-    value = onnx.numpy_helper.to_array(options["value"]) if "value" in options else np.zeros(1)
-    return np.full(tuple(int(size) for size in shape[0]), value.item(), dtype=np.float64)
-
-
 def _cast(options: dict[str, Any], x: Array) -> Array:
     return x
 
 
-_WHOLE = ("ConstantOfShape", "Concat", "Expand")
 _OPERATIONS: dict[str, Callable[..., Array]] = {
     "Reshape": _reshape,
     "Transpose": _transpose,
@@ -454,11 +712,5 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "Cast": _cast,
     "Dropout": _cast,
     "MatMul": lambda options, x, y: x @ y,
-    "Add": lambda options, x, y: x + y,
-    "Sub": lambda options, x, y: x - y,
-    "Mul": lambda options, x, y: x * y,
-    "Div": lambda options, x, y: x / y if x.dtype.kind == "f" else x // y,
-    "Concat": lambda options, x, *rest: np.concatenate([x[0], *rest], options["axis"]),
-    "ConstantOfShape": _filled,
-    "Expand": lambda options, x, shape: np.broadcast_to(x[0], np.broadcast_shapes(x[0].shape, tuple(shape))),
+    "Expand": lambda options, x, shape: np.broadcast_to(x, (len(x), *np.broadcast_shapes(x.shape[1:], tuple(shape)))),
 }

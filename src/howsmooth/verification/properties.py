@@ -21,7 +21,7 @@ class Property:
     r"""No input of a box has an unsafe output.
 
     Attributes:
-        lower: The least value of every input.
+        lower: The least value of every input, one number each, in the shape of the inputs; for a map on tokens (n, d).
         upper: The largest.
         unsafe: Sets of outputs, each a pair (A, b) for :math:`\{y: Ay\ge b\}`; their union is unsafe.
 
@@ -31,13 +31,13 @@ class Property:
         (2, [[-1.0, 1.0, 0.0]])
     """
 
-    lower: Float[Tensor, " inputs"]
-    upper: Float[Tensor, " inputs"]
+    lower: Float[Tensor, "*inputs"]
+    upper: Float[Tensor, "*inputs"]
     unsafe: tuple[tuple[Float[Tensor, "_ outputs"], Float[Tensor, " _"]], ...]
 
     def __post_init__(self) -> None:
         """Refuse an empty box."""
-        if self.lower.shape != self.upper.shape or self.lower.ndim != 1:
+        if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
                 f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
@@ -48,12 +48,19 @@ class Property:
             raise FieldError("a property says which outputs are unsafe; this one names none.", field="unsafe")
 
     @classmethod
-    def robust(cls, x: Tensor, *, eps: float, label: int, classes: int) -> "Property":
-        """Say that no input within eps of x, entry by entry, is put into another class than this one."""
-        flat = x.detach().double().flatten()
+    def robust(cls, x: Tensor, *, eps: float | Tensor, label: int, classes: int) -> "Property":
+        """Say that no input within eps of x, entry by entry, is put into another class than this one.
+
+        Args:
+            x: The inputs, in their own shape, without a batch axis.
+            eps: How far each number may move; or for each number, so that some tokens may stay.
+            label: The class.
+            classes: How many classes there are.
+        """
+        x = x.detach().double()
         rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
         rivals = [k for k in range(classes) if k != label]
-        return cls(flat - eps, flat + eps, tuple((rows[k : k + 1], flat.new_zeros(1)) for k in rivals))
+        return cls(x - eps, x + eps, tuple((rows[k : k + 1], x.new_zeros(1)) for k in rivals))
 
 
 def read_vnnlib(path: str | Path) -> Property:
@@ -72,7 +79,7 @@ def read_vnnlib(path: str | Path) -> Property:
             continue
         either = _either(path, form[1])
         atoms = [atom for terms in either for atom in terms]
-        if len(atoms) == 1 and set(atoms[0][0]) == {("X", _only(atoms[0][0]))}:
+        if len(atoms) == 1 and [name for name, _k in atoms[0][0]] == ["X"] and all(atoms[0][0].values()):
             _tighten(bounds, atoms[0])
         elif any(name == "X" for terms, _ in atoms for name, _k in terms):
             raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
@@ -146,10 +153,6 @@ def _linear(path: str | Path, form: Any) -> tuple[dict[tuple[str, int], float], 
         for name, c in names.items():
             total[name] = total.get(name, 0.0) + sign * c
     return total, sum(sign * constant for sign, (_names, constant) in zip(signs, terms, strict=True))
-
-
-def _only(terms: dict[tuple[str, int], float]) -> int:
-    return next(iter(terms))[1] if terms else -1
 
 
 def _tighten(bounds: tuple[dict[int, float], dict[int, float]], atom: Atom) -> None:

@@ -22,32 +22,32 @@ BATCH = 32
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    r"""What linear functions of a stage's tokens do on the box, about their values at the centre.
+    """What linear functions of a stage's tokens do on the box, beyond their linear parts."""
 
-    Attributes:
-        linear: Their coefficients on :math:`(y,\eta)`.
-        below: How far the second order goes below zero.
-        above: How far it goes above.
-        remainder: A bound on the absolute value of all that is left.
-    """
-
-    linear: Float[Tensor, "f r"]
-    below: Float[Tensor, " f"]
-    above: Float[Tensor, " f"]
-    remainder: Float[Tensor, " f"]
+    below: Float[Tensor, " f"]  # how far the second order goes below zero
+    above: Float[Tensor, " f"]  # how far it goes above
+    remainder: Float[Tensor, " f"]  # a bound on the absolute value of all that is left
 
     @property
-    def beyond_linear(self) -> Float[Tensor, " f"]:
-        """A bound on the absolute value of everything but the linear part."""
+    def size(self) -> Float[Tensor, " f"]:
+        """A bound on the absolute value of all of it."""
         return torch.maximum(self.below, self.above) + self.remainder
 
 
 class ExpandedStage(ABC):
     """One stage of a network, expanded at its centre."""
 
+    value: Float[Tensor, "m out"]  # the tokens behind it, at the centre
+    linear: Float[Tensor, "m out r"]  # their linear parts
+
     @abstractmethod
-    def pull_back(self, functionals: Float[Tensor, "f n d"], forms: "Forms") -> Float[Tensor, "f n d"]:
+    def pull_back(self, functionals: Float[Tensor, "f m out"], forms: "Forms") -> Float[Tensor, "f n d"]:
         """Pull linear functions of the tokens behind back to those before; add second orders and remainders."""
+
+    @property
+    def parts(self) -> "tuple[ExpandedStage, ...]":
+        """The stages that it consists of."""
+        return (self,)
 
 
 class Forms:
@@ -79,42 +79,38 @@ class Forms:
             r = left.shape[-1]
             self.matrices[:, :r, :r] += left.mT @ right()
 
-    def range(self, linear: Float[Tensor, "f r"]) -> Range:
-        """Return the range of the functionals whose linear parts these are."""
+    def add_remainder(self, size: Float[Tensor, " f"]) -> None:
+        """Add what is bounded only in size; what is no number has no bound."""
+        self.remainder += torch.nan_to_num(size, nan=torch.inf, posinf=torch.inf)
+
+    def range(self) -> Range:
+        """Return the range of the functionals."""
         if self.matrices is None:
-            below = above = self.products
-        else:
-            below, above = self.symbols.quadratic_range((self.matrices + self.matrices.mT) / 2)
-        return Range(linear, below, above, self.remainder)
+            return Range(self.products, self.products, self.remainder)
+        return Range(*self.symbols.quadratic_range((self.matrices + self.matrices.mT) / 2), self.remainder)
 
 
+@dataclass(frozen=True, eq=False)
 class TaylorModel:
-    r"""The tokens behind the stages so far, on a box.
+    """The tokens behind the stages so far, on a box."""
 
-    Attributes:
-        symbols: The symbols of the box.
-        centre: c.
-        derivative: L, in the coordinates y and the symbols that stages have added.
-        stages: The stages so far.
-    """
+    symbols: BoxSymbols
+    centre: Float[Tensor, "n d"]
+    derivative: Float[Tensor, "n d r"]  # L, in the coordinates y and the symbols that stages have added
+    stages: tuple[ExpandedStage, ...] = ()
 
-    def __init__(self, symbols: BoxSymbols, centre: Float[Tensor, "n d"], derivative: Float[Tensor, "n d r"]) -> None:
-        self.symbols, self.centre, self.derivative = symbols, centre, derivative
-        self.stages: list[ExpandedStage] = []
-
-    def append(self, stage: ExpandedStage, centre: Float[Tensor, "n d"], derivative: Float[Tensor, "n d r"]) -> None:
+    def then(self, stage: ExpandedStage) -> "TaylorModel":
         """Go on behind one more stage."""
-        self.stages.append(stage)
-        self.centre, self.derivative = centre, derivative
+        return TaylorModel(self.symbols, stage.value, stage.linear, (*self.stages, stage))
 
-    def range(
+    def beyond_linear(
         self,
         functionals: Float[Tensor, "f n d"],
         *,
         forms: bool,
         start: Callable[[slice, Forms], None] | None = None,
     ) -> Range:
-        """Bound linear functions of the tokens.
+        """Bound what linear functions of the tokens do beyond their linear parts.
 
         Args:
             functionals: Their coefficients.
@@ -122,16 +118,18 @@ class TaylorModel:
                 cheap and far larger.
             start: Adds second orders that the functions themselves have, for those in a slice.
         """
-        found = []
-        for first in range(0, max(len(functionals), 1), BATCH if forms else 512):
-            part = slice(first, first + (BATCH if forms else 512))
+        found, at_once = [], BATCH if forms else 512
+        for first in range(0, max(len(functionals), 1), at_once):
+            part = slice(first, first + at_once)
             pulled = functionals[part]
-            size = self.derivative.shape[-1] if forms else None
-            sums = Forms(self.symbols, len(pulled), size, pulled)
-            linear = torch.einsum("fnd,ndr->fr", pulled, self.derivative)
+            sums = Forms(self.symbols, len(pulled), self.derivative.shape[-1] if forms else None, pulled)
             if start is not None:
                 start(part, sums)
             for stage in reversed(self.stages):
                 pulled = stage.pull_back(pulled, sums)
-            found.append(sums.range(linear))
+            found.append(sums.range())
         return Range(*(torch.cat([getattr(r, name) for r in found]) for name in Range.__dataclass_fields__))
+
+    def coordinates(self) -> Float[Tensor, "nd n d"]:
+        """Return every coordinate of every token as a linear function of the tokens."""
+        return torch.eye(self.centre.numel(), dtype=self.centre.dtype).unflatten(1, self.centre.shape)

@@ -8,19 +8,17 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.affine import Affine
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.composition import Chain, Residual
-from howsmooth.maps.mlp import MLP
+from howsmooth.maps.composition import Chain, leaves
 from howsmooth.maps.protocols import Map
-from howsmooth.verification.attention_expansion import AttentionExpansion
 from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
+from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
-from howsmooth.verification.relu_relaxation import ReLURelaxation
 from howsmooth.verification.taylor_model import TaylorModel
 
 # Of the sum of all magnitudes that enter a margin, as an allowance for its rounding errors.
@@ -68,15 +66,21 @@ class Verdict:
         return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
-def verify(network: Map | str | Path, property: Property | str | Path, *, timeout: float = 100.0) -> Verdict:  # noqa: A002
+def verify(
+    network: Map | nn.Module | str | Path,
+    property: Property | str | Path,  # noqa: A002
+    *,
+    timeout: float = 100.0,
+) -> Verdict:
     r"""Prove that no input of a box has an unsafe output, or find one that has.
 
     Theorems 15 and 16: second-order Taylor models of all stages, quadratic forms of the margin bounded by weighted
     eigenvalues, and splitting by the signs of ReLUs.
 
     Args:
-        network: An ONNX file, or a chain of an :class:`~howsmooth.maps.Affine` embedding, residual blocks of attention
-            and of ReLU layers, and an affine readout, in float64.
+        network: An ONNX file, or a map in float64 from tokens to one row of outputs: softmax attention, MLPs, norms,
+            affine maps and pooling, in chains and residual connections; or a module on inputs of the property's shape,
+            which is read by way of ONNX.
         property: A VNN-LIB file, or a :class:`~howsmooth.verification.Property`.
         timeout: Seconds after which the answer is ``unknown``.
     """
@@ -89,58 +93,68 @@ def verify(network: Map | str | Path, property: Property | str | Path, *, timeou
         from howsmooth.verification.onnx_network import read_and_run
 
         network, run = read_and_run(network)
-    stages = _Stages.of(network, wanted)
-    found = _falsify(stages, wanted, run)
+    elif isinstance(network, nn.Module):
+        from howsmooth.verification.onnx_network import read_module
+
+        network, run = read_module(network, wanted.lower.shape)
+    whole = _Network.of(network, wanted)
+    found = _falsify(whole, wanted, run)
     if found is not None:
         margins = torch.full((len(wanted.unsafe),), torch.nan, dtype=torch.float64)
         return Verdict("falsified", margins, *found, time.monotonic() - started)
-    return _prove(stages, wanted, started, started + timeout)
+    return _prove(whole, wanted, started, started + timeout)
 
 
 @dataclass(frozen=True, eq=False)
-class _Stages:
-    """The parts of a network."""
+class _Network:
+    """An affine map from the inputs to the first tokens, and what follows it."""
 
-    network: Chain
     embedding: Affine
-    blocks: tuple[Attention | MLP, ...]
-    readout: Affine
+    rest: Chain
 
     @classmethod
-    def of(cls, network: Map, wanted: Property) -> "_Stages":
-        maps = network.maps if isinstance(network, Chain) else ()
-        if len(maps) < 2 or not isinstance(maps[0], Affine) or not isinstance(maps[-1], Affine):
-            raise AssumptionError(
-                "a network to verify is a Chain that begins and ends with an Affine map; got "
-                f"{type(network).__name__}. ONNX files are read as such chains."
-            )
-        blocks = []
-        for f in maps[1:-1]:
-            inner = f.map if isinstance(f, Residual) else f
-            if not isinstance(f, Residual) or not isinstance(inner, Attention | MLP):
-                raise AssumptionError(f"boxes are verified through residual attention and ReLU layers; got {f!r}.")
-            blocks.append(inner)
+    def of(cls, network: Map, wanted: Property) -> "_Network":
         if network.dtype != torch.float64:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
-        inputs, outputs = maps[0].weight[0, 0].numel(), maps[-1].bias.numel()
-        if inputs != len(wanted.lower):
-            raise ShapeError(f"the network has {inputs} inputs, the property bounds {len(wanted.lower)}.")
+        maps = network.maps if isinstance(network, Chain) else (network,)
+        embedding = maps[0]
+        if not isinstance(embedding, Affine):
+            shape = tuple(wanted.lower.shape)
+            if len(shape) != 2:
+                raise ShapeError(
+                    "the bounds of inputs must be (n, d), one row for each token, unless the network begins with an "
+                    f"Affine map; got {shape}.",
+                    field="property",
+                )
+            identity = torch.eye(wanted.lower.numel(), dtype=torch.float64).reshape(*shape, *shape)
+            embedding = Affine(weight=identity, bias=torch.zeros(shape, dtype=torch.float64))
+            maps = (embedding, *maps)
+        inputs = embedding.weight[0, 0].numel()
+        if inputs != wanted.lower.numel():
+            raise ShapeError(f"the network has {inputs} inputs, the property bounds {wanted.lower.numel()}.")
+        found = cls(embedding, Chain(*maps[1:]))
+        rows, outputs = found.rest(found.tokens(_box(wanted)[0])).shape
+        if rows != 1:
+            raise ShapeError(f"the network must put out one row, as behind pooling; got {rows}.", field="network")
         if any(A.shape[1] != outputs for A, _b in wanted.unsafe):
             raise ShapeError(
                 f"the network has {outputs} outputs, the property speaks of {wanted.unsafe[0][0].shape[1]}."
             )
-        assert isinstance(network, Chain)
-        return cls(network, maps[0], tuple(blocks), maps[-1])
+        return found
 
     def outputs(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        n, d = self.embedding.weight.shape[2:]
-        return self.network(x.unflatten(-1, (n, d))).flatten(-2)
+        return self.rest(self.tokens(x)).flatten(-2)
+
+    def tokens(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch n d"]:
+        return self.embedding(x.unflatten(-1, self.embedding.weight.shape[2:]))
 
 
-def _falsify(stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor] | None:
+def _falsify(
+    network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor] | None:
     """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
     generator = torch.Generator().manual_seed(0)
-    centre, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
+    (centre, half), lower, upper = _box(wanted), wanted.lower.flatten(), wanted.upper.flatten()
     sets = len(wanted.unsafe)
     for restart in range(ATTACK_STARTS):
         start = torch.zeros(sets, len(centre), dtype=torch.float64)
@@ -149,12 +163,11 @@ def _falsify(stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] 
         xi = start
         for step in range(ATTACK_STEPS):
             xi = xi.detach().requires_grad_()
-            y = stages.outputs(centre + half * xi)
+            y = network.outputs(centre + half * xi)
             inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
-                found = _replayed(
-                    (centre + half * xi[k].detach()).clamp(wanted.lower, wanted.upper), stages, wanted, run
-                )
+                x = (centre + half * xi[k].detach()).clamp(lower, upper)
+                found = _replayed(x, network, wanted, run)
                 if found is not None:
                     return found
             (gradient,) = torch.autograd.grad(inside.sum(), xi)
@@ -165,15 +178,15 @@ def _falsify(stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] 
 
 
 def _replayed(
-    x: Tensor, stages: _Stages, wanted: Property, run: Callable[[Tensor], Tensor] | None
+    x: Tensor, network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None
 ) -> tuple[Tensor, Tensor] | None:
     """Return an input and its output if the network itself, in its own precision, finds it unsafe."""
-    y = stages.outputs(x) if run is None else run(x)
+    y = network.outputs(x) if run is None else run(x)
     unsafe = any(bool((A @ y >= b).all()) for A, b in wanted.unsafe)
     return (x, y) if unsafe else None
 
 
-def _prove(stages: _Stages, wanted: Property, started: float, deadline: float) -> Verdict:
+def _prove(network: _Network, wanted: Property, started: float, deadline: float) -> Verdict:
     rows = torch.cat([A for A, _b in wanted.unsafe])
     bounds = torch.cat([b for _A, b in wanted.unsafe])
     place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
@@ -181,9 +194,9 @@ def _prove(stages: _Stages, wanted: Property, started: float, deadline: float) -
     nodes, uses, level = 0, {}, 0
     levels = LEVELS
     for level in range(LEVELS):
-        model = _expanded(stages, wanted, level)
-        levels = LEVELS if _cost_of_forms(stages, model) < AFFORDABLE else 1
-        margins = _Margins.of(model, stages.readout, rows, bounds)
+        model = _expanded(network, wanted, level)
+        levels = LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
+        margins = _Margins.of(model, rows, bounds)
         best = torch.maximum(best, margins.lower)
         bent = model.derivative.shape[-1] > model.symbols.coordinates
         units = BentUnits.of(model) if bent and bool(model.derivative.isfinite().all()) else None
@@ -206,10 +219,11 @@ def _prove(stages: _Stages, wanted: Property, started: float, deadline: float) -
     return Verdict(status, per_set, None, None, time.monotonic() - started, nodes, level, uses)
 
 
-def _cost_of_forms(stages: _Stages, model: TaylorModel) -> float:
+def _cost_of_forms(network: _Network, model: TaylorModel) -> float:
     """Return about how many multiplications the forms of all scores take."""
-    heads = sum(len(f.query) for f in stages.blocks if isinstance(f, Attention))
-    return float(heads * len(model.centre) ** 2 * model.derivative.shape[-1] ** 3)
+    heads = sum(len(f.query) for f in leaves(network.rest) if isinstance(f, Attention))
+    tokens = network.embedding.weight.shape[0]
+    return float(heads * tokens**2 * model.derivative.shape[-1] ** 3)
 
 
 def _all_excluded(best: Tensor, place: Tensor) -> bool:
@@ -217,19 +231,18 @@ def _all_excluded(best: Tensor, place: Tensor) -> bool:
     return all(bool((best[place == k] > 0).any()) for k in place.unique())
 
 
-def _expanded(stages: _Stages, wanted: Property, level: int) -> TaylorModel:
-    centre, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
+def _expanded(network: _Network, wanted: Property, level: int) -> TaylorModel:
+    centre, half = _box(wanted)
     # the centre and the half-widths are rounded, so that the box they stand for is made a little larger
     half = half + 4 * torch.finfo(torch.float64).eps * (centre.abs() + half)
-    symbols, derivative = BoxSymbols.of(stages.embedding, half)
-    n, d = stages.embedding.weight.shape[2:]
-    model = TaylorModel(symbols, stages.embedding(centre.reshape(n, d)), derivative)
-    for f in stages.blocks:
-        if isinstance(f, Attention):
-            AttentionExpansion(f, model, forms=level > 0, all_forms=level > 1)
-        else:
-            ReLURelaxation(f, model, forms=level > 0)
-    return model
+    symbols, derivative = BoxSymbols.of(network.embedding, half)
+    return expand(network.rest, TaylorModel(symbols, network.tokens(centre), derivative), level)
+
+
+def _box(wanted: Property) -> tuple[Float[Tensor, " inputs"], Float[Tensor, " inputs"]]:
+    """Return the centre and the half-widths."""
+    lower, upper = wanted.lower.flatten(), wanted.upper.flatten()
+    return (upper + lower) / 2, (upper - lower) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,17 +256,20 @@ class _Margins:
     remainder: Float[Tensor, " rows"]
 
     @classmethod
-    def of(cls, model: TaylorModel, readout: Affine, rows: Tensor, bounds: Tensor) -> "_Margins":
-        functionals = -torch.einsum("ko,ond->knd", rows, readout.weight[0])
-        centre = (functionals * model.centre).sum((1, 2)) - rows @ readout.bias[0] + bounds
-        found = model.range(functionals, forms=True)
+    def of(cls, model: TaylorModel, rows: Tensor, bounds: Tensor) -> "_Margins":
+        linear = -rows @ model.derivative[0]
+        found = model.beyond_linear(-rows.unsqueeze(1), forms=True)
         base = model.symbols.coordinates
-        magnitude = (functionals.abs() * model.centre.abs()).sum((1, 2)) + (rows.abs() @ readout.bias[0].abs())
-        magnitude = magnitude + bounds.abs() + found.linear.abs().sum(1) + found.below + found.remainder
+        magnitude = rows.abs() @ model.centre[0].abs() + bounds.abs() + linear.abs().sum(1)
+        last = model.stages[-1]
+        if isinstance(last, LinearStage):  # what it adds up may be larger than its sum
+            summands = last.pull_back(rows.unsqueeze(1), None).abs() * last.entered.abs()
+            magnitude = magnitude + summands.sum((1, 2))
+        magnitude = magnitude + found.below + found.remainder
         return cls(
-            centre - ALLOWANCE * magnitude,
-            model.symbols.pixels(found.linear),
-            found.linear[:, base:],
+            bounds - rows @ model.centre[0] - ALLOWANCE * magnitude,
+            model.symbols.pixels(linear),
+            linear[:, base:],
             found.below * (1 + ALLOWANCE),
             found.remainder * (1 + ALLOWANCE),
         )

@@ -12,7 +12,7 @@ from models.loading.test_folders import KNOWN
 from models.small_models import CONFIGS, PICTURES, each
 
 import howsmooth as hs
-from howsmooth.memory import gigabytes
+from howsmooth.files import gigabytes
 from howsmooth.models.loading.config_checks import parameter_count
 
 WIDTH = {"gpt2": "n_embd", "distilbert": "dim"}
@@ -142,7 +142,7 @@ def test_an_encoder_and_a_decoder_of_different_depth_are_counted_both():
 def test_a_random_model_beyond_the_memory_is_refused_before_it_is_built(monkeypatch, tmp_path):
     # 80 GB in its family's default shape, and a machine that says it has 1 GiB
     (tmp_path / "memory.max").write_text(str(2**30))
-    monkeypatch.setattr("howsmooth.memory.LIMITS", (tmp_path / "memory.max",))
+    monkeypatch.setattr("howsmooth.files.LIMITS", (tmp_path / "memory.max",))
     words = refusal("random:gpt_neox")
     assert "20," in words  # billions of parameters
     assert f"{gigabytes(2**30)} are free" in words

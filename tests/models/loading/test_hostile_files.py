@@ -65,7 +65,7 @@ def test_a_picture_of_gigabytes_is_refused_before_it_is_read(tmp_path):
 def test_a_picture_of_many_pixels_is_refused_before_they_are_unpacked(tmp_path, monkeypatch, small_memory):
     Image.new("1", (12_000, 12_000)).save(tmp_path / "a.png")  # a few kilobytes, and 144 million pixels
     pictures = read_pictures(tmp_path)
-    monkeypatch.setattr("howsmooth.memory.available_memory", lambda: 2**30)
+    monkeypatch.setattr("howsmooth.files.available_memory", lambda: 2**30)
     with pytest.warns(Image.DecompressionBombWarning):
         assert "of 12000 × 12000 pixels takes at least" in refusal(pictures.open, 0)
 

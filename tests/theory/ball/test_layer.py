@@ -413,3 +413,15 @@ def test_beside_a_sink_values_and_keys_are_extended_where_differences_count(rng,
         assert exact <= found.norm(t) <= exact * (1 + 1e-11)
     exact = stacked(keys, t, 0)
     assert exact <= problem.query_forms[0].norm(t) <= exact * (1 + 1e-11)
+
+
+def test_beside_a_sink_a_head_without_values_counts_by_its_bias(rng):
+    f = random_layer(rng, heads=3, sink=torch.zeros(3).double(), value_bias=gaussian(rng, 3, 3))
+    f.value[2] = 0
+    heads = heads_of(dataclasses.replace(f, sink=None))
+
+    def bound(*more):
+        return layer_bound(f, (*heads[:2], *more), None, 5, 2.0)
+
+    assert bound(dataclasses.replace(heads[2], value_bias=100 * heads[2].value_bias)) > 10 * bound()
+    assert bound(dataclasses.replace(heads[2], value_bias=0 * heads[2].value_bias)) == bound()

@@ -12,6 +12,7 @@ import howsmooth as hs
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.layer_errors import outputs
 from howsmooth.theory.at_input.row_certificate import RowGramMatrices, query_term_norms, row_norms_squared, rows_upper
+from howsmooth.theory.linalg import eigenvalue_bounds
 from howsmooth.theory.linalg.eigenvalue_bounds import ABOVE, CholeskyCertificate, deflated_eigenvalues
 
 NOTHING_LOST = torch.zeros(6, dtype=torch.float64)
@@ -152,3 +153,16 @@ def test_rows_and_blocks_of_layers_are_bounded_by_their_definition(rng, layer, s
     assert bool((found <= 1.05 * rows.square() + 1e-8 * size).all())
     assert bool((query_term_norms(seen) * (1 + 1e-9) + 1e-12 * size.sqrt() >= second).all())
     assert constant(f, X).item() <= rows_upper(seen) * ROUNDING
+
+
+@pytest.mark.parametrize("make", [tall, with_empty_columns])
+def test_the_bound_of_the_inverse_has_its_norm_and_its_rounding(rng, make, monkeypatch):
+    unit, W = 1e-7, make(rng)  # with a coarse unit every allowance shows
+    monkeypatch.setattr(eigenvalue_bounds, "UNIT", unit)
+    monkeypatch.setattr(eigenvalue_bounds, "norm_upper", lambda x: 3 * torch.linalg.matrix_norm(x, 2).item())
+    found, m = CholeskyCertificate.of(W), W.shape[1]
+    M = torch.linalg.inv(W.mT @ W + 128 * unit * m**2 * (m + 32) * torch.eye(m).double())
+    torch.testing.assert_close(found.M, M)
+    size = (W.square().sum(0) * M.diagonal()).sum().item()
+    stretch = 3 * torch.linalg.matrix_norm(W @ M @ W.mT, 2).item() ** 0.5 + unit * m * math.sqrt(m * size)
+    assert found.norm_bound == pytest.approx(stretch**2 + unit * m * (m + 32) * size, rel=1e-9)

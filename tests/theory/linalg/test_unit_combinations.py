@@ -139,6 +139,10 @@ def test_weak_rows_are_completed_by_the_square_of_what_ties_them(rng, whole, mon
     near, eye = inside.flatten(2).flatten(0, 1), torch.eye(len(weak)).double()
     exact = torch.linalg.eigvalsh(torch.cat((torch.cat((near, tie), 1), torch.cat((tie.mT, beta * eye), 1))))[-1].item()
     assert math.sqrt(exact) <= three_ways._on_one_side(A) <= math.sqrt(exact) * 1.01
+    # nothing less is proven, whatever iteration finds
+    for share, proven in ((0.998, False), (1.001, True)):
+        monkeypatch.setattr(three_ways, "_root", lambda *_given, share=share: share * exact)
+        assert math.isfinite(three_ways._on_one_side(A)) == proven
 
 
 def test_weak_rows_are_bounded_by_the_mean_of_two_squares(rng):

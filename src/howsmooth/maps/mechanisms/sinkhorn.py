@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, UnmeasurableError
+from howsmooth.files import require_memory
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Pickable, Tile, Weighting, Weights, softmax_magnitudes
-from howsmooth.memory import require_memory
 from howsmooth.torch_internals import is_batched, recorded, softmax_derivative
 from howsmooth.wording import number
 

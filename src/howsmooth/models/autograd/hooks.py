@@ -33,6 +33,7 @@ class ModuleCall:
     module: nn.Module  # the module that was called
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
+    path: str = ""  # that of the module in the one to which hooks are attached
 
     @classmethod
     def of(
@@ -130,7 +131,7 @@ def hooked(
         run = counted(hook)
 
         def pre_hook(part: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            return run(ModuleCall(module=part, positional=positional, named=named))
+            return run(ModuleCall(module=part, positional=positional, named=named, path=path))
 
         return module.get_submodule(path).register_forward_pre_hook(pre_hook, prepend=prepend, with_kwargs=True)
 
@@ -162,13 +163,10 @@ def recorded_calls(module: nn.Module, paths: Mapping[str, int]) -> Iterator[dict
     """
     calls: dict[tuple[str, int], ModuleCall] = {}
 
-    def record(path: str) -> InputHook:
-        def keep(call: ModuleCall, turn: int) -> None:
-            calls[path, turn] = call
+    def keep(call: ModuleCall, turn: int) -> None:
+        calls[call.path, turn] = call
 
-        return keep
-
-    with hooked(module, inputs={path: record(path) for path in paths}, prepend=True):
+    with hooked(module, inputs=dict.fromkeys(paths, keep), prepend=True):
         yield calls
     if missing := [path for path, times in paths.items() if (path, times - 1) not in calls]:
         raise UnsupportedModelError(f"{missing[0]!r} did not run, so what it reads is not known.")

@@ -45,28 +45,29 @@ class PartCall:
     def tensors(self, X: Float[Tensor, "batch n d"]) -> list[Tensor]:
         """Run the module until all tensors are known, and return them as they are."""
         values: dict[TensorLocation, Tensor] = {}
+        module = self.call.module
 
         def keep(path: str, side: Side, arguments: Any, turn: int) -> None:
             found = list(tensors(arguments))
             for location in self.locations:
-                if (location.path, location.side, location.turn) == (path, side, turn):
-                    values[location] = oriented(self.module(path), found[location.index])
+                if (self._inner(location.path), location.side, location.turn) == (path, side, turn):
+                    values[location] = oriented(module.get_submodule(path), found[location.index])
             if len(values) == len(self.locations):
                 raise StopForward
 
-        def keep_inputs(path: str) -> InputHook:
-            return lambda call, turn: keep(path, "input", (call.positional, call.named), turn)
+        def keep_inputs(call: ModuleCall, turn: int) -> None:
+            keep(call.path, "input", (call.positional, call.named), turn)
 
         def keep_outputs(path: str) -> OutputHook:
             return lambda output, turn: keep(path, "output", output, turn)
 
-        inputs = {self._inner(at.path): keep_inputs(at.path) for at in self.locations if at.side == "input"}
-        outputs = {self._inner(at.path): keep_outputs(at.path) for at in self.locations if at.side == "output"}
+        inputs = {self._inner(at.path): keep_inputs for at in self.locations if at.side == "input"}
+        written = {self._inner(at.path) for at in self.locations if at.side == "output"}
+        outputs = {path: keep_outputs(path) for path in written}
         entrance: dict[str, InputHook] = {}
         if self.enters is not None:
             path, entry_turn = self.enters
             entrance[self._inner(path)] = lambda call, turn: call.at(X) if turn == entry_turn else None
-        module = self.call.module
         # prepended: other hooks belong to the part
         with hooked(module, inputs=inputs, outputs=outputs), hooked(module, inputs=entrance, prepend=True):
             self.call(X if self.enters is None else self.call.tokens)

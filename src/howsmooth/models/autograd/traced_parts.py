@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, UnsupportedModelError
-from howsmooth.models.autograd.hooks import InputHook, ModuleCall, hooked
+from howsmooth.models.autograd.hooks import ModuleCall, hooked
 from howsmooth.models.map_names import MapName
 
 Side = Literal["input", "output"]
@@ -83,26 +83,23 @@ class TracedCall:
 def trace(model: nn.Module, tokens: Tensor) -> list[TracedCall]:
     """Run a model once and return the calls of all of its modules, in the order in which they ended."""
     finished: list[TracedCall] = []
-    running: list[tuple[str, ModuleCall, int, tuple[Tensor, ...]]] = []
+    running: list[tuple[ModuleCall, int, tuple[Tensor, ...]]] = []
     clock = iter(range(10**9))
 
-    def begin(path: str) -> InputHook:
-        def keep(call: ModuleCall, _turn: int) -> None:
-            # copied now: the module may work in place
-            running.append((path, call, next(clock), _copies((call.positional, call.named))))
-
-        return keep
+    def begin(call: ModuleCall, _turn: int) -> None:
+        # copied now: the module may work in place
+        running.append((call, next(clock), _copies((call.positional, call.named))))
 
     def end(output: Any, turn: int) -> None:
-        path, call, began, inputs = running.pop()
+        call, began, inputs = running.pop()
         ended, outputs = next(clock), _copies(output)
         finished.append(
-            TracedCall(path=path, turn=turn, call=call, begin=began, end=ended, inputs=inputs, outputs=outputs)
+            TracedCall(path=call.path, turn=turn, call=call, begin=began, end=ended, inputs=inputs, outputs=outputs)
         )
 
     paths = [path for path, _part in model.named_modules()]
     run = ModuleCall.of(model, tokens)
-    with hooked(model, inputs={path: begin(path) for path in paths}, outputs=dict.fromkeys(paths, end)):
+    with hooked(model, inputs=dict.fromkeys(paths, begin), outputs=dict.fromkeys(paths, end)):
         model(*run.positional, **run.named)
     return finished
 
@@ -144,15 +141,14 @@ class TracedParts:
         """Return where the output of a part occurs."""
         found = getattr(self, "heads" if name.head is not None else name.kind, NO_FORM.format(name=str(name)))
         if name.head is not None and not isinstance(found, str):
-            found = self._refuse_head(name.head) or found
+            count, h = self.head_count, name.head
+            if isinstance(count, str):
+                found = count
+            elif not 0 <= h < count:
+                found = f"this layer has the heads 0 to {count - 1}, got head:{h}."
         if isinstance(found, str):
             raise AssumptionError(found, field="map")
         return found
-
-    def _refuse_head(self, h: int) -> str:
-        if isinstance(self.head_count, str):
-            return self.head_count
-        return "" if 0 <= h < self.head_count else f"this layer has the heads 0 to {self.head_count - 1}, got head:{h}."
 
 
 def traced_parts(

@@ -6,13 +6,12 @@ import re
 import struct
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from howsmooth.errors import UnsupportedModelError
-from howsmooth.files import require_room
-from howsmooth.memory import require_memory
+from howsmooth.files import require_memory, require_room
 
 LARGEST_FILE = 2**24  # bytes; those of real models are a few kilobytes
 MOST_LAYERS = 2_000
@@ -185,72 +184,56 @@ def check_gguf(path: Path) -> None:
 
     The reader of the gguf package would make an object of every entry first.
     """
-    with path.open("rb") as file:
-        header = _Header(file, path)
-        if file.read(4) != b"GGUF" or header.whole("I") not in (2, 3):
-            raise header.damaged("it does not begin as GGUF of version 2 or 3")
-        tensors, entries = header.whole("Q"), header.whole("Q")
-        if TENSOR * tensors + ENTRY * entries > header.size:
-            raise header.damaged(f"it speaks of {tensors:,} tensors and {entries:,} settings, and is shorter")
-        for _entry in range(entries):
-            header.entry()
+    size, held = path.stat().st_size, 0
 
-
-class _Header:
-    """A GGUF file, read from its beginning."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path, self._entries = file, path, 0
-        self.size = path.stat().st_size
-
-    def damaged(self, why: str) -> UnsupportedModelError:
+    def damaged(why: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{str(self._path)!r} is a file that holds no model, or is damaged: {why}; we need a .gguf file, or a "
+            f"{str(path)!r} is a file that holds no model, or is damaged: {why}; we need a .gguf file, or a "
             "folder with a config.json.",
             field="model",
         )
 
-    def whole(self, code: str) -> int:
-        size = struct.calcsize(code)
-        found = self._file.read(size)
-        if len(found) < size:
-            raise self.damaged("its header is cut short")
+    def whole(code: str) -> int:
+        found = file.read(struct.calcsize(code))
+        if len(found) < struct.calcsize(code):
+            raise damaged("its header is cut short")
         (number,) = struct.unpack(f"<{code}", found)
         return number
 
-    def skip(self, size: int) -> None:
-        if self._file.tell() + size > self.size:
-            raise self.damaged(f"it speaks of {size:,} bytes at byte {self._file.tell():,}, and is shorter")
-        self._file.seek(size, 1)
+    def skip(count: int) -> None:
+        if file.tell() + count > size:
+            raise damaged(f"it speaks of {count:,} bytes at byte {file.tell():,}, and is shorter")
+        file.seek(count, 1)
 
-    def entry(self) -> None:
-        length = self.whole("Q")
-        if length > LONGEST_NAME:
-            raise self.damaged(f"the name of a setting has {length:,} bytes")
-        name, kind = self._file.read(length), self.whole("I")
-        if name.endswith(b".block_count") and SIZES.get(kind) == 4:
-            layers = self.whole("I")
-            if layers > MOST_LAYERS:
-                raise self.damaged(f"it speaks of {layers:,} layers")
-        else:
-            self.value(kind)
-
-    def value(self, kind: int, depth: int = 0) -> None:
+    def value(kind: int, depth: int = 0) -> None:
+        nonlocal held
         if kind in SIZES:
-            self.skip(SIZES[kind])
+            skip(SIZES[kind])
         elif kind == STRING:
-            self.skip(self.whole("Q"))
+            skip(whole("Q"))
         elif kind == ARRAY and depth < 4:
-            self.array(depth)
+            kind, count = whole("I"), whole("Q")
+            held += count
+            require_room(BYTES_PER_ENTRY * held, f"the header of {str(path)!r}", field="model")
+            if kind in SIZES:
+                skip(count * SIZES[kind])
+                return
+            for _entry in range(count):
+                value(kind, depth + 1)
         else:
-            raise self.damaged(f"it speaks of a value of the kind {kind}")
+            raise damaged(f"it speaks of a value of the kind {kind}")
 
-    def array(self, depth: int) -> None:
-        kind, count = self.whole("I"), self.whole("Q")
-        self._entries += count
-        require_room(BYTES_PER_ENTRY * self._entries, f"the header of {str(self._path)!r}", field="model")
-        if kind in SIZES:
-            self.skip(count * SIZES[kind])
-            return
-        for _entry in range(count):
-            self.value(kind, depth + 1)
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF" or whole("I") not in (2, 3):
+            raise damaged("it does not begin as GGUF of version 2 or 3")
+        tensors, entries = whole("Q"), whole("Q")
+        if TENSOR * tensors + ENTRY * entries > size:
+            raise damaged(f"it speaks of {tensors:,} tensors and {entries:,} settings, and is shorter")
+        for _entry in range(entries):
+            if (length := whole("Q")) > LONGEST_NAME:
+                raise damaged(f"the name of a setting has {length:,} bytes")
+            name, kind = file.read(length), whole("I")
+            if not (name.endswith(b".block_count") and SIZES.get(kind) == 4):
+                value(kind)
+            elif (layers := whole("I")) > MOST_LAYERS:
+                raise damaged(f"it speaks of {layers:,} layers")

@@ -210,10 +210,8 @@ def check_tokenizer(name: str) -> None:
 def check_reachable(name: str, revision: str = "main") -> Path | None:
     """Check that the hub answers, or that the local cache holds the model.
 
-    Returns ``None`` if the hub answers, and otherwise the folder of the local cache that holds the model.
-
-    The hub's own client retries for half a minute for each file. So one request with a short timeout comes first; if it
-    fails, a model in the local cache is read from there.
+    Return ``None`` if the hub answers, and otherwise the folder of the local cache that holds the model. One request
+    with a short timeout decides: the hub's own client retries for half a minute for each file.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 

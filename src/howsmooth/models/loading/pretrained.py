@@ -41,19 +41,12 @@ HEAD = "lm_head."
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A module and its tokenizer.
+    """A module and its tokenizer."""
 
-    Attributes:
-        module: The module.
-        tokenizer: Its tokenizer, if there is one.
-        notes: Remarks that a reader of its numbers needs.
-        sentence: How it embeds a sentence, or why that cannot be read; none if no file describes it.
-    """
-
-    module: nn.Module
-    tokenizer: Tokenizer | None
-    notes: tuple[str, ...] = ()
-    sentence: SentenceEmbedding | str | None = None
+    module: nn.Module  # the module
+    tokenizer: Tokenizer | None  # its tokenizer, if there is one
+    notes: tuple[str, ...] = ()  # remarks that a reader of its numbers needs
+    sentence: SentenceEmbedding | str | None = None  # its sentence embedding, or why it cannot be read; none: no file
 
 
 def load_by_name(name: str, *, family: str = "") -> LoadedModel:

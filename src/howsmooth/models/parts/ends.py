@@ -250,16 +250,10 @@ def _read_json(file: Path | None) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lexicon:
-    r"""Every input that a position can have: :math:`x = w_v + g_i` for the token v at position i, before any norm.
+    r"""Every input that a position can have: :math:`x = w_v + g_i` for the token v at position i, before any norm."""
 
-    Attributes:
-        words: :math:`w`, one row for each token of the vocabulary, scaled or projected as the model does it.
-        places: :math:`g`, one row for each position: its embedding and that of the token type; zero where positions
-            enter in attention.
-    """
-
-    words: Float[Tensor, "v e"]
-    places: Float[Tensor, "n e"]
+    words: Float[Tensor, "v e"]  # w, one row for each token of the vocabulary, scaled or projected as the model does it
+    places: Float[Tensor, "n e"]  # g, one row for each position and token type; zero if positions enter in attention
 
     def __call__(self, tokens: Int[Tensor, "*batch n"]) -> Float[Tensor, "*batch n e"]:
         """Return the sum of the embeddings."""

@@ -47,10 +47,14 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         described(
             "How numbers are rounded: int2…int8 (:tensor, :channel, :g64, :asym), nf4, fp8, e5m2, bf16, fp16, "
             "prune:0.5, prune:2:4, gguf:Q4_0, against:MODEL, mine.py:function; with kv:, kv-channel:, "
-            "residual:, kernel: or embeddings: in front, these in place of weights.",
+            "residual:, kernel: or embeddings: in front, these in place of weights. int4:g64 if nothing is said.",
             metavar="int4:g64,…",
         ),
-    ] = ("int4:g64",)
+    ] = ()
+    against: Annotated[
+        tuple[str, ...],
+        described("Another checkpoint of the same shape, whose weights are the errors.", metavar="MODEL,…"),
+    ] = ()
     text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
     length: Annotated[int, described("How many tokens a window has.")] = LENGTH
     sequences: Annotated[int, described("How many windows.")] = WINDOWS
@@ -59,16 +63,19 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         tuple[float, ...], described("Choose the cheapest recipe of this share of 16 bits.", metavar="0.3,…")
     ] = ()
     kl: Annotated[tuple[float, ...], described("Choose the smallest recipe of this cost.", metavar="0.02,…")] = ()
+    verify: Annotated[
+        int, described("Run the model with each of so many worst errors, and of as many others, to compare.")
+    ] = 0
     seed: Annotated[int, described("The seed of everything random.")] = 0
     where: Compute = Compute()
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before any model is loaded."""
-        if not self.scheme:
-            raise AssumptionError("scheme must name at least one.", field="scheme")
         if self.passes < 2:
             raise AssumptionError(f"passes must be at least 2, got {self.passes}.", field="passes")
+        if self.verify < 0:
+            raise AssumptionError(f"verify must be at least 0, got {self.verify}.", field="verify")
         for name, values in (("size", self.size), ("kl", self.kl)):
             if any(value <= 0 for value in values):
                 raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
@@ -79,10 +86,16 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         read_source(self.windows.source, self.windows.place)
         from howsmooth.budgets.schemes.scheme import scheme
 
-        for label in self.scheme:
+        for label in self.schemes:
             scheme(label)
             if "against:" in label:
                 check_model(label.partition("against:")[2])
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Every scheme once, those of other checkpoints last."""
+        others = tuple(f"against:{model}" for model in self.against)
+        return tuple(dict.fromkeys((*self.scheme, *others))) or ("int4:g64",)
 
     @property
     def windows(self) -> Windows:
@@ -137,17 +150,63 @@ class BudgetAnswer(Answer, frozen=True, kw_only=True):
     positions: int  # how many positions the output has
 
 
-class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
-    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured."""
+class AtWindows(AtText, frozen=True, kw_only=True):
+    """A question about a whole budget: schemes, and windows from the first on."""
 
     layer: int = 0
     map: str = "model"
-    schemes: tuple[str, ...]  # the schemes to choose from
-    windows: int = WINDOWS  # at how many windows, from the first on; as many behind them are held out
+    schemes: tuple[str, ...]  # the schemes
+    windows: int = WINDOWS  # at how many windows, from the first on
     passes: int = PASSES  # how many backward passes at each
+    solver: Solver = Solver()  # the seed
+
+    @property
+    def cost(self) -> float:
+        """Passes at every window."""
+        return super().cost * self.passes * PASS_COST * self.windows
+
+    @property
+    def batch(self) -> Hashable:
+        """Questions about the same schemes share their draws."""
+        return self.kind, self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed
+
+
+class VerifyAsk(AtWindows, frozen=True, kw_only=True, tag="verified"):
+    """What single errors cost in truth, beside their estimates: the worst ones and as many others."""
+
+    count: int  # how many of each
+
+    @property
+    def label(self) -> str:
+        """The model and the number of errors."""
+        return f"{self.model} {self.schemes[0]} verified"
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """By scheme."""
+        return (self.schemes[0],)
+
+
+class VerifyAnswer(Answer, frozen=True, kw_only=True):
+    """Estimates and true costs."""
+
+    cost: str  # what costs count
+    names: tuple[str, ...]  # what is rounded, the worst first, then the others
+    predicted: tuple[float, ...]  # the estimate of each
+    low: tuple[float, ...]  # the lower end of its interval
+    high: tuple[float, ...]  # the upper end
+    measured: tuple[float, ...]  # the true cost
+    at_half: tuple[float, ...]  # four times the true cost of half of the error
+
+
+class RecipeAsk(AtWindows, frozen=True, kw_only=True, tag="recipe"):
+    """Which scheme for which matrix, so that all together cost least: predicted, on fresh draws, and measured.
+
+    As many windows behind those of the budget are held out.
+    """
+
     size: float | None = None  # the share of the size that the matrices have with 16 bits; none if the cost is given
     kl: float | None = None  # the cost; none if the size is given
-    solver: Solver = Solver()  # the seed
 
     @property
     def label(self) -> str:
@@ -158,16 +217,6 @@ class RecipeAsk(AtText, frozen=True, kw_only=True, tag="recipe"):
     def asked(self) -> str:
         """What the recipe has to keep to."""
         return f"size {number(self.size)}" if self.size is not None else f"cost {number(self.kl or 0)}"
-
-    @property
-    def cost(self) -> float:
-        """Fresh passes at every window."""
-        return super().cost * self.passes * PASS_COST * self.windows
-
-    @property
-    def batch(self) -> Hashable:
-        """Recipes of the same schemes share their draws."""
-        return self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -217,6 +266,25 @@ def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Reso
     return list(answers)
 
 
+def run_verified(_batch: Sequence[VerifyAsk], cell: Sequence[VerifyAsk], resources: "Resources") -> list[Answer]:
+    """Run the model with single errors in it."""
+    return [_verified(ask, resources) for ask in cell]
+
+
+def _verified(ask: VerifyAsk, resources: "Resources") -> VerifyAnswer:
+    budget = _drawn(ask, _places(ask, ask.schemes, range(ask.windows), resources), ask.solver.seed)
+    found = budget.verify(ask.count)
+    return VerifyAnswer(
+        cost=budget.cost,
+        names=tuple(each.predicted.name for each in found),
+        predicted=tuple(each.predicted.kl for each in found),
+        low=tuple(each.predicted.low for each in found),
+        high=tuple(each.predicted.high for each in found),
+        measured=tuple(each.measured for each in found),
+        at_half=tuple(each.at_half for each in found),
+    )
+
+
 def run_recipe(_batch: Sequence[RecipeAsk], cell: Sequence[RecipeAsk], resources: "Resources") -> list[Answer]:
     """Choose recipes by the draws of a budget; judge them on fresh draws and at held-out windows."""
     first = cell[0]
@@ -246,17 +314,20 @@ def _recipe_answer(found: "Recipe", cost: str) -> RecipeAnswer:
 
 def _two_draws(ask: RecipeAsk, resources: "Resources") -> "tuple[Budget, Budget, Tensor]":
     """Return the budget of an ask, the same from fresh draws, and windows that are held out."""
-    from howsmooth.budgets.error_budget import COSTS, FRESH, Budget
-    from howsmooth.budgets.passes import inner_products
+    from howsmooth.budgets.error_budget import FRESH
 
     places = _places(ask, ask.schemes, range(ask.windows), resources)
-
-    def drawn(seed: int) -> Budget:
-        products = inner_products(places, passes=ask.passes, seed=seed)
-        return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
-
     held_out = _tokens(ask, range(ask.windows, 2 * ask.windows), resources)
-    return drawn(ask.solver.seed), drawn(ask.solver.seed + FRESH), held_out
+    seed = ask.solver.seed
+    return _drawn(ask, places, seed), _drawn(ask, places, seed + FRESH), held_out
+
+
+def _drawn(ask: AtWindows, places: "Places", seed: int) -> "Budget":
+    from howsmooth.budgets.error_budget import COSTS, Budget
+    from howsmooth.budgets.passes import inner_products
+
+    products = inner_products(places, passes=ask.passes, seed=seed)
+    return Budget(model=ask.model, products=products, cost=COSTS[places.subject.kind], places=places, seed=seed)
 
 
 def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
@@ -281,7 +352,7 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
 
     base = model_and_text(budgeting.model, budgeting.windows, budgeting.where, budgeting.reading, resources)
-    schemes, solver = tuple(dict.fromkeys(budgeting.scheme)), Solver(seed=budgeting.seed)
+    schemes, solver = budgeting.schemes, Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
     first = asks[0]
@@ -289,19 +360,11 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
     if wanted:
         _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
-    asks += [
-        RecipeAsk(
-            model=first.model,
-            window=first.window,
-            where=first.where,
-            reading=first.reading,
-            schemes=schemes,
-            windows=budgeting.sequences,
-            **shared,
-            **target,
-        )
-        for target in wanted
-    ]
+    shared |= {"model": first.model, "window": first.window, "where": first.where, "reading": first.reading}
+    shared |= {"windows": budgeting.sequences}
+    asks += [RecipeAsk(schemes=schemes, **shared, **target) for target in wanted]
+    if budgeting.verify:
+        asks += [VerifyAsk(schemes=(label,), count=budgeting.verify, **shared) for label in schemes]
     return PlannedAsks(
         asks=tuple(asks),
         transformer=base.transformer,
@@ -449,12 +512,68 @@ class RecipeSummary:
         return to_json({"size": self.ask.size, "kl": self.ask.kl, "recipe": self.answer, "sentence": self.sentence})
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifySummary:
+    """Estimates beside true costs."""
+
+    ask: VerifyAsk
+    answer: VerifyAnswer
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's rank correlation of estimates and true costs; none where all of either are the same."""
+        from scipy.stats import spearmanr
+
+        columns = self.answer.predicted, self.answer.measured
+        return None if any(len(set(x)) < 2 for x in columns) else float(spearmanr(*columns).statistic)
+
+    @property
+    def beyond(self) -> list[str]:
+        """The errors that second order does not describe: their whole and their half disagree by more than 20 %."""
+        from howsmooth.budgets.error_budget import agrees_with_half
+
+        found = zip(self.answer.names, self.answer.measured, self.answer.at_half, strict=True)
+        return [name for name, whole, half in found if not agrees_with_half(whole, half)]
+
+    @property
+    def sentence(self) -> str:
+        """How well the estimates rank, how many are inside of their intervals, and where second order ends."""
+        found = self.answer
+        inside = sum(low <= x <= high for low, x, high in zip(found.low, found.measured, found.high, strict=True))
+        rank = "" if self.rank_correlation is None else f"rank correlation {self.rank_correlation:.3f}; "
+        said = (
+            f"{self.ask.model}, {self.ask.schemes[0]}: {len(found.names)} errors run truly, {rank}{inside} inside of "
+            "their intervals"
+        )
+        return f"{said}; second order ends here: {', '.join(self.beyond)}." if self.beyond else f"{said}."
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        """Render the sentence, and a row for each error."""
+        yield self.sentence
+        a = self.answer
+        numbers = zip(a.names, a.predicted, a.low, a.high, a.measured, a.at_half, strict=True)
+        columns = ("run truly", "predicted", "from", "to", "measured", "from half of it")
+        rows = [dict(zip(columns, (name, *map(number, values)), strict=True)) for name, *values in numbers]
+        yield fitted(rows, list(columns), ["from", "to"], console, options)
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        about = {"verified": self.ask.schemes[0], "rank_correlation": self.rank_correlation}
+        return to_json(about | {"errors": self.answer, "second_order_ends": self.beyond, "sentence": self.sentence})
+
+
+def summarise_verified(records: Iterable[Any]) -> list[VerifySummary]:
+    """Return what was run truly, scheme by scheme."""
+    return [VerifySummary(ask=r.ask, answer=r.answer) for r in records]
+
+
 def summarise_budgets(records: Iterable[Any]) -> list[Any]:
     """Sum up records: one result for each budget and scheme, and one for each recipe."""
     records = list(records)
     found = budgets(r for r in records if r.ask.kind == "budget")
     schemes = [BudgetSummary(budget=each, scheme=label) for each in found for label in each.schemes]
-    return [*schemes, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
+    verified = summarise_verified(r for r in records if r.ask.kind == "verified")
+    return [*schemes, *verified, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
 
 
 def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
@@ -497,4 +616,5 @@ KINDS = (
         ),
     ),
     Kind(ask=RecipeAsk, answer=RecipeAnswer, run=run_recipe, summarise=summarise_recipes),
+    Kind(ask=VerifyAsk, answer=VerifyAnswer, run=run_verified, summarise=summarise_verified),
 )

@@ -1,0 +1,65 @@
+"""The constant of attention in every metric: worst, typical and bound, at windows of Alice.
+
+A row for each layer, length and metric, as Markdown. Typical is the root mean square over random perturbations of size
+one; the bound is that of all inputs as long whose tokens are no longer than the longest here, where a theorem is known.
+"""
+
+import argparse
+import time
+
+import torch
+
+import howsmooth as hs
+from howsmooth.errors import AssumptionError
+from howsmooth.maps.attention import Attention
+from howsmooth.models.inputs.text import read_text
+
+SAMPLES = 16
+
+
+def main() -> None:
+    """Measure three layers of a model in every metric."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="minilm")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 256])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    model = hs.load(given.model)
+    layers = sorted({0, len(model.layers) // 2, len(model.layers) - 1})
+    print("| n | layer | metric | worst | upper / lower | typical | any input | products | seconds |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for n in given.lengths:
+        activations = model.activations(model.windows(read_text(), length=n, count=1))
+        for layer in layers:
+            f, batch = activations.at(layer=layer, name="attention")
+            for metric in ("total", "token", "relative", "condition", "entries", "sum", hs.metrics.covariance(batch)):
+                row(f, batch[0], n, layer, metric)
+
+
+def row(f: Attention, X: torch.Tensor, n: int, layer: int, metric: str | hs.Metric) -> None:
+    """Measure one layer in one metric, and print what was found."""
+    # a covariance is one of the tokens that enter: what leaves is measured in total
+    given = metric if isinstance(metric, str) else hs.Metrics(input=metric, output=hs.metrics.total)
+    start = time.process_time()
+    found = hs.local_lipschitz(f, X, metric=given, rtol=1e-2, seed=0)
+    seconds, generator = time.process_time() - start, torch.Generator().manual_seed(0)
+    metrics = hs.metrics.as_metrics(given).at(X, f(X))
+    J = f.jacobian(X)
+    sizes = [metrics.output.size(J.jvp(metrics.input.draw(X, generator))).square() for _sample in range(SAMPLES)]
+    typical = float(torch.stack(sizes).mean().sqrt())
+    try:
+        radius = float(X.norm(dim=-1).max())
+        bound = f"{hs.bounds.smallest_upper(f, n=n, radius=radius, metric=given).value:.3g}"
+    except AssumptionError:
+        bound = "—"
+    name = metric if isinstance(metric, str) else "covariance → total"
+    width = float(found.upper / found.lower)
+    print(
+        f"| {n} | {layer} | {name} | {float(found.lower):.4g} | {width:.3f} | {typical:.3g} | {bound} "
+        f"| {found.products} | {seconds:.1f} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
