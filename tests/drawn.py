@@ -8,8 +8,7 @@ from howsmooth.report.sections import Section, section_of
 from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk
 from howsmooth.studies.kinds.certified_radii import CertificateAnswer, CertificateAsk
 from howsmooth.studies.kinds.monitor import MonitorAnswer, MonitorAsk, ProbeAnswer, ProbeAsk
-from howsmooth.studies.kinds.splitting import SplittingAnswer, SplittingAsk
-from howsmooth.studies.kinds.text import TextAnswer, WholeAsk
+from howsmooth.studies.kinds.text import SplittingAnswer, SplittingAsk, TextAnswer, WholeAsk
 from howsmooth.studies.kinds.tokens_in_ball import (
     AscentAnswer,
     AscentAsk,

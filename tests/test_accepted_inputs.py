@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.cli.config import defaults_for
+from howsmooth.cli.commands import defaults_for
 from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.plans.measurement_plan import MeasureSettings, Measuring
 

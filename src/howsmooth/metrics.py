@@ -337,7 +337,7 @@ class Metrics:
         """Whether one of them is relative."""
         return isinstance(self.input, Relative) or isinstance(self.output, Relative)
 
-    def at(self, X: Float[Tensor, "*batch n d"], Y: Float[Tensor, "*batch m out"]) -> "Metrics":
+    def at(self, X: Float[Tensor, "*#batch n d"], Y: Float[Tensor, "*#batch m out"]) -> "Metrics":
         """Return the metrics at given tokens and their outputs."""
         return Metrics(input=self.input.at(X), output=self.output.at(Y))
 

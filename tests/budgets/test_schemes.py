@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.budgets import scheme
-from howsmooth.budgets.schemes.floats import nf4_levels
+from howsmooth.budgets.schemes import nf4_levels
 
 # As printed in the paper of QLoRA.
 NF4 = [-1.0, -0.6961928, -0.5250731, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0]

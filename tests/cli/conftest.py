@@ -35,13 +35,13 @@ def head(matrices, howsmooth):
 def kept_models():
     from howsmooth.studies import resources
 
-    return functools.cache(resources._load)
+    return functools.cache(resources.load)
 
 
 @pytest.fixture
 def loaded_once(kept_models, monkeypatch):
     """Let commands share the models that they load from folders that do not change."""
-    monkeypatch.setattr("howsmooth.studies.resources._load", kept_models)
+    monkeypatch.setattr("howsmooth.studies.resources.load", kept_models)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import pytest
 from measured import changed, grid, measurement, record
 
-from howsmooth.report.answer import answer_rows, columns_of, terms
+from howsmooth.report.page import answer_rows, columns_of, terms
 from howsmooth.report.sentences import growth_sentence, growth_words, sentence
 from howsmooth.studies.kinds import kind_names
 from howsmooth.theory.results import BoundsTable

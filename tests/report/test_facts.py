@@ -4,7 +4,7 @@ import dataclasses
 
 from measured import grid, heads, measurement, record, run_of
 
-from howsmooth.report.facts import facts, gaps, warnings, worst_inputs
+from howsmooth.report.page import facts, gaps, warnings, worst_inputs
 from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.theory.results import BoundsTable, lower_bound
 

@@ -5,7 +5,7 @@ from measured import changed, grid, record
 from msgspec.structs import replace
 
 from howsmooth.report.sentences import finding
-from howsmooth.studies.kinds.splitting import SplittingAnswer, SplittingAsk
+from howsmooth.studies.kinds.text import SplittingAnswer, SplittingAsk
 from howsmooth.studies.kinds.tokens_in_ball import (
     AscentAnswer,
     AscentAsk,

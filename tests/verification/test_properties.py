@@ -93,3 +93,45 @@ def test_robustness_is_a_box_with_one_set_for_each_rival():
     found = Property.robust(torch.tensor([1.0, 2.0]), eps=0.5, label=1, classes=3)
     assert found.lower.tolist() == [0.5, 1.5]
     assert [A.tolist() for A, _b in found.unsafe] == [[[1, -1, 0]], [[0, -1, 1]]]
+
+
+SECOND = """(vnnlib-version <2.0>)
+(declare-network N (declare-input X float32 [1,2,2]) (declare-output Y float32 [1,3]))
+(assert (and (>= X[0,0,0] 0.1) (<= X[0,0,0] 0.3)))
+(assert (>= X[0,0,1] -1.0)) (assert (>= 1.0 X[0,0,1]))
+(assert (>= X[0,1,0] 0.0)) (assert (<= X[0,1,0] 2.0))
+(assert (>= X[0,1,1] 0.0)) (assert (<= X[0,1,1] 1.0))
+"""
+
+
+def test_the_second_version_is_read_as_the_first(tmp_path):
+    pytest.importorskip("vnnlib")
+    second, first = tmp_path / "second.vnnlib", tmp_path / "first.vnnlib"
+    unsafe = "(assert (or (>= {1} {0}) (and (>= {2} {0}) (<= (* 2.0 {1}) 4.0))))"
+    second.write_text(SECOND + unsafe.format("Y[0,0]", "Y[0,1]", "Y[0,2]"), encoding="utf-8")
+    bounds = [(0.1, 0.3), (-1.0, 1.0), (0.0, 2.0), (0.0, 1.0)]
+    lines = [f"(assert (and (>= X_{k} {low}) (<= X_{k} {high})))" for k, (low, high) in enumerate(bounds)]
+    lines += [f"(declare-const Y_{k} Real)" for k in range(3)]
+    first.write_text("\n".join(lines) + unsafe.format("Y_0", "Y_1", "Y_2"), encoding="utf-8")
+    one, two = read_vnnlib(first), read_vnnlib(second)
+    assert one.lower.tolist() == two.lower.tolist() == [low for low, _high in bounds]
+    assert one.upper.tolist() == two.upper.tolist() == [high for _low, high in bounds]
+    for (A, b), (C, d) in zip(one.unsafe, two.unsafe, strict=True):
+        assert (A.tolist(), b.tolist()) == (C.tolist(), d.tolist())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("(declare-network", "no VNN-LIB"),
+        (SECOND + "(assert (== Y[0,0] 1.0))", "is not read"),
+        (SECOND + "(assert (or (>= X[0,0,0] 0.2) (>= Y[0,0] 1.0)))", "a box is needed"),
+        (SECOND.replace("(assert (>= X[0,1,0] 0.0))", ""), "does not bound X_2"),
+    ],
+)
+def test_what_the_second_version_says_beyond_a_box_is_refused(tmp_path, text, said):
+    pytest.importorskip("vnnlib")
+    path = tmp_path / "p.vnnlib"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(hs.errors.FileError, match=said):
+        read_vnnlib(path)

@@ -68,11 +68,8 @@ def freedom(each: Float[Tensor, " windows"], passes: int) -> float:
     total = float(each.sum()) ** 2
     # the square of an estimate exceeds that of the truth by a share of 2/S in the mean
     squares = float(each.square().sum()) * passes / (passes + 2)
-    return (
-        float(len(each) * passes)
-        if squares == 0
-        else min(max(passes * total / squares, 1.0 * passes), 1.0 * len(each) * passes)
-    )
+    most = float(len(each) * passes)
+    return most if squares == 0 else min(max(passes * total / squares, float(passes)), most)
 
 
 def interval(estimate: float, degrees: float) -> tuple[float, float]:

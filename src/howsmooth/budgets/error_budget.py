@@ -11,7 +11,7 @@ from howsmooth.budgets.effects import Effect, effect
 from howsmooth.budgets.passes import Products, inner_products, true_costs
 from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import KEEP, Recipe, RecipeChoice
-from howsmooth.budgets.schemes.scheme import UNROUNDED_BITS, Scheme, scheme
+from howsmooth.budgets.schemes import UNROUNDED_BITS, Scheme, scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.inputs.text import Text

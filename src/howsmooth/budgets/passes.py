@@ -27,20 +27,11 @@ class Products:
     values: Float[Tensor, "windows passes errors"]  # I, for every window, pass and error
     positions: int  # how many positions of the output each window has
 
-    def columns(self, keys: Sequence[Key]) -> list[int]:
-        """Return where errors stand."""
-        places = {error.key: i for i, error in enumerate(self.errors)}
-        return [places[key] for key in keys]
-
 
 def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) -> Products:
     """Run backward passes at every window, and return their inner products with every error.
 
-    Args:
-        places: The model, its windows and the schemes.
-        passes: How many draws at each window.
-        seed: The seed of the draws; each window has its own, whatever the others are.
-        first: The number of the first window, if there are others before it.
+    Each window has draws of its own, whatever the others are; ``first`` is the number of the first one.
     """
     subject = places.subject
     tables, positions = [], 0
@@ -115,13 +106,7 @@ def _refuse(output: Tensor, name: str) -> None:
 
 @torch.no_grad()
 def true_costs(places: Places, recipes: Sequence[Mapping[str, str]], *, factor: float = 1.0) -> Float[Tensor, "r w t"]:
-    """Run the model with errors in it, and return what they truly cost at every window and position.
-
-    Args:
-        places: The model, its windows and the schemes.
-        recipes: The name of the scheme by the name of each error; one forward pass for each window and recipe.
-        factor: How much of each error is put in.
-    """
+    """Run the model with a share of the errors of each recipe; return true costs, for windows and positions."""
     subject, costs = places.subject, []
 
     def put(Y: Tensor, _errors: Sequence[Error], displaced: Tensor) -> Tensor:

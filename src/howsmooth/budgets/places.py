@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from howsmooth.budgets.schemes.scheme import Scheme
+from howsmooth.budgets.schemes import Scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.errors import UnsupportedModelError
 from howsmooth.models.autograd.hooks import ModuleCall, first_tensor, hooked
@@ -109,15 +109,7 @@ class Places:
 
     @contextmanager
     def attached(self, meet: Meet, recipe: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Call a function wherever an error enters, within the ``with`` block.
-
-        Args:
-            meet: The function.
-            recipe: Which errors are wanted: the scheme by the name of what it rounds; all of them by default.
-
-        Yields:
-            Arguments that the model is to be called with: a cache, if its errors are wanted.
-        """
+        """Call ``meet`` wherever an error of a recipe enters, or any; yield a cache for the model, if one is needed."""
         wanted = _Wanted(meet=meet, recipe=recipe)
         with ExitStack() as stack:
             for path, name, part, schemes in self.linear_modules():

@@ -1,33 +1,35 @@
 """The answer of a run in the terminal: a sentence, one line for each layer, every length, every head, what failed."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from howsmooth.cli.printing import in_options, say, visible_console
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from howsmooth.studies.kinds.text import TextRecord
-    from howsmooth.studies.records import Failure, Record
-    from howsmooth.studies.runs.composition import Composition
-    from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.run import Run
+from howsmooth.report.drawing.token_text import running_text
+from howsmooth.report.sentences import sentence
+from howsmooth.studies.json_values import columns, settings_of
+from howsmooth.studies.kinds import kind_named
+from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.records import Failure, Record, grouped
+from howsmooth.studies.runs.composition import Composition, compositions
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.result_table import fitted
+from howsmooth.studies.runs.run import Run
+from howsmooth.studies.runs.summary import mean_constant
+from howsmooth.wording import at_least, at_most, number
 
 # How many failures are said in full, and how many records of a kind are shown.
 MANY, ROWS = 5, 40
 
 
-def print_answer(found: "Measurement") -> None:
+def print_answer(found: Measurement) -> None:
     """Print what the report says first, the answer for each layer, every length, and every head if they were asked."""
-    from howsmooth.report.sentences import sentence
-
     console = visible_console()
     console.print(sentence(found))
     console.print(found)
     whole = found.records[0].ask.window.whole
     if whole:
-        _print_each(found, console)
+        _print_each(found)
     elif len(found.lengths) > 1:
         _print_grid("Worst by number of tokens", found.records, lambda r: r.ask.length, "n = {}")
     if found.heads:
@@ -38,7 +40,7 @@ def print_answer(found: "Measurement") -> None:
         )
 
 
-def print_compositions(found: "Sequence[Composition]") -> None:
+def print_compositions(found: Sequence[Composition]) -> None:
     """Print what the blocks of a model do alone and together, at the longest windows."""
     if found:
         console = visible_console()
@@ -47,14 +49,8 @@ def print_compositions(found: "Sequence[Composition]") -> None:
         console.print(longest)
 
 
-def _print_each(found: "Measurement", console: "Console") -> None:
+def _print_each(found: Measurement) -> None:
     """Print one line for each sentence or picture: how long it is, its constant in each layer, how it begins."""
-    from rich.text import Text
-
-    from howsmooth.report.drawing.token_text import running_text
-    from howsmooth.studies.runs.result_table import fitted
-    from howsmooth.wording import number
-
     rows: dict[tuple[int, int], dict[str, str]] = {}
     for record in found.records:
         place = record.ask.window.index, record.ask.length
@@ -64,23 +60,13 @@ def _print_each(found: "Measurement", console: "Console") -> None:
         row["begins"] = running_text(found.openings.get((length, index), ()))
     layers = [f"layer {layer.layer}" for layer in found.layers]
     names = [found.thing, "n", *layers, "begins"]
-    console.print(Text(f"Worst by {found.thing}", style="italic"))
-    shown = [{name: rows[place].get(name, "") for name in names} for place in sorted(rows)[:ROWS]]
-    console.print(fitted(shown, names, ["begins", *layers[1:-1]], console, console.options))
-    if len(rows) > ROWS:
-        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+    _print_table(
+        f"Worst by {found.thing}", "italic", [rows[place] for place in sorted(rows)], names, ["begins", *layers[1:-1]]
+    )
 
 
-def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[TextRecord], int]", head: str) -> None:
-    from rich.text import Text
-
-    from howsmooth.studies.runs.result_table import fitted
-    from howsmooth.studies.runs.summary import mean_constant
-    from howsmooth.wording import number
-
-    groups: dict[tuple[int, int], list[TextRecord]] = {}
-    for record in records:
-        groups.setdefault((record.ask.layer, column(record)), []).append(record)
+def _print_grid(title: str, records: Sequence[TextRecord], column: Callable[[TextRecord], int], head: str) -> None:
+    groups = grouped(records, lambda record: (record.ask.layer, column(record)))
     columns = sorted({place for _layer, place in groups})
     sizes = {len(some) for some in groups.values()}
     alike = len(sizes) == 1
@@ -94,31 +80,22 @@ def _print_grid(title: str, records: "Sequence[TextRecord]", column: "Callable[[
             names[place]: mean if alike or not mean else f"{mean} ({len(here[place])})" for place, mean in means.items()
         }
         rows.append({"layer": str(layer)} | cells)
-    console = visible_console()
-    console.print(Text(f"{title} ({said})", style="italic"))
     # the middle leaves first: the ends say how it grows
     inner = [names[place] for place in columns[1:-1]]
-    console.print(fitted(rows, ["layer", *names.values()], inner, console, console.options))
+    _print_table(f"{title} ({said})", "italic", rows, ["layer", *names.values()], inner, most=len(rows))
 
 
-def print_run(run: "Run", *, records: bool) -> None:
+def print_run(run: Run, *, records: bool) -> None:
     """Print the answer of a run as the command that made it did, or its records as tables."""
-    from howsmooth.studies.kinds import kind_named
-
     told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
     for measurement in run.measurements if not records else ():
         print_answer(measurement)
     known = {record.ask.key: record for record in run.records if record.ask.key not in told}
     # in the order in which they were asked for
     keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
-    kinds: dict[str, list[Record]] = {}
-    for key in keys:
-        if key in known:
-            kinds.setdefault(known[key].ask.kind, []).append(known[key])
+    kinds = grouped((known[key] for key in keys if key in known), lambda record: record.ask.kind)
     for kind, some in kinds.items():
         if kind == "whole" and not records:
-            from howsmooth.studies.runs.composition import compositions
-
             print_compositions(compositions(some))
         elif (summarise := kind_named(kind).summarise) is not None and not records:
             console = visible_console()
@@ -128,14 +105,8 @@ def print_run(run: "Run", *, records: bool) -> None:
             print_records(kind, some)
 
 
-def print_records(kind: str, records: "Sequence[Record]") -> None:
+def print_records(kind: str, records: Sequence[Record]) -> None:
     """Print the records of a kind as a table: what tells the asks apart, then the answers."""
-    from rich.text import Text
-
-    from howsmooth.studies.json_values import columns, settings_of
-    from howsmooth.studies.kinds import kind_named
-    from howsmooth.studies.runs.result_table import fitted
-
     asked, found = [columns(r.ask) for r in records], [columns(r.answer) for r in records]
     fields = settings_of(type(records[0].answer))
     rules = {name: field.declared.get("rounded", "") for name, field in fields.items()}
@@ -144,26 +115,36 @@ def print_records(kind: str, records: "Sequence[Record]") -> None:
         {name: _cell(row[name]) for name in apart} | {name: _cell(value, rules[name]) for name, value in answer.items()}
         for row, answer in zip(asked, found, strict=True)
     ]
-    console = visible_console()
-    console.print(Text(f"{kind}: {kind_named(kind).about}", style="bold"))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    shown = [{name: row.get(name, "") for name in names} for row in rows[:ROWS]]
-    console.print(fitted(shown, names, names[:0:-1], console, console.options))
-    if len(rows) > ROWS:
-        console.print(f"… and {len(rows) - ROWS} more; howsmooth export has them all.")
+    _print_table(f"{kind}: {kind_named(kind).about}", "bold", rows, names, names[:0:-1])
+
+
+def _print_table(
+    title: str,
+    style: str,
+    rows: Sequence[dict[str, str]],
+    names: Sequence[str],
+    leaving: Sequence[str],
+    most: int = ROWS,
+) -> None:
+    """Print a title, as many rows as a reader wants, and how many more there are; columns leave a narrow terminal."""
+    console = visible_console()
+    console.print(Text(title, style=style))
+    shown = [{name: row.get(name, "") for name in names} for row in rows[:most]]
+    console.print(fitted(shown, names, leaving, console, console.options))
+    if len(rows) > most:
+        console.print(f"… and {len(rows) - most} more; howsmooth export has them all.")
 
 
 def _cell(value: object, rounded: str = "") -> str:
     """Write a value; a number that is proven to the side on which it stays true."""
-    from howsmooth.wording import at_least, at_most, number
-
     if value is None:
         return "—"
     written = {"": number, "down": at_least, "up": at_most}[rounded]
     return written(value, 3) if isinstance(value, float) else str(value)
 
 
-def say_failures(failures: "Sequence[Failure]") -> None:
+def say_failures(failures: Sequence[Failure]) -> None:
     """Say what failed and why, the first few in full."""
     for failure in failures[:MANY]:
         say(f"Failed: {failure.ask.label}: {in_options(failure.error)}", err=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.cli.printing import say
-from howsmooth.errors import DtypeError, FileError, NonFiniteError, ShapeError
+from howsmooth.errors import DtypeError, FileError, HowsmoothError, NonFiniteError, ShapeError
 from howsmooth.files import HEADER, require_array, require_room
 
 if TYPE_CHECKING:
@@ -37,22 +37,18 @@ def split_source(source: str) -> tuple[Path, str | None]:
     for cut in [len(source), *reversed(cuts)]:
         if os.path.exists(source[:cut]):
             path = Path(source[:cut])
-            _require_readable(path)
+            if path.is_dir():
+                raise FileError(f"{str(path)!r} is a folder; name a file in it that ends in {', '.join(ENDINGS)}.")
+            if not path.is_file():
+                raise FileError(f"{str(path)!r} is not a regular file.")
+            if path.suffix not in ENDINGS:
+                raise FileError(f"{str(path)!r} must end in one of {', '.join(ENDINGS)}.")
+            if not os.access(path, os.R_OK):
+                raise FileError(f"{str(path)!r} may not be read; see its permissions.")
             return path, source[cut + 1 :] if cut < len(source) else None
     file, _colon, _key = source.rpartition(":")
     missing = file if file.endswith(ENDINGS) else source
     raise FileError(f"there is no file {missing!r}; write FILE or FILE:KEY.")
-
-
-def _require_readable(path: Path) -> None:
-    if path.is_dir():
-        raise FileError(f"{str(path)!r} is a folder; name a file in it that ends in {', '.join(ENDINGS)}.")
-    if not path.is_file():
-        raise FileError(f"{str(path)!r} is not a regular file.")
-    if path.suffix not in ENDINGS:
-        raise FileError(f"{str(path)!r} must end in one of {', '.join(ENDINGS)}.")
-    if not os.access(path, os.R_OK):
-        raise FileError(f"{str(path)!r} may not be read; see its permissions.")
 
 
 def array_names(path: Path) -> list[str]:
@@ -71,11 +67,9 @@ def array_names(path: Path) -> list[str]:
 
 
 def read_array(source: str, name: str) -> "Tensor":
-    """Read one array as a tensor of float32 or float64, whichever loses nothing.
+    """Read ``FILE`` or ``FILE:KEY`` as a tensor of float32 or float64, whichever loses nothing.
 
-    Args:
-        source: ``FILE`` or ``FILE:KEY``.
-        name: What the array is for, and the key that is tried if none is given.
+    ``name`` says what the array is for, and is the key that is tried if none is given.
     """
     import torch
 
@@ -122,21 +116,18 @@ def _choose(names: list[str], path: Path, key: str | None, name: str) -> str:
         raise FileError(f"{str(path)!r} holds one array without a name; leave :{key} out.", field=name)
     if key is None and name in names:
         return name
+    folded = {known.lower(): known for known in reversed(names)}
+    matches = difflib.get_close_matches((key or name).lower(), folded, n=1, cutoff=0.4)
+    nearest = folded[matches[0]] if matches else ""
     if key is None:
-        example = f"{path}:{_nearest(name, names) or names[0]}"
+        example = f"{path}:{nearest or names[0]}"
         raise FileError(
             f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for {name}, as in {example!r}."
         )
     if key not in names:
-        nearest = _nearest(key, names)
         hint = f"did you mean {nearest!r}?" if nearest else "choose one of them."
         raise FileError(f"{str(path)!r} has no array {key!r}; it holds {_listed(names)}: {hint}")
     return key
-
-
-def _nearest(key: str, names: list[str]) -> str | None:
-    folded = {name.lower(): name for name in reversed(names)}
-    return next((folded[match] for match in difflib.get_close_matches(key.lower(), folded, n=1, cutoff=0.4)), None)
 
 
 def _listed(names: list[str], most: int = 12) -> str:
@@ -211,12 +202,21 @@ def require_writable(target: Path, sources: Iterable[Path]) -> None:
         raise FileError(f"nothing can be saved to {str(target.parent)!r}: {error.strerror}.", field="save") from error
 
 
-def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, quiet: bool) -> None:
-    """Keep the input and say where; the talk goes to standard error where standard output is for JSON."""
+@contextmanager
+def saving(target: Path) -> Iterator[None]:
+    """Say in one sentence why a file could not be written."""
     from safetensors import SafetensorError
 
     try:
-        witness.save(target, about=about)
+        yield
+    except HowsmoothError:
+        raise
     except (OSError, SafetensorError) as error:
         raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error
+
+
+def save_witness(witness: "Witness", target: Path, about: dict[str, str], *, quiet: bool) -> None:
+    """Keep the input and say where; the talk goes to standard error where standard output is for JSON."""
+    with saving(target):
+        witness.save(target, about=about)
     say(f"Saved tokens, direction and response to {target}.", err=quiet)

@@ -3,23 +3,31 @@
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from howsmooth.cli.array_files import require_writable
+import howsmooth as hs
+from howsmooth.cli.array_files import require_writable, saving
 from howsmooth.cli.memory_errors import require_room, too_large
-from howsmooth.cli.options import OptionDevice, OptionJson, OptionN, OptionSave, OptionSeed, OptionThreads, set_threads
+from howsmooth.cli.options import (
+    OptionDevice,
+    OptionJson,
+    OptionN,
+    OptionSave,
+    OptionSeed,
+    OptionThreads,
+    checked,
+    set_threads,
+)
 from howsmooth.cli.printing import ascent_bar, print_json, say
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 from howsmooth.files import require_size
 from howsmooth.theory.assumptions import require_radius
 
 if TYPE_CHECKING:
-    from howsmooth.search.claims import Audit
+    pass
 
 
 def check_code(source: str) -> tuple[Path, str]:
@@ -78,16 +86,9 @@ FINDING = 1
 STEPS, STARTS = 60, 4
 
 
-def _checked_claim(claimed: float) -> float:
+def _require_claim(claimed: float) -> None:
     if not 0 < claimed < math.inf:
         raise AssumptionError(f"claimed must be positive and finite, got {claimed}.", field="claimed")
-    return claimed
-
-
-def _checked_ball(radius: float | None) -> float | None:
-    if radius is not None:
-        require_radius(radius)
-    return radius
 
 
 def audit(
@@ -98,12 +99,16 @@ def audit(
     *,
     claimed: Annotated[
         float,
-        typer.Option("--claimed", help="The constant that is claimed.", show_default=False, callback=_checked_claim),
+        typer.Option(
+            "--claimed", help="The constant that is claimed.", show_default=False, callback=checked(_require_claim)
+        ),
     ],
     n: OptionN,
     radius: Annotated[
         float | None,
-        typer.Option("--radius", "-r", help="Tokens in this ball; any tokens if left out.", callback=_checked_ball),
+        typer.Option(
+            "--radius", "-r", help="Tokens in this ball; any tokens if left out.", callback=checked(require_radius)
+        ),
     ] = None,
     d: Annotated[
         int | None, typer.Option("--d", help="The dimension of a token, where the layer does not say it.")
@@ -135,66 +140,35 @@ def audit(
     if device is not None and hasattr(layer, "to"):
         layer = layer.to(device=device)
 
-    import howsmooth as hs
+    from torch import nn
 
     domain = None if radius is None else hs.domains.Ball(radius)
-    width = _width(layer) if d is None else d
-    with ascent_bar(True, steps) as progress, _told(code):
-        found = hs.audit(
-            layer,
-            claimed=claimed,
-            n=n,
-            domain=domain,
-            input_shape=None if width is None else (n, width),
-            starts=starts,
-            steps=steps,
-            seed=seed,
-            progress=progress,
-        )
+    width = d
+    if d is None and isinstance(layer, nn.Module):  # maps tell it themselves
+        width = next((part.in_features for part in layer.modules() if isinstance(part, nn.Linear)), None)
+        if width is None:
+            raise AssumptionError(
+                "the dimension of a token cannot be told from this module; give it as --d.", field="d"
+            )
+    shape = None if width is None else (n, width)
+    options: dict[str, Any] = {"domain": domain, "input_shape": shape, "starts": starts, "steps": steps, "seed": seed}
+    try:
+        with ascent_bar(True, steps) as progress:
+            found = hs.audit(layer, claimed=claimed, n=n, progress=progress, **options)
+    except (HowsmoothError, MemoryError):
+        raise
+    except Exception as error:  # whatever the code of others raises on the way
+        if too_large(error) is not None:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise AssumptionError(f"{code} failed while it was searched: {said}", field="code") from error
     kept = found.refuted or save is not None
     if kept:
-        _save(found, target)
+        with saving(target):
+            found.save(target)
     if as_json:
         print_json(found.as_dict() | {"code": code, "n": n, "radius": radius, "saved": str(target) if kept else None})
     else:
         say(found.summary + (f" (saved to {target})" if kept else ""))
     if found.refuted:
         raise typer.Exit(FINDING)
-
-
-@contextmanager
-def _told(code: str) -> Iterator[None]:
-    """Say in one sentence what code of others raised on the way."""
-    try:
-        yield
-    except (HowsmoothError, MemoryError):
-        raise
-    except Exception as error:
-        if too_large(error) is not None:
-            raise
-        said = f"{type(error).__name__}: {error}"
-        raise AssumptionError(f"{code} failed while it was searched: {said}", field="code") from error
-
-
-def _width(layer: Any) -> int | None:
-    """Guess the dimension of a token from the first linear layer of a module; maps tell it themselves."""
-    from torch import nn
-
-    if not isinstance(layer, nn.Module):
-        return None
-    widths = (part.in_features for part in layer.modules() if isinstance(part, nn.Linear))
-    found = next(widths, None)
-    if found is None:
-        raise AssumptionError("the dimension of a token cannot be told from this module; give it as --d.", field="d")
-    return int(found)
-
-
-def _save(found: "Audit", target: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        found.save(target)
-    except HowsmoothError:
-        raise
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{str(target)!r} could not be written: {error}", field="save") from error

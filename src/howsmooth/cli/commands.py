@@ -4,6 +4,7 @@ import importlib
 import io
 import logging
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +13,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
-from howsmooth.cli.config import defaults_for
 from howsmooth.cli.memory_errors import too_large
 from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
-from howsmooth.errors import AssumptionError, HowsmoothError
+from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 
 # What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
 QUESTIONS = {
@@ -65,7 +65,45 @@ FILES = {
 NAMES, WIDTH = 26, 100
 # What typer raises for a command line that it cannot read, of which it exports one kind alone.
 UsageError: Any = typer.BadParameter.__base__
+# Where defaults of options are kept: a file of ours, or a section of pyproject.toml.
+DEFAULTS, SECTION = "howsmooth.toml", ("tool", "howsmooth")
 SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": WIDTH}
+
+
+def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the nearest file that holds defaults, and what it holds; none if there is none."""
+    for place in (folder, *folder.parents):
+        for file, section in ((place / DEFAULTS, ()), (place / "pyproject.toml", SECTION)):
+            if not file.is_file():
+                continue
+            try:
+                found: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                if section:
+                    continue  # another tool's file, and another tool's trouble
+                raise FileError(f"{str(file)!r} cannot be read: {error}.") from error
+            for key in section:
+                found = found.get(key) if isinstance(found, dict) else None
+            if isinstance(found, dict):
+                return file, found
+    return None
+
+
+def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the defaults of one command: those at the top for every command that has the option, then its own."""
+    read = found_defaults(folder)
+    if read is None:
+        return {}
+    file, found = read
+    own = found.get(name, {})
+    keys = {key.replace("-", "_"): value for key, value in own.items()} if isinstance(own, dict) else {}
+    if unknown := [key for key in keys if key not in parameters]:
+        raise FileError(
+            f"{str(file)!r}: howsmooth {name} has no option {unknown[0]!r}{nearest(unknown[0], parameters)}"
+        )
+    common = {key.replace("-", "_"): value for key, value in found.items() if not isinstance(value, dict)}
+    chosen = {key: value for key, value in (common | keys).items() if key in parameters}
+    return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in chosen.items()}
 
 
 class Command(TyperCommand):
@@ -145,16 +183,6 @@ def load(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-def _stand_in(name: str) -> Any:
-    """Return a function with one line of help, which stands for a command that is not imported."""
-
-    def stand_in() -> None:
-        pass
-
-    stand_in.__doc__ = COMMANDS[name]
-    return stand_in
-
-
 MISUSE = 2
 
 app = typer.Typer(
@@ -165,8 +193,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
-for name in COMMANDS:
-    app.command(name)(_stand_in(name))
+for name, said in COMMANDS.items():
+    app.command(name, help=said)(lambda: None)  # stands for a command that is not imported
 
 
 def _print_version(wanted: bool) -> bool:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import array_names, is_array_file, read_array, split_source
-from howsmooth.cli.options import OptionDevice, OptionThreads, set_threads
+from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
 from howsmooth.errors import AssumptionError, ShapeError, nearest
 from howsmooth.models.loading.names import check_family_name, check_model_name
 from howsmooth.models.map_names import MapName
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 # The arrays of a single head, of a layer of several, and of its biases.
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
 ARRAYS = (*SINGLE, *MANY, *(f"{name}_bias" for name in MANY))
-
-
-def _checked_source(source: str | None) -> str | None:
-    if source is not None and not is_array_file(source):
-        check_model_name(source)
-    return source
 
 
 def _of_model(flag: str, text: str, **more: Any) -> Any:
@@ -54,7 +49,7 @@ class LayerSource:
             help="A built-in name, a folder, a .gguf file or a hub id; or a file of weights, .npz, .npy or "
             ".safetensors, with the arrays A and V of one head, or query, key, value, output and query_bias, … of "
             "several. Rows are outputs, as in torch.nn.Linear.",
-            callback=_checked_source,
+            callback=checked(lambda source: is_array_file(source) or check_model_name(source)),
         ),
     ] = None
     layer: Annotated[
@@ -121,11 +116,9 @@ class LayerSource:
     @property
     def about(self) -> dict[str, str]:
         """What is kept beside an input that was found for this layer."""
-        from howsmooth import __version__
-
         layer = {"model": self.model or "", "layer": str(self.layer), "map": self.map} if self._is_of_model else {}
         family = {"family": self.family} if self.family else {}
-        return {"howsmooth": __version__} | layer | family | self.sources
+        return {"howsmooth": hs.__version__} | layer | family | self.sources
 
     def check(self) -> None:
         """Refuse what contradicts itself or is not there, before torch is imported."""
@@ -204,11 +197,8 @@ class LayerSource:
         return found if self.scale is None else replace(found, scale=self.scale)
 
     def _layer_of_model(self) -> "Attention":
-        from howsmooth.maps.attention import Attention
-        from howsmooth.models.load import load
-
-        found = load(self.model or "", family=self.family or "").layer(self.layer or 0).map(self.map)
-        if not isinstance(found, Attention):
+        found = hs.load(self.model or "", family=self.family or "").layer(self.layer or 0).map(self.map)
+        if not isinstance(found, hs.Attention):
             raise AssumptionError(f"theorems are about attention alone, got --map {self.map}.", field="map")
         return found
 
@@ -217,8 +207,6 @@ class LayerSource:
 
         Heads of keys and values have as many rows as those of queries; where there are fewer, they are shared.
         """
-        import howsmooth as hs
-
         query, key = arrays["query"], arrays["key"]
         heads = self.heads or (len(query) if query.ndim == 3 else 1)
         rows = query.shape[-2] if query.ndim == 3 else len(query) // heads
@@ -229,7 +217,7 @@ class LayerSource:
         }
         for name in ("query_bias", "key_bias", "value_bias"):
             if name in arrays:
-                split[name] = _split_bias(arrays[name], name, parts[name.removesuffix("_bias")])
+                split[name] = _split(arrays[name], name, parts[name.removesuffix("_bias")], axes=1)
         return hs.Attention(
             **split, output_bias=arrays.get("output_bias"), positions=hs.maps.Positions(causal=self.causal)
         )
@@ -238,8 +226,6 @@ class LayerSource:
 def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
     """Build one head from ``A`` and ``V``; without values they are the identity."""
     import torch
-
-    import howsmooth as hs
 
     A = arrays["A"]
     if A.ndim != 2 or A.shape[0] != A.shape[1]:
@@ -252,23 +238,14 @@ def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
     return hs.Attention.single_head(A=A, V=V, causal=causal)
 
 
-def _split(x: "Tensor", name: str, heads: int) -> "Tensor":
-    """Give a 2-D matrix its head axis: ``(heads · rows, d)`` or, of the output, ``(out, heads · v)``."""
+def _split(x: "Tensor", name: str, heads: int, *, axes: int = 2) -> "Tensor":
+    """Give a matrix or a bias its head axis: ``(heads · rows, …)`` or, of the output, ``(out, heads · v)``."""
     axis = 1 if name == "output" else 0
-    if x.ndim not in (2, 3):
-        raise ShapeError(f"{name} must have 2 or 3 axes, got the shape {tuple(x.shape)}.")
-    if x.ndim == 3 and len(x) != heads:
+    if x.ndim not in (axes, axes + 1):
+        raise ShapeError(f"{name} must have {axes} or {axes + 1} axes, got the shape {tuple(x.shape)}.")
+    if axes == 2 and x.ndim == 3 and len(x) != heads:
         raise ShapeError(f"{name} must have {heads} heads along its first axis, got the shape {tuple(x.shape)}.")
-    if x.ndim == 2 and x.shape[axis] % heads:
-        lines = ("rows", "columns")[axis]
+    if x.ndim == axes and x.shape[axis] % heads:
+        lines = ("rows", "columns")[axis] if axes == 2 else "entries"
         raise ShapeError(f"{name} must split into {heads} heads, but has {x.shape[axis]} {lines}; see --heads.")
-    return x if x.ndim == 3 else x.unflatten(axis, (heads, -1)).movedim(axis, 0)
-
-
-def _split_bias(bias: "Tensor", name: str, heads: int) -> "Tensor":
-    """Give a bias its head axis: ``(heads · rows,)`` becomes ``(heads, rows)``."""
-    if bias.ndim not in (1, 2):
-        raise ShapeError(f"{name} must have 1 or 2 axes, got the shape {tuple(bias.shape)}.")
-    if bias.ndim == 1 and len(bias) % heads:
-        raise ShapeError(f"{name} must split into {heads} heads, but has {len(bias)} entries; see --heads.")
-    return bias if bias.ndim == 2 else bias.unflatten(0, (heads, -1))
+    return x.unflatten(axis, (heads, -1)).movedim(axis, 0) if x.ndim == axes else x

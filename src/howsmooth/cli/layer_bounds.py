@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
@@ -22,6 +23,7 @@ from howsmooth.cli.options import (
     whole_numbers,
 )
 from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.report.saving import save_chart
 from howsmooth.search.mechanisms import COUNTING, require_count
 from howsmooth.wording import at_least, number, percent
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from howsmooth.search.length_regimes import Regimes
-    from howsmooth.theory.results import Bound, BoundsTable, Bracket, Witness
+    from howsmooth.theory.results import BoundsTable, Bracket, Witness
 
 
 @option_groups
@@ -56,8 +58,6 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
-    import howsmooth as hs
-
     with within_reach(n, radius):
         ladder = hs.bounds.table(attention, n=n, radius=radius, metric=metric)
         with ascent_bar(search) as progress:
@@ -81,6 +81,11 @@ def bounds(
 
 
 def _print_ladder(attention: str, ladder: "BoundsTable", bracket: "Bracket", domain: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from howsmooth.theory.results import label_of
+
     console = visible_console()
     ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
     answer = f"{at_least(bracket.lower.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}"
@@ -90,7 +95,11 @@ def _print_ladder(attention: str, ladder: "BoundsTable", bracket: "Bracket", dom
     console.print(_bounds_table(ladder, bracket.lower, domain))
     if ladder.refused:
         console.print("\nDo not apply:", style="dim")
-        console.print(_refusals(ladder))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column()
+        for refused in ladder.refused:
+            table.add_row(Text(label_of(refused.name)), Text(refused.reason), style="dim")
+        console.print(table)
 
 
 def _bounds_table(ladder: "BoundsTable", witness: "Witness", domain: str) -> "Table":
@@ -107,29 +116,15 @@ def _bounds_table(ladder: "BoundsTable", witness: "Witness", domain: str) -> "Ta
     log_value = math.log(witness.value) if witness.value > 0 else -math.inf
     measured = (witness.label, f"{Side.LOWER} {at_least(witness.value)}", "measured at a stored input")
     # sorted is stable: of two equal values the measured one comes after the theorem that it confirms
-    rows = [((b.side is Side.UPPER, b.log_value), _row(b, domain), "") for b in ladder.bounds]
+    rows = []
+    for bound in ladder.bounds:
+        elsewhere = "" if bound.domain == domain else f"; on {bound.domain}"
+        probably = "" if bound.confidence == 1 else f", with probability {percent(bound.confidence)}"
+        cells = bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
+        rows.append(((bound.side is Side.UPPER, bound.log_value), cells, ""))
     rows.append(((False, log_value), measured, "bold green"))
     for _place, cells, style in sorted(rows, key=lambda row: row[0]):
         table.add_row(*(Text(cell) for cell in cells), style=style)
-    return table
-
-
-def _row(bound: "Bound", domain: str) -> tuple[str, str, str]:
-    elsewhere = "" if bound.domain == domain else f"; on {bound.domain}"
-    probably = "" if bound.confidence == 1 else f", with probability {percent(bound.confidence)}"
-    return bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
-
-
-def _refusals(ladder: "BoundsTable") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    from howsmooth.theory.results import label_of
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    for refused in ladder.refused:
-        table.add_row(Text(label_of(refused.name)), Text(refused.reason), style="dim")
     return table
 
 
@@ -162,13 +157,11 @@ def regimes(
     require_count(source.kind, count)
     attention = source.read()
 
-    from howsmooth.search.length_regimes import regimes as find
     from howsmooth.search.mean_field_context import counting
 
-    found = find(attention if count is None else counting(attention, count), radius, numbers)
+    found = hs.regimes(attention if count is None else counting(attention, count), radius, numbers)
     if figure is not None:
         from howsmooth.report.charts.transition import regimes_chart
-        from howsmooth.report.saving import save_chart
 
         save_chart(regimes_chart(found), figure)
     if as_json:

@@ -29,21 +29,15 @@ def too_large(error: BaseException) -> str | None:
         return "the input is nested too deeply to be read; flatten it."
     if isinstance(error, OverflowError):
         return f"a number is too large to compute with ({error}); take a smaller one."
-    if isinstance(error, MemoryError) or _is_about_memory(error):
-        return f"this does not fit into the memory of this machine{_asked(error)}; ask for fewer or shorter inputs."
+    # torch tells these apart by their text alone, and some say how much was asked for
+    about_memory = re.search(
+        "allocate|size calculation|out of memory|bad_alloc|Storage size", str(error), re.IGNORECASE
+    )
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and about_memory):
+        found = re.search(r"allocate (\d[\d.]* ?(?:bytes|[KMGTPE]iB))", str(error))
+        asked = f" ({found[1]} were asked for)" if found else ""
+        return f"this does not fit into the memory of this machine{asked}; ask for fewer or shorter inputs."
     return None
-
-
-def _is_about_memory(error: BaseException) -> bool:
-    # torch tells these apart by their text alone
-    pattern = "allocate|size calculation|out of memory|bad_alloc|Storage size"
-    return isinstance(error, RuntimeError) and re.search(pattern, str(error), re.IGNORECASE) is not None
-
-
-def _asked(error: BaseException) -> str:
-    """Quote how much was asked for, where the error says it."""
-    found = re.search(r"allocate (\d[\d.]* ?(?:bytes|[KMGTPE]iB))", str(error))
-    return f" ({found[1]} were asked for)" if found else ""
 
 
 @contextmanager

@@ -50,47 +50,35 @@ def _listed(text: str, option: str, kind: Callable[[str], T], needed: str) -> li
         raise AssumptionError(f"{option} takes {needed}, got {text!r}.", field=field) from None
 
 
-def _checked_n(n: int | None) -> int | None:
-    if n is not None:
-        require_length(n)
-    return n
+def checked(require: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what lets typer refuse a value while it parses the command line; nothing given is not looked at."""
+
+    def callback(value: Any) -> Any:
+        if value is not None:
+            require(value)
+        return value
+
+    return callback
 
 
-def _checked_radius(radius: float | None) -> float | None:
-    if radius is not None:
-        require_radius(radius)
-    return radius
-
-
-def _checked_seed(seed: int) -> int:
+def _require_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
         raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {seed}.", field="seed")
-    return seed
 
 
-def _checked_metric(metric: str) -> str:
-    check_metric(metric)
-    return metric
+def _require_figure(figure: str) -> None:
+    from howsmooth.report.saving import checked_target
 
-
-def _checked_model(model: str) -> str:
-    check_model_name(model)
-    return model
-
-
-def _checked_figure(figure: str | None) -> str | None:
-    if figure is not None:
-        from howsmooth.report.saving import checked_target
-
-        checked_target(figure)
-    return figure
+    checked_target(figure)
 
 
 # What comes out.
 OptionJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 OptionFigure = Annotated[
     str | None,
-    typer.Option("--figure", metavar="FILE", help="Draw it: .html, .svg, .pdf or .png.", callback=_checked_figure),
+    typer.Option(
+        "--figure", metavar="FILE", help="Draw it: .html, .svg, .pdf or .png.", callback=checked(_require_figure)
+    ),
 ]
 OptionSave = Annotated[
     Path | None,
@@ -103,23 +91,29 @@ ArgumentModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.",
-        callback=_checked_model,
+        callback=checked(check_model_name),
     ),
 ]
 LENGTH = ("--lengths", "--n", "-n")
-OptionN = Annotated[int, typer.Option(*LENGTH, help="How many tokens.", show_default=False, callback=_checked_n)]
+OptionN = Annotated[
+    int, typer.Option(*LENGTH, help="How many tokens.", show_default=False, callback=checked(require_length))
+]
 OptionRadius = Annotated[
     float,
-    typer.Option("--radius", "-r", help="The radius of the ball.", show_default=False, callback=_checked_radius),
+    typer.Option(
+        "--radius", "-r", help="The radius of the ball.", show_default=False, callback=checked(require_radius)
+    ),
 ]
 OptionSearch = Annotated[bool, typer.Option("--search", help="Look for a worse input by gradient ascent; slower.")]
 OptionMetric = Annotated[
     str,
     typer.Option(
-        "--metric", metavar="NAME", help="How perturbations and changes are measured.", callback=_checked_metric
+        "--metric", metavar="NAME", help="How perturbations and changes are measured.", callback=checked(check_metric)
     ),
 ]
-OptionSeed = Annotated[int, typer.Option("--seed", help="The seed of everything random.", callback=_checked_seed)]
+OptionSeed = Annotated[
+    int, typer.Option("--seed", help="The seed of everything random.", callback=checked(_require_seed))
+]
 OptionDevice = Annotated[
     str | None, typer.Option("--device", help="Where to compute, as torch names it; the CPU by default.")
 ]
@@ -152,7 +146,7 @@ def option_groups(command: Command) -> Command:
         is_settings = isinstance(kind, type) and issubclass(kind, JsonValue)
         if is_settings or dataclasses.is_dataclass(kind):
             groups[parameter.name] = kind
-            flat += _of_settings(kind) if is_settings else _of_dataclass(kind)
+            flat += _options(kind, is_settings)
         else:
             flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -174,15 +168,14 @@ def _value(kind: type, given: dict[str, Any]) -> Any:
     return from_settings(kind, {name: value for name, value in said.items() if value is not None})
 
 
-def _of_dataclass(kind: Any) -> list[inspect.Parameter]:
+def _options(kind: Any, is_settings: bool) -> list[inspect.Parameter]:
+    """Return the options of a group, one for each field."""
+    if is_settings:
+        settings = settings_of(kind)
+        flags = {name: f"--{setting.option}" for name, setting in settings.items()}
+        return [_of_setting(setting, flags) for setting in settings.values()]
     hints = typing.get_type_hints(kind, include_extras=True)
     return [_parameter(field.name, field.default, hints[field.name]) for field in dataclasses.fields(kind)]
-
-
-def _of_settings(kind: type[JsonValue]) -> list[inspect.Parameter]:
-    settings = settings_of(kind)
-    flags = {name: f"--{setting.option}" for name, setting in settings.items()}
-    return [_of_setting(setting, flags) for setting in settings.values()]
 
 
 def _of_setting(setting: Setting, flags: dict[str, str]) -> inspect.Parameter:

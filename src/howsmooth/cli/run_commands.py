@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,31 +11,39 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.app import INTERRUPTED, stoppable
-from howsmooth.cli.options import OptionJson, option_groups
+from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import print_json, say, visible_console
-from howsmooth.errors import FileError
+from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
+from howsmooth.models.loading.names import RANDOM
+from howsmooth.report.drawing.token_text import running_text
+from howsmooth.studies.json_values import default_of
 from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
-from howsmooth.studies.kinds.certified_radii import Certifying
-from howsmooth.studies.plans.measurement_plan import Measuring
-from howsmooth.wording import count
+from howsmooth.studies.kinds.certified_radii import Certifying, by_their_labels
+from howsmooth.studies.plans.measurement_plan import Measuring, planned
+from howsmooth.studies.runs.database import check_writable
+from howsmooth.studies.runs.store import Store
+from howsmooth.tokens.swap_settings import read_candidates
+from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:
+    from howsmooth.certificates.synonyms import Synonyms
+    from howsmooth.models.transformer import Transformer
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.records import Failure, Record
+    from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.composition import Composition
-    from howsmooth.studies.runs.measurement import Measurement
-    from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.sweep import Executor
 
 FAILED = 1
+FOUND = 1
+# What does not go with words that are replaced.
+OTHERS = ("word", "together", "metric", "at", "layer")
 
 
-def _checked_out(out: str | None) -> str | None:
-    if out is not None and not out.strip():
+def _require_folder(out: str) -> None:
+    if not out.strip():
         raise FileError("--out must name a folder, got nothing; leave it out for the default.", field="out")
-    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +65,16 @@ class RunOptions:
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Where records and figures go; runs/… by default.", callback=_checked_out
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Where records and figures go; runs/… by default.",
+            callback=checked(_require_folder),
         ),
     ] = None
 
     def folder(self, default: Callable[[], Path]) -> Path:
         """Return where the run lies, after a look whether it can be written there."""
-        from howsmooth.studies.runs.database import check_writable
-
         check_writable(Path("runs") if self.out is None else Path(self.out))
         return default() if self.out is None else Path(self.out)
 
@@ -104,12 +115,8 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
 
-    import warnings
-
-    from howsmooth.errors import ConvergenceWarning
-    from howsmooth.studies.plans.measurement_plan import planned
+    from howsmooth.cli.answers import print_answer, print_compositions
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
 
     resources = Resources()
     made = planned(measuring, resources)
@@ -126,32 +133,17 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
         found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
         composed = made.compositions(store)
     if found is not None:
-        _print_measurement(
-            found, composed, folder, (len(done), len(done) - before, len(kept) - len(done)), options.as_json
-        )
+        if options.as_json:
+            typer.echo(found.to_json())
+        else:
+            print_answer(found)
+            print_compositions(composed)
+        new, others = len(done) - before, len(kept) - len(done)
+        report, records = report_page(folder, new=bool(new)), count(len(done), "record")
+        say(f"The report is {report}. {records} ({new} of them new) are in {folder}.", err=options.as_json)
+        if others:
+            say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
     exit_with_failures(failures, interrupted=interrupted, kept=f"{len(done)} of {len(made.every)} measured and kept")
-
-
-def _print_measurement(
-    found: "Measurement",
-    composed: "Sequence[Composition]",
-    folder: Path,
-    counts: tuple[int, int, int],
-    as_json: bool,
-) -> None:
-    """Print the answer, write the report, say where it is, and what else it tells."""
-    from howsmooth.cli.answers import print_answer, print_compositions
-
-    if as_json:
-        typer.echo(found.to_json())
-    else:
-        print_answer(found)
-        print_compositions(composed)
-    done, new, others = counts
-    report = report_page(folder, new=bool(new))
-    say(f"The report is {report}. {count(done, 'record')} ({new} of them new) are in {folder}.", err=as_json)
-    if others:
-        say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
 
 def declared_command(name: str) -> Callable[..., None]:
@@ -193,23 +185,85 @@ def certify(
     """
     certifying.check()
     if synonyms is not None:
-        from howsmooth.cli.synonyms import certify_synonyms
-
-        sys.exit(certify_synonyms(certifying, synonyms, options.as_json))
-
+        sys.exit(_certify_synonyms(certifying, synonyms, options.as_json))
     fill_run(kind_named("certificate"), certifying, options)
 
 
-def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
-    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells.
+def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
+    """Certify all combinations of replacements in every sentence; return the exit code: 1 if one changes a prediction.
 
-    Args:
-        kind: The kind of question, which declares how it is planned and summed up.
-        settings: What was asked for.
-        options: Who does the work, and where its records go.
+    Raises:
+        AssumptionError: If options are given that say how embeddings move.
     """
+    for name in OTHERS:
+        if getattr(certifying, name) != default_of(Certifying, name):
+            raise AssumptionError(f"--synonyms says how words move; leave out --{name}.", field=name)
+    if certifying.model.startswith(RANDOM):
+        raise AssumptionError(f"{certifying.model!r} knows no words; give a model that reads.", field="model")
+    candidates, labelled = read_candidates(file), certifying.labelled
+
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
+
+    model = Resources().transformer(certifying.model, reading=certifying.reading)
+    sentences, wrong = by_their_labels(model, labelled)
+    for said in wrong:
+        say(said, err=True)
+    rows, changed = [], False
+    for sentence in sentences:
+        found = hs.certify_synonyms(model, sentence, candidates)
+        changed |= found.changed is not None
+        rows.append(_synonyms_row(model, sentence, found))
+        if not as_json:
+            _print_synonyms(rows[-1])
+    if as_json:
+        print_json({"model": model.name, "sentences": rows})
+    return FOUND if changed else 0
+
+
+def _synonyms_row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, Any]:
+    from howsmooth.certificates.sentences import ordinary_positions, tokenizer_of
+
+    tokenizer = tokenizer_of(model)
+    words = tokenizer.pieces(found.tokens)
+    changed = None if found.changed is None else tokenizer.pieces(found.changed)
+    ordinary = set(ordinary_positions(model, found.tokens))
+    return {
+        "text": sentence,
+        "predicted": found.labels[found.predicted],
+        "certified": found.certified,
+        "combinations": found.combinations,
+        "covered": found.covered,
+        "proven": found.proven,
+        "tried": found.tried,
+        "share": found.share,
+        "choices": [
+            {"token": i, "word": words[i], "others": tokenizer.pieces(others)}
+            for i, others in zip(found.places, found.choices, strict=True)
+        ],
+        "changed": changed and [word for i, word in enumerate(changed) if i in ordinary],
+        "seconds": found.seconds,
+    }
+
+
+def _print_synonyms(row: dict[str, Any]) -> None:
+    text, predicted, every = row["text"], row["predicted"], count(row["combinations"], "combination")
+    if row["certified"]:
+        how = "proven at once" if row["proven"] == row["combinations"] else f"{row['tried']:,} of them run one by one"
+        say(f"{text!r} is classified as {predicted!r} with every one of {every}: {how}.")
+    else:
+        say(
+            f"{text!r} is classified as {predicted!r}; {row['covered']:,} of {every} cannot change that "
+            f"({row['proven']:,} proven, {row['tried']:,} others run)."
+        )
+    if row["changed"] is not None:
+        say(f"  changed by: {running_text(row['changed'])}")
+    share = "all the way" if row["share"] == 1 else f"{at_least(100 * row['share'], 3)} % of the way"
+    say(f"  proven {share} to all replacements at once; {number(row['seconds'], 2)} s.")
+
+
+def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
+    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells."""
+    from howsmooth.studies.resources import Resources
 
     declared = cast(RunCommand, kind.command)
     folder, resources = options.folder(lambda: settings.folder), Resources()
@@ -222,7 +276,13 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         interrupted = options.answer(made.asks, store, execute)
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
-        _print_results(kind, list(found.values()), folder, as_json=options.as_json)
+        results = () if kind.summarise is None else kind.summarise(list(found.values()))
+        if options.as_json:
+            print_json({"run": str(folder), declared.results: [json.loads(each.to_json()) for each in results]})
+        else:
+            console = visible_console()
+            for each in results:
+                console.print(each)
         written = declared.files(list(found.values()))
         for name, text in written.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -233,17 +293,6 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
             say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
     exit_with_failures(failures, interrupted=interrupted, kept=kept)
-
-
-def _print_results(kind: Kind, records: "list[Record]", folder: Path, *, as_json: bool) -> None:
-    results = () if kind.summarise is None else kind.summarise(records)
-    if as_json:
-        name = cast(RunCommand, kind.command).results
-        print_json({"run": str(folder), name: [json.loads(each.to_json()) for each in results]})
-        return
-    console = visible_console()
-    for each in results:
-        console.print(each)
 
 
 def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import read_array, split_source
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.options import OptionFigure, OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, FileError, ShapeError
 from howsmooth.files import read_bytes, require_memory, require_size
+from howsmooth.report.saving import save_chart
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
@@ -60,8 +62,6 @@ class MeasureFiles:
 
     def read(self, *, causal: bool) -> "DiscreteMeasure":
         """Read the measure; a sequence that masked attention sees has positions too."""
-        from howsmooth.transport.measures import DiscreteMeasure
-
         if self.measure is not None:
             return _saved(self.measure)
         points = read_array(self.tokens or "", "tokens")
@@ -73,17 +73,17 @@ class MeasureFiles:
             raise ShapeError(
                 f"masses must have one entry for each of {len(points)} tokens, got {shape}.", field="masses"
             )
-        return DiscreteMeasure(points, weights, DiscreteMeasure.from_sequence(points, causal=causal).positions)
+        return hs.transport.DiscreteMeasure(
+            points, weights, hs.transport.DiscreteMeasure.from_sequence(points, causal=causal).positions
+        )
 
 
 def _saved(path: str) -> "DiscreteMeasure":
-    from howsmooth.transport.measures import DiscreteMeasure
-
     if path.endswith(".safetensors"):
         require_size(path, "a measure", field="measure")
-        return DiscreteMeasure.load(path)
+        return hs.transport.DiscreteMeasure.load(path)
     try:
-        return DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
+        return hs.transport.DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
     except UnicodeDecodeError as error:
         raise FileError(f"{path!r} cannot be read: {error}.", field="measure") from error
     except RecursionError as error:
@@ -162,12 +162,9 @@ def _check_grid(A: float, V: float, span: float, step: float) -> None:
 
 
 def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool, figure: str | None) -> None:
-    from howsmooth.search.mass_splitting import splitting_map
-
-    found = splitting_map(A=A, V=V, span=span, step=step, kind=kind)
+    found = hs.search.splitting_map(A=A, V=V, span=span, step=step, kind=kind)
     if figure is not None:
         from howsmooth.report.charts.mass_splitting import splitting_chart
-        from howsmooth.report.saving import save_chart
 
         save_chart(splitting_chart(found), figure)
     if as_json:
@@ -182,8 +179,6 @@ def _map(A: float, V: float, span: float, step: float, kind: str, as_json: bool,
 
 def _attack(attention: "MultiHead", measure: "DiscreteMeasure", eps: float, as_json: bool) -> None:
     import torch
-
-    import howsmooth as hs
 
     wide = torch.float64 if torch.float64 in (attention.dtype, measure.dtype) else torch.float32
     attack = hs.split_attack(attention.to(wide), measure.to(wide), eps=eps, seed=0)

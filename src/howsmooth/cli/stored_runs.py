@@ -2,16 +2,20 @@
 
 import enum
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from howsmooth.cli.options import OptionFigure, OptionJson
+import howsmooth as hs
+from howsmooth.cli.options import OptionFigure, OptionJson, checked
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
+from howsmooth.report.saving import checked_target, save_chart
+from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.store import Store, flat, write_table
+from howsmooth.studies.settings import command
 from howsmooth.wording import count
 
 MANY = 5
@@ -38,9 +42,6 @@ def runs(
 
 
 def _runs_row(folder: Path) -> dict[str, Any]:
-    from howsmooth.studies.json_values import columns
-    from howsmooth.studies.runs.store import Store
-
     try:
         with Store(folder, writable=False) as store:
             asks, failed, plans = [record.ask for record in store.records()], len(store.failures()), store.plans()
@@ -49,7 +50,9 @@ def _runs_row(folder: Path) -> dict[str, Any]:
     told = [columns(ask) | {"kind": ask.kind} for ask in asks]
     planned = {key for plan in plans for key in (*plan.keys, *plan.beside)} | {ask.key for ask in asks}
     counts = {"run": str(folder), "records": len(asks), "planned": len(planned), "failed": failed}
-    names = {f"{part}s": _named(row.get(part, "") for row in told) for part in ("kind", "model", "text", "map")}
+    names = {
+        f"{part}s": sorted({row.get(part, "") for row in told} - {""}) for part in ("kind", "model", "text", "map")
+    }
     return counts | names | {"lengths": sorted({row["length"] for row in told if "length" in row})}
 
 
@@ -62,16 +65,8 @@ def _run_line(row: dict[str, Any]) -> str:
     told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
     maps, sizes = row["maps"], row["lengths"]
     told += f"; {', '.join(maps) if len(maps) < MANY else f'{len(maps)} maps'}" if maps else ""
-    told += f"; n = {_span(sizes)}" if sizes else ""
+    told += f"; n = {'–'.join(dict.fromkeys(map(str, (sizes[0], sizes[-1]))))}" if sizes else ""
     return f"{row['run']}: {count(row['records'], 'record')}{state}; {told}"
-
-
-def _span(sizes: Sequence[int]) -> str:
-    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
-
-
-def _named(names: Iterable[str]) -> list[str]:
-    return sorted({name for name in names if name})
 
 
 def show(
@@ -86,10 +81,8 @@ def show(
     Example: howsmooth show runs/minilm-attention-1a2b3c
     """
     from howsmooth.cli.answers import print_run, say_failures
-    from howsmooth.studies.runs.run import read_run
-    from howsmooth.studies.runs.store import flat
 
-    found = read_run(run)
+    found = hs.read_run(run)
     if as_json:
         told = {record.ask.key for m in found.measurements for record in (*m.records, *m.heads)}
         others = [flat(record) for record in found.records if record.ask.key not in told]
@@ -101,10 +94,9 @@ def show(
     say_failures(found.failures)
 
 
-def _checked_confidence(confidence: float) -> float:
+def _require_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise AssumptionError(f"--confidence must lie between 0 and 1, got {confidence}.", field="confidence")
-    return confidence
 
 
 def compare(
@@ -117,7 +109,9 @@ def compare(
     confidence: Annotated[
         float,
         typer.Option(
-            "--confidence", help="The probability that all intervals hold together.", callback=_checked_confidence
+            "--confidence",
+            help="The probability that all intervals hold together.",
+            callback=checked(_require_confidence),
         ),
     ] = 0.95,
     figure: OptionFigure = None,
@@ -135,12 +129,8 @@ def compare(
 
     Example: howsmooth compare runs/original runs/quantised --figure ratios.svg
     """
-    from howsmooth.studies.runs.compare import compare as find
-
-    found = find(first, second, map=part, per_head=per_head, confidence=confidence)
+    found = hs.compare(first, second, map=part, per_head=per_head, confidence=confidence)
     if figure is not None:
-        from howsmooth.report.saving import save_chart
-
         save_chart(found.chart(), figure)
     if as_json:
         typer.echo(found.to_json())
@@ -151,7 +141,6 @@ def compare(
     if as_json and out is None:
         return
     from howsmooth.report.result_page import write_comparison
-    from howsmooth.studies.settings import command
 
     words = ["--map", part] if part else []
     words += ["--per-head"] if per_head else []
@@ -171,9 +160,7 @@ def report(
 
     Example: howsmooth report runs/minilm-attention-1a2b3c
     """
-    from howsmooth.report.page import write_report
-
-    say(f"The report is {write_report(run, output)}.")
+    say(f"The report is {hs.write_report(run, output)}.")
 
 
 def figure(
@@ -192,15 +179,11 @@ def figure(
 
     Example: howsmooth figure runs/minilm-attention-1a2b3c constant_against_length -o growth.pdf
     """
-    from howsmooth.report.saving import checked_target
-
     target = checked_target(output)
 
     from howsmooth.report.figures import draw, straightened
-    from howsmooth.report.saving import save_chart
-    from howsmooth.studies.runs.run import read_run
 
-    chart = draw(read_run(run), name, layer=layer)
+    chart = draw(hs.read_run(run), name, layer=layer)
     save_chart(straightened(chart) if linear else chart, target)
     say(f"{name} is in {target}.")
 
@@ -224,8 +207,6 @@ def export(
 
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
-    from howsmooth.studies.runs.store import write_table
-
     target = Path(run) / f"records.{to}" if out is None else Path(out)
     records = write_table(run, target, to)
     say(f"{count(records, 'record')} in {target}.")

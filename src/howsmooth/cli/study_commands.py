@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.app import stoppable
 from howsmooth.cli.options import OptionThreads, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
 from howsmooth.errors import AssumptionError, nearest
+from howsmooth.models.loading.names import check_model_name
+from howsmooth.report.saving import save_chart
+from howsmooth.studies.asks import AboutHead, AtText
+from howsmooth.studies.plans.study import keep_bounds, parts, read_study
+from howsmooth.studies.runs.database import FILE
+from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
 from howsmooth.wording import count, duration
 
@@ -38,10 +45,9 @@ def sweep(
 
     Example: howsmooth sweep study.toml --workers 2
     """
-    from howsmooth.studies.plans.study import keep_bounds, parts, read_study
-
     grid = read_study(study)
-    folder = options.folder(lambda: Path("runs") / _file_name(grid.name))
+    file = "".join(c if c.isalnum() or c in "-_." else "-" for c in grid.name).strip(".") or "study"
+    folder = options.folder(lambda: Path("runs") / file)
 
     from howsmooth.studies.resources import Resources
 
@@ -50,8 +56,6 @@ def sweep(
     if dry_run:
         _estimate(made, folder, options, resources)
         return
-
-    from howsmooth.studies.runs.store import Store
 
     asks = [ask for part in made for ask in part.asks]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
@@ -72,8 +76,6 @@ def sweep(
 
 def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, resources: "Resources") -> None:
     """Time the smallest piece of work of each model, and extrapolate."""
-    from howsmooth.studies.runs.database import FILE
-    from howsmooth.studies.runs.store import Store
     from howsmooth.studies.sweep.workers import expected_seconds
 
     asks = [ask for part in made for ask in part.asks]
@@ -88,10 +90,6 @@ def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, reso
         print_json(counts | {"expected_seconds": seconds})
         return
     say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"
 
 
 @option_groups
@@ -113,7 +111,6 @@ def paper(
 
     Example: howsmooth paper regimes splitting --quick
     """
-    from howsmooth.models.loading.names import check_model_name
     from howsmooth.studies.plans.paper import FULL, MODELS, QUICK, chosen_figures, known_figures
 
     model = [name for name in names or () if name not in known_figures()]
@@ -137,7 +134,6 @@ def paper(
 
     from howsmooth.studies.plans.paper import keep_figures, keep_models
     from howsmooth.studies.resources import Resources
-    from howsmooth.studies.runs.store import Store
 
     resources = Resources()
     _check_models(asks, resources)
@@ -152,8 +148,6 @@ def paper(
 
 def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
     """Load every model once before any long work, so that a name or a layer that leads nowhere is refused now."""
-    from howsmooth.studies.asks import AboutHead, AtText
-
     every = [ask for found in asks.values() for ask in found if isinstance(ask, AtText | AboutHead) and ask.model]
     for model, layer in sorted({(ask.model, ask.layer) for ask in every}):
         resources.transformer(model).layer(layer)
@@ -169,10 +163,8 @@ def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
-    from howsmooth.report.saving import save_chart
-    from howsmooth.studies.runs.run import read_run
 
-    run = read_run(folder)
+    run = hs.read_run(folder)
     drawn = {section: drawings(section) for section in sections(run)}
     files: dict[str, list[str]] = {}
     for section, found in drawn.items():

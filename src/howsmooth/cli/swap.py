@@ -1,10 +1,11 @@
 """``howsmooth swap``: which words to replace by which, so that the output of a model moves most."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.options import (
     LENGTH,
     ArgumentModel,
@@ -19,12 +20,15 @@ from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.models.map_names import MAPS, MapName
+from howsmooth.report.drawing.token_text import words
+from howsmooth.studies.settings import command
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, METHODS, check_search, read_candidates
 from howsmooth.wording import at_least, count, number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from howsmooth.models.inputs.text import HubTokenizer
     from howsmooth.models.transformer import Transformer
     from howsmooth.tokens.swaps import Swap
 
@@ -91,13 +95,10 @@ def swap(
     content = str(sentence) if text is None else read_text(text).content
     listed = None if candidates is None else read_candidates(candidates)
 
-    import howsmooth as hs
-
     set_threads(threads)
     transformer = hs.load(model, device=device)
     transformer.check_map(map, layer)
     tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
-    options: dict[str, Any] = {"candidates": listed, "whole_words": whole_words, "round_trip": not any_token}
     found = hs.swap(
         transformer,
         tokens,
@@ -107,11 +108,11 @@ def swap(
         method=method,
         budget=budget,
         seed=seed,
-        **options,
+        candidates=listed,
+        whole_words=whole_words,
+        round_trip=not any_token,
     )
-    _print(transformer, found, as_json)
-    if out is not None:
-        say(f"The report is {_write(transformer, found, out)}.", err=as_json)
+    _print(transformer, found, as_json, out)
 
 
 def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int, round_trip: bool) -> "Tensor":
@@ -144,69 +145,50 @@ def read_tokens(transformer: "Transformer", content: str, *, whole: bool, n: int
     return tokens
 
 
-def marked(transformer: "Transformer", tokens: "Tensor", places: tuple[int, ...]) -> str:
+def marked(tokenizer: "HubTokenizer", tokens: "Tensor", places: tuple[int, ...]) -> str:
     """Return tokens as running text, with brackets around some of them."""
-    from howsmooth.models.inputs.text import HubTokenizer
-    from howsmooth.report.drawing.token_text import words
-
-    tokenizer = transformer.tokenizer
-    assert isinstance(tokenizer, HubTokenizer)  # or there would be no text
-    pieces = tokenizer.pieces(tokens.tolist())
     shown = ""
-    for i, (space, word) in enumerate(words(pieces)):
-        if int(tokens[i]) in tokenizer.special:
-            continue
-        shown += f"{' ' if space else ''}{f'[{word}]' if i in places else word}"
+    for i, (space, word) in enumerate(words(tokenizer.pieces(tokens.tolist()))):
+        if int(tokens[i]) not in tokenizer.special:
+            shown += f"{' ' if space else ''}{f'[{word}]' if i in places else word}"
     return shown.strip()
 
 
-def _print(transformer: "Transformer", found: "Swap", as_json: bool) -> None:
-    before = marked(transformer, found.tokens, found.positions)
-    after = marked(transformer, found.swapped, found.positions)
-    if as_json:
-        said = {"model": transformer.name, "before": before, "after": after, "swaps": _swaps(transformer, found)}
-        print_json(found.as_dict() | said)
-        return
-    say(_answer(found))
-    say(f"  {before}")
-    say(f"  {after}")
-    where = f"{found.map} of layer {found.layer}" if found.cosine is None else found.map
-    cost = count(found.passes, "pass", "passes")
-    say(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
-
-
-def _answer(found: "Swap") -> str:
+def _print(transformer: "Transformer", found: "Swap", as_json: bool, out: str | None) -> None:
+    """Print the words before and after, and what they do; write them as a page, if that was asked for."""
+    tokenizer = cast("HubTokenizer", transformer.tokenizer)  # or there would be no text
+    before, after = (marked(tokenizer, row, found.positions) for row in (found.tokens, found.swapped))
+    old, new = (tokenizer.pieces(row.tolist()) for row in (found.tokens, found.swapped))
+    swaps = [{"position": i, "from": old[i], "to": new[i]} for i in found.positions]
     angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
-    worst = "the worst of all" if found.proven else "the best of"
-    of = f"{worst} {count(found.tried, 'sequence')}"
-    return f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method})."
-
-
-def _write(transformer: "Transformer", found: "Swap", out: str) -> Path:
-    """Write the words before and after, and what they do, as a page."""
+    of = f"{'the worst of all' if found.proven else 'the best of'} {count(found.tried, 'sequence')}"
+    answer = f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method})."
+    if as_json:
+        said = {"model": transformer.name, "before": before, "after": after, "swaps": swaps}
+        print_json(found.as_dict() | said)
+    else:
+        say(answer)
+        say(f"  {before}")
+        say(f"  {after}")
+        where = f"{found.map} of layer {found.layer}" if found.cosine is None else found.map
+        cost = count(found.passes, "pass", "passes")
+        say(f"{where} of {transformer.name}, {count(len(found.tokens), 'token')}, {cost}.")
+    if out is None:
+        return
     from howsmooth.report.result_page import write_result
-    from howsmooth.studies.settings import command
 
-    sentences = [marked(transformer, row, found.positions) for row in (found.tokens, found.swapped)]
-    plain = marked(transformer, found.tokens, ())
     layer = ["--layer", str(found.layer)] if found.layer else []
-    return write_result(
+    report = write_result(
         Path(out),
         title=f"Which words move {transformer.name} most?",
-        lead=(_answer(found),),
-        lines=[[(word.strip("[]"), word.startswith("[")) for word in line.split()] for line in sentences],
+        lead=(answer,),
+        lines=[[(word.strip("[]"), word.startswith("[")) for word in line.split()] for line in (before, after)],
         columns=("position", "word", "replaced by"),
-        rows=[[str(each["position"]), each["from"], each["to"]] for each in _swaps(transformer, found)],
+        rows=[list(map(str, each.values())) for each in swaps],
         legend="How far the output moves is its Euclidean norm; the words in between are as they were. "
         + ("Every allowed swap was tried." if found.proven else "Other swaps may move it further."),
-        command=command("swap", transformer.name, "--sentence", plain, "--map", found.map, *layer),
+        command=command(
+            *("swap", transformer.name, "--sentence", marked(tokenizer, found.tokens, ())), "--map", found.map, *layer
+        ),
     )
-
-
-def _swaps(transformer: "Transformer", found: "Swap") -> list[dict[str, Any]]:
-    from howsmooth.models.inputs.text import HubTokenizer
-
-    tokenizer = transformer.tokenizer
-    assert isinstance(tokenizer, HubTokenizer)
-    old, new = (tokenizer.pieces(row.tolist()) for row in (found.tokens, found.swapped))
-    return [{"position": i, "from": old[i], "to": new[i]} for i in found.positions]
+    say(f"The report is {report}.", err=as_json)

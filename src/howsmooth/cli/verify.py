@@ -53,17 +53,10 @@ def verify(
         with whole(results) as partial:
             partial.write_text(competition_result(verdict), encoding="utf-8")
     if json:
-        print_json(
-            {
-                "status": verdict.status,
-                "margins": verdict.margins.tolist(),
-                "counterexample": None if verdict.counterexample is None else verdict.counterexample.tolist(),
-                "outputs": None if verdict.outputs is None else verdict.outputs.tolist(),
-                "seconds": verdict.seconds,
-                "pieces": verdict.nodes,
-                "uses": verdict.uses,
-            }
-        )
+        arrays = {name: getattr(verdict, name) for name in ("margins", "counterexample", "outputs")}
+        lists = {name: None if array is None else array.tolist() for name, array in arrays.items()}
+        cost = {"seconds": verdict.seconds, "pieces": verdict.nodes, "uses": verdict.uses}
+        print_json({"status": verdict.status} | lists | cost)
     else:
         for line in _sentences(verdict):
             say(line)

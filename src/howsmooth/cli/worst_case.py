@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, save_witness
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
@@ -25,6 +26,7 @@ from howsmooth.cli.printing import ascent_bar, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, read_text
 from howsmooth.models.loading.names import check_tokenizer
+from howsmooth.report.drawing.token_text import running_text, words
 from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.theory.assumptions import require_length, require_radius
 from howsmooth.wording import at_least, count, interval, number, percent
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 STEPS, STARTS = 100, 4
 # How many tokens a window of a text has unless it is given, and how many words are named.
 TOKENS, NAMED = 16, 3
-NEAR = "Near a text, in place of a ball"
 OptionN = Annotated[
     int | None,
     typer.Option(*LENGTH, help=f"How many tokens; near a text {TOKENS} if left out.", show_default=False),
@@ -56,40 +57,27 @@ ORIGINS = {
 }
 
 
+def _near(flag: str, text: str, **more: Any) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel="Near a text, in place of a ball", **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NearText:
     """Which inputs near a text are searched: none without ``eps``."""
 
-    eps: Annotated[float | None, typer.Option("--eps", help="How far tokens may move.", rich_help_panel=NEAR)] = None
-    text: Annotated[
-        str,
-        typer.Option(
-            "--text", metavar="FILE", help="A text in UTF-8; Alice in Wonderland by default.", rich_help_panel=NEAR
-        ),
-    ] = ALICE
-    sentence: Annotated[
-        str | None,
-        typer.Option("--sentence", help="A sentence in place of a text, whole.", rich_help_panel=NEAR),
-    ] = None
-    window: Annotated[
-        int, typer.Option("--window", help="Which window of n tokens, counted from 0.", rich_help_panel=NEAR)
-    ] = 0
+    eps: Annotated[float | None, _near("--eps", "How far tokens may move.")] = None
+    text: Annotated[str, _near("--text", "A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
+    sentence: Annotated[str | None, _near("--sentence", "A sentence in place of a text, whole.")] = None
+    window: Annotated[int, _near("--window", "Which window of n tokens, counted from 0.")] = 0
     within: Annotated[
-        str,
-        typer.Option(
-            "--within",
-            metavar="NAME",
-            help="The metric of --eps: token for each token, total for all together, ….",
-            rich_help_panel=NEAR,
-        ),
+        str, _near("--within", "The metric of --eps: token for each token, total for all together, ….", metavar="NAME")
     ] = "token"
     tokenizer: Annotated[
         str,
-        typer.Option(
+        _near(
             "--tokenizer",
+            "A folder or hub id with the tokenizer; the model's own by default.",
             metavar="DIR",
-            help="A folder or hub id with the tokenizer; the model's own by default.",
-            rich_help_panel=NEAR,
             show_default=False,
         ),
     ] = ""
@@ -129,7 +117,6 @@ class NearText:
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
         import torch
 
-        import howsmooth as hs
         from howsmooth.models.inputs.text import tokens_of
         from howsmooth.search.claims import on_batches
 
@@ -213,16 +200,14 @@ def worst_case(
     if near_text:
         _near_text(source, near, TOKENS if n is None else n, how)
     else:
-        _in_ball(source, *_ball(n, radius), how)
-
-
-def _ball(n: int | None, radius: float | None) -> tuple[int, float]:
-    if n is None or radius is None:
-        missing = " and ".join(name for name, value in (("-n", n), ("--radius", radius)) if value is None)
-        raise AssumptionError(f"tokens in a ball take -n and --radius, {missing} is missing; near a text take --eps.")
-    require_length(n)
-    require_radius(radius)
-    return n, radius
+        if n is None or radius is None:
+            missing = " and ".join(name for name, value in (("-n", n), ("--radius", radius)) if value is None)
+            raise AssumptionError(
+                f"tokens in a ball take -n and --radius, {missing} is missing; near a text take --eps."
+            )
+        require_length(n)
+        require_radius(radius)
+        _in_ball(source, n, radius, how)
 
 
 def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) -> None:
@@ -239,16 +224,19 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
 
     from torch import nn
 
-    from howsmooth.search.ascent import worst_nearby
-
     with ascent_bar(True, how.ascent["steps"]) as progress:
-        found = worst_nearby(f, X, eps=near.eps or 0.0, metric=near.within, progress=progress, **how.ascent)
+        ascent = how.ascent
+        found = hs.search.worst_nearby(f, X, eps=near.eps or 0.0, metric=near.within, progress=progress, **ascent)
     require_range(found.witness)
     if how.as_json:
         print_json(_as_dict(near, found, pieces) | {"n": n})
     else:
         name = "attention by autograd" if isinstance(f, nn.Module) else repr(f)
-        _print_lines(_near_answer(found), name, *_details(near, found, pieces))
+        there = interval(float(found.there.lower), float(found.there.upper), digits=5)
+        times = "" if found.growth is None else f" (at least {at_least(found.growth, 4)} times that)"
+        proven = "" if found.upper is None else f"; no input so near exceeds {found.upper.digits}"
+        worst = f"≥ {at_least(found.witness.value)} at the worst input near it{times}{proven}"
+        _print_lines(f"Lip is {there} at the text, and {worst}", name, *_details(near, found, pieces))
     if how.save is not None:
         save_witness(found.witness, how.save, source.about | near.about, quiet=how.as_json)
 
@@ -258,8 +246,6 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     how.begin(source, n)
     attention = source.read()
     require_room(n, attention.d)
-
-    import howsmooth as hs
 
     ascent = how.ascent
     with within_reach(n, radius):
@@ -283,8 +269,6 @@ def _climb(
     attention: "MultiHead", known: "Witness", radius: float, ascent: dict[str, Any], metric: str
 ) -> "tuple[Witness, str]":
     """Search from the inputs of the theory and from random ones; return the worst input and where it comes from."""
-    import howsmooth as hs
-
     n, domain = known.tokens.shape[-2], hs.domains.Ball(radius)
     with ascent_bar(True, ascent["steps"]) as progress:
         found = hs.maximise(attention, n=n, domain=domain, metric=metric, progress=progress, **ascent)
@@ -302,10 +286,14 @@ def _share(witness: "Witness", upper: "Bound") -> float | None:
 
 
 def _print_witness(attention: str, witness: "Witness", upper: "Bound", origin: str) -> None:
-    measured = witness.measured
+    measured, share = witness.measured, _share(witness, upper)
     there = interval(float(measured.lower), float(measured.upper), digits=5)
+    answer = f"Lip ≥ {at_least(witness.value)}; the proven maximum is {upper.digits}"
+    if share is not None and share >= 1e-3:
+        least = percent(math.floor(1000 * share) / 1000)
+        answer = f"Lip ≥ {at_least(witness.value)}, at least {least} of the proven maximum {upper.digits}"
     _print_lines(
-        _answer(witness, upper),
+        answer,
         attention,
         f"Input: {origin}.",
         f"Measured there: {there} ({percent(measured.confidence)}).",
@@ -321,13 +309,6 @@ def _print_lines(first: str, *others: str) -> None:
         console.print(line)
 
 
-def _answer(witness: "Witness", upper: "Bound") -> str:
-    value, share = at_least(witness.value), _share(witness, upper)
-    if share is None or share < 1e-3:
-        return f"Lip ≥ {value}; the proven maximum is {upper.digits}"
-    return f"Lip ≥ {value}, at least {percent(math.floor(1000 * share) / 1000)} of the proven maximum {upper.digits}"
-
-
 def _largest(shares: "Tensor") -> str:
     """Name the tokens whose share is at least half of the largest; if there are many, how many they are."""
     order = shares.argsort(descending=True, stable=True).tolist()
@@ -341,7 +322,7 @@ def _as_dict(near: NearText, found: "Nearby", pieces: Sequence[str]) -> dict[str
     """Return everything but the tensors as plain values, with a row for each word."""
     there, measured = found.there, found.witness.measured
     columns = {
-        "word": _readable(pieces),
+        "word": [word for _space, word in words(pieces)],
         "moved": found.moved,
         "alone": found.alone,
         "sensitivity": measured.token_sensitivity.tolist(),
@@ -359,21 +340,9 @@ def _as_dict(near: NearText, found: "Nearby", pieces: Sequence[str]) -> dict[str
     }
 
 
-def _near_answer(found: "Nearby") -> str:
-    """Say in a line how large the constant is at the text, how large it gets near it, and what is proven."""
-    there = interval(float(found.there.lower), float(found.there.upper), digits=5)
-    times = "" if found.growth is None else f" (at least {at_least(found.growth, 4)} times that)"
-    proven = "" if found.upper is None else f"; no input so near exceeds {found.upper.digits}"
-    return (
-        f"Lip is {there} at the text, and ≥ {at_least(found.witness.value)} at the worst input near it{times}{proven}"
-    )
-
-
 def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str]:
     """Say what was searched, and which words do it."""
-    from howsmooth.report.drawing.token_text import running_text
-
-    words = _readable(pieces)
+    spelled = [word for _space, word in words(pieces)]
     radius = float(found.centre.double().norm(dim=-1).mean())
     eps, usual = number(near.eps or 0.0), "may move by {} in the Euclidean norm"
     may = {"total": f"all tokens together {usual}", "token": f"every token {usual}"}.get(
@@ -385,10 +354,10 @@ def _details(near: NearText, found: "Nearby", pieces: Sequence[str]) -> list[str
         f"Text: {f'window {near.window} of {near.text}' if near.sentence is None else 'the sentence'}, "
         f"{count(len(pieces), 'token')}: {running_text(pieces)}",
         f"Near: {may.format(eps)}: {share}.",
-        f"Moved furthest: {_most(words, found.moved, number)}.",
-        f"Moved alone, worth most: {_most(words, found.alone, at_least)}.",
-        f"Most sensitive there: {_most(words, measured.token_sensitivity.tolist(), percent)} of the worst direction.",
-        f"Most moved there: {_most(words, measured.token_response.tolist(), percent)} of the response.",
+        f"Moved furthest: {_most(spelled, found.moved, number)}.",
+        f"Moved alone, worth most: {_most(spelled, found.alone, at_least)}.",
+        f"Most sensitive there: {_most(spelled, measured.token_sensitivity.tolist(), percent)} of the worst direction.",
+        f"Most moved there: {_most(spelled, measured.token_response.tolist(), percent)} of the response.",
     ]
     return said + ([f"Nothing is proven: {found.refused}"] if found.upper is None else [])
 
@@ -400,9 +369,3 @@ def _most(words: Sequence[str], values: Sequence[float], written: Callable[[floa
         return f"all {len(values)} tokens alike, each {written(most)}"
     order = sorted(range(len(values)), key=lambda i: -values[i])
     return ", ".join(f"{words[i]!r} (token {i}) {written(values[i])}" for i in order[:NAMED])
-
-
-def _readable(pieces: Sequence[str]) -> list[str]:
-    from howsmooth.report.drawing.token_text import words
-
-    return [word for _space, word in words(pieces)]

@@ -12,7 +12,7 @@ def _draw_measurement(found: Any, **options: Any) -> Any:
 
 
 def _draw_comparison(found: Any) -> Any:
-    from howsmooth.report.differences import differences_chart
+    from howsmooth.report.result_page import differences_chart
 
     return differences_chart(found)
 

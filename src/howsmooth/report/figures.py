@@ -66,14 +66,10 @@ def chart_names(section: Section) -> list[str]:
 
 
 def draw(subject: Measurement | Section | Run, name: str = "length", *, layer: int | None = None) -> Chart:
-    """Draw one chart.
-
-    Args:
-        subject: What to draw it of.
-        name: Which chart; a part of its name is enough, if no other has it.
-        layer: Which layer, for charts of one layer; the least smooth by default.
-    """
-    section, kind = _chosen(_parts(subject), name)
+    """Draw one chart: a part of its name is enough, if no other has it; of one layer the least smooth by default."""
+    if isinstance(subject, Measurement):
+        subject = section_of(subject)
+    section, kind = _chosen(sections(subject) if isinstance(subject, Run) else [subject], name)
     if kind.layers is None:
         if layer is not None:
             raise AssumptionError(f"{kind.name} shows all layers, got layer {layer}; leave it out.", field="layer")
@@ -93,12 +89,6 @@ def thinned(measurement: Measurement) -> Measurement:
         return measurement
     few = tuple(record for record in measurement.records if record.ask.window.index < kept)
     return dataclasses.replace(measurement, records=few)
-
-
-def _parts(subject: Measurement | Section | Run) -> list[Section]:
-    if isinstance(subject, Run):
-        return sections(subject)
-    return [section_of(subject) if isinstance(subject, Measurement) else subject]
 
 
 def _chosen(parts: Sequence[Section], name: str) -> tuple[Section, ChartKind]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.plans.paper import ALSO, FIGURES, title_and_protocol
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run
 
@@ -37,7 +37,8 @@ class Section:
 
 def sections(run: Run) -> list[Section]:
     """Return a section for each measurement that no figure draws, for each figure, and for other kinds of records."""
-    own = own_measurements(run)
+    drawn = {record.ask.key for records in run.figures.values() for record in records}
+    own = [m for m in run.measurements if any(record.ask.key not in drawn for record in m.records)]
     measured = [section_of(m, prefix) for m, prefix in zip(own, prefixes(own), strict=True)]
     others = list(_others(run))
     # of a model as a whole, how its blocks work together is the answer; its own constant is a detail
@@ -54,12 +55,6 @@ def section_of(measurement: Measurement, prefix: str = "") -> Section:
         records=(*measurement.records, *measurement.heads),
         prefix=prefix,
     )
-
-
-def own_measurements(run: Run) -> list[Measurement]:
-    """Return the measurements that no figure of the paper draws."""
-    drawn = {record.ask.key for records in run.figures.values() for record in records}
-    return [m for m in run.measurements if any(record.ask.key not in drawn for record in m.records)]
 
 
 def prefixes(measurements: Sequence[Measurement]) -> list[str]:
@@ -87,10 +82,8 @@ def _figures(run: Run) -> Iterable[Section]:
 def _others(run: Run) -> Iterable[Section]:
     """Yield what was swept over without being called a figure; measurements at texts have their own sections."""
     drawn = {record.ask.key for records in run.figures.values() for record in records}
-    found: dict[str, list[Record]] = {}
-    for record in run.records:
-        if record.ask.kind != "text" and record.ask.key not in drawn:
-            found.setdefault(BY_KIND.get(record.ask.kind, record.ask.kind), []).append(record)
+    others = (record for record in run.records if record.ask.kind != "text" and record.ask.key not in drawn)
+    found = grouped(others, lambda record: BY_KIND.get(record.ask.kind, record.ask.kind))
     # a figure of the same name has its section already: its charts draw these as well as they can
     taken = set(run.figures)
     for name, records in found.items():

@@ -11,7 +11,7 @@ from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.kinds.budget import summarise_budgets
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
@@ -41,14 +41,10 @@ def sentence(measurement: Measurement) -> str:
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
     if smoothest is not worst:
         clauses.append(f"the smoothest is layer {smoothest.layer}, with {number(smoothest.constant)}")
-    said = f"{_where(worst, measurement.thing)} {'; '.join(clauses)}."
+    where = f"Over {count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
+    where = f"At {count(worst.length, 'token')}" if worst.shortest == worst.length else where
+    said = f"{where} {'; '.join(clauses)}."
     return said if measurement.complete else f"So far, {said[0].lower()}{said[1:]}"
-
-
-def _where(layer: LayerSummary, thing: str) -> str:
-    if layer.shortest == layer.length:
-        return f"At {count(layer.length, 'token')}"
-    return f"Over {count(layer.windows, thing)} of {layer.lengths} tokens"
 
 
 def growth_sentence(measurement: Measurement) -> str:
@@ -133,11 +129,7 @@ def _nested(records: Records) -> str:
 
 
 def _by_layer(records: Records) -> dict[str, list[Record[Any, Any]]]:
-    groups: dict[str, list[Record[Any, Any]]] = {}
-    for r in records:
-        if r.ask.kind == "text":
-            groups.setdefault(f"{r.ask.model}, layer {r.ask.layer}", []).append(r)
-    return groups
+    return grouped((r for r in records if r.ask.kind == "text"), lambda r: f"{r.ask.model}, layer {r.ask.layer}")
 
 
 def _certificates(records: Records) -> str:
@@ -244,10 +236,6 @@ def _attacks(records: Records) -> str:
     return " ".join(said)
 
 
-def _budgets(records: Records) -> str:
-    return " ".join(each.sentence for each in summarise_budgets(records))
-
-
 def _summaries(kind: str, records: Records) -> str:
     """Let the results of a kind speak, if it declares how its records are summed up."""
     summarise = kind_named(kind).summarise
@@ -295,7 +283,7 @@ STUDIES: dict[str, Tell] = {
     "robustness": _nested,
     "bounds": _certificates,
     "transition": _transition,
-    "budget": _budgets,
+    "budget": lambda records: " ".join(each.sentence for each in summarise_budgets(records)),
 }
 # Kinds that do not declare how their records are summed up.
 KINDS: dict[str, Tell] = {

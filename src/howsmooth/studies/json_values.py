@@ -80,17 +80,13 @@ def misfit(error: Exception) -> FieldError:
         return FieldError(f"there is no {unknown[1]!r}.", field=place + unknown[1])
     if missing := re.fullmatch(r"Object missing required field `(.*)`", said):
         return FieldError(f"{missing[1]!r} is missing.", field=missing[1])
-    return FieldError(f"{field or 'it'} {_in_words(said)}", field=field)
-
-
-def _in_words(said: str) -> str:
-    """Turn ``Expected `int`, got `str``` into the rest of a sentence."""
-
-    def kinds(names: str) -> str:
-        return " or ".join(WORDS.get(name.strip(), name.strip()) for name in names.split("|"))
-
     found = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", said)
-    return f"must be {kinds(found[1])}, got {kinds(found[2])}." if found else f"does not fit: {said}."
+    if not found:
+        return FieldError(f"{field or 'it'} does not fit: {said}.", field=field)
+    needed, given = (
+        " or ".join(WORDS.get(name.strip(), name.strip()) for name in names.split("|")) for names in found.groups()
+    )
+    return FieldError(f"{field or 'it'} must be {needed}, got {given}.", field=field)
 
 
 def fingerprint(value: Any) -> str:

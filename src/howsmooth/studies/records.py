@@ -3,6 +3,7 @@
 import functools
 import os
 import platform
+from collections.abc import Callable, Hashable, Iterable
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +41,8 @@ def _described(threads: int) -> Machine:
     )
 
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 A = TypeVar("A", bound=Ask)
 B = TypeVar("B", bound=Answer)
 
@@ -94,6 +97,14 @@ class RunPlan(JsonValue, frozen=True, kw_only=True):
     def count(self) -> int:
         """How many asks there are."""
         return len(self.keys) + len(self.beside)
+
+
+def grouped(items: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
+    """Sort items into lists by what they have in common, in the order in which they come."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(by(item), []).append(item)
+    return found
 
 
 def plan_of(asks: "tuple[Ask, ...]", **others: object) -> RunPlan:

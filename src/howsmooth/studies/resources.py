@@ -77,7 +77,13 @@ class Resources:
         if (model, dtype, device, reading) not in self._models:
             while len(set(map(id, self._models.values()))) >= MODELS:
                 self._models.pop(next(iter(self._models)))
-            found = _load(model, dtype, device, reading)
+            found = load(
+                model,
+                dtype=getattr(torch, dtype) if dtype else None,
+                device=device or None,
+                tokenizer=reading.tokenizer or None,
+                family=reading.family,
+            )
             # a plan may leave the numbers to the model; its asks name them, and mean this model
             own = str(next(found.module.parameters()).dtype).removeprefix("torch.")
             self._models |= {(model, dtype, device, reading): found, (model, own, device, reading): found}
@@ -146,16 +152,6 @@ class Resources:
 def seeded(asks: Iterable[Ask]) -> torch.Generator:
     """Seed randomness by what is asked, so that no order of work changes an answer."""
     return torch.Generator().manual_seed(int(fingerprint([ask.key for ask in asks]), 16) >> 1)
-
-
-def _load(model: str, dtype: str, device: str, reading: ModelReading) -> Transformer:
-    return load(
-        model,
-        dtype=getattr(torch, dtype) if dtype else None,
-        device=device or None,
-        tokenizer=reading.tokenizer or None,
-        family=reading.family,
-    )
 
 
 def _with_tokenizer(transformer: Transformer, name: str) -> Transformer:

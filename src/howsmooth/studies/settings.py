@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
-from howsmooth.models.loading.names import check_family_name, check_tokenizer
+from howsmooth.models.inputs.sources import read_source
+from howsmooth.models.loading.names import check_family_name, check_model, check_tokenizer
 from howsmooth.spectral.solver_settings import check_solver
 from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, described, fingerprint, settings_of
 
@@ -229,18 +230,14 @@ def options_of(*settings: JsonValue) -> list[str]:
     words: list[str] = []
     for group in settings:
         for setting in settings_of(type(group)).values():
-            value = functools.reduce(getattr, setting.path, group)
-            if value != setting.default:
-                words += _option(setting.option, value)
+            value, flag = functools.reduce(getattr, setting.path, group), setting.option
+            if value == setting.default:
+                continue
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:  # of a number every digit: typed again, it has the same key
+                words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
     return words
-
-
-def _option(flag: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    if isinstance(value, tuple):
-        return [f"--{flag}", ",".join(map(str, value))]
-    return [f"--{flag}", str(value)]  # of a number every digit: typed again, it has the same key
 
 
 def command(*words: str) -> str:
@@ -251,21 +248,39 @@ def command(*words: str) -> str:
 class CommandSettings(JsonValue, frozen=True, kw_only=True):
     """What a command that fills a run can be asked for: it has an option for each field.
 
-    Beside its fields a command says how they are checked before anything is loaded (``check``), where it computes
-    (``where``) and in which folder its records lie unless another is given (``folder``).
+    A command at a text has ``windows`` too, and every command says where it computes (``where``).
     """
 
     # What the command is called.
     NAME: ClassVar[str]
     model: str = "minilm"  # what :func:`~howsmooth.load` takes
 
+    def check(self) -> None:
+        """Refuse names and numbers that lead nowhere, before anything is loaded."""
+        own: Any = self
+        check_model(self.model)
+        own.where.check()
+        own.reading.check()
+        read_source(own.windows.source, own.windows.place)
+
+    @property
+    def folder_name(self) -> str:
+        """What tells the folders of commands apart, beside the model."""
+        return self.NAME
+
+    @property
+    def question(self) -> Any:
+        """What tells one question of a command from another."""
+        own: Any = self
+        return [self, read_source(own.windows.source, own.windows.place).digest]
+
+    @property
+    def folder(self) -> Path:
+        """Where records go unless told otherwise: the same question, the same folder; another one, another folder."""
+        label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(self.model).name)
+        return Path("runs") / f"{label}-{self.folder_name.replace(':', '-')}-{fingerprint(self.question)[:6]}"
+
     @property
     def command(self) -> str:
         """What to type to ask for the same."""
         return command(self.NAME, self.model, *options_of(replace(self, model=default_of(type(self), "model"))))
-
-
-def default_folder(model: str, what: str, question: Any) -> Path:
-    """Return where the records of a question go unless told otherwise: the same question, the same folder."""
-    label = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(model).name)
-    return Path("runs") / f"{label}-{what.replace(':', '-')}-{fingerprint(question)[:6]}"

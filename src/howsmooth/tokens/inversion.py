@@ -1,6 +1,6 @@
 """Inversion of embeddings: the nearest token at every position, over the whole vocabulary."""
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.models.parts.ends import STAGES, Lexicon, entrance, lexicon
+from howsmooth.models.parts.ends import STAGES, entrance, lexicon
 from howsmooth.models.transformer import Transformer
 from howsmooth.validation import require_finite, require_floating
 from howsmooth.wording import at_least, at_most
@@ -73,10 +73,15 @@ def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "emb
     require_finite(X, "X")
     if X.ndim < 2 or X.numel() == 0:
         raise ShapeError(f"X must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
-    maps, known = entrance(model, at), _known(model, X.shape[-2])
+    maps, limit = entrance(model, at), model.max_length
+    if limit is not None and X.shape[-2] > limit:
+        raise AssumptionError(f"{model.name!r} has positions for {limit} tokens, got {X.shape[-2]}.", field="X")
+    known = lexicon(model, X.shape[-2])
     rows = X.reshape(-1, *X.shape[-2:]).double()
     if maps:
-        found = [_nearest(rows[:, i], _inputs(known, maps, i)) for i in range(X.shape[-2])]
+        # the input of every token at a position
+        inputs = (functools.reduce(lambda Y, f: f(Y), maps, known.words + place) for place in known.places)
+        found = [_nearest(rows[:, i], some) for i, some in enumerate(inputs)]
         parts = (torch.stack(part, dim=-1) for part in zip(*found, strict=True))
     else:  # without a norm in between, positions differ by a shift
         _require_width(rows, known.words)
@@ -85,21 +90,6 @@ def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "emb
         parts = (torch.cat(part) for part in zip(*(_nearest(some, words) for some in shifted.split(ROWS)), strict=True))
     tokens, distances, margins, ties = (part.reshape(X.shape[:-1]) for part in parts)
     return Inversion(tokens=tokens, distances=distances, margins=margins, ties=ties)
-
-
-def _known(model: Transformer, n: int) -> Lexicon:
-    limit = model.max_length
-    if limit is not None and n > limit:
-        raise AssumptionError(f"{model.name!r} has positions for {limit} tokens, got {n}.", field="X")
-    return lexicon(model, n)
-
-
-def _inputs(known: Lexicon, maps: Sequence, i: int) -> Float[Tensor, "v d"]:
-    """Return the input of every token at a position."""
-    found = known.words + known.places[i]
-    for f in maps:
-        found = f(found)
-    return found
 
 
 def _nearest(

@@ -60,14 +60,14 @@ class Outputs:
     @torch.no_grad()
     def __call__(self, rows: Int[Tensor, "b n"]) -> Float[Tensor, "b m out"]:
         """Return the outputs of sequences: one forward pass for each."""
-        parts = rows.split(max(1, TOKENS // rows.shape[-1]))
-        return torch.cat([self._some(part) for part in parts])
-
-    def _some(self, rows: Tensor) -> Tensor:
-        if self.chain is not None and self.lexicon is not None:
-            return self.chain(self.lexicon(rows.to(self.lexicon.words.device)))
-        f, X = self.model.activations(rows).at(self.layer, self.map)
-        return f(X)
+        found = []
+        for part in rows.split(max(1, TOKENS // rows.shape[-1])):
+            if self.chain is not None and self.lexicon is not None:
+                found.append(self.chain(self.lexicon(part.to(self.lexicon.words.device))))
+            else:
+                f, X = self.model.activations(part).at(self.layer, self.map)
+                found.append(f(X))
+        return torch.cat(found)
 
 
 def _chain(model: Transformer, found: Activations, name: str, layer: int) -> Chain | None:
@@ -100,19 +100,7 @@ def _from_block(found: Activations, name: str, layer: int) -> Chain | None:
 
 
 class Trials:
-    """Sequences tried by forward passes: the best is kept, and every pass is counted.
-
-    Attributes:
-        outputs: The map.
-        replacements: Which tokens may replace which.
-        tokens: The given sequence.
-        edits: How many tokens may be swapped.
-        budget: How many passes may be taken.
-        passes: How many were taken: forward passes of one sequence, and products with its Jacobian.
-        best: The sequence with the largest displacement so far.
-        displacement: That displacement of the output.
-        trace: The largest displacement after each batch of trials.
-    """
+    """Sequences tried by forward passes: the best is kept, passes and products with Jacobians are counted."""
 
     def __init__(
         self, outputs: Outputs, replacements: Replacements, tokens: Tensor, *, edits: int, budget: int
@@ -120,6 +108,7 @@ class Trials:
         self.outputs, self.replacements, self.tokens = outputs, replacements, tokens
         self.edits, self.budget, self.passes, self.tried = edits, budget, 1, 0
         (self.at_text,) = outputs(tokens[None])
+        # the sequence that moves the output furthest so far, how far, and how far after each batch of trials
         self.best, self.displacement, self.trace = tokens, 0.0, [0.0]
 
     @property
@@ -145,13 +134,12 @@ class Trials:
         self.trace.append(self.displacement)
         return moved
 
-    def swapped(
-        self, base: Int[Tensor, " n"], places: Int[Tensor, " b"], incoming: Int[Tensor, " b"]
-    ) -> Int[Tensor, "b n"]:
-        """Return a sequence with one token swapped, once for each pair."""
-        rows = base.expand(len(places), -1).clone()
-        rows[torch.arange(len(places)), places] = incoming
-        return rows
+
+def swapped(base: Int[Tensor, " n"], places: Int[Tensor, " b"], incoming: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:
+    """Return a sequence with one token swapped, once for each pair."""
+    rows = base.expand(len(places), -1).clone()
+    rows[torch.arange(len(places)), places] = incoming
+    return rows
 
 
 Method = Callable[[Trials, torch.Generator], None]
@@ -214,7 +202,7 @@ def by_singular_directions(trials: Trials, generator: torch.Generator) -> None:
             some = some[ranked.flatten()[some] > 0]
             if len(some) == 0:
                 break
-            trials.run(trials.swapped(base, some // ranked.shape[1], some % ranked.shape[1]))
+            trials.run(swapped(base, some // ranked.shape[1], some % ranked.shape[1]))
             start += len(some)
 
 
@@ -225,14 +213,12 @@ def over_one_position(trials: Trials, generator: torch.Generator) -> None:
         if len(free) == 0:
             return
         drawn = [int(_pick(trials.replacements.allowed[p], generator)) for p in free.tolist()]
-        moved = (
-            (trials.outputs(trials.swapped(base, free, torch.tensor(drawn))) - trials.at_text).flatten(1).norm(dim=1)
-        )
+        moved = (trials.outputs(swapped(base, free, torch.tensor(drawn))) - trials.at_text).flatten(1).norm(dim=1)
         trials.take(len(free))
         place = free[moved.argmax()]
         coming = trials.replacements.allowed[place].nonzero()[:, 0]
         for some in coming.split(4 * TRIED):
-            trials.run(trials.swapped(base, place.expand(len(some)), some))
+            trials.run(swapped(base, place.expand(len(some)), some))
 
 
 def _drawn(trials: Trials, generator: torch.Generator) -> Int[Tensor, " n"]:
@@ -277,7 +263,7 @@ def _most_promising(trials: Trials, base: Tensor, scores: Tensor, tried: set[tup
     scores = scores.index_fill(0, fixed.to(scores.device), -torch.inf)
     best = scores.flatten().topk(min(scores.numel(), len(tried) + 1))
     order = best.indices[best.values > -torch.inf]
-    rows = trials.swapped(base, order // scores.shape[1], order % scores.shape[1])
+    rows = swapped(base, order // scores.shape[1], order % scores.shape[1])
     return next((row for row in rows if tuple(row.tolist()) not in tried), None)
 
 

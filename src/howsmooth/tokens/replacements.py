@@ -50,14 +50,8 @@ def replacements(
     """Return which tokens may take whose place.
 
     Special tokens are never swapped and never come in: those that the tokenizer or the configuration calls so.
-
-    Args:
-        model: The model.
-        tokens: The sequence.
-        candidates: What may come in: a list for every position, or for each token a list of its own; as words or as
-            numbers of tokens. Words that are not one token are passed over.
-        whole_words: Whether only tokens that are words, letters alone, are swapped and come in.
-        round_trip: Whether the changed text must be read as the changed tokens.
+    Candidates are a list for every position, or for each token a list of its own, as words or as numbers of tokens;
+    words that are not one token are passed over. Whole words have letters alone.
     """
     table = token_table(model.module)
     if table is None:
@@ -98,12 +92,8 @@ class _Spelled:
 
 def stripped(tokens: Sequence[int], special: frozenset[int]) -> list[int]:
     """Return a sequence without the special tokens in front of it and behind it."""
-    found = list(tokens)
-    while found and found[0] in special:
-        found.pop(0)
-    while found and found[-1] in special:
-        found.pop()
-    return found
+    kept = [i for i, token in enumerate(tokens) if token not in special]
+    return list(tokens[kept[0] : kept[-1] + 1]) if kept else []
 
 
 def _special(model: Transformer) -> frozenset[int]:

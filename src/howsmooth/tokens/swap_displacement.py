@@ -35,24 +35,15 @@ class SwapDisplacement:
     in every head. The squared norm of what the output projection makes of it is a quadratic form in the weights t of
     all heads, whose coefficients are inner products with the new value. So no row is projected out for a candidate:
     it costs O(d² + n·heads·d) in matrix products where the layer itself costs O(n·d² + n²·d).
-
-    Attributes:
-        attention: The map.
-        tokens: What the sequence is projected to.
-        bias: What is added to every score, −∞ where a token may not be seen.
-        scores: The scores before that, capped.
-        means: What each row attends to, head by head.
-        origin: The same at the sequence that displacements are counted from.
-        gram: :math:`W^\top W` of the output projection of all heads side by side.
     """
 
     attention: Attention
-    tokens: ProjectedTokens
-    bias: Float[Tensor, "heads n n"]
-    scores: Float[Tensor, "heads n n"]
-    means: Float[Tensor, "heads n v"]
-    origin: Float[Tensor, "heads n v"]
-    gram: Float[Tensor, "heads v heads v"]
+    tokens: ProjectedTokens  # what the sequence is projected to
+    bias: Float[Tensor, "heads n n"]  # what is added to every score, −∞ where a token may not be seen
+    scores: Float[Tensor, "heads n n"]  # the scores before that, capped
+    means: Float[Tensor, "heads n v"]  # what each row attends to, head by head
+    origin: Float[Tensor, "heads n v"]  # the same at the sequence that displacements are counted from
+    gram: Float[Tensor, "heads v heads v"]  # WᵀW of the output projection of all heads side by side
 
     @classmethod
     def at(
@@ -119,26 +110,18 @@ class _QuadraticForm:
 
     with :math:`G = W^\top W`, h and g heads, r rows, v the new value, and
     :math:`t = \mathrm{sigmoid}(\mathrm{cap}(\langle\text{queries},k\rangle + \text{fixed}) + \text{shift})`.
-
-    Attributes:
-        queries: The vectors whose products with a new key are its scores, for each row that may see it.
-        fixed: The part of the scores that does not depend on the key.
-        shift: The bias of the scores, less the log-sum-exp of all other scores of the row.
-        constant: The squared displacement if the new token gets no weight, with that of rows that do not see it.
-        slope: The factor of a new value in the linear part.
-        intercept: The rest of the linear part.
-        known: The factor of a new value in the quadratic part, :math:`G\tilde o`.
-        inner: :math:`\langle\tilde o,G\tilde o\rangle`.
     """
 
+    # the vectors whose products with a new key are its scores, for each row that may see it
     queries: Float[Tensor, "heads rows k"]
-    fixed: Float[Tensor, "heads rows"]
-    shift: Float[Tensor, "heads rows"]
+    fixed: Float[Tensor, "heads rows"]  # the part of the scores that does not depend on the key
+    shift: Float[Tensor, "heads rows"]  # the bias of the scores, less the log-sum-exp of all other scores of the row
+    # the squared displacement if the new token gets no weight, with that of rows that do not see it
     constant: Float[Tensor, ""]
-    slope: Float[Tensor, "heads rows v"]
-    intercept: Float[Tensor, "heads rows"]
-    known: Float[Tensor, "heads rows others v"]
-    inner: Float[Tensor, "heads rows others"]
+    slope: Float[Tensor, "heads rows v"]  # the factor of a new value in the linear part
+    intercept: Float[Tensor, "heads rows"]  # the rest of the linear part
+    known: Float[Tensor, "heads rows others v"]  # the factor of a new value in the quadratic part, Gõ
+    inner: Float[Tensor, "heads rows others"]  # ⟨õ, Gõ⟩
 
     @classmethod
     def of(cls, swap: SwapDisplacement, p: int) -> "_QuadraticForm":

@@ -1,6 +1,7 @@
 """Swaps of tokens that move the output most: all of them compared, or searched for."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.parts.ends import entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.methods import METHODS, Outputs, Trials
-from howsmooth.tokens.replacements import Replacements, Words, replacements
+from howsmooth.tokens.methods import METHODS, Outputs, Trials, swapped
+from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
 from howsmooth.validation import Seed, generator_from
@@ -132,19 +133,14 @@ def swap(
         )
     outputs = Outputs.of(model, tokens, name=map, layer=layer)
     generator = generator_from(seed)
-    if method == ENUMERATION:
-        return _by_enumeration(outputs, allowed, tokens, edits)
-    unlimited = method == "exhaustive" and budget is None
+    unlimited = method == ENUMERATION or (method == "exhaustive" and budget is None)
     most = 10**12 if unlimited else BUDGET if budget is None else budget
     trials = Trials(outputs, allowed, tokens, edits=edits, budget=most)
+    if method == ENUMERATION:
+        compared = enumerate_swaps(trials)
+        return dataclasses.replace(_found(trials, method, proven=edits == 1), tried=compared)
     METHODS[method](trials, generator)
     return _found(trials, method, proven=False)
-
-
-def _by_enumeration(outputs: Outputs, allowed: Replacements, tokens: Tensor, edits: int) -> Swap:
-    trials = Trials(outputs, allowed, tokens, edits=edits, budget=10**12)
-    compared = enumerate_swaps(trials)
-    return dataclasses.replace(_found(trials, ENUMERATION, proven=edits == 1), tried=compared)
 
 
 def _found(trials: Trials, method: str, *, proven: bool) -> Swap:
@@ -155,11 +151,13 @@ def _found(trials: Trials, method: str, *, proven: bool) -> Swap:
             field="round_trip",
         )
     (output,) = trials.outputs(trials.best[None])
+    one = len(output) == 1
+    cosine = torch.nn.functional.cosine_similarity(trials.at_text[0].double(), output[0].double(), dim=0)
     return Swap(
         tokens=trials.tokens,
         swapped=trials.best,
         displacement=trials.displacement,
-        cosine=_cosine(trials.at_text, output),
+        cosine=float(cosine) if one else None,
         map=trials.outputs.map,
         layer=trials.outputs.layer,
         method=method,
@@ -168,12 +166,6 @@ def _found(trials: Trials, method: str, *, proven: bool) -> Swap:
         passes=trials.passes,
         trace=tuple(trials.trace),
     )
-
-
-def _cosine(first: Float[Tensor, "m out"], second: Float[Tensor, "m out"]) -> float | None:
-    if first.shape[0] != 1:
-        return None
-    return float(torch.nn.functional.cosine_similarity(first[0].double(), second[0].double(), dim=0))
 
 
 def enumerate_swaps(trials: Trials) -> int:
@@ -186,7 +178,7 @@ def enumerate_swaps(trials: Trials) -> int:
         order = moved.flatten().argsort(descending=True)
         for some in order.split(REPEATED):
             some = some[moved.flatten()[some] > -torch.inf]
-            rows = trials.swapped(base, some // moved.shape[1], some % moved.shape[1])
+            rows = swapped(base, some // moved.shape[1], some % moved.shape[1])
             if len(trials.run(rows)) or not len(some):  # where none is spelled, the next are
                 break
     return compared
@@ -199,13 +191,18 @@ def displacements(trials: Trials, base: Tensor) -> Float[Tensor, "n v"]:
     f, known = _attention(outputs), outputs.lexicon
     if known is None:
         raise AssumptionError("enumeration needs a family in closed form; use method='random'.", field="method")
-    X = _read(outputs, known(base))
-    form = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, _read(outputs, known(trials.tokens))))
+
+    def read(sums: Tensor) -> Tensor:
+        """Return the input of attention for given sums of embeddings."""
+        return functools.reduce(lambda Y, f: f(Y), entrance(outputs.model, "attention"), sums)
+
+    X = read(known(base))
+    form = SwapDisplacement.at(f, X, origin=SwapDisplacement.at(f, read(known(trials.tokens))))
     found = X.new_full(trials.replacements.allowed.shape, -torch.inf)
     for p in ((base == trials.tokens) & trials.replacements.allowed.any(-1)).nonzero()[:, 0].tolist():
         incoming = trials.replacements.allowed[p].nonzero()[:, 0]
         for some in incoming.split(ROWS):
-            found[p, some] = form.displacements(p, _read(outputs, known.words[some] + known.places[p]))
+            found[p, some] = form.displacements(p, read(known.words[some] + known.places[p]))
     return found
 
 
@@ -217,10 +214,3 @@ def _attention(outputs: Outputs) -> Attention:
     if f.sink is not None:
         raise AssumptionError("enumeration does not know sinks; use method='random'.", field="method")
     return f
-
-
-def _read(outputs: Outputs, sums: Tensor) -> Tensor:
-    """Return the input of attention for given sums of embeddings."""
-    for f in entrance(outputs.model, "attention"):
-        sums = f(sums)
-    return sums

@@ -228,7 +228,11 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
         cap = min(cap, growth * _longest(best, distances))
     while cap > 0 or best is None:
         costs = (np.minimum(distances, cap) / (cap or 1.0)) ** p
-        plan, dual = (_assignment(mu, nu, costs), None) if matched else _linear_program(mu, nu, costs)
+        if matched:
+            source, target = linear_sum_assignment(costs)
+            plan = _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
+        else:
+            plan, dual = _linear_program(mu, nu, costs)
         if best is None or bool(plan.cost(mu, nu, p) < best.cost(mu, nu, p)):
             best = plan
         lower_cap = growth * _longest(plan, distances)
@@ -257,11 +261,6 @@ def _warn_of_duality_gap(plan: TransportPlan, distances: np.ndarray, dual: float
 
 def _longest(plan: TransportPlan, distances: np.ndarray) -> float:
     return float(distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()].max())
-
-
-def _assignment(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> TransportPlan:
-    source, target = linear_sum_assignment(costs)
-    return _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
 
 
 def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> TransportPlan:
@@ -408,13 +407,8 @@ def bottleneck_coupling(distances: np.ndarray, first: np.ndarray, second: np.nda
 
     A rounding of masses must not send a crumb of mass far: that would be the answer. Masses are thus compared up to
     :math:`\delta = 16` eps *of each*: mass may flow if :math:`(1-\delta)\mu(A)\le\nu(A^t)` for all sets A of atoms
-    and their neighbourhoods :math:`A^t`, and the same the other way round. However light an atom is, it counts.
-
-    Args:
-        distances: From each atom of the first measure to each of the second.
-        first: The masses of the first, as whole numbers of some small unit.
-        second: Those of the second.
-        eps: The rounding of one mass.
+    and their neighbourhoods :math:`A^t`, and the same the other way round. However light an atom is, it counts. Masses
+    are whole numbers of some small unit.
     """
     return _least(distances, lambda t: coupling_over(distances <= t, first, second, eps))
 

@@ -1,8 +1,10 @@
 """Properties to verify: a box of inputs, and the outputs that none of them may have. VNN-LIB files are read."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import FieldError, FileError, ShapeError
+from howsmooth.errors import AssumptionError, FieldError, FileError, ShapeError
 
 # Σ coefficient · variable ≥ constant.
 Atom = tuple[dict[tuple[str, int], float], float]
@@ -64,34 +66,76 @@ class Property:
 
 
 def read_vnnlib(path: str | Path) -> Property:
-    """Read a property in VNN-LIB: bounds of inputs ``X_i``, and conditions on outputs ``Y_i`` that are unsafe."""
+    """Read a property in VNN-LIB, versions 1 and 2: bounds of inputs, and conditions on outputs that are unsafe."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
+    conditions, width = (_second_version if "(declare-network" in text else _first_version)(path, text)
     bounds: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    outputs: set[int] = set()
     unsafe: list[list[Atom]] = [[]]
-    for form in _forms(path, text):
-        if form[0] in ("declare-const", "declare-fun") and form[1].startswith("Y_"):
-            outputs.add(int(form[1][2:]))
-        if form[0] != "assert":
-            continue
-        either = _either(path, form[1])
-        atoms = [atom for terms in either for atom in terms]
-        if len(atoms) == 1 and [name for name, _k in atoms[0][0]] == ["X"] and all(atoms[0][0].values()):
-            _tighten(bounds, atoms[0])
-        elif any(name == "X" for terms, _ in atoms for name, _k in terms):
-            raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
+    for either in conditions:
+        if len(either) == 1:  # conditions that hold together: some may be bounds
+            of_inputs = [
+                atom for atom in either[0] if [name for name, _k in atom[0]] == ["X"] and all(atom[0].values())
+            ]
+            for atom in of_inputs:
+                _tighten(bounds, atom)
+            others = [[atom for atom in either[0] if atom not in of_inputs]]
         else:
-            unsafe = [[*old, *new] for old in unsafe for new in either]
+            others = either
+        if any(name == "X" for terms in others for atom in terms for name, _k in atom[0]):
+            raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
+        unsafe = [[*old, *new] for old in unsafe for new in others]
     size = max(max(bounds[0], default=-1), max(bounds[1], default=-1)) + 1
     missing = [k for k in range(size) if k not in bounds[0] or k not in bounds[1]]
     if missing or not size:
         raise FileError(f"{path} does not bound X_{missing[0] if missing else 0} on both sides.")
-    width = max(outputs, default=-1) + 1
     lower, upper = (torch.tensor([side[k] for k in range(size)], dtype=torch.float64) for side in bounds)
     return Property(lower, upper, tuple(_rows(part, width) for part in unsafe if part))
+
+
+def _first_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], int]:
+    """Return every condition as alternatives, and how many outputs there are."""
+    forms = list(_forms(path, text))
+    named = [form[1] for form in forms if form[0] in ("declare-const", "declare-fun")]
+    outputs = [int(name[2:]) for name in named if name.startswith("Y_")]
+    return [_either(path, form[1]) for form in forms if form[0] == "assert"], max(outputs, default=-1) + 1
+
+
+def _second_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], int]:
+    """Likewise, by the parser of the standard."""
+    try:
+        import vnnlib
+    except ImportError as error:
+        raise AssumptionError("VNN-LIB 2.0 needs the package vnnlib: pip install 'howsmooth[onnx]'.") from error
+    try:
+        query = vnnlib.parse_query_string(text)
+    except vnnlib.VNNLibException as error:
+        raise FileError(f"{path} is no VNN-LIB that can be read: {error}") from error
+    sizes = [(len(net.inputs), len(net.outputs), len(net.hidden)) for net in query.networks]
+    if sizes != [(1, 1, 0)]:
+        raise FileError(f"{path} must speak of one network with one input and one output tensor.")
+    conditions = [[list(map(partial(_atom, path), terms)) for terms in a.expr.to_dnf()] for a in query.assertions]
+    return conditions, math.prod(query.networks[0].outputs[0].shape)
+
+
+def _atom(path: str | Path, comparison: Any) -> Atom:
+    kind = type(comparison).__name__
+    sign = {"GreaterEqual": 1, "GreaterThan": 1, "LessEqual": -1, "LessThan": -1}.get(kind)
+    if sign is None:
+        raise FileError(f"{path} has a condition that is not read: {comparison}.")
+    terms: dict[tuple[str, int], float] = {}
+    constant = 0.0
+    for side, part in ((sign, comparison.lhs.to_linear_expr()), (-sign, comparison.rhs.to_linear_expr())):
+        constant -= side * part.constant
+        for term in part.terms:
+            place = 0
+            for index, size in zip(term.var.indices, term.var.shape, strict=True):
+                place = place * size + index
+            name = ("X" if term.var.kind.name == "Input" else "Y", place)
+            terms[name] = terms.get(name, 0.0) + side * term.coeff
+    return terms, constant
 
 
 def _forms(path: str | Path, text: str) -> Iterator[list[Any]]:

@@ -5,8 +5,8 @@ from asked import ONE, TWO
 
 import howsmooth as hs
 from howsmooth.studies.json_values import settings_of
-from howsmooth.studies.kinds import kind_named, kind_names, splitting
-from howsmooth.studies.kinds.splitting import SplittingAsk
+from howsmooth.studies.kinds import kind_named, kind_names
+from howsmooth.studies.kinds.text import SplittingAsk, run_splitting
 from howsmooth.studies.kinds.tokens_in_ball import AscentAsk, BoundsAsk, ExtremalAsk, MeasuresAsk, RegimesAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.settings import Solver
@@ -85,7 +85,7 @@ def test_the_worst_measure_names_its_atoms():
 
 def test_windows_that_split_are_looked_at_one_by_one(asks, resources):
     work = [SplittingAsk(model=a.model, layer=a.layer, map=a.map, window=a.window) for a in asks(count=2)]
-    found = splitting.run(work, work, resources)
+    found = run_splitting(work, work, resources)
     for one in found:
         assert one.value == max(one.move, one.split) > 0
         assert 0 <= one.atom < 8
@@ -101,7 +101,7 @@ def test_what_is_no_attention_is_refused(asks, resources, tiny):
     (window,) = asks(count=1, maps=("block",))
     split = SplittingAsk(model=window.model, layer=0, map="block", window=window.window)
     with pytest.raises(hs.errors.AssumptionError, match="about attention alone"):
-        splitting.run([split], [split], resources)
+        run_splitting([split], [split], resources)
 
 
 def test_biases_leave_when_they_are_told_to(resources, tiny):

@@ -36,7 +36,7 @@ TOY = '''
     from howsmooth.studies.asks import Answer, Ask
     from howsmooth.studies.json_values import described, to_json
     from howsmooth.studies.kinds import Kind, RunCommand
-    from howsmooth.studies.settings import CommandSettings, Compute, Solver, default_folder
+    from howsmooth.studies.settings import CommandSettings, Compute, Solver
 
 
     class ToyAsk(Ask, frozen=True, kw_only=True, tag="toy"):
@@ -104,8 +104,8 @@ TOY = '''
                 raise AssumptionError("stones must fall for a while.", field="falls")
 
         @property
-        def folder(self):
-            return default_folder(self.model, "drop", self)
+        def question(self):
+            return self
 
 
     def planned_drops(dropping, resources):

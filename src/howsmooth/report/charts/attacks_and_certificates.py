@@ -11,7 +11,7 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, extent
 from howsmooth.report.drawing.token_text import words as readable
 from howsmooth.report.sections import Section
-from howsmooth.studies.kinds.attack import AttackSummary, summarise_attacks
+from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.kinds.certified_radii import CertifiedSentence, WordRadius, summarise_certificates
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, count, number
@@ -35,7 +35,10 @@ def draw_attacks(section: Section) -> Chart:
     every = summarise_attacks(section.of_kind("attack"))
     rows: Rows = []
     for each in every:
-        at = {"panel": _attack_panel(each)}
+        ends = each.linear_until
+        until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
+        size = f"{count(each.length, 'token')}, metric {each.metric}: {until}"
+        at = {"panel": f"{each.model}, {each.map} of layer {each.layer}\n{size}"}
         # the first row keeps the panel of a map that nothing moves
         rows.append(dict(at))
         for line in each.lines:
@@ -43,7 +46,12 @@ def draw_attacks(section: Section) -> Chart:
         for line in each.best:
             rows += points([(line.eps, line.predicted)], series=PREDICTED, **at)
             rows += points([(line.eps, line.ceiling)], series=CEILING, **at)
-    return series_panels(rows, METHODS, title=_attack_title(every), across="ε", up="attained / ε")
+    ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
+    title = "What attacks attain"
+    if ratios:
+        attained = extent(ratios, lambda value: number(value, 3))
+        title = f"The best attacks attain {attained} times what the derivative predicts"
+    return series_panels(rows, METHODS, title=title, across="ε", up="attained / ε")
 
 
 def table_attacks(section: Section) -> Numbers:
@@ -53,26 +61,11 @@ def table_attacks(section: Section) -> Numbers:
     return Numbers(head=("where", *every[0].lines[0].cells), rows=rows)
 
 
-def _attack_panel(each: AttackSummary) -> str:
-    ends = each.linear_until
-    until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
-    return (
-        f"{each.model}, {each.map} of layer {each.layer}\n{count(each.length, 'token')}, metric {each.metric}: {until}"
-    )
-
-
-def _attack_title(every: list[AttackSummary]) -> str:
-    ratios = [line.ratio for each in every for line in each.best if line.ratio is not None]
-    if not ratios:
-        return "What attacks attain"
-    ends = extent(ratios, lambda value: number(value, 3))
-    return f"The best attacks attain {ends} times what the derivative predicts"
-
-
 def draw_words(section: Section) -> Chart:
     """Draw a panel for each sentence, norm and place."""
     every = summarise_certificates(section.of_kind("certificate"))
-    sizes = [size for each in every for word in each.words for size in _word_sizes(word)]
+    words = [word for each in every for word in each.words]
+    sizes = [size for word in words for size in (word.certified, word.attacked) if size is not None and drawable(size)]
     low, high = min(sizes) / 2, 2 * max(sizes)
     rows = [row for each in every for row in _word_rows(each, low, high)]
     span = span_of([low, high])
@@ -100,15 +93,11 @@ def table_words(section: Section) -> Numbers:
     return Numbers(head=("sentence", *every[0].words[0].cells), rows=rows)
 
 
-def _word_sizes(word: WordRadius) -> list[float]:
-    return [size for size in (word.certified, word.attacked) if size is not None and drawable(size)]
-
-
 def _word_rows(each: CertifiedSentence, low: float, high: float) -> Rows:
     rows: Rows = []
     for word in each.words:
         known = {
-            "panel": _word_panel(each),
+            "panel": f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}",
             "word": spelled(word),
             "place": (len(word.places) > 1) * 10**6 + word.places[0],
             "certified": at_least(word.certified, 3),
@@ -131,10 +120,6 @@ def spelled(word: WordRadius) -> str:
         return f"{len(word.places)} words together"
     ((_space, text),) = readable([word.spelled])
     return f"{text} ({word.places[0]}{', fragile' if word.fragile else ''})"
-
-
-def _word_panel(each: CertifiedSentence) -> str:
-    return f"{each.text}\n{each.model}: {each.predicted}; {each.norm} of {each.place}"
 
 
 def _word_title(every: list[CertifiedSentence]) -> str:

@@ -1,7 +1,7 @@
 """What is known about one layer, in two lanes: at this text, and for any input whose tokens are no longer."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import altair as alt
@@ -41,20 +41,41 @@ def draw(section: Section, layer: int | None) -> Chart:
     """Draw the rungs of one layer; of all layers if none is named, for a page that shows one at a time."""
     chosen = [summary for summary in layers(section) if layer in (None, summary.layer)]
     rows = [row for summary in chosen for row in _lanes(summary)]
-    kinds = _kinds([row["kind"] for row in rows if "kind" in row])
+    there = [name for name in KINDS if any(row.get("kind") == name for row in rows)]
+    colours, shapes = ([KINDS[name][i] for name in there] for i in (0, 1))
+    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=260, symbolSize=90, symbolOpacity=1)
+    colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=there, range=colours), legend=legend)
+    shape = alt.Shape("kind:N", title=None, scale=alt.Scale(domain=there, range=shapes), legend=legend)
+    # the names of the lanes in bold
+    lane = f"datum.value == '{TEXT_LANE}' || datum.value == '{ANY_LANE}'"
+    weight = alt.condition(lane, alt.value("bold"), alt.value("normal"))
+    names = alt.Axis(labelLimit=260, labelFontWeight=weight, domain=False, ticks=False, labelPadding=8)
+    # little room, in pixels: much of it would span many decades on a phone
+    span = alt.Scale(zero=False, nice=False, padding=14)
+    # an axis of logarithms: the number itself where it is short; its own description would call logarithms numbers
+    plain = "datum.value > -4 && datum.value < 7"
+    label = f"{plain} ? format(pow(10, datum.value), ',.2~r') : '10^' + format(datum.value, '.3~r')"
+    decades = alt.Axis(labelExpr=label, tickMinStep=1, tickCount=6, aria=False)
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=_names()),
-        x=alt.X("log10:Q", title="Lipschitz constant", scale=_span(), axis=_decades()),
+        y=alt.Y("name:N", title=None, sort=alt.EncodingSortField("order", op="min"), axis=names),
+        x=alt.X("log10:Q", title="Lipschitz constant", scale=span, axis=decades),
     )
-    spread = base.mark_rule(strokeWidth=6, opacity=0.4).encode(x="from:Q", x2="to:Q", color=kinds["color"])
-    marks = base.mark_point(filled=True, size=110, opacity=1).encode(**kinds, tooltip=_told())
+    titles = {"lane": "lane", "name": "what", "number": "value", "worth": "worth"}
+    told = [alt.Tooltip("layer:Q"), *(alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items())]
+    spread = base.mark_rule(strokeWidth=6, opacity=0.4).encode(x="from:Q", x2="to:Q", color=colour)
+    marks = base.mark_point(filled=True, size=110, opacity=1).encode(color=colour, shape=shape, tooltip=told)
     numbers = base.mark_text(
         fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
     )
+    title = "What these inputs attain, and what any input could"
+    if layer is not None:
+        summary, room = chosen[0], chosen[0].headroom
+        title = f"Layer {layer}: {number(summary.constant)} at this text; no theorem covers this map"
+        if room is not None:
+            title = f"Layer {layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
+    # rows without a number stay in the data of the marks: they name the lanes
     numbers = numbers.encode(x=base.encoding.x.copy(), text="number:N")
     numbers.encoding.x.shorthand = "beside:Q"
-    title = _title(chosen[0]) if layer is not None else "What these inputs attain, and what any input could"
-    # rows without a number stay in the data of the marks: they name the lanes
     drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers)
     return alt.layer(*drawn).properties(width=WIDTH, height=alt.Step(28), title=titled(title, WIDTH + NAMES))
 
@@ -74,63 +95,8 @@ def table(section: Section) -> Numbers:
 
 def rungs(summary: LayerSummary) -> Rows:
     """Return one row for each rung that can be drawn: this text first, each lane from the lowest to the highest."""
-    rows = [row for row in (*_at_text(summary), *_anywhere(summary)) if math.isfinite(row["log10"])]
-    return sorted(rows, key=lambda row: (row["lane"] != TEXT_LANE, row["log10"]))
-
-
-def _lanes(summary: LayerSummary) -> Rows:
-    """Return the rungs with a row above each lane that names it."""
-    found = rungs(summary)
-    ends = [row["log10"] for row in found]
-    rows: Rows = []
-    for lane in dict.fromkeys(row["lane"] for row in found):
-        rows.append({"name": lane, "right": None})
-        for row in (row for row in found if row["lane"] == lane):
-            right = _share(row["log10"], ends) > MIDDLE
-            # a number stands beside the range that it is the mean of
-            rows.append(row | {"right": right, "beside": row.get("from" if right else "to", row["log10"])})
-    return [row | {"order": order, "layer": summary.layer} for order, row in enumerate(rows)]
-
-
-def _share(value: float, values: list[float]) -> float:
-    low, high = min(values), max(values)
-    return (value - low) / (high - low) if low < high else 0.0
-
-
-def _at_text(summary: LayerSummary) -> Iterator[dict[str, Any]]:
-    windows = f"windows of {number(summary.length)} tokens"
-    if summary.typical and summary.typical.value > 0:
-        told = f"{windows}: root mean square gain of random perturbations, with its 95 % interval"
-        typical = _rung("typical (mean)", TYPICAL, TEXT_LANE, summary.typical.value, told)
-        yield typical | {"number": str(summary.typical)} | _spread(summary.typical.low, summary.typical.high)
-    if summary.constant > 0:
-        told = f"{windows}: {interval(summary.least, summary.most)}"
-        worst = _rung("worst (mean)", MEASURED, TEXT_LANE, summary.constant, told)
-        yield worst | _spread(summary.least, summary.most)
-    if summary.local_upper:
-        told = f"{windows}: a proof, for these alone"
-        yield _rung("certificate (mean)", CERTIFIED, TEXT_LANE, summary.local_upper, told, sign="≤ ")
-
-
-def _spread(low: float | None, high: float | None) -> dict[str, float]:
-    return {"from": math.log10(low), "to": math.log10(high)} if low and high else {}
-
-
-def _rung(name: str, kind: str, lane: str, value: float, worth: str, sign: str = "") -> dict[str, Any]:
-    written = at_most(value, 4) if sign else number(value, 4)
-    return {
-        "name": name,
-        "kind": kind,
-        "lane": lane,
-        "log10": math.log10(value),
-        "number": f"{sign}{written}",
-        "worth": worth,
-    }
-
-
-def _anywhere(summary: LayerSummary) -> Iterator[dict[str, Any]]:
-    for bound in summary.ladder.bounds:
-        yield {
+    anywhere = [
+        {
             "name": bound.label,
             "kind": AT_MOST if bound.side is Side.UPPER else ATTAINED,
             "lane": ANY_LANE,
@@ -138,49 +104,45 @@ def _anywhere(summary: LayerSummary) -> Iterator[dict[str, Any]]:
             "number": f"{bound.side} {bound.digits}",
             "worth": f"{bound.domain} ({bound.source})",
         }
+        for bound in summary.ladder.bounds
+    ]
+    rows = [row for row in (*_at_text(summary), *anywhere) if math.isfinite(row["log10"])]
+    return sorted(rows, key=lambda row: (row["lane"] != TEXT_LANE, row["log10"]))
 
 
-def _title(summary: LayerSummary) -> str:
-    room = summary.headroom
-    if room is None:
-        return f"Layer {summary.layer}: {number(summary.constant)} at this text; no theorem covers this map"
-    return f"Layer {summary.layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
+def _lanes(summary: LayerSummary) -> Rows:
+    """Return the rungs with a row above each lane that names it."""
+    found = rungs(summary)
+    low, high = (end((row["log10"] for row in found), default=0.0) for end in (min, max))
+    middle = low + MIDDLE * (high - low)
+    rows: Rows = []
+    for lane in dict.fromkeys(row["lane"] for row in found):
+        rows.append({"name": lane, "right": None})
+        for row in (row for row in found if row["lane"] == lane):
+            right = row["log10"] > middle
+            # a number stands beside the range that it is the mean of
+            rows.append(row | {"right": right, "beside": row.get("from" if right else "to", row["log10"])})
+    return [row | {"order": order, "layer": summary.layer} for order, row in enumerate(rows)]
 
 
-def _kinds(found: Sequence[str]) -> dict[str, Any]:
-    """Return colour and shape of each kind that is there, and one legend for both."""
-    legend = alt.Legend(orient="bottom", columns=1, labelFontSize=12, labelLimit=260, symbolSize=90, symbolOpacity=1)
-    there = [name for name in KINDS if name in found]
-    colours, shapes = zip(*(KINDS[name] for name in there), strict=True)
-    return {
-        "color": alt.Color("kind:N", title=None, scale=alt.Scale(domain=there, range=list(colours)), legend=legend),
-        "shape": alt.Shape("kind:N", title=None, scale=alt.Scale(domain=there, range=list(shapes)), legend=legend),
-    }
+def _at_text(summary: LayerSummary) -> Iterator[dict[str, Any]]:
+    def rung(name: str, kind: str, value: float, written: str, low: float | None, high: float | None) -> dict[str, Any]:
+        spread = {"from": math.log10(low), "to": math.log10(high)} if low and high else {}
+        return {"name": name, "kind": kind, "lane": TEXT_LANE, "log10": math.log10(value), "number": written} | spread
 
-
-def _told() -> list[alt.Tooltip]:
-    titles = {"lane": "lane", "name": "what", "number": "value", "worth": "worth"}
-    return [alt.Tooltip("layer:Q"), *(alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items())]
-
-
-def _names() -> alt.Axis:
-    """Return the names of the rungs, those of the lanes in bold."""
-    lane = f"datum.value == '{TEXT_LANE}' || datum.value == '{ANY_LANE}'"
-    weight = alt.condition(lane, alt.value("bold"), alt.value("normal"))
-    return alt.Axis(labelLimit=260, labelFontWeight=weight, domain=False, ticks=False, labelPadding=8)
-
-
-def _span() -> alt.Scale:
-    # little room, in pixels: much of it would span many decades on a phone
-    return alt.Scale(zero=False, nice=False, padding=14)
-
-
-def _decades() -> alt.Axis:
-    """Return an axis for logarithms: the number itself where it is short, else a power of ten."""
-    plain = "datum.value > -4 && datum.value < 7"
-    label = f"{plain} ? format(pow(10, datum.value), ',.2~r') : '10^' + format(datum.value, '.3~r')"
-    # its own description would call these logarithms numbers
-    return alt.Axis(labelExpr=label, tickMinStep=1, tickCount=6, aria=False)
+    windows, typical = f"windows of {number(summary.length)} tokens", summary.typical
+    if typical and typical.value > 0:
+        told = f"{windows}: root mean square gain of random perturbations, with its 95 % interval"
+        found = rung("typical (mean)", TYPICAL, typical.value, str(typical), typical.low, typical.high)
+        yield found | {"worth": told}
+    if summary.constant > 0:
+        told, written = f"{windows}: {interval(summary.least, summary.most)}", number(summary.constant, 4)
+        found = rung("worst (mean)", MEASURED, summary.constant, written, summary.least, summary.most)
+        yield found | {"worth": told}
+    if summary.local_upper:
+        written = f"≤ {at_most(summary.local_upper, 4)}"
+        found = rung("certificate (mean)", CERTIFIED, summary.local_upper, written, None, None)
+        yield found | {"worth": f"{windows}: a proof, for these alone"}
 
 
 CHARTS = (
@@ -189,9 +151,9 @@ CHARTS = (
         short="ladder",
         sections=("measurement",),
         rank=50,
-        about="What is known about one layer, in two lanes. At these inputs: what random perturbations are multiplied "
-        "by, what the worst one is multiplied by, and the certificate if there is one. For any input of as many "
-        "tokens, none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
+        about="What is known about one layer, in two lanes. At this text: what random perturbations are multiplied by, "
+        "what the worst one is multiplied by, and the certificate if there is one. For any input of as many tokens, "
+        "none longer than the longest of the text: what explicit inputs attain, and what no input exceeds.",
         wanted=lambda section: any(m.layers for m in section.measurements),
         draw=draw,
         table=table,

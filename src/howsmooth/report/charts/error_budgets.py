@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 import torch
 
-from howsmooth.budgets.effects import Effect
+from howsmooth.budgets.effects import Effect, half_of_cost
 from howsmooth.budgets.error_budget import Budget
 from howsmooth.budgets.recipes import KEEP, RecipeChoice
 from howsmooth.report.charts import ChartKind
@@ -39,10 +39,12 @@ def draw_depths(section: Section) -> Chart:
     for each in _summaries(section):
         for found in each.effects:
             if drawable(found.kl):
-                panel = f"{each.budget.model}: {each.scheme}"
-                rows.append({"panel": panel, "layer": found.layer or 0, "kind": found.kind, **_numbers(found)})
+                ends = {"kl": found.kl, "low": found.low, "high": found.high}
+                told = f"{number(found.kl)} ({number(found.low)} to {number(found.high)})"
+                place = {"panel": f"{each.budget.model}: {each.scheme}", "layer": found.layer or 0, "kind": found.kind}
+                rows.append(place | ends | {"name": found.name, "cost": told})
     span = span_of([row[name] for row in rows for name in ("low", "high")])
-    up: dict[str, Any] = {"title": _cost(section), "scale": log_scale(span), "axis": log_axis(span)}
+    up: dict[str, Any] = {"title": f"cost alone, {_cost(section)}", "scale": log_scale(span), "axis": log_axis(span)}
     base = alt.Chart().encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
         color=alt.Color("kind:N", title=None, legend=alt.Legend(orient="top", columns=4, labelLimit=260)),
@@ -50,24 +52,14 @@ def draw_depths(section: Section) -> Chart:
     )
     bars = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q", **up), y2="high:Q")
     dots = base.mark_circle(size=45, opacity=1).encode(y=alt.Y("kl:Q", **up))
-    return panels(alt.LayerChart(layer=[bars, dots]).properties(**PANEL), rows, title=_title(section), columns=1)
-
-
-def _numbers(found: Effect) -> dict[str, object]:
-    told = f"{number(found.kl)} ({number(found.low)} to {number(found.high)})"
-    return {"name": found.name, "kl": found.kl, "low": found.low, "high": found.high, "cost": told}
+    first = _summaries(section)[0]
+    worst = half_of_cost(first.effects)
+    title = f"Half of what {first.scheme} costs sits in {len(worst)} of {len(first.effects)} places"
+    return panels(alt.LayerChart(layer=[bars, dots]).properties(**PANEL), rows, title=title, columns=1)
 
 
 def _cost(section: Section) -> str:
-    return f"cost alone, {budgets(section.of_kind('budget'))[0].cost}"
-
-
-def _title(section: Section) -> str:
-    from howsmooth.budgets.effects import half_of_cost
-
-    first = _summaries(section)[0]
-    worst = half_of_cost(first.effects)
-    return f"Half of what {first.scheme} costs sits in {len(worst)} of {len(first.effects)} places"
+    return budgets(section.of_kind("budget"))[0].cost
 
 
 def table_depths(section: Section) -> Numbers:
@@ -113,14 +105,8 @@ def draw_frontier(section: Section) -> Chart:
             rows += points(pairs, series=rule, panel=budget.model)
         measured = [r for r in summarise_recipes(section.of_kind("recipe")) if r.ask.model == budget.model]
         rows += points([(r.answer.share, r.answer.measured) for r in measured], series=MEASURED, panel=budget.model)
-    return series_panels(
-        rows,
-        STYLES,
-        title="Size and cost of recipes",
-        across="share of 16 bits",
-        up=f"{_cost(section)[12:]}",
-        size=PANEL,
-    )
+    title, across = "Size and cost of recipes", "share of 16 bits"
+    return series_panels(rows, STYLES, title=title, across=across, up=_cost(section), size=PANEL)
 
 
 def table_frontier(section: Section) -> Numbers:

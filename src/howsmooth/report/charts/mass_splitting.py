@@ -1,8 +1,5 @@
 """Where splitting one token beats moving all: on the line, on text, and by an explicit attack."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import altair as alt
 
 from howsmooth.report.charts import ChartKind
@@ -12,10 +9,12 @@ from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.search.mass_splitting import SplittingMap, splitting_map
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.wording import at_least, number, percent
 
 EQUAL, SPLIT, MOVE = "equal", "split one token", "move all tokens"
+# What the derivative predicts of each attack, and what it attains.
+ATTACKS = {MOVE: ("move", "move_ratio"), SPLIT: ("split", "split_ratio")}
 STYLES: Styles = {
     EQUAL: Style(mark="line", colour=GREY, dash=(5, 3), width=1.5),
     MOVE: Style(mark="points", colour=BLUE),
@@ -33,12 +32,18 @@ def table_line(_section: Section) -> Numbers:
 
 def splitting_chart(found: SplittingMap) -> Chart:
     """Draw the plane of two atoms on the line: where splitting beats moving, and by how much."""
-    places = found.grid.tolist()
+    places, gain = found.grid.tolist(), (found.split / found.move - 1).clamp_min(0)
     step = float(found.grid[1] - found.grid[0])
+    rows = [
+        {"x": x - step / 2, "x2": x + step / 2, "y": y - step / 2, "y2": y + step / 2, "gain": float(gain[i, j])}
+        for i, x in enumerate(places)
+        for j, y in enumerate(places)
+        if gain[i, j] > 0
+    ]
     scale = alt.Scale(domain=[places[0] - step / 2, places[-1] + step / 2], nice=False)
     colour = alt.Color("gain:Q", title="gain", scale=alt.Scale(scheme="oranges"), legend=alt.Legend(format="%"))
     cells = (
-        alt.Chart(alt.Data(values=_cells(found, step)))
+        alt.Chart(alt.Data(values=rows))
         .mark_rect()
         .encode(
             x=alt.X("x:Q", title="first atom", scale=scale),
@@ -56,21 +61,14 @@ def splitting_chart(found: SplittingMap) -> Chart:
     return alt.layer(cells, *cross).properties(width=340, height=340, title=titled(title, 340))
 
 
-def _cells(found: SplittingMap, step: float) -> Rows:
-    gain = (found.split / found.move - 1).clamp_min(0)
-    places = found.grid.tolist()
-    return [
-        {"x": x - step / 2, "x2": x + step / 2, "y": y - step / 2, "y2": y + step / 2, "gain": float(gain[i, j])}
-        for i, x in enumerate(places)
-        for j, y in enumerate(places)
-        if gain[i, j] > 0
-    ]
-
-
 def draw_text(section: Section) -> Chart:
     """Draw a panel for each map."""
     records = section.of_kind("splitting")
-    rows = [_gain_row(r) for r in sorted(records, key=_order) if drawable(gain(r))]
+    rows: Rows = [
+        {"panel": _panel(r), "layer": r.ask.layer, "window": r.ask.window.index, "y": gain(r)}
+        for r in sorted(records, key=_order)
+        if drawable(gain(r))
+    ]
     heights = span_of([1.0, *(row["y"] for row in rows)])
     x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0))
     y = alt.Y("y:Q", title="split / move", scale=log_scale(heights), axis=log_axis(heights))
@@ -85,9 +83,7 @@ def draw_text(section: Section) -> Chart:
 
 def table_text(section: Section) -> Numbers:
     """Return a row for each map and layer."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for r in sorted(section.of_kind("splitting"), key=_order):
-        groups.setdefault((_panel(r), r.ask.layer), []).append(r)
+    groups = grouped(sorted(section.of_kind("splitting"), key=_order), lambda r: (_panel(r), r.ask.layer))
     rows: list[NumberRow] = []
     for (panel, layer), found in groups.items():
         gains = [value for r in found if (value := gain(r)) is not None] or [0.0]
@@ -103,15 +99,6 @@ def gain(record: Record) -> float | None:
     return record.answer.split / record.answer.move if record.answer.move else None
 
 
-def _gain_row(record: Record) -> dict[str, Any]:
-    return {
-        "panel": _panel(record),
-        "layer": record.ask.layer,
-        "window": record.ask.window.index,
-        "y": gain(record),
-    }
-
-
 def _panel(record: Record) -> str:
     return f"{record.ask.model}, {record.ask.map.replace(':', ' ')}"
 
@@ -124,7 +111,7 @@ def _order(record: Record) -> tuple[str, bool, int, str, int]:
 
 def draw_attack(section: Section) -> Chart:
     """Draw both kinds of attack in one panel."""
-    rows = _rows(section)
+    rows = _attack_rows(section)
     worst = max(abs(row["y"] / row["x"] - 1) for row in rows)
     ends = span_of([row[name] for row in rows for name in ("x", "y")])
     rows += points(((end, end) for end in ends), panel="", series=EQUAL)
@@ -137,25 +124,20 @@ def table_attack(section: Section) -> Numbers:
     """Return a row for each window."""
     rows: list[NumberRow] = []
     for r in section.of_kind("splitting"):
-        numbers = (at_least(value) for _series, *pair in _pairs(r) for value in pair)
+        numbers = (at_least(getattr(r.answer, name)) for pair in ATTACKS.values() for name in pair)
         where = (r.ask.model, str(r.ask.layer), r.ask.map, str(r.ask.window.index))
         rows.append((r.ask.layer, (*where, *numbers)))
     head = ("model", "layer", "map", "window", "move: predicted", "attained", "split: predicted", "attained")
     return Numbers(head=head, rows=rows)
 
 
-def _rows(section: Section) -> Rows:
-    found = ((r, pair) for r in section.of_kind("splitting") for pair in _pairs(r))
-    return [
-        row
-        for r, (series, *pair) in found
-        for row in points([(pair[0], pair[1])], panel="", series=series, layer=r.ask.layer)
-    ]
-
-
-def _pairs(record: Record) -> Iterable[tuple[str, float, float]]:
-    answer = record.answer
-    return (MOVE, answer.move, answer.move_ratio), (SPLIT, answer.split, answer.split_ratio)
+def _attack_rows(section: Section) -> Rows:
+    rows: Rows = []
+    for r in section.of_kind("splitting"):
+        for series, (predicted, attained) in ATTACKS.items():
+            pair = getattr(r.answer, predicted), getattr(r.answer, attained)
+            rows += points([pair], panel="", series=series, layer=r.ask.layer)
+    return rows
 
 
 CHARTS = (
@@ -185,7 +167,7 @@ CHARTS = (
         rank=30,
         about="The ratios of distances that an explicit attack attains, against those that the derivative predicts: a "
         "dot for each window, moving all tokens and splitting one; on the dashed line they are equal.",
-        wanted=lambda section: bool(_rows(section)),
+        wanted=lambda section: bool(_attack_rows(section)),
         draw=draw_attack,
         table=table_attack,
     ),

@@ -1,7 +1,7 @@
 """The tokens of a window, coloured by their share of the worst perturbation: words as text, patches as a grid."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import altair as alt
 
@@ -22,14 +22,14 @@ DARK, MOST = 0.5, 5
 PICTURE = 360
 
 
-def layers(section: Section) -> list[LayerSummary]:
-    """Return the layers at which that window was measured."""
-    return [layer for m in section.measurements for layer in m.layers if layer.layer in window_records(m)]
+def _layers(records: Callable[[Measurement], dict[int, TextRecord]]) -> Callable[[Section], list[LayerSummary]]:
+    """Return what lists the layers of a section at which there is a record to draw."""
+    return lambda section: [each for m in section.measurements for each in m.layers if each.layer in records(m)]
 
 
 def draw(section: Section, layer: int | None) -> Chart:
     """Draw the first window of the longest length as text, as one layer has it; the least smooth if none is named."""
-    chosen = least_smooth(layers(section)).layer if layer is None else layer
+    chosen = least_smooth(_layers(window_records)(section)).layer if layer is None else layer
     for m in section.measurements:
         if (record := window_records(m).get(chosen)) is not None:
             return _drawn(m, record)
@@ -54,10 +54,13 @@ def table(section: Section) -> Numbers:
 
 def window_records(m: Measurement) -> dict[int, TextRecord]:
     """Return the record of each layer at the window whose tokens are kept, where its shares are kept too."""
-    here = [r for r in m.at(length=len(m.tokens)) if len(r.answer.sensitivity) == len(m.tokens)]
+    return _at_first([r for r in m.at(length=len(m.tokens)) if len(r.answer.sensitivity) == len(m.tokens)])
+
+
+def _at_first(records: Sequence[TextRecord]) -> dict[int, TextRecord]:
     # of sentences, the longest need not be the first
-    first = min((r.ask.window.index for r in here), default=0)
-    return {r.ask.layer: r for r in here if r.ask.window.index == first}
+    first = min((r.ask.window.index for r in records), default=0)
+    return {r.ask.layer: r for r in records if r.ask.window.index == first}
 
 
 def _drawn(m: Measurement, record: TextRecord) -> Chart:
@@ -119,16 +122,10 @@ def _placed(tokens: Sequence[str], shares: Sequence[float]) -> Rows:
     return rows
 
 
-def patch_layers(section: Section) -> list[LayerSummary]:
-    """Return the layers at which a picture was measured whose patches form a square."""
-    return [layer for m in section.measurements for layer in m.layers if layer.layer in patch_records(m)]
-
-
 def patch_records(m: Measurement) -> dict[int, TextRecord]:
     """Return the record of each layer at the first picture, if its patches form a square."""
-    here = [r for r in m.records if m.thing == "picture" and patches_in_front(len(r.answer.sensitivity)) is not None]
-    first = min((r.ask.window.index for r in here), default=0)
-    return {r.ask.layer: r for r in here if r.ask.window.index == first}
+    pictures = m.records if m.thing == "picture" else ()
+    return _at_first([r for r in pictures if patches_in_front(len(r.answer.sensitivity)) is not None])
 
 
 def patches_in_front(n: int) -> int | None:
@@ -149,8 +146,23 @@ def draw_patches(section: Section, layer: int | None) -> Chart:
     Why the darkest patch is as dark in every layer: which patches matter is asked, and not how much the layer moves.
     """
     found = [(m, r) for m in section.measurements for at, r in patch_records(m).items() if layer in (None, at)]
-    rows = [row for _m, record in found for row in _patch_rows(record)]
-    title = alt.TitleParams("Which patches to move") if layer is None else _patch_title(*found[0])
+    m, record = found[0]
+    others, n = patches_in_front(len(record.answer.sensitivity)) or 0, len(record.answer.sensitivity)
+    side = math.isqrt(n - others)
+    rows: Rows = [
+        {"layer": r.ask.layer, "row": i // side, "column": i % side, "share": share}
+        for _m, r in found
+        for i, share in enumerate(r.answer.sensitivity[others:])
+    ]
+    title = alt.TitleParams("Which patches to move")
+    if layer is not None:
+        shares, index = record.answer.sensitivity, record.ask.window.index
+        most = sorted(shares[others:], reverse=True)[:MOST]
+        name = next(iter(m.openings.get((n, index), ())), f"picture {index}")
+        beside = f", tokens that are no patches {percent(sum(shares[:others]))}" if others else ""
+        held = f"{count(len(most), 'patch', 'patches')} hold {percent(sum(most))} of the worst perturbation{beside}"
+        where = f"{name}, {side} × {side} patches"
+        title = alt.TitleParams(f"Layer {layer}: which patches to move ({where})", subtitle=held)
     chart = alt.Chart(alt.Data(values=rows)).mark_rect()
     squares = chart.encode(
         x=alt.X("column:O", title="column of patches", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
@@ -159,28 +171,6 @@ def draw_patches(section: Section, layer: int | None) -> Chart:
         tooltip=["row:O", "column:O", alt.Tooltip("share:Q", format=".2%")],
     )
     return alt.layer(squares).properties(width=PICTURE, height=PICTURE, title=title)
-
-
-def _patch_rows(record: TextRecord) -> Rows:
-    patches = record.answer.sensitivity[patches_in_front(len(record.answer.sensitivity)) or 0 :]
-    side = math.isqrt(len(patches))
-    return [
-        {"layer": record.ask.layer, "row": i // side, "column": i % side, "share": share}
-        for i, share in enumerate(patches)
-    ]
-
-
-def _patch_title(m: Measurement, record: TextRecord) -> alt.TitleParams:
-    shares, index = record.answer.sensitivity, record.ask.window.index
-    others = patches_in_front(len(shares)) or 0
-    side = math.isqrt(len(shares) - others)
-    most = sorted(shares[others:], reverse=True)[:MOST]
-    name = next(iter(m.openings.get((len(shares), index), ())), f"picture {index}")
-    beside = f", tokens that are no patches {percent(sum(shares[:others]))}" if others else ""
-    return alt.TitleParams(
-        f"Layer {record.ask.layer}: which patches to move ({name}, {side} × {side} patches)",
-        subtitle=f"{count(len(most), 'patch', 'patches')} hold {percent(sum(most))} of the worst perturbation{beside}",
-    )
 
 
 def patch_table(section: Section) -> Numbers:
@@ -204,10 +194,10 @@ CHARTS = (
         rank=60,
         about="The first of the longest windows as running text: a token is the darker, the more of the worst "
         "perturbation of one layer it holds.",
-        wanted=lambda section: bool(layers(section)),
+        wanted=lambda section: any(map(window_records, section.measurements)),
         draw=draw,
         table=table,
-        layers=layers,
+        layers=_layers(window_records),
         on_page=lambda _section: False,
     ),
     ChartKind(
@@ -217,9 +207,9 @@ CHARTS = (
         rank=60,
         about="The patches of the first picture: a patch is the darker, the more of the worst perturbation of one "
         "layer it holds.",
-        wanted=lambda section: bool(patch_layers(section)),
+        wanted=lambda section: any(map(patch_records, section.measurements)),
         draw=draw_patches,
         table=patch_table,
-        layers=patch_layers,
+        layers=_layers(patch_records),
     ),
 )

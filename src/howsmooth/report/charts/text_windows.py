@@ -1,6 +1,7 @@
 """Windows of a text: the constant against the length and the radius, certificates, and growth in place."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
@@ -9,17 +10,18 @@ import numpy as np
 
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing import palette
-from howsmooth.report.drawing.measured_layers import TOLD, MeasuredLayer, WindowValue, described, measured_layers
 from howsmooth.report.drawing.palette import FEW_TO_MANY, GREY, YELLOW
 from howsmooth.report.drawing.panels import PANEL, Mark, Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, length_axis, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell, ends, extent
+from howsmooth.report.drawing.token_text import running_text
 from howsmooth.report.sections import Section
 from howsmooth.report.sentences import NO_LAW, law_in_words, laws_in_words
 from howsmooth.studies.kinds.text import TextRecord
-from howsmooth.studies.runs.summary import mean_constant, typical_of
+from howsmooth.studies.runs.measurement import Measurement
+from howsmooth.studies.runs.summary import LayerSummary, mean_constant, typical_of
 from howsmooth.theory.results import Side
-from howsmooth.wording import at_most, number
+from howsmooth.wording import at_most, interval, number, percent
 
 TOKENS, CONSTANT = "number of tokens n", "local Lipschitz constant"
 WINDOW, LAW, TYPICAL, RELEASED = "a window", "power law", "random perturbations", "released quantity"
@@ -41,6 +43,76 @@ CERTIFICATE_STYLES: Styles = {
 STEPS = 25
 # Radii that differ by less than this factor are drawn as equal.
 FLAT = 1.02
+TOLD = (
+    alt.Tooltip("layer:Q", title="layer"),
+    alt.Tooltip("error:N", title="error bar"),
+    alt.Tooltip("radius:Q", title="mean radius", format=",.4~r"),
+    alt.Tooltip("window:Q", title="window"),
+    alt.Tooltip("begins:N", title="sequence"),
+)
+# What is drawn of a window.
+WindowValue = Callable[[TextRecord], float | None]
+
+
+def described(measurement: Measurement, record: TextRecord) -> dict[str, Any]:
+    """Return what is told of one window: the error bar of its constant, and which sequence it is."""
+    answer = record.answer
+    opening = measurement.openings.get((record.ask.length, record.ask.window.index), ())
+    worth = "" if answer.upper is None else f" ({percent(record.ask.solver.confidence)})"
+    return {
+        "layer": record.ask.layer,
+        "window": record.ask.window.index,
+        "error": f"{interval(answer.lower, answer.upper, 5)}{worth}",
+        "radius": answer.mean_radius,
+        "begins": f"{running_text(opening)} …" if opening else "—",
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLayer:
+    """A layer that was measured."""
+
+    name: str  # what to call it
+    measurement: Measurement  # where its numbers come from
+    summary: LayerSummary  # the answer for it
+    records: tuple[TextRecord, ...]  # every window, shorter ones first
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths that were measured there."""
+        return sorted({record.ask.length for record in self.records})
+
+    def at(self, length: int) -> list[TextRecord]:
+        """Return the windows of one length."""
+        return [record for record in self.records if record.ask.length == length]
+
+    def means(self, value: WindowValue) -> list[tuple[int, float]]:
+        """Return the geometric mean over windows of something at each length that has it."""
+        found = []
+        for n in self.lengths:
+            positive = [v for r in self.at(n) if (v := value(r)) is not None and drawable(v)]
+            found += [(n, geometric_mean(positive))] if positive else []
+        return found
+
+
+def measured_layers(section: Section) -> list[MeasuredLayer]:
+    """Return every layer of every measurement of a section; models and maps are named where there are several."""
+    told = [part for part in ("model", "map", "text") if len({getattr(m, part) for m in section.measurements}) > 1]
+    return [
+        MeasuredLayer(
+            name=", ".join((*(_last_part(getattr(m, part)) for part in told), f"layer {summary.layer}")),
+            measurement=m,
+            summary=summary,
+            records=tuple(sorted(m.at(layer=summary.layer), key=lambda r: (r.ask.length, r.ask.window.index))),
+        )
+        for m in section.measurements
+        for summary in m.layers
+    ]
+
+
+def _last_part(name: str) -> str:
+    """Return the last part of a path or of a name on a hub."""
+    return name.rstrip("/").rpartition("/")[2] or name
 
 
 def _windows(section: Section) -> list[TextRecord]:
@@ -73,7 +145,11 @@ def draw_lengths(section: Section) -> Chart:
     """Draw a panel for each layer."""
     found = measured_layers(section)
     rows = [row for place in found for row in _length_rows(place)]
-    return _over_lengths(rows, LENGTH_STYLES, found, _length_title(found), told=TOLD, band=LAW)
+    said = laws_in_words((place.name, place.summary.growth) for place in found)
+    beside = laws_in_words((place.name, place.summary.released_growth) for place in found)
+    title = f"The constant {said}" if said else "The constants that the windows attain"
+    title += f". The released quantity {beside}" if said and beside else ""
+    return _over_lengths(rows, LENGTH_STYLES, found, title, told=TOLD, band=LAW)
 
 
 def _table(
@@ -139,25 +215,25 @@ def _heading(place: MeasuredLayer) -> str:
     return "\n".join(line for line in (place.name, growth, beside, f"R ≈ {cells['R']}{bound}") if line)
 
 
-def _length_title(found: Sequence[MeasuredLayer]) -> str:
-    said = laws_in_words((place.name, place.summary.growth) for place in found)
-    beside = laws_in_words((place.name, place.summary.released_growth) for place in found)
-    if not said:
-        return "The constants that the windows attain"
-    return f"The constant {said}" + (f". The released quantity {beside}" if beside else "")
-
-
 def draw_radii(section: Section) -> Chart:
     """Draw a panel for each layer."""
     found = measured_layers(section)
-    rows = [_radius_row(place, record) for place in found for record in place.records]
+    rows: Rows = []
+    for place in found:
+        for r in place.records:
+            at = {"panel": place.name, "n": r.ask.length, "x": r.answer.mean_radius}
+            height = {"y": r.answer.lower} if drawable(r.answer.lower) else {}
+            rows.append(described(place.measurement, r) | at | height)
     heights = span_of([row["y"] for row in rows if "y" in row])
     lengths = sorted({row["n"] for row in rows})
     x = alt.X("x:Q", title="mean radius", scale=alt.Scale(zero=False, padding=8), axis=alt.Axis(tickCount=3))
     plain = alt.Chart().encode(x=x, y=alt.Y("y:Q", title=CONSTANT, scale=log_scale(heights), axis=log_axis(heights)))
     tokens = alt.Tooltip("n:Q", title="tokens")
+    scale = alt.Scale(type="log", range=list(FEW_TO_MANY), interpolate="rgb", domain=span_of(lengths, room=1.0))
+    legend = alt.Legend(values=list(lengths), format="d") if len(lengths) > 1 else None
+    colour = alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
     dots = plain.mark_point(filled=True, size=28, opacity=0.9).encode(
-        color=_length_colour(lengths), tooltip=[tokens, alt.Tooltip("y:Q", title="constant", format=",.5~r"), *TOLD]
+        color=colour, tooltip=[tokens, alt.Tooltip("y:Q", title="constant", format=",.5~r"), *TOLD]
     )
     # zero has no place on a logarithmic axis: it is written at the foot
     foot = plain.mark_text(text="0", color=GREY, baseline="bottom").encode(
@@ -169,7 +245,18 @@ def draw_radii(section: Section) -> Chart:
         foot.transform_filter("!isValid(datum.y) && !datum.room"),
         unseen.transform_filter("datum.room"),
     ]
-    chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows + _room(rows), title=_radius_title(found))
+    attained = [[r.answer for r in place.records if drawable(r.answer.lower)] for place in found]
+    radius, constant = (
+        max((max(v) / min(v) for v in values if v), default=1.0)
+        for values in (
+            [[a.mean_radius for a in answers if drawable(a.mean_radius)] for answers in attained],
+            [[a.lower for a in answers] for answers in attained],
+        )
+    )
+    title = "The constants of the windows against the radius of their tokens"
+    if constant > 1:
+        title = f"Within a layer the radius varies up to {radius:.2f}-fold, the constant up to {constant:.2f}-fold"
+    chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows + _room(rows), title=title)
     return chart.resolve_scale(x="independent")
 
 
@@ -185,12 +272,6 @@ def table_radii(section: Section) -> Numbers:
     return _table(section, head, cells, named=False)
 
 
-def _radius_row(place: MeasuredLayer, record: TextRecord) -> dict[str, Any]:
-    answer = record.answer
-    row = described(place.measurement, record) | {"panel": place.name, "n": record.ask.length, "x": answer.mean_radius}
-    return row | ({"y": answer.lower} if drawable(answer.lower) else {})
-
-
 def _room(rows: Rows) -> Rows:
     """Return two unseen points for each panel whose radii hardly differ: rounding is not blown up."""
     radii: dict[tuple[str, int], list[float]] = {}
@@ -202,25 +283,6 @@ def _room(rows: Rows) -> Rows:
         if max(found) < FLAT * min(found)
         for end in (min(found) / FLAT, max(found) * FLAT)
     ]
-
-
-def _length_colour(lengths: Sequence[int]) -> alt.Color:
-    scale = alt.Scale(type="log", range=list(FEW_TO_MANY), interpolate="rgb", domain=span_of(lengths, room=1.0))
-    legend = alt.Legend(values=list(lengths), format="d") if len(lengths) > 1 else None
-    return alt.Color("n:Q", title="tokens", scale=scale, legend=legend)
-
-
-def _radius_title(found: Sequence[MeasuredLayer]) -> str:
-    attained = [[r.answer for r in place.records if drawable(r.answer.lower)] for place in found]
-    radius = _widest([a.mean_radius for a in answers if drawable(a.mean_radius)] for answers in attained)
-    constant = _widest([a.lower for a in answers] for answers in attained)
-    if constant == 1:
-        return "The constants of the windows against the radius of their tokens"
-    return f"Within a layer the radius varies up to {radius:.2f}-fold, the constant up to {constant:.2f}-fold"
-
-
-def _widest(values: Iterable[Sequence[float]]) -> float:
-    return max((max(v) / min(v) for v in values if v), default=1.0)
 
 
 def draw_certificates(section: Section) -> Chart:

@@ -50,10 +50,10 @@ def _draw(
 
 def table_steps(section: Section) -> Numbers:
     """Return a row for each layer and step."""
-    rows: list[NumberRow] = [
-        (r.ask.layer, (_panel(r), number(r.ask.step), str(r.ask.layer), _attained(r), r.answer.alarm or "—"))
-        for r in _readings(section)
-    ]
+    rows: list[NumberRow] = []
+    for r in _readings(section):
+        place = (f"{r.ask.training}: {r.ask.map}", number(r.ask.step), str(r.ask.layer))
+        rows.append((r.ask.layer, (*place, cell(r.answer.lower, written=at_least), r.answer.alarm or "—")))
     return Numbers(head=("training", "step", "layer", "constant", ALARM), rows=rows)
 
 
@@ -87,10 +87,6 @@ def _seen(section: Section) -> int:
 
 def _logits_seen(section: Section) -> int:
     return len({r.ask.step for r in _probed(section) if _logit(r) > 0})
-
-
-def _attained(r: Record) -> str:
-    return cell(r.answer.lower, written=at_least)
 
 
 def _panel(r: Record) -> str:

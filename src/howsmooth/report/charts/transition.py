@@ -16,7 +16,7 @@ from howsmooth.report.sections import Section
 from howsmooth.search.length_regimes import Regimes
 from howsmooth.studies.asks import AboutHead, Matrix
 from howsmooth.studies.kinds.tokens_in_ball import RegimesAnswer
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, count, exponent, number, percent
@@ -39,10 +39,10 @@ LIGHT, NEAR = 1e-4, 1e-3
 
 def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each head and radius by what to call them, shorter ones first."""
-    groups: dict[tuple[str, int, str, int, Matrix, float], list[Record]] = {}
-    for r in sorted(records, key=lambda r: r.ask.length):
-        ask: AboutHead = r.ask
-        groups.setdefault((ask.model, ask.layer, ask.map, len(ask.A), ask.A, ask.radius), []).append(r)
+    groups = grouped(
+        sorted(records, key=lambda r: r.ask.length),
+        lambda r: (r.ask.model, r.ask.layer, r.ask.map, len(r.ask.A), r.ask.A, r.ask.radius),
+    )
     return {_case_name(found[0].ask): found for _key, found in sorted(groups.items())}
 
 
@@ -65,7 +65,8 @@ def draw_regimes(section: Section) -> Chart:
     shares = [r.answer.lower / r.answer.upper for r in records if r.answer.upper] or [0.0]
     title = f"The worst found lies between {percent(min(shares))} and {percent(max(shares))} of the worst-case bound"
     found = {case: [(r.ask.length, r.answer) for r in some] for case, some in cases(records).items()}
-    return _panels(found, title=title, size=PANEL)
+    rows = [row for case, answers in found.items() for row in _rows(case, answers)]
+    return series_panels(rows, STYLES, across=ACROSS, title=title, size=PANEL)
 
 
 def regimes_chart(found: Regimes) -> Chart:
@@ -74,11 +75,11 @@ def regimes_chart(found: Regimes) -> Chart:
     known = {"crossing": found.crossing, "plateau": plateau, "measures_upper": None}
     answers = [(row.n, RegimesAnswer(lower=row.found, upper=row.upper.value, **known)) for row in found.rows]
     case = f"R = {number(found.radius)}"
+    title = "The worst constant rises with the number of tokens until measures attain it"
     if found.crossing is None:  # no theorem says where it stops
         title = "The worst constant that a search found, below the bound for so many tokens"
-        return series_panels(_lines(case, answers), STYLES, across=ACROSS, title=title, size=ALONE)
-    title = "The worst constant rises with the number of tokens until measures attain it"
-    return _panels({case: answers}, title=title, size=ALONE)
+    rows = _rows(case, answers, named=found.crossing is not None)
+    return series_panels(rows, STYLES, across=ACROSS, title=title, size=ALONE)
 
 
 def table_regimes(section: Section) -> Numbers:
@@ -93,22 +94,13 @@ def table_regimes(section: Section) -> Numbers:
     return Numbers(head=("head and radius", "tokens", FOUND, UPPER, PLATEAU, CROSSING), rows=rows)
 
 
-def _panels(found: dict[str, list[tuple[int, RegimesAnswer]]], *, title: str, size: dict[str, int]) -> Chart:
-    rows = [row for case, answers in found.items() for row in _rows(case, answers)]
-    return series_panels(rows, STYLES, across=ACROSS, title=title, size=size)
-
-
-def _lines(panel: str, answers: Sequence[tuple[int, RegimesAnswer]]) -> Rows:
-    fields = {UPPER: "upper", PLATEAU: "plateau", FOUND: "lower"}
-    series = {name: [(n, getattr(answer, field)) for n, answer in answers] for name, field in fields.items()}
-    return [row for name, pairs in series.items() for row in points(pairs, panel=panel, series=name)]
-
-
-def _rows(case: str, answers: Sequence[tuple[int, RegimesAnswer]]) -> Rows:
+def _rows(case: str, answers: Sequence[tuple[int, RegimesAnswer]], *, named: bool = True) -> Rows:
     # none where it does not fit a float
     crossing = answers[0][1].crossing or math.inf
-    panel = f"{case}: n* ≈ {number(crossing)}"
-    rows = _lines(panel, answers)
+    panel = f"{case}: n* ≈ {number(crossing)}" if named else case
+    rows: Rows = []
+    for name, field in ((UPPER, "upper"), (PLATEAU, "plateau"), (FOUND, "lower")):
+        rows += points([(n, getattr(answer, field)) for n, answer in answers], panel=panel, series=name)
     # where the lengths reach it
     if answers[0][0] <= crossing <= answers[-1][0]:
         rows.append({"x": crossing, "panel": panel, "series": CROSSING})
@@ -170,7 +162,8 @@ def draw_measures(section: Section) -> Chart:
         for r in found:
             name = f"{count(r.ask.length, 'atom')}: {at_least(r.answer.lower, 4)}"
             at = {"panel": case, "row": name, "atoms": r.ask.length}
-            rows += [at | atom | {"label": _mass_label(atom["mass"])} for atom in merged(r)]
+            for atom in merged(r):  # the numbers of light atoms would cover each other
+                rows.append(at | atom | {"label": number(atom["mass"], 1) if atom["mass"] >= LIGHT else ""})
     heaviest = min(max(atom["mass"] for atom in merged(r)) for r in section.of_kind("measures") if merged(r))
     title = f"The worst measures are unbalanced: one place holds {percent(heaviest)} of the mass or more"
     chart = alt.LayerChart(layer=_measure_layers()).properties(width=170, height=alt.Step(46))
@@ -198,11 +191,6 @@ def merged(record: Record) -> list[dict[str, float]]:
         elif atom.mass > 0:
             places.append({"place": atom.coordinate, "mass": atom.mass})
     return places
-
-
-def _mass_label(mass: float) -> str:
-    """Write a mass that is worth a word; the numbers of light atoms would cover each other."""
-    return number(mass, 1) if mass >= LIGHT else ""
 
 
 def _measure_layers() -> list[Any]:

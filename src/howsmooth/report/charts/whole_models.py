@@ -52,12 +52,6 @@ def layer_panels(rows: Rows, styles: Styles, *, title: str, up: str) -> alt.Face
     """Draw series over the layers of a model, one panel for each ``panel`` of the rows.
 
     Models differ in depth, and products of many layers by many decades: every panel has its own axes.
-
-    Args:
-        rows: What to draw: ``x``, the layer, ``y``, ``series`` and ``panel``.
-        styles: How each series is drawn, by its name, the lowest first.
-        title: What is seen.
-        up: What y is.
     """
     drawn = {name: style for name, style in styles.items() if any(row["series"] == name for row in rows)}
     heights = [row["y"] for row in rows]

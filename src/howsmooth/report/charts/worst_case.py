@@ -12,7 +12,7 @@ from howsmooth.report.drawing.scales import drawable, length_axis
 from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cell
 from howsmooth.report.sections import Section
 from howsmooth.report.sentences import law_in_words, laws_in_words
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.growth import Growth
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
@@ -64,7 +64,14 @@ def worst_chart(section: Section, x: str, other: str) -> Chart:
     bounds = sorted((r for r in records if r.ask.kind == "bounds"), key=lambda r: getattr(r.ask, x))
     for name, (series, _style) in BOUNDS.items():
         rows += points(((getattr(r.ask, x), getattr(r.answer, name)) for r in bounds), series=series, panel=at)
-    title = _gap(bounds[-1]) if bounds else "The worst case: what is attained"
+    title = "The worst case: what is attained"
+    if bounds:  # how far the bounds on the worst constant are apart
+        ask, answer = bounds[-1].ask, bounds[-1].answer
+        ours, paper = (answer.sharp_upper, answer.tied_pair), (answer.discrete_upper, answer.discrete_lower)
+        pairs = {"ours": ours, "the paper's": paper}
+        gaps = [f"{whose} a factor {number(high / low)}" for whose, (high, low) in pairs.items() if high and low]
+        where = f"At n = {number(ask.length)} and R = {number(ask.radius)}"
+        title = f"{where} bounds leave: {', '.join(gaps)}" if gaps else title
     return series_panels(rows, STYLES, across=across, title=title, size=SIZE)
 
 
@@ -80,16 +87,6 @@ def worst_table(section: Section, other: str) -> Numbers:
         for (n, radius), here in sorted(found.items())
     ]
     return Numbers(head=("tokens", "radius", *(series for series, _style in BOUNDS.values()), ASCENT), rows=rows)
-
-
-def _gap(record: Record) -> str:
-    """Say how far the bounds on the worst constant are apart."""
-    answer = record.answer
-    paper = answer.discrete_upper, answer.discrete_lower
-    pairs = {"ours": (answer.sharp_upper, answer.tied_pair), "the paper's": paper}
-    gaps = [f"{whose} a factor {number(high / low)}" for whose, (high, low) in pairs.items() if high and low]
-    said = f"At n = {number(record.ask.length)} and R = {number(record.ask.radius)} bounds leave: {', '.join(gaps)}"
-    return said if gaps else "The worst case: what is attained"
 
 
 def _bounds_chart(x: str, other: str, at: str, *, rank: int, fewest: int) -> ChartKind:
@@ -111,7 +108,13 @@ def built_panels(records: Sequence[Record]) -> Chart:
     styles |= {series: Style(mark="points", colour=colour) for series, colour in BUILT.values()}
     axis = length_axis(r.ask.length for r in records)
     across, up = "number of tokens n", "local Lipschitz constant"
-    return series_panels(rows, styles, across=across, up=up, axis=axis, title=_built_title(records))
+    said = []
+    for name, (series, _colour) in BUILT.items():
+        each = heads([r for r in records if r.ask.points == name])
+        law = laws_in_words((place, _law(found)) for place, found in each.items())
+        said += [f"At {series} the constant {law}"] if law else []
+    title = ". ".join(said) or "Inputs built from one head"
+    return series_panels(rows, styles, across=across, up=up, axis=axis, title=title)
 
 
 def built_table(records: Sequence[Record]) -> Numbers:
@@ -127,9 +130,8 @@ def built_table(records: Sequence[Record]) -> Numbers:
 
 def heads(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of inputs that are built from each head, shorter ones first."""
-    groups: dict[tuple[str, int, int], list[Record]] = {}
-    for r in sorted(records, key=lambda r: r.ask.length):
-        groups.setdefault((r.ask.model, r.ask.layer, r.ask.head), []).append(r)
+    ordered = sorted(records, key=lambda r: r.ask.length)
+    groups = grouped(ordered, lambda r: (r.ask.model, r.ask.layer, r.ask.head))
     return {f"{model}, layer {layer}, head {head}": found for (model, layer, head), found in sorted(groups.items())}
 
 
@@ -149,15 +151,6 @@ def _built_rows(place: str, found: Sequence[Record]) -> Rows:
 
 def _law(records: Sequence[Record]) -> Growth | None:
     return growth_of((r.ask.length, r.answer.lower) for r in records)
-
-
-def _built_title(records: Sequence[Record]) -> str:
-    said = []
-    for name, (series, _colour) in BUILT.items():
-        each = heads([r for r in records if r.ask.points == name])
-        law = laws_in_words((place, _law(found)) for place, found in each.items())
-        said += [f"At {series} the constant {law}"] if law else []
-    return ". ".join(said) or "Inputs built from one head"
 
 
 def _built(section: Section, *, on_head: bool) -> list[Record]:

@@ -63,18 +63,9 @@ def series_panels(
 ) -> alt.FacetChart:
     """Draw series of points and lines on logarithmic axes, one panel for each ``panel`` of the rows.
 
-    All panels have the same heights, so that they can be compared, and so that the ticks can be chosen.
-
-    Args:
-        rows: What to draw: ``x``, ``y``, ``series`` and ``panel``.
-        styles: How each series is drawn, by its name, the lowest first.
-        title: What is seen.
-        across: What x is.
-        up: What y is.
-        axis: The axis of x; round numbers by default.
-        size: The size of a panel.
-        told: What is told of a point besides.
-        band: The series that has a band between ``low`` and ``high``.
+    All panels have the same heights, so that they can be compared, and so that the ticks can be chosen. Rows have
+    ``x``, ``y``, ``series`` and ``panel``; styles stand by their series, the lowest first; ``told`` is told of a point
+    besides, and the series ``band`` has a band between ``low`` and ``high``.
     """
     drawn = {name: _shown(style, name, rows) for name, style in styles.items() if _most(name, rows)}
     span = span_of([row["x"] for row in rows if "x" in row])
@@ -166,7 +157,6 @@ def marks_of(drawn: Styles, columns: int) -> list[tuple[str, alt.Chart]]:
 def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, alt.Fill]:
     lines = {name: style for name, style in drawn.items() if style.mark not in ("points", "rule", "bars")}
     marks = {name: style for name, style in drawn.items() if style.mark in ("points", "bars")}
-    colours = {name: style.colour for name, style in drawn.items()}
     shown = len(drawn) > 1
     legend: dict[str, Any] = {
         "orient": "top",
@@ -179,15 +169,16 @@ def _channels(drawn: Styles, columns: int) -> tuple[alt.Stroke, alt.StrokeDash, 
     stroked = alt.Legend(**legend, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2) if shown else None
     dotted = alt.Legend(**legend, symbolType="circle", symbolSize=60, padding=5) if shown else None
 
-    def scale(series: Styles, values: Iterable[Any]) -> alt.Scale:
-        return alt.Scale(domain=list(series), range=list(values))
-
+    line_colours, mark_colours = ([style.colour for style in some.values()] for some in (lines, marks))
+    dashes = alt.Scale(domain=list(lines), range=[list(style.dash) for style in lines.values()])
+    strokes, fills = (
+        alt.Scale(domain=list(lines), range=line_colours),
+        alt.Scale(domain=list(marks), range=mark_colours),
+    )
     return (
-        alt.Stroke("series:N", title=None, scale=scale(lines, (colours[n] for n in lines)), legend=stroked),
-        alt.StrokeDash(
-            "series:N", title=None, scale=scale(lines, (list(s.dash) for s in lines.values())), legend=stroked
-        ),
-        alt.Fill("series:N", title=None, scale=scale(marks, (colours[n] for n in marks)), legend=dotted),
+        alt.Stroke("series:N", title=None, scale=strokes, legend=stroked),
+        alt.StrokeDash("series:N", title=None, scale=dashes, legend=stroked),
+        alt.Fill("series:N", title=None, scale=fills, legend=dotted),
     )
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.attacks.attack_settings import BUDGET, METHODS, check_attack
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.sources import read_source
-from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, described, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver, Windows
 from howsmooth.wording import at_least, at_most, count, number
 
 if TYPE_CHECKING:
@@ -76,11 +73,8 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
             for method in self.method:
                 check_attack(eps=eps, metric=self.metric, method=method, budget=self.budget)
         self.solver  # noqa: B018 - refuses a seed that there is not
-        check_model(self.model)
         MapName.parse(self.map)
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
+        super().check()
 
     @property
     def solver(self) -> Solver:
@@ -88,10 +82,9 @@ class Attacking(CommandSettings, frozen=True, kw_only=True):
         return Solver(seed=self.seed)
 
     @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        digest = read_source(self.windows.source, self.windows.place).digest
-        return default_folder(self.model, f"attack-{self.map}", [self, digest])
+    def folder_name(self) -> str:
+        """The map too."""
+        return f"attack-{self.map}"
 
 
 class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
@@ -131,23 +124,15 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
 
 
 class AttackAnswer(Answer, frozen=True, kw_only=True):
-    r"""What was attained, all for each unit of :math:`\epsilon`.
+    """What was attained, all for each unit of ε."""
 
-    Attributes:
-        attained: :math:`\|f(X+E)-f(X)\|/\epsilon` of the best perturbation that was found.
-        predicted: What the derivative at the window predicts: :math:`\sigma` for the total norm.
-        ceiling: What no perturbation can exceed; none where no theorem says so, or it was not asked for.
-        products: How many forward passes and products were spent.
-        mean_radius: The root mean square norm of the tokens that enter.
-        reach: The largest norm of a token.
-    """
-
-    attained: Annotated[float, ROUND_DOWN]
-    predicted: float
+    attained: Annotated[float, ROUND_DOWN]  # ‖f(X+E) − f(X)‖/ε of the best perturbation that was found
+    predicted: float  # what the derivative at the window predicts: σ for the total norm
+    # what no perturbation can exceed; none where no theorem says so, or it was not asked for
     ceiling: Annotated[float | None, ROUND_UP] = None
-    products: int = 0
-    mean_radius: float = 0.0
-    reach: float = 0.0
+    products: int = 0  # how many forward passes and products were spent
+    mean_radius: float = 0.0  # the root mean square norm of the tokens that enter
+    reach: float = 0.0  # the largest norm of a token
 
 
 AttackRecord = Record[AttackAsk, AttackAnswer]
@@ -155,27 +140,20 @@ AttackRecord = Record[AttackAsk, AttackAnswer]
 
 def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resources") -> list[Answer]:
     """Attack the windows of a cell in lockstep, one method after the other."""
-    found: dict[str, AttackAnswer] = {}
-    scenes: dict[tuple[int, ...], tuple[PreparedAttack, Tensor | None]] = {}
-    for method in dict.fromkeys(ask.method for ask in cell):
-        here = [ask for ask in cell if ask.method == method]
-        windows = tuple(ask.window.index for ask in here)
-        if windows not in scenes:
-            scenes[windows] = _prepared(batch, here, resources)
-        answers = _attacked(here, *scenes[windows])
-        found |= {ask.key: answer for ask, answer in zip(here, answers, strict=True)}
-    return [found[ask.key] for ask in cell]
-
-
-def _prepared(
-    batch: Sequence[AttackAsk], here: Sequence[AttackAsk], resources: "Resources"
-) -> "tuple[PreparedAttack, Tensor | None]":
     from howsmooth.attacks.perturbations import prepare
     from howsmooth.studies.resources import seeded
 
-    f, X = resources.entering(batch, here)
-    scene = prepare(f, X, metric=here[0].metric, generator=seeded(here))
-    return scene, scene.theoretical_maximum(here[0].eps) if here[0].bounded else None
+    found: dict[str, AttackAnswer] = {}
+    scenes: dict[tuple[int, ...], tuple[PreparedAttack, Tensor | None]] = {}
+    for here in grouped(cell, lambda ask: ask.method).values():
+        windows, first = tuple(ask.window.index for ask in here), here[0]
+        if windows not in scenes:
+            f, X = resources.entering(batch, here)
+            scene = prepare(f, X, metric=first.metric, generator=seeded(here))
+            scenes[windows] = scene, scene.theoretical_maximum(first.eps) if first.bounded else None
+        answers = _attacked(here, *scenes[windows])
+        found |= {ask.key: answer for ask, answer in zip(here, answers, strict=True)}
+    return [found[ask.key] for ask in cell]
 
 
 def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tensor | None") -> list[AttackAnswer]:
@@ -199,12 +177,10 @@ def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tens
 
 def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsks":
     """Check everything asked for against the model and the text; list one ask a layer, window, radius and method."""
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
     part = attacking.map
-    base = model_and_text(
-        attacking.model, attacking.windows, attacking.where, attacking.reading, resources, parts=[part]
-    )
+    base = model_and_text(attacking, attacking.windows, resources, parts=[part])
     layers = base.layers(attacking.layers, part)
     shared = {name: getattr(attacking, name) for name in ("metric", "budget", "bounded", "solver")}
     asks = [
@@ -213,13 +189,7 @@ def planned_attacks(attacking: Attacking, resources: "Resources") -> "PlannedAsk
         for method in dict.fromkeys(attacking.method)
         for ask in base.each(AttackAsk, layers, part, eps=eps, method=method, **shared)
     ]
-    return PlannedAsks(
-        asks=tuple(asks),
-        transformer=base.transformer,
-        inputs=base.inputs,
-        command=attacking.command,
-        remarks=tuple(f"{remark}." for remark in base.remarks),
-    )
+    return base.planned(asks, attacking.command, remarks=base.remarks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,12 +252,13 @@ class AttackSummary:
 
         Between two radii it is interpolated, in the logarithm of the radius; zero if it has left at the first.
         """
-        before: tuple[float, float] | None = None
+        eps = near = 0.0
         for line in self.best:
             gap = math.inf if line.ratio is None else abs(line.ratio - 1)
             if gap > LEAVES:
-                return 0.0 if before is None else _crossing(before, (line.eps, gap))
-            before = line.eps, gap
+                share = 1.0 if math.isinf(gap) else (LEAVES - near) / (gap - near)
+                return eps * (line.eps / eps) ** share if eps else 0.0
+            eps, near = line.eps, gap
         return None
 
     @property
@@ -315,10 +286,7 @@ class AttackSummary:
 
 def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
     """Sum up records, one result for each map, length and metric."""
-    groups: dict[tuple[str, str, int, int, str], list[AttackRecord]] = {}
-    for r in records:
-        place = (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric)
-        groups.setdefault(place, []).append(r)
+    groups = grouped(records, lambda r: (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric))
     return [
         AttackSummary(model=model, map=part, layer=layer, length=length, metric=metric, lines=_lines(found))
         for (model, part, layer, length, metric), found in sorted(groups.items())
@@ -326,31 +294,20 @@ def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
 
 
 def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:
-    groups: dict[tuple[float, str], list[AttackRecord]] = {}
-    for r in records:
-        groups.setdefault((r.ask.eps, r.ask.method), []).append(r)
-    lines = [_line(eps, method, found) for (eps, method), found in groups.items()]
+    lines = []
+    for (eps, method), found in grouped(records, lambda r: (r.ask.eps, r.ask.method)).items():
+        ceilings = [r.answer.ceiling for r in found]
+        line = AttackRow(
+            eps=eps,
+            method=method,
+            attained=fmean(r.answer.attained for r in found),
+            predicted=fmean(r.answer.predicted for r in found),
+            ceiling=None if None in ceilings else fmean(x for x in ceilings if x is not None),
+            products=max(r.answer.products for r in found),
+            windows=len(found),
+        )
+        lines.append(line)
     return tuple(sorted(lines, key=lambda line: (line.eps, line.attained)))
-
-
-def _line(eps: float, method: str, found: Sequence[AttackRecord]) -> AttackRow:
-    ceilings = [r.answer.ceiling for r in found]
-    return AttackRow(
-        eps=eps,
-        method=method,
-        attained=fmean(r.answer.attained for r in found),
-        predicted=fmean(r.answer.predicted for r in found),
-        ceiling=None if None in ceilings else fmean(x for x in ceilings if x is not None),
-        products=max(r.answer.products for r in found),
-        windows=len(found),
-    )
-
-
-def _crossing(before: tuple[float, float], after: tuple[float, float]) -> float:
-    """Return where a gap reaches the limit, on a straight line over the logarithm of the radius."""
-    (low, small), (high, large) = before, after
-    share = 1.0 if math.isinf(large) else (LEAVES - small) / (large - small)
-    return low * (high / low) ** share
 
 
 KINDS = (

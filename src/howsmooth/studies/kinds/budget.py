@@ -3,20 +3,18 @@
 import contextlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.sources import read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, AtText
 from howsmooth.studies.json_values import described, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows, default_folder
+from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows
 from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
@@ -80,11 +78,8 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
             if any(value <= 0 for value in values):
                 raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
         Solver(seed=self.seed)
-        check_model(self.model)
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
-        from howsmooth.budgets.schemes.scheme import scheme
+        super().check()
+        from howsmooth.budgets.schemes import scheme
 
         for label in self.schemes:
             scheme(label)
@@ -101,12 +96,6 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
     def windows(self) -> Windows:
         """Which windows of the text."""
         return Windows(text=self.text, lengths=(self.length,), sequences=self.sequences)
-
-    @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        digest = read_source(self.windows.source, self.windows.place).digest
-        return default_folder(self.model, "budget", [self, digest])
 
 
 class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
@@ -244,26 +233,23 @@ def run(_batch: Sequence[BudgetAsk], cell: Sequence[BudgetAsk], resources: "Reso
     from howsmooth.budgets.error_budget import COSTS
     from howsmooth.budgets.passes import inner_products
 
-    first = cell[0]
-    places = _places(
-        first, tuple(ask.scheme for ask in cell), range(first.window.index, first.window.index + 1), resources
-    )
-    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=first.window.index)
-    answers = []
-    for ask in cell:
-        here = [i for i, error in enumerate(found.errors) if error.scheme == ask.scheme]
-        errors = [found.errors[i] for i in here]
-        answers.append(
-            BudgetAnswer(
-                cost=COSTS[places.subject.kind],
-                names=tuple(error.name for error in errors),
-                numbers=tuple(error.numbers for error in errors),
-                bits=tuple(error.bits for error in errors),
-                products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
-                positions=found.positions,
-            )
+    first, window = cell[0], cell[0].window.index
+    places = _places(first, tuple(ask.scheme for ask in cell), range(window, window + 1), resources)
+    found = inner_products(places, passes=first.passes, seed=first.solver.seed, first=window)
+    columns = grouped(range(len(found.errors)), lambda i: found.errors[i].scheme)
+    answers: list[Answer] = []
+    for here in (columns.get(ask.scheme, []) for ask in cell):
+        errors = {name: tuple(getattr(found.errors[i], name) for i in here) for name in ("name", "numbers", "bits")}
+        answer = BudgetAnswer(
+            cost=COSTS[places.subject.kind],
+            names=errors["name"],
+            numbers=errors["numbers"],
+            bits=errors["bits"],
+            products=tuple(tuple(row) for row in found.values[0][:, here].tolist()),
+            positions=found.positions,
         )
-    return list(answers)
+        answers.append(answer)
+    return answers
 
 
 def run_verified(_batch: Sequence[VerifyAsk], cell: Sequence[VerifyAsk], resources: "Resources") -> list[Answer]:
@@ -287,39 +273,29 @@ def _verified(ask: VerifyAsk, resources: "Resources") -> VerifyAnswer:
 
 def run_recipe(_batch: Sequence[RecipeAsk], cell: Sequence[RecipeAsk], resources: "Resources") -> list[Answer]:
     """Choose recipes by the draws of a budget; judge them on fresh draws and at held-out windows."""
-    first = cell[0]
-    found, fresh, held_out = _two_draws(first, resources)
-    return [
-        _recipe_answer(found.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out), found.cost)
-        for ask in cell
-    ]
-
-
-def _recipe_answer(found: "Recipe", cost: str) -> RecipeAnswer:
-    assert found.fresh is not None
-    assert found.measured is not None
-    return RecipeAnswer(
-        cost=cost,
-        names=tuple(found.schemes),
-        chosen=tuple(found.schemes.values()),
-        bits=found.bits,
-        share=found.size,
-        predicted=found.predicted.kl,
-        fresh=found.fresh.kl,
-        fresh_low=found.fresh.low,
-        fresh_high=found.fresh.high,
-        measured=found.measured,
-    )
-
-
-def _two_draws(ask: RecipeAsk, resources: "Resources") -> "tuple[Budget, Budget, Tensor]":
-    """Return the budget of an ask, the same from fresh draws, and windows that are held out."""
     from howsmooth.budgets.error_budget import FRESH
 
-    places = _places(ask, ask.schemes, range(ask.windows), resources)
-    held_out = _tokens(ask, range(ask.windows, 2 * ask.windows), resources)
-    seed = ask.solver.seed
-    return _drawn(ask, places, seed), _drawn(ask, places, seed + FRESH), held_out
+    first, seed = cell[0], cell[0].solver.seed
+    places = _places(first, first.schemes, range(first.windows), resources)
+    budget, fresh = (_drawn(first, places, draw) for draw in (seed, seed + FRESH))
+    held_out = _tokens(first, range(first.windows, 2 * first.windows), resources)
+    answers: list[Answer] = []
+    for ask in cell:
+        found: Any = budget.recipe(size=ask.size, kl=ask.kl, fresh=fresh.products, held_out=held_out)
+        answer = RecipeAnswer(
+            cost=budget.cost,
+            names=tuple(found.schemes),
+            chosen=tuple(found.schemes.values()),
+            bits=found.bits,
+            share=found.size,
+            predicted=found.predicted.kl,
+            fresh=found.fresh.kl,
+            fresh_low=found.fresh.low,
+            fresh_high=found.fresh.high,
+            measured=found.measured,
+        )
+        answers.append(answer)
+    return answers
 
 
 def _drawn(ask: AtWindows, places: "Places", seed: int) -> "Budget":
@@ -338,7 +314,7 @@ def _tokens(ask: AtText, windows: range, resources: "Resources") -> "Tensor":
 
 def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Resources") -> "Places":
     from howsmooth.budgets.places import Places
-    from howsmooth.budgets.schemes.scheme import scheme
+    from howsmooth.budgets.schemes import scheme
     from howsmooth.budgets.subject import Subject
 
     transformer = resources.transformer(ask.model, ask.where, ask.reading)
@@ -349,9 +325,9 @@ def _places(ask: AtText, schemes: Sequence[str], windows: range, resources: "Res
 def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks":
     """Check everything that is asked for against the model and the text; one ask a window and scheme, and recipes."""
     from howsmooth.budgets.subject import Subject
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
-    base = model_and_text(budgeting.model, budgeting.windows, budgeting.where, budgeting.reading, resources)
+    base = model_and_text(budgeting, budgeting.windows, resources)
     schemes, solver = budgeting.schemes, Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
@@ -360,18 +336,12 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     wanted: list[dict[str, Any]] = [{"size": size} for size in budgeting.size] + [{"kl": kl} for kl in budgeting.kl]
     if wanted:
         _tokens(first, range(2 * budgeting.sequences), resources)  # as many windows are held out
-    shared |= {"model": first.model, "window": first.window, "where": first.where, "reading": first.reading}
+    shared |= {name: getattr(first, name) for name in ("model", "window", "where", "reading")}
     shared |= {"windows": budgeting.sequences}
     asks += [RecipeAsk(schemes=schemes, **shared, **target) for target in wanted]
     if budgeting.verify:
         asks += [VerifyAsk(schemes=(label,), count=budgeting.verify, **shared) for label in schemes]
-    return PlannedAsks(
-        asks=tuple(asks),
-        transformer=base.transformer,
-        inputs=base.inputs,
-        command=budgeting.command,
-        remarks=tuple(f"{remark}." for remark in (*base.remarks, *base.transformer.notes)),
-    )
+    return base.planned(asks, budgeting.command, remarks=(*base.remarks, *base.transformer.notes))
 
 
 def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budget]":
@@ -382,13 +352,13 @@ def budgets(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> "list[Budge
     from howsmooth.budgets.passes import Products
     from howsmooth.budgets.places import Error
 
-    groups: dict[tuple[Any, ...], dict[str, dict[int, BudgetAnswer]]] = {}
-    for r in records:
-        ask = r.ask
-        key = (ask.model, ask.window.digest, ask.window.length, ask.passes, ask.solver.seed)
-        groups.setdefault(key, {}).setdefault(ask.scheme, {})[ask.window.index] = r.answer
+    def question(r: "Record[BudgetAsk, BudgetAnswer]") -> tuple[Any, ...]:
+        return r.ask.model, r.ask.window.digest, r.ask.window.length, r.ask.passes, r.ask.solver.seed
+
     found = []
-    for (model, *_others, seed), schemes in groups.items():
+    for (model, *_others, seed), some in grouped(records, question).items():
+        by_scheme = grouped(some, lambda r: r.ask.scheme)
+        schemes = {name: {r.ask.window.index: r.answer for r in each} for name, each in by_scheme.items()}
         # a run that was stopped may have windows of some schemes alone
         windows = sorted(set.intersection(*(set(answers) for answers in schemes.values())))
         if not windows:
@@ -458,10 +428,9 @@ class BudgetSummary:
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        whole = self.budget.together(scheme=self.scheme)
-        keys = ("name", "kl", "low", "high", "window_error")
+        whole, keys = self.budget.together(scheme=self.scheme), ("name", "kl", "low", "high", "window_error")
         effects = [{key: getattr(each, key) for key in keys} for each in self.effects]
-        together = {"kl": whole.kl, "low": whole.low, "high": whole.high}
+        together = {key: getattr(whole, key) for key in keys[1:4]}
         about = {"model": self.budget.model, "scheme": self.scheme, "cost": self.budget.cost}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence})
 
@@ -583,7 +552,7 @@ def summarise_recipes(records: Iterable[Any]) -> list[RecipeSummary]:
 
 def recipe_files(records: Iterable[Any]) -> dict[str, str]:
     """Return every recipe as every tool reads it that can express it, by the name of a file."""
-    from howsmooth.budgets.exports import EXPORTS
+    from howsmooth.budgets.recipes import EXPORTS
 
     files: dict[str, str] = {}
     for each in summarise_recipes(r for r in records if r.ask.kind == "recipe"):

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
@@ -15,9 +14,9 @@ from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
 from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, to_json
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver, default_folder
+from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver
 from howsmooth.wording import at_least, at_most, number
 
 if TYPE_CHECKING:
@@ -66,11 +65,7 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
     reading: ModelReading = ModelReading()
 
     def check(self) -> None:
-        """Refuse names and numbers that lead nowhere, before anything is loaded.
-
-        Raises:
-            HowsmoothError: If there is no such model, place, metric or file, or nothing to certify.
-        """
+        """Refuse names and numbers that lead nowhere, before anything is loaded."""
         if bool(self.sentence.strip()) == bool(self.sentences):
             raise AssumptionError(
                 'give either sentence=, as in sentence="a gripping film", or sentences=, a file of them.',
@@ -117,33 +112,24 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(word.strip() for word in self.word.split(",") if word.strip()))
 
     @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder."""
-        return default_folder(self.model, "certify", [self, self.each])
+    def question(self) -> Any:
+        """The sentences themselves, wherever they come from."""
+        return [self, self.each]
 
 
 class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
-    """How far a word may move before a classifier could change its mind, proven, and how far is too far, found.
+    """How far a word may move before a classifier could change its mind, proven, and how far is too far, found."""
 
-    Attributes:
-        model: A name or folder of a classifier that ``hs.load`` understands.
-        sentence: The sentence.
-        word: Which of its tokens move, together in one norm; nothing for all words, special tokens left out.
-        metric: How perturbations are measured: total, entries or sum.
-        at: Where they are: at the embeddings, or at what enters a layer.
-        layer: Which layer that is.
-        seed: Where attacks start.
-        reading: How the model is read, where its folder does not say.
-    """
-
-    model: str
+    model: str  # a name or folder of a classifier that ``hs.load`` understands
     sentence: str
+    # which of its tokens move, together in one norm; nothing for all words, special tokens left out
     word: Annotated[Places, described(plural="words")] = ()
-    metric: str = "total"
+    metric: str = "total"  # how perturbations are measured: total, entries or sum
+    # where they are: at the embeddings, or at what enters a layer
     at: Annotated[str, described(plural="places")] = PLACES[0]
     layer: int = 0
-    seed: int = 0
-    reading: ModelReading = ModelReading()
+    seed: int = 0  # where attacks start
+    reading: ModelReading = ModelReading()  # how the model is read, where its folder does not say
 
     def __post_init__(self) -> None:
         """Refuse what no certificate is about."""
@@ -180,33 +166,19 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
 
 
 class CertificateAnswer(Answer, frozen=True, kw_only=True):
-    """What is proven and what is found.
+    """What is proven and what is found."""
 
-    Attributes:
-        spelled: The words that move.
-        places: Which tokens of the sentence they are.
-        certified: No perturbation of at most this size changes the prediction.
-        attacked: The size of one that does; none if none was found.
-        linear: Where the first order alone would use the margin up; none if it never does.
-        slack: The sub-layer and the token whose remainder takes most of the margin.
-        predicted: The class that wins.
-        margin: By how much it wins over the next.
-        tokens: How many tokens the sentence has.
-        table_seconds: How long the table took that all words of the sentence share.
-        word_seconds: How long this word took.
-    """
-
-    spelled: str
-    places: Places
-    certified: Annotated[float, ROUND_DOWN]
-    attacked: Annotated[float | None, ROUND_UP] = None
-    linear: float | None = None
-    slack: str = ""
-    predicted: str = ""
-    margin: Annotated[float, ROUND_DOWN] = 0.0
-    tokens: int = 0
-    table_seconds: float = 0.0
-    word_seconds: float = 0.0
+    spelled: str  # the words that move
+    places: Places  # which tokens of the sentence they are
+    certified: Annotated[float, ROUND_DOWN]  # no perturbation of at most this size changes the prediction
+    attacked: Annotated[float | None, ROUND_UP] = None  # the size of one that does; none if none was found
+    linear: float | None = None  # where the first order alone would use the margin up; none if it never does
+    slack: str = ""  # the sub-layer and the token whose remainder takes most of the margin
+    predicted: str = ""  # the class that wins
+    margin: Annotated[float, ROUND_DOWN] = 0.0  # by how much it wins over the next
+    tokens: int = 0  # how many tokens the sentence has
+    table_seconds: float = 0.0  # how long the table took that all words of the sentence share
+    word_seconds: float = 0.0  # how long this word took
 
 
 CertificateRecord = Record[CertificateAsk, CertificateAnswer]
@@ -254,11 +226,7 @@ def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -
 
 
 def planned_certificates(certifying: Certifying, resources: "Resources") -> "PlannedAsks":
-    """Check everything that is asked for against the model, and list one ask for each sentence and word.
-
-    Raises:
-        HowsmoothError: If anything cannot be had, or all sentences are misclassified; before any long work.
-    """
+    """Check everything that is asked for against the model, and list one ask for each sentence and word."""
     from howsmooth.certificates.sentences import class_head, read_sentence
     from howsmooth.studies.plans.at_text import PlannedAsks
 
@@ -279,21 +247,22 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
 def by_their_labels(
     model: "Transformer", labelled: Sequence[tuple[str, str | int | None]]
 ) -> tuple[list[str], list[str]]:
-    """Return the sentences that are classified as they are labelled, or have no label, each once.
+    """Return the sentences that are classified as they are labelled, or have none; and what to say of the others."""
+    import torch
 
-    Returns:
-        These sentences, and what to report of the others.
+    from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
 
-    Raises:
-        AssumptionError: If there is no such class, or all of them are misclassified.
-    """
-    from howsmooth.certificates.sentences import label_number
-
-    for _sentence, label in labelled:
-        if label is not None:
-            label_number(model, label)
-    said = [(sentence, _misclassified(model, sentence, label)) for sentence, label in labelled]
-    right, wrong = [sentence for sentence, error in said if not error], [error for _sentence, error in said if error]
+    wanted = [None if label is None else label_number(model, label) for _sentence, label in labelled]
+    labels, right, wrong = class_head(model).labels, list[str](), list[str]()
+    for (sentence, _label), expected in zip(labelled, wanted, strict=True):
+        if expected is not None:
+            f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
+            predicted = int(f(X)[0].argmax())
+            if predicted != expected:
+                said = f"{sentence[:60]!r} is classified as {labels[predicted]!r}, not {labels[expected]!r}"
+                wrong.append(f"{said}: misclassified, so not certified.")
+                continue
+        right.append(sentence)
     if not right:
         raise AssumptionError(" ".join(wrong), field="label")
     return list(dict.fromkeys(right)), wrong
@@ -312,45 +281,18 @@ def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int])
     return [tuple(sorted({place for group in groups for place in group}))]
 
 
-def _misclassified(model: "Transformer", sentence: str, label: str | int | None) -> str:
-    """Say that another class wins than the label, if there is one and it does."""
-    import torch
-
-    from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
-
-    if label is None:
-        return ""
-    f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
-    labels, predicted = class_head(model).labels, int(f(X)[0].argmax())
-    if predicted == label_number(model, label):
-        return ""
-    name = labels[label_number(model, label)]
-    return f"{sentence[:60]!r} is classified as {labels[predicted]!r}, not {name!r}: misclassified, so not certified."
-
-
 @dataclass(frozen=True, kw_only=True)
 class WordRadius:
-    """What is known of one word, or of words that move together.
+    """What is known of one word, or of words that move together."""
 
-    Attributes:
-        places: Which tokens of the sentence they are.
-        spelled: How they are written.
-        certified: No perturbation of at most this size changes the prediction.
-        attacked: The size of one that does; none if none was found.
-        linear: Where the first order alone would use the margin up; none if it never does.
-        slack: The sub-layer and the token that take most of the margin.
-        seconds: How long it took, without the table that all words share.
-        fragile: Whether a perturbation hardly larger than the smallest of all words is enough.
-    """
-
-    places: tuple[int, ...]
-    spelled: str
-    certified: float
-    attacked: float | None
-    linear: float | None
-    slack: str
-    seconds: float
-    fragile: bool = False
+    places: tuple[int, ...]  # which tokens of the sentence they are
+    spelled: str  # how they are written
+    certified: float  # no perturbation of at most this size changes the prediction
+    attacked: float | None  # the size of one that does; none if none was found
+    linear: float | None  # where the first order alone would use the margin up; none if it never does
+    slack: str  # the sub-layer and the token that take most of the margin
+    seconds: float  # how long it took, without the table that all words share
+    fragile: bool = False  # whether a perturbation hardly larger than the smallest of all words is enough
 
     @property
     def cells(self) -> dict[str, str]:
@@ -369,29 +311,17 @@ class WordRadius:
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedSentence:
-    """What is certified of one sentence, in one metric and at one place.
+    """What is certified of one sentence, in one metric and at one place."""
 
-    Attributes:
-        model: The classifier.
-        text: The sentence.
-        predicted: The class that wins.
-        margin: By how much it wins over the next.
-        metric: How perturbations are measured.
-        at: Where they are.
-        layer: Which layer that is.
-        table_seconds: How long the table took.
-        words: What is known of each word.
-    """
-
-    model: str
-    text: str
-    predicted: str
-    margin: float
-    metric: str
+    model: str  # the classifier
+    text: str  # the sentence
+    predicted: str  # the class that wins
+    margin: float  # by how much it wins over the next
+    metric: str  # how perturbations are measured
     at: str
     layer: int
-    table_seconds: float
-    words: tuple[WordRadius, ...]
+    table_seconds: float  # how long the table took
+    words: tuple[WordRadius, ...]  # what is known of each word
 
     @property
     def place(self) -> str:
@@ -435,24 +365,13 @@ class CertifiedSentence:
 
 def summarise_certificates(records: Iterable[CertificateRecord]) -> list[CertifiedSentence]:
     """Sum up records, one result for each sentence, metric and place."""
-    groups: dict[tuple[str, str, str, str, int], list[CertificateRecord]] = {}
-    for r in records:
-        ask = r.ask
-        groups.setdefault((ask.model, ask.sentence, ask.metric, ask.at, ask.layer), []).append(r)
-    return [
-        CertifiedSentence(
-            model=model,
-            text=text,
-            predicted=found[0].answer.predicted,
-            margin=found[0].answer.margin,
-            metric=metric,
-            at=at,
-            layer=layer,
-            table_seconds=found[0].answer.table_seconds,
-            words=_words(found),
-        )
-        for (model, text, metric, at, layer), found in groups.items()
-    ]
+    groups = grouped(records, lambda r: (r.ask.model, r.ask.sentence, r.ask.metric, r.ask.at, r.ask.layer))
+    results = []
+    for (model, text, metric, at, layer), found in groups.items():
+        shared = {name: getattr(found[0].answer, name) for name in ("predicted", "margin", "table_seconds")}
+        place: dict[str, Any] = {"model": model, "text": text, "metric": metric, "at": at, "layer": layer}
+        results.append(CertifiedSentence(**place, **shared, words=_words(found)))
+    return results
 
 
 def _words(records: list[CertificateRecord]) -> tuple[WordRadius, ...]:
@@ -461,9 +380,8 @@ def _words(records: list[CertificateRecord]) -> tuple[WordRadius, ...]:
     limit = FRAGILE * min(sizes) if len(sizes) > 1 else 0.0
     found = []
     for answer in (r.answer for r in records):
-        shared = {
-            name: getattr(answer, name) for name in ("places", "spelled", "certified", "attacked", "linear", "slack")
-        }
+        same = ("places", "spelled", "certified", "attacked", "linear", "slack")
+        shared = {name: getattr(answer, name) for name in same}
         fragile = len(answer.places) == 1 and answer.attacked is not None and answer.attacked <= limit
         found.append(WordRadius(**shared, seconds=answer.word_seconds, fragile=fragile))
     return tuple(sorted(found, key=lambda word: (len(word.places) > 1, word.places)))

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from howsmooth.training.readings import HeadReading, LayerReading, Look
 
 
+# What a record has from a reading as it is.
+SHARED = ("typical", "typical_low", "typical_high", "entropy", "sequences", "length")
+
+
 class MonitorAsk(Ask, frozen=True, kw_only=True, tag="monitor"):
     """What a monitor read of a layer while a model was trained: kept by the training itself."""
 
@@ -113,15 +117,10 @@ class RunLog:
                 MonitorAsk,
                 r,
                 MonitorAnswer(
+                    **{name: getattr(r, name) for name in SHARED},
                     lower=finite(r.lower),
                     upper=finite(r.upper),
-                    typical=r.typical,
-                    typical_low=r.typical_low,
-                    typical_high=r.typical_high,
                     radius=finite(r.radius),
-                    entropy=r.entropy,
-                    sequences=r.sequences,
-                    length=r.length,
                     alarm=alarms.get((r.layer, r.map), ""),
                     overhead=look.overhead,
                     skipped=len(look.skipped),

@@ -1,6 +1,6 @@
 """The constant at a window of a text: the model runs once on many windows, and every layer takes one iteration.
 
-Of one part of a layer, or of some consecutive blocks of a model.
+Of one part of a layer, or of some consecutive blocks of a model; and whether the tokens of a text split.
 """
 
 import math
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from howsmooth.linear_operators import LinearOperator
+    from howsmooth.maps.attention import Attention
     from howsmooth.metrics import Metrics
     from howsmooth.models.attention_layer import Measurable
     from howsmooth.spectral.estimates import NormEstimate
@@ -170,6 +171,7 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     from howsmooth.metrics import as_metrics
     from howsmooth.spectral.autograd import linearise
     from howsmooth.spectral.metric_norms import bracket_in
+    from howsmooth.spectral.operators import norms
     from howsmooth.spectral.solvers import spectral_norm
     from howsmooth.studies.resources import seeded
     from howsmooth.theory.at_input.local import local_upper, local_uppers
@@ -191,7 +193,9 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
         )
         gain = _typical_gain(J, metrics, estimate, probes(X.shape[-2]), generator)
     relative = estimate.lower.double() * metrics.input.size(X) / metrics.output.size(Y)
-    released = _released(f, X, J) if first.released else None
+    # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
+    with torch.no_grad():
+        released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
     provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
     # without the certificate by rows, which would take longer than everything else
     proven = None
@@ -274,14 +278,72 @@ def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> TextAnswe
     )
 
 
-def _released(f: "Measurable", X: "Tensor", J: "LinearOperator") -> "Tensor":
-    r"""Return :math:`\|J^\top f(X)\|^{1/2}`: what iterating on the value instead of the tangent converges to."""
+# How far the attack moves that splits a token.
+SPLITTING_EPS = 1e-3
+
+
+class SplittingAsk(AtText, frozen=True, kw_only=True, tag="splitting"):
+    """Whether the tokens of a text split: cutting one in two moves the output more than moving whole tokens does."""
+
+    solver: Solver = Solver()  # the seed of the attack
+
+    @property
+    def cell(self) -> tuple[int, str]:
+        """One map of one layer: every window is looked at by itself."""
+        return self.layer, self.map
+
+
+class SplittingAnswer(Answer, frozen=True, kw_only=True):
+    """What splitting gains over moving at one window."""
+
+    move: Annotated[float, ROUND_DOWN]  # the constant when whole tokens move
+    split: Annotated[float, ROUND_DOWN]  # the largest constant when one token is cut in two
+    splits: bool  # whether splitting gains
+    decided: bool  # whether it is decided: the error bars do not overlap
+    atom: int  # the token to cut
+    move_ratio: Annotated[float, ROUND_DOWN]  # the true ratio of distances that moving attains
+    split_ratio: Annotated[float, ROUND_DOWN]  # the true ratio of distances that splitting attains
+    mean_radius: float  # the root mean square norm of the tokens
+    reach: float  # the largest norm of a token
+
+    @property
+    def value(self) -> float:
+        """The constant of the measure, split or not."""
+        return max(self.move, self.split)
+
+
+def run_splitting(batch: Sequence[SplittingAsk], cell: Sequence[SplittingAsk], resources: "Resources") -> list[Answer]:
+    """Look at the windows of a cell in float64: ratios of small distances need the digits."""
     import torch
 
-    from howsmooth.spectral.operators import norms
+    from howsmooth.maps.attention import Attention
 
-    with torch.no_grad():
-        return norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt()
+    f, X = resources.entering(batch, cell)
+    if not isinstance(f, Attention):
+        raise AssumptionError(f"splitting is about attention alone, got the map {cell[0].map!r}.", field="map")
+    wide = f.to(torch.float64)
+    return [_look(ask, wide, x.double()) for ask, x in zip(cell, X, strict=True)]
 
 
-KINDS = (Kind(ask=TextAsk, answer=TextAnswer, run=run), Kind(ask=WholeAsk, answer=TextAnswer, run=run))
+def _look(ask: SplittingAsk, f: "Attention", x: "Tensor") -> SplittingAnswer:
+    from howsmooth.search.mass_splitting import split_attack
+    from howsmooth.studies.resources import seeded
+    from howsmooth.transport.measures import DiscreteMeasure
+
+    measure = DiscreteMeasure.from_sequence(x, causal=f.positions.causal)
+    attack = split_attack(f, measure, eps=SPLITTING_EPS, seed=seeded([ask]))
+    found, norms = attack.splitting, x.norm(dim=-1)
+    return SplittingAnswer(
+        **{name: getattr(found, name) for name in ("move", "split", "splits", "decided", "atom")},
+        move_ratio=attack.move_ratio,
+        split_ratio=attack.split_ratio,
+        mean_radius=float(norms.square().mean().sqrt()),
+        reach=float(norms.max()),
+    )
+
+
+KINDS = (
+    Kind(ask=TextAsk, answer=TextAnswer, run=run),
+    Kind(ask=WholeAsk, answer=TextAnswer, run=run),
+    Kind(ask=SplittingAsk, answer=SplittingAnswer, run=run_splitting),
+)

@@ -117,9 +117,6 @@ class MeasuresAsk(AscentAsk, frozen=True, kw_only=True, tag="measures"):
     """The worst measure with so many atoms in a ball that a search finds.
 
     The length is the number of atoms.
-
-    Attributes:
-        climb: How many steps the search gets.
     """
 
 

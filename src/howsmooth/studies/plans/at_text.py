@@ -1,6 +1,6 @@
 """Questions at windows of a text, checked against the model and the text before any work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -67,6 +67,16 @@ class ModelAndText:
                     **others,
                 )
 
+    def planned(self, asks: Sequence[Ask], command: str, *, remarks: Iterable[str] = ()) -> "PlannedAsks":
+        """Return asks about this model at this text as a plan."""
+        return PlannedAsks(
+            asks=tuple(asks),
+            transformer=self.transformer,
+            inputs=self.inputs,
+            command=command,
+            remarks=tuple(f"{remark}." for remark in remarks),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedAsks:
@@ -87,23 +97,16 @@ class PlannedAsks:
         store.keep_plan(plan_of(self.asks, command=self.command))
 
 
-def model_and_text(
-    model: str,
-    windows: Windows,
-    where: Compute,
-    reading: ModelReading,
-    resources: Resources,
-    *,
-    parts: Sequence[str] = (),
-) -> ModelAndText:
-    """Load a model and a text, and refuse what they do not have; cheap mistakes first."""
+def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts: Sequence[str] = ()) -> ModelAndText:
+    """Load the model that settings or an ask name, and a text; refuse what they do not have, cheap mistakes first."""
+    where, reading = asked.where, asked.reading
     for part in parts:
         MapName.parse(part)
     where.check()
     reading.check()
     source = read_source(windows.source, windows.place)
     check_device(where.device)
-    transformer = resources.transformer(model, where, reading)
+    transformer = resources.transformer(asked.model, where, reading)
     inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
     windows, remarks = _within_positions(windows, transformer) if inputs.lengths is None else (windows, ())
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")

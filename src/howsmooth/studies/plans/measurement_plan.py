@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, cast
 
 import numpy as np
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, StudyError
 from howsmooth.models.inputs.sources import held, read_source
-from howsmooth.models.loading.names import check_model
 from howsmooth.models.map_names import MapName
 from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import described, from_settings
@@ -26,7 +24,6 @@ from howsmooth.studies.settings import (
     ModelReading,
     Solver,
     Windows,
-    default_folder,
 )
 
 if TYPE_CHECKING:
@@ -79,11 +76,8 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse names that lead nowhere, before anything is loaded."""
-        check_model(self.model)
         self.check_map()
-        self.where.check()
-        self.reading.check()
-        read_source(self.windows.source, self.windows.place)
+        super().check()
 
     def check_map(self) -> None:
         """Refuse a map that no model has, and heads beside one that is not of one layer."""
@@ -107,14 +101,18 @@ class Measuring(CommandSettings, frozen=True, kw_only=True):
         return "model" if self.whole else self.map
 
     @property
-    def folder(self) -> Path:
-        """Where records go unless told otherwise: the same question, the same folder; another one, another folder."""
+    def folder_name(self) -> str:
+        """The map alone."""
+        return self.part
+
+    @property
+    def question(self) -> Any:
+        """The order of layers and lengths does not matter, nor which of its two names the CPU has."""
         layers = None if self.layers is None else tuple(sorted(set(self.layers)))
         windows = replace(self.windows, lengths=tuple(sorted(set(self.windows.lengths))))
         where = replace(self.where, device="" if self.where.device == "cpu" else self.where.device)
         settings = replace(self, layers=layers, windows=windows, where=where)
-        digest = read_source(windows.source, windows.place).digest
-        return default_folder(self.model, self.part, [settings, digest])
+        return [settings, read_source(windows.source, windows.place).digest]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,8 +171,7 @@ def planned(measuring: Measuring, resources: "Resources") -> PlannedMeasurement:
 
     measuring.check_map()
     part = measuring.part
-    where, reading = measuring.where, measuring.reading
-    base = model_and_text(measuring.model, measuring.windows, where, reading, resources, parts=[part])
+    base = model_and_text(measuring, measuring.windows, resources, parts=[part])
     layers = base.layers(measuring.layers, part)
     others = {name: getattr(measuring, name) for name in ("metric", "solver", "certificate", "released")}
     asks = tuple(cast(Iterator[TextAsk], base.each(TextAsk, layers, part, **others)))

@@ -7,11 +7,10 @@ from typing import Any, Literal, TypeVar
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.inputs.text import read_text
 from howsmooth.studies.asks import Ask, AtText, Matrix
-from howsmooth.studies.kinds.splitting import SplittingAsk
-from howsmooth.studies.kinds.text import TextAsk, WholeAsk
+from howsmooth.studies.kinds.text import SplittingAsk, TextAsk, WholeAsk
 from howsmooth.studies.kinds.tokens_in_ball import AscentAsk, BoundsAsk, ExtremalAsk, MeasuresAsk, RegimesAsk
 from howsmooth.studies.plans.at_text import block_spans
-from howsmooth.studies.records import RunPlan
+from howsmooth.studies.records import grouped, plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run import measurements
 from howsmooth.studies.runs.run_metadata import keep_ladders, keep_model
@@ -157,10 +156,9 @@ def _worst(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     "Explicit heads on the line and in the plane; the paper states the two regimes and draws neither.",
 )
 def _regimes(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
-    for A, radius in ((_number(-1.0), 1.5), (_number(-1.0), 2.0), (_number(-2.0), 1.5), (_identity(-1.0), 2.0)):
+    for a, dimension, radius in ((-1.0, 1, 1.5), (-1.0, 1, 2.0), (-2.0, 1, 1.5), (-1.0, 2, 2.0)):
         for n in sizes.regimes:
-            V = _identity(1.0) if len(A) == 2 else _number(1.0)
-            yield RegimesAsk(A=A, V=V, length=n, radius=radius)
+            yield RegimesAsk(A=_scaled(a, dimension), V=_scaled(1.0, dimension), length=n, radius=radius)
 
 
 @figure(
@@ -184,7 +182,7 @@ def _splitting(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
 def _measures(sizes: StudySizes, _models: Sequence[str]) -> Iterator[Ask]:
     for A, radius in ((-1.0, 2.0), (8.0, 2.0), (1.0, 4.0)):
         for atoms in sizes.atoms:
-            yield MeasuresAsk(A=_number(A), V=_number(1.0), length=atoms, radius=radius)
+            yield MeasuresAsk(A=_scaled(A), V=_scaled(1.0), length=atoms, radius=radius)
 
 
 @figure(
@@ -249,23 +247,18 @@ def _on_alice(kind: type[T], windows: Windows, **others: Any) -> Iterator[T]:
         yield kind(window=window, **others)
 
 
-def _number(a: float) -> Matrix:
-    return ((a,),)
-
-
-def _identity(a: float) -> Matrix:
-    return ((a, 0.0), (0.0, a))
+def _scaled(a: float, dimension: int = 1) -> Matrix:
+    """Return a multiple of the identity."""
+    return tuple(tuple(a if i == j else 0.0 for j in range(dimension)) for i in range(dimension))
 
 
 def keep_figures(store: Store, asks: Mapping[str, Sequence[Ask]], words: Sequence[str]) -> None:
     """Remember what each figure asks for: one plan for each kind, and for each model that is measured at a text."""
     for figure, found in asks.items():
-        plans: dict[tuple[str, Ask | None], list[str]] = {}
-        for ask in found:
-            # a plan at a text makes one measurement
-            plans.setdefault((ask.kind, ask.group if isinstance(ask, TextAsk) else None), []).append(ask.key)
-        for (kind, _group), keys in plans.items():
-            store.keep_plan(RunPlan(kind=kind, keys=tuple(keys), figure=figure, command=command(*words)))
+        # a plan at a text makes one measurement
+        plans = grouped(found, lambda ask: (ask.kind, ask.group if isinstance(ask, TextAsk) else None))
+        for asked in plans.values():
+            store.keep_plan(plan_of(tuple(asked), figure=figure, command=command(*words)))
 
 
 def keep_models(store: Store, resources: Resources) -> None:

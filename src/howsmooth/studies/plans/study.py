@@ -69,14 +69,14 @@ class File:
         key = re.split(r"[.\[]", field)[0] if field else ""
         # an error is about one value; the line may set a list of them
         names = (key, f"{key}s", self.plurals.get(key, key)) if key else ()
-        number = next((line for name in names if (line := self._line(name))), None)
+        found = (
+            number
+            for name in map(re.escape, names)
+            for number, line in enumerate(self.text.splitlines(), start=1)
+            if re.match(rf'\s*["\']?{name}["\']?\s*[=.\]]|\s*\[+\s*{name}\b', line)
+        )
+        number = next(found, None)
         return StudyError(f"{self.name}, line {number}: {said}" if number else f"{self.name}: {said}", field=field)
-
-    def _line(self, key: str) -> int | None:
-        """Return the line in which a key is set."""
-        pattern = rf'\s*["\']?{re.escape(key)}["\']?\s*[=.\]]|\s*\[+\s*{re.escape(key)}\b'
-        lines = enumerate(self.text.splitlines(), start=1)
-        return next((number for number, line in lines if re.match(pattern, line)), None)
 
 
 def read_study(path: str | os.PathLike[str]) -> Study:
@@ -99,9 +99,14 @@ def read_study(path: str | os.PathLike[str]) -> Study:
 
 
 def _study(values: Mapping[str, Any], file: File) -> Study:
-    name, kind = (_own(values, key, default, file) for key, default in (("name", "study"), ("kind", "text")))
+    name, kind = values.get("name", "study"), values.get("kind", "text")
+    for key, value in (("name", name), ("kind", kind)):
+        if not isinstance(value, str):
+            raise file.refusal(f"{key!r} must be a text, got {value!r}.", key)
     ask = kind_named(kind).ask
-    fields, at_text = _fields(ask), issubclass(ask, AtText)
+    at_text = issubclass(ask, AtText)
+    # which windows there are is said otherwise
+    fields = {name: setting for name, setting in settings_of(ask).items() if setting.path[0] != "window"}
     windows = settings_of(Windows) if at_text else {}
     file = replace(file, plurals={setting.name: plural(setting) for setting in fields.values()})
     # matrices stand in place of a model
@@ -120,18 +125,6 @@ def _study(values: Mapping[str, Any], file: File) -> Study:
     return Study(
         name=name, kind=kind, axes=axes, windows=from_settings(Windows, of_windows) if at_text else None, file=file
     )
-
-
-def _own(values: Mapping[str, Any], key: str, default: str, file: File) -> str:
-    value = values.get(key, default)
-    if not isinstance(value, str):
-        raise file.refusal(f"{key!r} must be a text, got {value!r}.", key)
-    return value
-
-
-def _fields(ask: type[Ask]) -> dict[str, Setting]:
-    """Return the fields of an ask that a study may set; which windows there are is said otherwise."""
-    return {name: setting for name, setting in settings_of(ask).items() if setting.path[0] != "window"}
 
 
 def _axis(key: str, fields: Mapping[str, Setting], windows: Mapping[str, Setting], file: File) -> tuple[Setting, bool]:
@@ -183,13 +176,7 @@ def _read(path: Path) -> File:
 
 
 def parts(study: Study, resources: "Resources", command: str = "") -> "list[PlannedAsks]":
-    """List what a study asks for, asks that differ in layers and windows alone together; loads each model once.
-
-    Args:
-        study: The study.
-        resources: What is loaded already.
-        command: What to type to ask for the same again.
-    """
+    """List what a study asks for, asks that differ in layers and windows alone together; loads each model once."""
     from howsmooth.studies.plans.at_text import PlannedAsks
 
     ask = kind_named(study.kind).ask
@@ -221,15 +208,14 @@ def _elsewhere(study: Study, kind: type[Ask], resources: "Resources") -> Iterato
 def _at_text(
     study: Study, ask: type[AtText], point: dict[str, Any], resources: "Resources", command: str
 ) -> "PlannedAsks":
-    from howsmooth.studies.plans.at_text import PlannedAsks, model_and_text
+    from howsmooth.studies.plans.at_text import model_and_text
 
     assert study.windows is not None
     probe = from_settings(ask, point | {"layer": 0, "digest": "", "length": 1})
-    base = model_and_text(probe.model, study.windows, probe.where, probe.reading, resources, parts=[probe.map])
+    base = model_and_text(probe, study.windows, resources, parts=[probe.map])
     layers = base.layers(study.layers, probe.map)
     others = {name: getattr(probe, name) for name in probe.__struct_fields__ if name not in AtText.__struct_fields__}
-    asks = tuple(base.each(ask, layers, probe.map, **others))
-    return PlannedAsks(asks=asks, transformer=base.transformer, inputs=base.inputs, command=command)
+    return base.planned([*base.each(ask, layers, probe.map, **others)], command)
 
 
 def keep_bounds(store: "Store", made: "Sequence[PlannedAsks]") -> None:

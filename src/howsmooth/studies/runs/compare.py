@@ -2,14 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.studies.kinds.text import TextRecord
-from howsmooth.studies.runs.comparison import Comparison, Ends, LayerDifference, independent_ratio, paired_ratio
+from howsmooth.studies.runs.comparison import Comparison, LayerDifference, independent_ratio, paired_ratio
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run import Run, read_run
 from howsmooth.studies.runs.summary import mean_constant
@@ -86,31 +86,31 @@ class _Sample:
     texts: tuple[str, str]
     place: Place
     paired: bool
-    before: Sequence[TextRecord]
-    after: Sequence[TextRecord]
+    windows: tuple[Sequence[TextRecord], Sequence[TextRecord]]
 
     @property
     def positive(self) -> bool:
-        return all(record.answer.lower > 0 for record in (*self.before, *self.after))
+        return all(record.answer.lower > 0 for records in self.windows for record in records)
 
     @property
     def has_interval(self) -> bool:
         """Whether there are windows enough for an interval."""
-        return self.positive and min(len(self.before), len(self.after)) > 1
+        return self.positive and min(map(len, self.windows)) > 1
 
     def difference(self, confidence: float) -> LayerDifference:
         ratio = paired_ratio if self.paired else independent_ratio
         part, layer, length = self.place
-        ends = [_ends(record) for record in self.before], [_ends(record) for record in self.after]
+        before, after = self.windows
+        ends = ([(r.answer.lower, r.answer.upper or math.inf) for r in records] for records in self.windows)
         return LayerDifference(
             models=self.models,
             texts=self.texts,
             map=part,
             layer=layer,
             length=length,
-            windows=(len(self.before), len(self.after)),
+            windows=(len(before), len(after)),
             paired=self.paired,
-            constants=(mean_constant(self.before), mean_constant(self.after)),
+            constants=(mean_constant(before), mean_constant(after)),
             ratio=ratio(*ends, confidence=confidence) if self.positive else None,
         )
 
@@ -135,39 +135,37 @@ class _Match:
         pairs = ((self.before.openings[place], self.after.openings[place]) for place in shared)
         return "the tokens differ" if any(a != b for a, b in pairs if a and b) else ""
 
-    def samples(self) -> list[_Sample]:
-        left, right = self._places
-        found = [self._sample(place, left[place], right[place]) for place in left if place in right]
-        return [sample for sample in found if sample.before and sample.after]
-
-    def _sample(self, place: Place, before: Mapping[int, TextRecord], after: Mapping[int, TextRecord]) -> _Sample:
-        paired = not self.mismatch
-        both = before.keys() & after.keys()
-        return _Sample(
-            models=(self.before.model, self.after.model),
-            texts=(self.before.text, self.after.text),
-            place=place,
-            paired=paired,
-            before=[before[i] for i in sorted(both if paired else before)],
-            after=[after[i] for i in sorted(both if paired else after)],
-        )
-
     @property
-    def _places(self) -> "tuple[dict[Place, dict[int, TextRecord]], dict[Place, dict[int, TextRecord]]]":
-        return by_place(self.before, self.per_head), by_place(self.after, self.per_head)
+    def places(self) -> "list[dict[Place, dict[int, TextRecord]]]":
+        """The windows of both, by place and number."""
+        return [by_place(measurement, self.per_head) for measurement in (self.before, self.after)]
 
-    def notes(self) -> list[str]:
-        said = []
-        if self.mismatch:
-            said.append(
-                f"{self.mismatch}, so windows are no pairs: intervals are of two independent samples, and wider"
+    def samples(self) -> Iterator[_Sample]:
+        (left, right), paired = self.places, not self.mismatch
+        for place in (place for place in left if place in right):
+            both = left[place].keys() & right[place].keys()
+            before, after = (
+                [some[i] for i in sorted(both if paired else some)] for some in (left[place], right[place])
             )
-        left, right = self._places
+            if before and after:
+                yield _Sample(
+                    models=(self.before.model, self.after.model),
+                    texts=(self.before.text, self.after.text),
+                    place=place,
+                    paired=paired,
+                    windows=(before, after),
+                )
+
+    def notes(self) -> Iterator[str]:
+        if self.mismatch:
+            yield f"{self.mismatch}, so windows are no pairs: intervals are of two independent samples, and wider"
+        left, right = self.places
         for whose, alone in (("first", left.keys() - right.keys()), ("second", right.keys() - left.keys())):
             if alone:
-                said.append(f"{count(len(alone), 'place')} of the {whose} run alone: {places_in_words(alone)}")
-        unfinished = (whose for whose, m in (("first", self.before), ("second", self.after)) if not m.complete)
-        return said + [f"the {whose} run is unfinished" for whose in unfinished]
+                yield f"{count(len(alone), 'place')} of the {whose} run alone: {places_in_words(alone)}"
+        for whose, measurement in (("first", self.before), ("second", self.after)):
+            if not measurement.complete:
+                yield f"the {whose} run is unfinished"
 
 
 def _measured(subject: Subject, name: str) -> tuple[Measurement, ...]:
@@ -186,11 +184,6 @@ def _name(subject: Subject, measurements: Sequence[Measurement]) -> str:
         return os.fspath(subject)
     runs = list(dict.fromkeys(m.run or f"{m.model} on {m.text}" for m in measurements))
     return ", ".join(runs) or "an empty run"
-
-
-def _ends(record: TextRecord) -> Ends:
-    upper = record.answer.upper
-    return record.answer.lower, math.inf if upper is None else upper
 
 
 def shared_maps(

@@ -85,11 +85,14 @@ def independent_ratio(first: Sequence[Ends], second: Sequence[Ends], *, confiden
 
 
 def _ratio(x: Logs, y: Logs, near: Float[ndarray, " 2"], reach: float | None) -> Ratio:
+    def exp(log: float) -> float:
+        return math.exp(log) if log < math.log(np.finfo(float).max) else math.inf
+
     low, high = near.tolist()
     return Ratio(
-        value=_exp(float(y[:, 0].mean() - x[:, 0].mean())),
-        near=(_exp(low), _exp(high)),
-        within=None if reach is None else (_exp(low - reach), _exp(high + reach)),
+        value=exp(float(y[:, 0].mean() - x[:, 0].mean())),
+        near=(exp(low), exp(high)),
+        within=None if reach is None else (exp(low - reach), exp(high + reach)),
     )
 
 
@@ -104,10 +107,6 @@ def _scatter(logs: Logs) -> float:
 def _quantile(confidence: float, freedom: float) -> float:
     # from the far tail: 1 − confidence is smaller than what (1 + confidence)/2 can tell from 1
     return -float(stdtrit(freedom, (1 - confidence) / 2))
-
-
-def _exp(log: float) -> float:
-    return math.exp(log) if log < math.log(np.finfo(float).max) else math.inf
 
 
 class DifferenceVerdict(enum.StrEnum):
@@ -181,7 +180,7 @@ class LayerDifference:
             "map": self.map,
             "layer": str(self.layer),
             "n": "—" if self.length is None else number(self.length),
-            "windows": _either(*self.windows),
+            "windows": ", ".join(dict.fromkeys(map(str, self.windows))),
             "first": number(self.constants[0], 4),
             "second": number(self.constants[1], 4),
             "ratio": "—" if self.ratio is None else number(self.ratio.value, 4),
@@ -196,13 +195,9 @@ class LayerDifference:
         low, high = (None, None) if ratio is None or ratio.within is None else ratio.within
         least, most = (None, None) if ratio is None else ratio.near
         return {
-            "models": self.models,
-            "texts": self.texts,
-            "map": self.map,
-            "layer": self.layer,
-            "length": self.length,
-            "windows": self.windows,
-            "paired": self.paired,
+            **{
+                name: getattr(self, name) for name in ("models", "texts", "map", "layer", "length", "windows", "paired")
+            },
             "first": self.constants[0],
             "second": self.constants[1],
             "ratio": None if ratio is None else ratio.value,
@@ -228,6 +223,7 @@ class Comparison(ResultTable):
     """
 
     EXPENDABLE = ("error bars", "windows", "text", "model", "second", "first", "map")
+    ALIKE = ("model", "text", "map")
     first: str
     second: str
     rows: tuple[LayerDifference, ...]
@@ -259,9 +255,9 @@ class Comparison(ResultTable):
         sure, many = self.real, count(len(self.rows), "ratio")
         if not sure:
             return f"No difference is real: of {many}, none is told apart from 1."
-        most = max(sure, key=_size)
-        between = "" if most.ratio is None else f" {bracketed(most.ratio.within)}"
-        told = f"{most.place} differs most, {number(_value(most), 4)} times the first{between}"
+        ratios = [(row.place, row.ratio) for row in sure if row.ratio is not None]
+        place, most = max(ratios, key=lambda pair: _log_size(pair[1].value))
+        told = f"{place} differs most, {number(most.value, 4)} times the first {bracketed(most.within)}"
         share = f"{count(len(sure), 'difference')} of {len(self.rows)} {'is' if len(sure) == 1 else 'are'} real"
         return f"{share}: {told}."
 
@@ -273,7 +269,13 @@ class Comparison(ResultTable):
             "smoother": [row for row in self.rows if row.verdict is DifferenceVerdict.SMALLER],
             "not told apart": [row for row in self.rows if not row.real],
         }
-        said = [f"{what}: {_places(rows)}" for what, rows in groups.items() if rows]
+        said = []
+        for what, rows in groups.items():
+            layers = sorted({row.layer for row in rows})
+            ratios = [row.ratio.value for row in rows if row.ratio is not None]
+            ends = list(dict.fromkeys(number(end, 4) for end in (min(ratios), max(ratios)))) if ratios else []
+            extent = f" ({' to '.join(ends)} times)" if ends else ""
+            said += [f"{what}: layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}{extent}"] if rows else []
         return f"{'; '.join(said)}.".capitalize() if self.real else ""
 
     @property
@@ -301,27 +303,10 @@ class Comparison(ResultTable):
         """One row for each ratio."""
         return [row.cells(self.confidence) for row in self.rows]
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that have something to say."""
-        rows = self.cells
-        alike = {name for name in ("model", "text", "map") if len({row[name] for row in rows}) == 1}
-        return [
-            name for name in (rows[0] if rows else {}) if name not in alike and any(row[name] != "—" for row in rows)
-        ]
-
     def to_json(self) -> str:
         """Return one JSON object; a number without end is null."""
-        return to_json(
-            {
-                "first": self.first,
-                "second": self.second,
-                "confidence": self.confidence,
-                "paired": self.paired,
-                "rows": [row.as_row() for row in self.rows],
-                "notes": self.notes,
-            }
-        )
+        about = {name: getattr(self, name) for name in ("first", "second", "confidence", "paired")}
+        return to_json(about | {"rows": [row.as_row() for row in self.rows], "notes": self.notes})
 
 
 def bracketed(ends: tuple[float, float] | None) -> str:
@@ -340,24 +325,6 @@ def _end(value: float, rounded: Callable[[float, int], str]) -> str:
     return next((text for text in written if text != "1"), "1")
 
 
-def _places(rows: Sequence[LayerDifference]) -> str:
-    """Name the layers of some rows, each once, with the extent of their ratios."""
-    layers = sorted({row.layer for row in rows})
-    ratios = [row.ratio.value for row in rows if row.ratio is not None]
-    ends = list(dict.fromkeys(number(end, 4) for end in (min(ratios), max(ratios)))) if ratios else []
-    named = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
-    return f"{named} ({' to '.join(ends)} times)" if ends else named
-
-
-def _either(first: int, second: int) -> str:
-    return str(first) if first == second else f"{first}, {second}"
-
-
-def _value(row: LayerDifference) -> float:
-    return math.nan if row.ratio is None else row.ratio.value
-
-
-def _size(row: LayerDifference) -> float:
+def _log_size(ratio: float) -> float:
     """How far a ratio lies from 1, upwards or downwards."""
-    value = _value(row)
-    return abs(math.log(value)) if 0 < value < math.inf else math.inf
+    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from howsmooth.markup import paragraph
 from howsmooth.studies.kinds.text import WholeRecord
+from howsmooth.studies.records import grouped
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import Typical, mean_constant, typical_of
 from howsmooth.wording import count, grows, number, power_of_ten
@@ -16,25 +17,15 @@ MANY_DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    r"""What is known at one layer: geometric means over the windows, so that products of means are means of products.
+    """What is known at one layer: geometric means over the windows, as products of means are means of products."""
 
-    Attributes:
-        layer: Which layer.
-        block: The constant of its block alone.
-        log_product: :math:`\log_{10}` of the product of the constants of all blocks up to here.
-        to: The constant of all blocks up to here, together.
-        typical_to: What they multiply random noise by, root mean square over the windows.
-        onward: The constant of everything from what enters this layer to the end of the model.
-        typical_onward: What that multiplies random noise by.
-    """
-
-    layer: int
-    block: float
-    log_product: float
-    to: float
-    typical_to: Typical | None
-    onward: float
-    typical_onward: Typical | None
+    layer: int  # which layer
+    block: float  # the constant of its block alone
+    log_product: float  # log₁₀ of the product of the constants of all blocks up to here
+    to: float  # the constant of all blocks up to here, together
+    typical_to: Typical | None  # what they multiply random noise by, root mean square over the windows
+    onward: float  # the constant of everything from what enters this layer to the end of the model
+    typical_onward: Typical | None  # what that multiplies random noise by
 
     @property
     def log_gap(self) -> float:
@@ -94,11 +85,6 @@ class Composition(ResultTable):
         said = " ".join(meaning for column, meaning in LEGEND.items() if column in there)
         return f"{said} Geometric means over the windows."
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that have something to say."""
-        return [name for name in self.depths[0].cells if any(depth.cells[name] != "—" for depth in self.depths)]
-
     def _repr_html_(self) -> str:
         return super()._repr_html_() + paragraph(self.sentence)
 
@@ -116,18 +102,14 @@ LEGEND = {
 
 def compositions(records: Iterable[WholeRecord]) -> list[Composition]:
     """Return what is known of each model, text and length, the shortest windows first."""
-    groups: dict[tuple[str, str, int], list[WholeRecord]] = {}
-    for record in records:
-        groups.setdefault((record.ask.model, record.ask.window.text, record.ask.length), []).append(record)
+    groups = grouped(records, lambda r: (r.ask.model, r.ask.window.text, r.ask.length))
     found = (_composed(place, some) for place, some in sorted(groups.items()))
     return [composition for composition in found if composition.depths]
 
 
 def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Composition:
     model, text, length = place
-    by_map: dict[tuple[str, int], list[WholeRecord]] = {}
-    for record in records:
-        by_map.setdefault((record.ask.map, record.ask.layer), []).append(record)
+    by_map = grouped(records, lambda r: (r.ask.map, r.ask.layer))
     depths, log_product, layer = [], 0.0, 0
     # an unfinished run ends at the first layer that lacks something
     while (depth := _depth(by_map, layer, log_product)) is not None:

@@ -32,6 +32,7 @@ class Measurement(ResultTable):
     """
 
     EXPENDABLE = ("R", "range", "95 %", *BOUND_COLUMNS.values(), "longest", "any input", "exponent", "typical 95 %")
+    ALIKE = ("n", "windows")
     model: str
     text: str
     map: str
@@ -179,25 +180,14 @@ class Measurement(ResultTable):
             return rows
         return [{"bracket" if name == "range" else name: cell for name, cell in row.items()} for row in rows]
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that have something to say."""
-        rows = self.cells
-        names = list(rows[0]) if rows else []
-        alike = {name for name in ("n", "windows") if len({row[name] for row in rows}) == 1}  # the title says it
-        return [name for name in names if name not in alike and any(row[name] != "—" for row in rows)]
-
     def to_json(self) -> str:
         """Return one JSON object; a number without end is null."""
         return to_json(
             {
-                "model": self.model,
-                "text": self.text,
-                "map": self.map,
-                "run": self.run,
-                "planned": self.planned,
-                "complete": self.complete,
-                "notes": self.notes,
+                **{
+                    name: getattr(self, name)
+                    for name in ("model", "text", "map", "run", "planned", "complete", "notes")
+                },
                 "layers": [layer.as_row() for layer in self.layers],
                 "records": [as_row(record) for record in self.records],
                 "heads": [as_row(record) for record in self.heads],
@@ -224,11 +214,7 @@ def as_row(record: TextRecord) -> dict[str, Any]:
         "steps": answer.steps,
         "status": answer.status,
         "radius": answer.mean_radius,
-        "reach": answer.reach,
-        "relative": answer.relative,
-        "typical": answer.typical,
-        "typical_low": answer.typical_low,
-        "typical_high": answer.typical_high,
+        **{name: getattr(answer, name) for name in ("reach", "relative", "typical", "typical_low", "typical_high")},
         **{name: getattr(answer, name) for name in BOUND_COLUMNS},
     }
     return row | ({"released": answer.released_quantity} if ask.released else {})

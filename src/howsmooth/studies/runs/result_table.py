@@ -23,6 +23,8 @@ class ResultTable(abc.ABC):
 
     # Columns that leave a narrow terminal, the first ones first; the others always fit.
     EXPENDABLE: ClassVar[tuple[str, ...]] = ()
+    # Columns that are left out where all rows agree: the title says it.
+    ALIKE: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abc.abstractmethod
@@ -30,9 +32,12 @@ class ResultTable(abc.ABC):
         """What the table shows, in a line."""
 
     @property
-    @abc.abstractmethod
     def columns(self) -> list[str]:
         """The names of the columns that have something to say."""
+        rows = self.cells
+        alike = {name for name in self.ALIKE if len({row[name] for row in rows}) == 1}
+        names = list(rows[0]) if rows else []
+        return [name for name in names if name not in alike and any(row[name] != "—" for row in rows)]
 
     @property
     @abc.abstractmethod

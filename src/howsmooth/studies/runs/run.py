@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -99,17 +99,13 @@ def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPla
     """Return the measurements at texts: plans that differ in layers and windows alone make one of them."""
     known = {record.ask.key: record for record in records if record.ask.kind == "text"}
     merged: dict[AtText, list[RunPlan]] = {}
-    for plan in (*plans, *_unplanned(known, plans)):
+    # a record that no plan speaks of was kept by hand
+    spoken = {key for plan in plans for key in (*plan.keys, *plan.beside)}
+    for plan in (*plans, *(RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)):
         if plan.kind == "text" and (first := next((known[key] for key in plan.keys if key in known), None)):
             merged.setdefault(first.ask.group, []).append(plan)
     found = [measurement(store, some, known) for some in merged.values()]
     return sorted(found, key=lambda m: (m.model, m.text, m.map, m.metric, m.records[0].ask.window.stride))
-
-
-def _unplanned(known: Mapping[str, Record], plans: Iterable[RunPlan]) -> Iterator[RunPlan]:
-    """Yield a plan for each record that none speaks of: someone kept it by hand."""
-    spoken = {key for plan in plans for key in (*plan.keys, *plan.beside)}
-    return (RunPlan(kind="text", keys=(key,)) for key in known if key not in spoken)
 
 
 def measurement(
@@ -119,11 +115,17 @@ def measurement(
 
     With the model, the bounds of layers that the run does not keep yet are computed and kept.
     """
-    keys, beside = _keys(plans), _beside(plans)
-    records, heads = (sorted((known[key] for key in some if key in known), key=_place) for some in (keys, beside))
+    keys = {key for plan in plans for key in plan.keys}
+    beside = {key for plan in plans for key in plan.beside} - keys
+
+    def place(record: Record) -> tuple[int, ...]:
+        layer, _name, head, index = record.ask.rank
+        # sequences that are measured whole stay in the order of their file
+        return layer, 0 if record.ask.window.whole else record.ask.length, head, index
+
+    records, heads = (sorted((known[key] for key in some if key in known), key=place) for some in (keys, beside))
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
-
     bounds = functools.partial(kept_ladder, store, first.model, first.map, first.metric)
     layers = summarise(records, functools.partial(bounds, transformer=transformer))
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
@@ -143,17 +145,3 @@ def measurement(
         planned=len(keys | beside),
         commands=tuple(dict.fromkeys(plan.command for plan in plans if plan.command)),
     )
-
-
-def _keys(plans: Iterable[RunPlan]) -> set[str]:
-    return {key for plan in plans for key in plan.keys}
-
-
-def _beside(plans: Iterable[RunPlan]) -> set[str]:
-    return {key for plan in plans for key in plan.beside} - _keys(plans)
-
-
-def _place(record: Record) -> tuple[int, ...]:
-    layer, _name, head, index = record.ask.rank
-    # sequences that are measured whole stay in the order of their file
-    return layer, 0 if record.ask.window.whole else record.ask.length, head, index

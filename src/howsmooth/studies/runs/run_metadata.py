@@ -62,35 +62,26 @@ def kept_ladder(
         return BoundsTable.from_json(kept)
     if transformer is None:
         return NO_BOUNDS
-    found = _bounds(transformer, part, metric, layer, n, radius)
+    site, refused = transformer.layers[layer], "the theorems are about attention alone."
+    f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
+    try:
+        found = table(f, n=n, radius=radius, heads=PROMISING, metric=metric) if isinstance(f, Attention) else None
+    except AssumptionError as error:
+        found, refused = None, str(error)
+    if found is None:
+        found = BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=refused),))
     store.keep(name, found.to_json())
     return found
 
 
-def _bounds(transformer: Transformer, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
-    site = transformer.layers[layer]
-    f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
-    if not isinstance(f, Attention):
-        return BoundsTable(
-            bounds=(), refused=(NotApplicable(name="all", reason="the theorems are about attention alone."),)
-        )
-    try:
-        return table(f, n=n, radius=radius, heads=PROMISING, metric=metric)
-    except AssumptionError as error:
-        return BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=str(error)),))
-
-
 def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:
-    """Keep how every window begins, and the whole of the first one of the longest length; of pictures their names.
-
-    Args:
-        store: Where to keep it.
-        asks: What is asked at these windows.
-        inputs: What the windows are cut from.
-    """
+    """Keep how every window begins, and the whole of the first one of the longest length; of pictures their names."""
     windows = {(ask.window.length, ask.window.index): ask for ask in asks}
     longest = first_of_the_longest(windows.values())
-    words = {place: _words(ask, inputs) for place, ask in windows.items()}
+    words = {
+        (length, index): inputs.words(index, length=length, stride=ask.window.stride)
+        for (length, index), ask in windows.items()
+    }
     noted = {opening_key(ask): words[place][:OPENING] for place, ask in windows.items()}
     whole = words[longest.window.length, longest.window.index]
     # a picture has one word, its name, for all of its tokens
@@ -102,10 +93,6 @@ def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:
             field="out",
         )
     store.note_windows(noted | kept)
-
-
-def _words(ask: AtText, inputs: Inputs) -> list[str]:
-    return inputs.words(ask.window.index, length=ask.window.length, stride=ask.window.stride)
 
 
 def first_of_the_longest(asks: Iterable[AtText]) -> AtText:

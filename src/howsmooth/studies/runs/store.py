@@ -68,7 +68,10 @@ class Store:
                     if self._database.execute("SELECT 1 FROM records WHERE key = ?", (key,)).fetchone() is None:
                         self._database.insert("failures", (key, ask, outcome.error), verb="REPLACE")
                     continue
-                self._view(outcome.ask.kind)
+                if outcome.ask.kind not in self._viewed:  # readable by other tools: a column for every field
+                    self._viewed.add(outcome.ask.kind)
+                    for statement in view_of(kind_named(outcome.ask.kind)):
+                        self._database.execute(statement)
                 result = {"answer": outcome.answer, "machine": outcome.machine, "seconds": outcome.seconds}
                 self._database.insert("records", (key, ask, to_json(result)))
                 self._database.execute("DELETE FROM failures WHERE key = ?", (key,))
@@ -96,7 +99,9 @@ class Store:
     def failures(self, asks: Iterable[Ask] | None = None) -> list[Failure]:
         """Return every ask that failed, or those of ``asks`` that did, with its error."""
         wanted = None if asks is None else {ask.key for ask in asks}
-        return self._database.read("failures", _failure, wanted=wanted)
+        return self._database.read(
+            "failures", lambda key, text, error: Failure(ask=_ask(key, text), error=error), wanted=wanted
+        )
 
     def keep(self, name: str, value: str) -> None:
         """Keep a fact about the run, in place of what was kept under this name."""
@@ -135,13 +140,6 @@ class Store:
         found: list[RunPlan] = self._database.read("plans", lambda _key, value: from_json(value, RunPlan))
         return sorted(found, key=lambda plan: plan.number)
 
-    def _view(self, kind: str) -> None:
-        """Make the records of a kind readable by other tools: a view with a column for every field."""
-        if kind not in self._viewed:
-            self._viewed.add(kind)
-            for statement in view_of(kind_named(kind)):
-                self._database.execute(statement)
-
 
 Words = tuple[str, ...]
 
@@ -150,10 +148,6 @@ def _record(key: str, text: str, result: str) -> Record:
     ask, found = _ask(key, text), from_json(result, Result)
     answer = from_json(bytes(found.answer).decode(), kind_named(ask.kind).answer)
     return Record(ask=ask, answer=answer, machine=found.machine, seconds=found.seconds)
-
-
-def _failure(key: str, text: str, error: str) -> Failure:
-    return Failure(ask=_ask(key, text), error=error)
 
 
 def _ask(key: str, text: str) -> Ask:
@@ -264,10 +258,6 @@ def _csv(target: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
         writer.writerows(rows)
 
 
-def _jsonl(target: Path, rows: list[dict[str, Any]], _names: list[str]) -> None:
-    target.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def _parquet(target: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
     try:
         import pyarrow
@@ -278,6 +268,10 @@ def _parquet(target: Path, rows: list[dict[str, Any]], names: list[str]) -> None
         ) from error
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     parquet.write_table(table, target)
+
+
+def _jsonl(target: Path, rows: list[dict[str, Any]], _names: list[str]) -> None:
+    target.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
 
 
 WRITERS = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}

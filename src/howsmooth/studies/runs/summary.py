@@ -9,7 +9,7 @@ from typing import Any
 
 from howsmooth.spectral.typical import mean_gain
 from howsmooth.studies.kinds.text import BOUND_COLUMNS, TextAnswer, TextRecord
-from howsmooth.studies.records import Record
+from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.growth import Growth, growth
 from howsmooth.theory.results import Bound, BoundsTable, Side
 from howsmooth.wording import at_most, estimated, exponent, interval, number, rounded
@@ -138,11 +138,7 @@ class LayerSummary:
     def as_row(self) -> dict[str, Any]:
         """Return the fields that the command line prints as JSON."""
         row = {
-            "layer": self.layer,
-            "length": self.length,
-            "shortest": self.shortest,
-            "windows": self.windows,
-            "constant": self.constant,
+            **{name: getattr(self, name) for name in ("layer", "length", "shortest", "windows", "constant")},
             "constant_low": self.least,
             "constant_high": self.most,
             "relative": self.relative,
@@ -174,10 +170,9 @@ def exponent_cell(law: Growth | None) -> str:
 
 def summarise(records: Sequence[TextRecord], bounds: Bounds) -> tuple[LayerSummary, ...]:
     """Return the answer for each layer of one model and map, all at one length if they have one in common."""
-    layers: dict[int, list[TextRecord]] = {}
     # in the order of the text: neighbouring windows are alike, and intervals reckon with it
-    for record in sorted(records, key=lambda r: (r.ask.layer, r.ask.window.digest, r.ask.window.index)):
-        layers.setdefault(record.ask.layer, []).append(record)
+    ordered = sorted(records, key=lambda r: (r.ask.layer, r.ask.window.digest, r.ask.window.index))
+    layers = grouped(ordered, lambda r: r.ask.layer)
     common = set.intersection(*({r.ask.length for r in found} for found in layers.values())) if layers else set()
     return tuple(
         _summary(layer, max(common or {r.ask.length for r in found}), found, bounds) for layer, found in layers.items()

@@ -99,23 +99,18 @@ def _spread(client: Any, work: Sequence[WorkUnit], threads: int | None, plugin: 
         for future in distributed.as_completed(list(waiting), loop=client.loop):
             unit = waiting.pop(future)
             try:
-                outcomes = _collected(future, unit)
+                if future.cancelled():
+                    raise concurrent.futures.CancelledError
+                error = future.exception()
+                lost = f"the worker was lost, {sentence(error)}" if error is not None else ""
+                outcomes = [Failure(ask=ask, error=lost) for ask in unit.cell] if lost else future.result()
             # raised by the client itself, when its scheduler is gone
-            except (concurrent.futures.CancelledError, OSError) as error:
+            except (concurrent.futures.CancelledError, OSError) as gone:
                 raise ClusterError(
                     f"the Dask scheduler at {client.scheduler.address!r} was lost; what is done is kept, and the same "
                     "command goes on from there."
-                ) from error
+                ) from gone
             yield outcomes
     finally:
         if client.status == "running":
             client.cancel(list(waiting), force=True)
-
-
-def _collected(future: Any, unit: WorkUnit) -> list[Outcome]:
-    if future.cancelled():
-        raise concurrent.futures.CancelledError
-    error = future.exception()
-    if error is None:
-        return future.result()
-    return [Failure(ask=ask, error=f"the worker was lost, {sentence(error)}") for ask in unit.cell]

@@ -5,7 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -26,15 +26,9 @@ EVERY = 30.0
 def watching() -> Iterator[Progress]:
     """Show how far a sweep is while it runs, as well as the place allows: on standard error, or in a notebook."""
     console = Console(stderr=True)
-    if console.is_jupyter:
-        with _in_a_notebook() as show:
-            yield show
-    elif console.is_terminal:
-        with _on_a_terminal(console) as show:
-            yield show
-    else:
-        with _in_lines(EVERY) as show:
-            yield show
+    place = _on_a_terminal(console) if console.is_terminal else _in_lines(EVERY)
+    with _in_a_notebook() if console.is_jupyter else place as show:
+        yield show
 
 
 class _Clock:
@@ -65,15 +59,7 @@ class _Clock:
         if self._first is None or self.tally is None:
             return 0.0
         when, first = self._first
-        return (_finished(self.tally) - _finished(first)) / max(time.monotonic() - when, 1e-9)
-
-
-def _finished(tally: Tally) -> int:
-    return tally.done + tally.failed
-
-
-def _failed(tally: Tally) -> str:
-    return f", {tally.failed} failed" if tally.failed else ""
+        return (self.tally.finished - first.finished) / max(time.monotonic() - when, 1e-9)
 
 
 @contextmanager
@@ -96,7 +82,7 @@ def _on_a_terminal(console: Console) -> Iterator[Progress]:
 
         def show(tally: Tally) -> None:
             clock.note(tally)
-            text = f"{tally.done} done{_failed(tally)}, {tally.left} left, {clock.rate:.3g}/s · {tally.last}"
+            text = f"{tally.done} done{tally.failures}, {tally.left} left, {clock.rate:.3g}/s · {tally.last}"
             bar.update(work, completed=tally.share, description=text)
 
         yield show
@@ -126,9 +112,9 @@ def line(clock: _Clock) -> str:
     tally = clock.tally
     if tally is None:
         return f"howsmooth: at the first piece of work, {so_far}"
-    finished, left = _finished(tally), clock.left
-    rest = "" if left is None else f", about {duration(left)} left"
-    return f"howsmooth: {finished} of {finished + tally.left} done{_failed(tally)}, {so_far}{rest}; last {tally.last}"
+    rest = "" if clock.left is None else f", about {duration(clock.left)} left"
+    done = f"{tally.finished} of {tally.finished + tally.left} done{tally.failures}"
+    return f"howsmooth: {done}, {so_far}{rest}; last {tally.last}"
 
 
 @contextmanager
@@ -150,9 +136,4 @@ def _in_a_notebook() -> Iterator[Progress]:
 
 def shown_by(given: Progress | bool | None) -> Any:
     """Return what to call after each step, as a context: what was given, a bar if one was asked for, or nothing."""
-    return watching() if given is True else _calling(given or None)
-
-
-@contextmanager
-def _calling(given: Progress | None) -> Iterator[Progress | None]:
-    yield given
+    return watching() if given is True else nullcontext(given or None)

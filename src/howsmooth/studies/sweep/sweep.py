@@ -1,13 +1,13 @@
 """Answer what has no record yet, in cells that share their resources; failures are recorded, and nothing is lost."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.json_values import from_json
 from howsmooth.studies.kinds import kind_named
-from howsmooth.studies.records import Failure, Outcome, Record, this_machine
+from howsmooth.studies.records import Failure, Outcome, Record, grouped, this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.wording import visible
@@ -43,20 +43,13 @@ def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[WorkUnit]:
 
 def batches(asks: Iterable[Ask]) -> list[tuple[Ask, ...]]:
     """Sort asks into batches."""
-    return _grouped(asks, lambda ask: (ask.kind, ask.batch))
+    return [tuple(batch) for batch in grouped(asks, lambda ask: (ask.kind, ask.batch)).values()]
 
 
 def cells(batch: Iterable[Ask]) -> list[tuple[Ask, ...]]:
     """Sort the asks of a batch into cells; within a cell their order does not depend on who asked."""
     ordered = sorted(batch, key=lambda ask: ask.rank)
-    return _grouped(ordered, lambda ask: ask.cell)
-
-
-def _grouped(asks: Iterable[Ask], by: Callable[[Ask], Hashable]) -> list[tuple[Ask, ...]]:
-    found: dict[Hashable, list[Ask]] = {}
-    for ask in asks:
-        found.setdefault(by(ask), []).append(ask)
-    return [tuple(group) for group in found.values()]
+    return [tuple(cell) for cell in grouped(ordered, lambda ask: ask.cell).values()]
 
 
 def attempt(unit: WorkUnit, resources: Resources) -> list[Outcome]:
@@ -96,6 +89,16 @@ class Tally:
     share: float  # how much of the work is behind, from 0 to 1: long inputs count for more
     last: str = ""  # what was done last, in a few words
 
+    @property
+    def finished(self) -> int:
+        """How many asks have a record or an error."""
+        return self.done + self.failed
+
+    @property
+    def failures(self) -> str:
+        """How many failed, behind how many are done."""
+        return f", {self.failed} failed" if self.failed else ""
+
 
 Progress = Callable[[Tally], None]
 # Does units of work in any order, and yields what comes of each.
@@ -110,15 +113,7 @@ def sweep(
     retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> Tally:
-    """Answer every ask that has no record yet; keep each record as it comes.
-
-    Args:
-        asks: What to find out.
-        store: Where records are kept.
-        execute: Who does the work: see :mod:`howsmooth.studies.sweep.workers`.
-        retry_failed: Whether to try again what failed before.
-        progress: Called whenever something was stored.
-    """
+    """Answer every ask that has no record yet, keep each record as it comes, and call ``progress`` then."""
     asks = tuple({ask.key: ask for ask in asks}.values())
     done = store.done(asks)
     failed = frozenset[str]() if retry_failed else store.failed(asks) - done
@@ -130,14 +125,14 @@ def sweep(
         new = [outcome for outcome in outcomes if outcome.ask.key not in finished]
         store.add(new)
         ahead -= sum(outcome.ask.cost for outcome in new)
-        tally = _counted(tally, new, 1 - max(ahead, 0.0) / total)
+        failures = sum(isinstance(outcome, Failure) for outcome in new)
+        tally = Tally(
+            done=tally.done + len(new) - failures,
+            failed=tally.failed + failures,
+            left=tally.left - len(new),
+            share=1 - max(ahead, 0.0) / total,
+            last=visible(new[0].ask.label) if new else tally.last,
+        )
         if progress is not None:
             progress(tally)
     return tally
-
-
-def _counted(tally: Tally, new: Sequence[Outcome], share: float) -> Tally:
-    failed = sum(isinstance(outcome, Failure) for outcome in new)
-    last = visible(new[0].ask.label) if new else tally.last
-    done = tally.done + len(new) - failed
-    return Tally(done=done, failed=tally.failed + failed, left=tally.left - len(new), share=share, last=last)

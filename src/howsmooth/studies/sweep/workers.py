@@ -16,7 +16,7 @@ import torch
 
 from howsmooth.errors import AssumptionError, ClusterError
 from howsmooth.studies.asks import Ask
-from howsmooth.studies.records import Failure, Outcome
+from howsmooth.studies.records import Failure, Outcome, grouped
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence, units
 
@@ -34,16 +34,11 @@ def executor(
     threads: int | None = 1,
     resources: Resources | None = None,
 ) -> Iterator[Executor]:
-    """Provide who does the work of a sweep; what it has loaded is released at the end.
+    """Provide who does the work of a sweep: processes, a Dask scheduler, or this process with what it has loaded.
 
-    Args:
-        workers: How many processes to start here; none does the work in this one.
-        scheduler: The address of a Dask scheduler to use instead.
-        tls: A folder with ``ca.pem``, ``cert.pem`` and ``key.pem``: the scheduler must show a certificate of that
-            authority, and all that is sent is encrypted. Without it Dask's own configuration decides.
-        threads: How many threads to use in this process, or in each of the others: see :func:`in_process`. None leaves
-            torch's own choice.
-        resources: What is loaded already, for the work in this process.
+    With ``tls``, a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``, the scheduler must show a certificate of that
+    authority, and all that is sent is encrypted; otherwise Dask's own configuration decides. ``threads`` is that of
+    each process; none leaves torch's own choice. What was loaded is released at the end.
     """
     if workers and scheduler is not None:
         raise AssumptionError("give a number of workers to start, or the address of a scheduler, not both.")
@@ -77,12 +72,7 @@ def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | No
     Why not every product on all threads, one unit after another: threads that share a product wait for each other many
     thousand times a second, which costs a fifth of the time where cores are free, and most of it where other programs
     want them too. Units that are done side by side never wait. Only long inputs have the machine to themselves: their
-    products are large, and memory may be short.
-
-    Args:
-        work: What to do.
-        resources: What is loaded already; threads take turns in loading.
-        threads: How many threads; none for torch's own choice.
+    products are large, and memory may be short. Threads take turns in loading.
     """
     count = torch.get_num_threads() if threads is None else threads
     together = [unit for unit in work if not unit.alone]
@@ -149,12 +139,7 @@ def serve(pipe: Connection, threads: int | None) -> None:
 
 @contextlib.contextmanager
 def processes(count: int, threads: int | None) -> Iterator[Executor]:
-    """Start processes that share the work; one that is lost is replaced, and its unit done again. They end with this.
-
-    Args:
-        count: How many.
-        threads: How many threads each of them uses; none leaves torch's own choice.
-    """
+    """Start processes that share the work; one that is lost is replaced, and its unit done again."""
     workers = [Worker(threads) for _ in range(count)]
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(count):
@@ -208,9 +193,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
     """Estimate the wall time of asks on one process from the smallest unit of each kind and model; store nothing."""
-    groups: dict[tuple[str, str], list[Ask]] = {}
-    for ask in asks:
-        groups.setdefault((ask.kind, str(getattr(ask, "model", ""))), []).append(ask)
+    groups = grouped(asks, lambda ask: (ask.kind, str(getattr(ask, "model", ""))))
     total = 0.0
     for _which, some in sorted(groups.items(), key=lambda group: group[0]):
         work = units(some, frozenset())

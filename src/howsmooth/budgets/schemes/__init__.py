@@ -1,1 +1,0 @@
-"""Schemes that round numbers, one file for each family."""
