@@ -332,11 +332,11 @@ def _by_scipy(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
         rest, worth = costs - u[:, None] - v, 0.0
         while (steps := coupling_over(rest <= worth, *masses, eps)) is None:
             worth = max(10 * worth, eps)
+        coupling = np.zeros_like(costs)
+        coupling[steps.source, steps.target] = steps.mass
         if worth <= eps:
             break
         scale = worth / SOLVED_SHARE
-    coupling = np.zeros_like(costs)
-    coupling[steps.source, steps.target] = steps.mass
     return coupling, v
 
 
