@@ -5,6 +5,7 @@ one; the bound is that of all inputs as long whose tokens are no longer than the
 """
 
 import argparse
+import math
 import time
 
 import torch
@@ -22,9 +23,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="minilm")
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--whole", type=int, metavar="N", help="every block and the model at N tokens instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = hs.load(given.model)
+    if given.whole:
+        whole(model, given.whole)
+        return
     layers = sorted({0, len(model.layers) // 2, len(model.layers) - 1})
     print("| n | layer | metric | worst | upper / lower | typical | any input | products | seconds |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -34,6 +39,21 @@ def main() -> None:
             f, batch = activations.at(layer=layer, name="attention")
             for metric in ("total", "token", "relative", "condition", "entries", "sum", hs.metrics.covariance(batch)):
                 row(f, batch[0], n, layer, metric)
+
+
+def whole(model: hs.Transformer, n: int) -> None:
+    """Print the constants of blocks and their product beside that of the model, in two metrics."""
+    activations = model.activations(model.windows(read_text(), length=n, count=1))
+    places = [(layer, "block") for layer in range(len(model.layers))] + [(0, "model")]
+    for metric in ("total", "token"):
+        found = []
+        for layer, name in places:
+            f, batch = activations.at(layer=layer, name=name)
+            found.append(hs.local_lipschitz(f, batch[0], metric=metric, rtol=1e-2, seed=0))
+        *blocks, last = (float(each.lower) for each in found)
+        width = max(float(each.upper / each.lower) for each in found)
+        print(f"{metric}: blocks {', '.join(f'{x:.3g}' for x in blocks)}, product {math.prod(blocks):.3g};", end=" ")
+        print(f"model {last:.3g}; brackets within {width:.3f}")
 
 
 def row(f: Attention, X: torch.Tensor, n: int, layer: int, metric: str | hs.Metric) -> None:

@@ -141,6 +141,19 @@ def test_as_many_samples_as_asked_for_are_at_the_radius_itself(rng, monkeypatch)
     torch.testing.assert_close(moved, torch.full_like(moved, found.radii[0].certified))
 
 
+@pytest.mark.parametrize(
+    ("certified", "flip", "sampled", "told"), [(1, 0.3, 0.2, 0.2), (1, 0.1, 0.2, 0.1), (1, 5, 6, 0.4), (0, -1, -1, 0.4)]
+)
+def test_the_smallest_margin_that_was_met_is_told(certified, flip, sampled, told, monkeypatch):
+    X = torch.tensor([[1.0, 0.2, 0.6]], dtype=torch.float64)
+    f = hs.maps.Chain(hs.maps.Pooling.first(n=1, like=X), hs.maps.Dense(torch.eye(3, dtype=torch.float64)))
+    found = hs.certify(f, X, word=0)
+    found = dataclasses.replace(found, radii=(dataclasses.replace(found.radii[0], certified=float(certified)),))
+    monkeypatch.setattr("howsmooth.certificates.certify.smallest_flip", lambda *_given, **_more: (None, flip))
+    monkeypatch.setattr(type(found), "_sampled", lambda *_given: [7.0, sampled])
+    assert found.verify() == pytest.approx(told)
+
+
 def test_two_logits_of_a_module_are_rounded(model, monkeypatch):
     found = hs.certify(model, TEXT, word=2)
     monkeypatch.setattr("howsmooth.certificates.certify.rounding", lambda *_given: (0.0, 3.0))

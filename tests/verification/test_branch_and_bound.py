@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch.testing import assert_close
 from verification.small_networks import entered, gaussian, network
 
-from howsmooth.verification import box_symbols
+from howsmooth.verification import box_symbols, branch_and_bound
 from howsmooth.verification.branch_and_bound import (
     BentUnits,
     MarginFunction,
@@ -122,7 +122,26 @@ def test_the_bound_of_a_node_replaces_every_symbol_by_its_line(rng):
     found = _bound(units, objective, _Nodes(alpha, beta, side))
     for k in range(9):
         for one, other in zip(found, by_hand(units, objective, alpha[k], beta[k], side[k]), strict=True):
-            assert_close(one[k], other)
+            assert_close(one[k], other, rtol=1e-13, atol=1e-13)
+
+
+def test_a_margin_of_zero_is_not_positive_and_slopes_begin_with_the_chord(rng, monkeypatch):
+    units, objective = problem(rng, layers=(2, 1))
+    nothing = MarginFunction(0 * objective.centre, 0 * objective.pixels, 0 * objective.units)
+    at_once, every = (split(units, nothing, time.monotonic() + seconds) for seconds in (-1, 60))
+    assert (at_once.positive, at_once.lower, at_once.nodes) == (False, 0.0, 1)
+    assert (every.positive, every.lower, every.nodes) == (False, 0.0, 15)  # all signs of three units
+    given = []
+
+    def ascend(_units, _objective, nodes, _steps):
+        given.append(nodes)
+        return torch.ones(1), nodes
+
+    monkeypatch.setattr(branch_and_bound, "_ascend", ascend)
+    assert split(units, objective, 0.0).positive
+    assert_close(given[0].alpha[0], units.upper / (units.upper - units.lower))
+    assert not given[0].beta.any()
+    assert not given[0].side.any()
 
 
 def test_no_point_on_the_sides_of_a_node_is_below_its_bound(rng):

@@ -92,6 +92,7 @@ def test_a_property_needs_unsafe_outputs(tmp_path):
 def test_robustness_is_a_box_with_one_set_for_each_rival():
     found = Property.robust(torch.tensor([1.0, 2.0]), eps=0.5, label=1, classes=3)
     assert found.lower.tolist() == [0.5, 1.5]
+    assert found.upper.tolist() == [1.5, 2.5]
     assert [A.tolist() for A, _b in found.unsafe] == [[[1, -1, 0]], [[0, -1, 1]]]
 
 

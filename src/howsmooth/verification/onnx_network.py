@@ -117,7 +117,8 @@ class _Reader:
         if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
             return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
         given: dict[str, Any] = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
-        return ReferenceEvaluator(node, opsets={"": self.opset}).run(None, given)[0]
+        found: Any = ReferenceEvaluator(node, opsets={"": self.opset}).run(None, given)
+        return found[0]
 
     def all_of(self, base: int) -> _AffineForm:
         """Return the numbers of a base."""

@@ -463,3 +463,24 @@ def test_norms_inside_the_first_term_are_widened(rng, monkeypatch):
         apart = 3 * norm(calm.side_by_side) * 3 * norm((calm.P - calm.P.mean(0)).flatten(0, 1))
         weights = 64 * 5 * UNIT * (errors.P_norm * errors.WV_norm).sum().item()
         assert calm.value_term() == pytest.approx(shared + apart + weights, rel=4e-15)
+
+
+def test_rows_of_the_second_term_have_the_squares_of_their_entries_and_their_rounding(rng, monkeypatch):
+    seen, given, unit = rows_with(rng)[0], {}, 1e-3
+    monkeypatch.setattr(by_rows, "UNIT", unit)
+
+    def eigenvalues(_times, _start, *, trace, error, steps):
+        given[steps] = trace, error
+        return trace
+
+    monkeypatch.setattr(by_rows, "deflated_eigenvalues", eigenvalues)
+    W, Q = outputs(seen), [view.head.Q for view in seen]
+    C = [view.covariance() for view in seen]
+    found, (trace, error) = by_rows.query_term_norms(seen), given[1]
+    sums = sum(c.shape[1] + c.shape[2] for c in C) + sum(torch.cat(W, 1).shape) + sum(torch.cat(Q).shape)
+    for i in range(5):
+        row = sum(w @ c[i] @ q for w, c, q in zip(W, C, Q, strict=True))
+        sizes = [sum(x.square().sum().item() for x in parts) for parts in ([c[i] for c in C], W, Q)]
+        assert error[i].item() == pytest.approx(8 * sums * unit * math.prod(sizes), rel=1e-9)
+        assert trace[i].item() == pytest.approx(row.square().sum().item() + error[i].item(), rel=1e-9)
+        assert found[i].item() == pytest.approx(trace[i].item() ** 0.5)
