@@ -30,15 +30,6 @@ def paragraph(text: str) -> str:
     return f"<p>{_escaped(text)}</p>"
 
 
-def progress(share: float, text: str) -> str:
-    """Return a bar that is filled so far, and a few words beside it.
-
-    >>> progress(0.5, "half")
-    '<p><progress max="1" value="0.5000"></progress> half</p>'
-    """
-    return f'<p><progress max="1" value="{share:.4f}"></progress> {_escaped(text)}</p>'
-
-
 def shaded(words: Sequence[str], shares: Sequence[float]) -> str:
     """Return words as running text, each shaded by its share; a pointer on a word tells the share.
 

@@ -173,3 +173,11 @@ def test_atoms_are_merged_by_their_distance_at_every_scale(s):
     assert len(apart.merge()) == 3
     assert len(apart.merge(2 * s)) == 2
     assert len(apart.merge(4 * s)) == 1
+
+
+@pytest.mark.parametrize("p", [40, 300])
+def test_without_pot_costs_below_the_tolerances_of_scipy_count(rng, monkeypatch, p):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for number in range(8):
+        mu, nu = (in_sixths(rng, d=1 + number % 4) for _ in range(2))
+        assert float(hs.transport.wasserstein(mu, nu, p)) == pytest.approx(by_permutations(mu, nu, p), rel=1e-9)

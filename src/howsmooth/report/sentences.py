@@ -219,14 +219,14 @@ def _measures(records: Records) -> str:
 
 
 def _attacks(records: Records) -> str:
-    said = []
+    said, in_short = [], functools.partial(at_least, digits=3)
     for each in summarise_attacks(r for r in records if r.ask.kind == "attack"):
         ends, noise = each.linear_until, [line.attained for line in each.lines if line.method == "random"]
         if not any(line.attained for line in each.lines):
             said.append(f"{each.name}: nothing that was tried moves the output.")
             continue
-        attained = extent((line.attained for line in each.best), at_least)
-        random = f", random ones {extent(noise, at_least)} times" if noise else ""
+        attained = extent((line.attained for line in each.best), in_short)
+        random = f", random ones {extent(noise, in_short)} times" if noise else ""
         predicted = "the derivative predicts this within 10 % "
         predicted += "at every ε that was tried" if ends is None else f"up to ε ≈ {number(ends, 2)}"
         if ends == 0:

@@ -35,6 +35,8 @@ LARGEST_PROGRAM = 2**18
 INSTALL_POT = "run: pip install 'howsmooth[transport]'"
 # The tolerances of scipy's solver, the smallest it takes.
 HIGHS_TOLERANCE = 1e-10
+# They are absolute: what they leave open is solved for again, where it is this share of the largest cost.
+REFINEMENTS, SOLVED_SHARE = 3, 1e-4
 # How many roundings each mass may have suffered: computed, normalised, split, merged.
 ROUNDINGS = 16
 
@@ -302,7 +304,8 @@ def _by_scipy(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     """The same without POT.
 
     The solver leaves masses below its tolerance where they are. So the coupling is not its own: masses flow, in whole
-    numbers, over the steps that its potentials call worth their cost.
+    numbers, over the steps that its potentials call worth their cost. Costs below its tolerance are all the same to it:
+    reduced costs are solved for again at their own scale, as in the iterative refinement of linear programs.
     """
     n, k = costs.shape
     if costs.size > LARGEST_PROGRAM:
@@ -310,25 +313,30 @@ def _by_scipy(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
             f"transport between {n:,} and {k:,} atoms of unequal masses needs a faster solver than scipy's; "
             + INSTALL_POT
         )
-    rows = kron(eye(n), np.ones((1, k)))
-    columns = kron(np.ones((1, n)), eye(k))
-    found = linprog(
-        costs.ravel(),
-        A_eq=vstack([rows, columns]).tocsr(),
-        b_eq=np.concatenate([a, b]),
-        method="highs-ds",
-        options={"primal_feasibility_tolerance": HIGHS_TOLERANCE, "dual_feasibility_tolerance": HIGHS_TOLERANCE},
-    )
-    if found.x is None:
-        raise AssumptionError(f"scipy did not solve the transport problem ({found.message}); {INSTALL_POT}")
-    v = found.eqlin.marginals[n:]
-    u = (costs - v).min(1)
-    reduced = costs - u[:, None] - (costs - u[:, None]).min(0)
-    worth, eps = 0.0, np.finfo(float).eps
-    while (steps := coupling_over(reduced <= worth, _whole_numbers(a), _whole_numbers(b), eps)) is None:
-        worth = max(10 * worth, eps)
-    coupling = np.zeros_like(costs)
-    coupling[steps.source, steps.target] = steps.mass
+    margins = vstack([kron(eye(n), np.ones((1, k))), kron(np.ones((1, n)), eye(k))]).tocsr()
+    masses, eps = (_whole_numbers(a), _whole_numbers(b)), np.finfo(float).eps
+    v, rest, scale = np.zeros(k), costs, 1.0
+    for _round in range(REFINEMENTS):
+        # Costs far beyond the scale are those of steps that the potentials so far have ruled out.
+        found = linprog(
+            np.minimum(rest / scale, 1.0).ravel(),
+            A_eq=margins,
+            b_eq=np.concatenate([a, b]),
+            method="highs-ds",
+            options={"primal_feasibility_tolerance": HIGHS_TOLERANCE, "dual_feasibility_tolerance": HIGHS_TOLERANCE},
+        )
+        if found.x is None:
+            raise AssumptionError(f"scipy did not solve the transport problem ({found.message}); {INSTALL_POT}")
+        u = (costs - v - scale * found.eqlin.marginals[n:]).min(1)
+        v = (costs - u[:, None]).min(0)
+        rest, worth = costs - u[:, None] - v, 0.0
+        while (steps := coupling_over(rest <= worth, *masses, eps)) is None:
+            worth = max(10 * worth, eps)
+        coupling = np.zeros_like(costs)
+        coupling[steps.source, steps.target] = steps.mass
+        if worth <= eps:
+            break
+        scale = worth / SOLVED_SHARE
     return coupling, v
 
 

@@ -25,19 +25,19 @@ def test_this_text_comes_first_and_each_lane_from_the_lowest_to_the_highest():
     # a certificate above what some input attains: the two are about different inputs
     layer = laddered(bound(lower_bound, 20.0, "sharp_lower"), bound(upper_bound, 1234.0, "sharp_upper"))
     assert [(row["lane"], row["name"]) for row in rungs(layer)] == [
-        ("At this text", "typical (mean)"),
-        ("At this text", "worst (mean)"),
-        ("At this text", "certificate (mean)"),
-        ("Any input, tokens no longer", "tied pair"),
-        ("Any input, tokens no longer", "worst-case bound"),
+        ("At these inputs", "typical (mean)"),
+        ("At these inputs", "worst (mean)"),
+        ("At these inputs", "certificate (mean)"),
+        ("Any input", "tied pair"),
+        ("Any input", "worst-case bound"),
     ]
 
 
 def test_every_lane_has_a_heading_above_its_rungs():
     found = measurement(grid(layers=1))
     rows = sorted(rows_of(draw(found, "ladder")), key=lambda row: row["order"])
-    assert [row["name"] for row in rows if "log10" not in row] == ["At this text", "Any input, tokens no longer"]
-    assert rows[0]["name"] == "At this text"
+    assert [row["name"] for row in rows if "log10" not in row] == ["At these inputs", "Any input"]
+    assert rows[0]["name"] == "At these inputs"
     assert [row["order"] for row in rows] == list(range(len(rows)))
 
 

@@ -160,3 +160,13 @@ def test_the_inverse_is_exact_to_nine_digits_and_takes_what_it_is_asked_for():
     assert 0 <= hs.bounds.largest_logit_cap(f, least, radius=1.0, n=3) < 1e-6
     most = hs.bounds.logit_cap(f, LARGEST_CAP, radius=1.0, n=3).value
     assert hs.bounds.largest_logit_cap(f, most, radius=1.0, n=3) == math.inf
+
+
+def test_a_window_and_a_soft_cap_count_as_they_are(rng):
+    wide = hs.maps.Positions(window=3)  # five rows see a token, and a row at the end sees three
+    assert _log_column_sum(0.7, 50, wide) == pytest.approx(math.log(5) - math.log1p(2 * math.exp(-1.4)))
+    f = hs.Attention.single_head(A=gaussian(rng, 3, 3), V=gaussian(rng, 3, 3))
+    stated = hs.bounds.logit_cap(f, 0.6, radius=1.3, n=7).value
+    soft = dataclasses.replace(f, softcap=0.6)
+    for cap in (None, 2.0):
+        assert hs.bounds.logit_cap(soft, cap, radius=1.3, n=7).value == pytest.approx(stated)

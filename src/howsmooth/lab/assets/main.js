@@ -180,6 +180,7 @@ const lab = (() => {
     byId("task-text").textContent = now.question;
     unfold(false);
     byId("theorem").textContent = `(${now.theorem.name})`;
+    byId("theorem").title = `docs/theory/${now.theorem.page.replace("html", "md")}`;
     // on the site the proof is a page; a file of its own has none beside it
     if (location.pathname.includes("/_static/")) byId("theorem").href = `../theory/${now.theorem.page}`;
     byId("more").hidden = !now.more;

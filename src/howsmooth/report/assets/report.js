@@ -34,16 +34,17 @@
 
   // A chart takes the width it has: panels stand side by side as far as there is room, few ones are larger, and so are
   // the cells of a small map. Legends of a narrow page are one column.
-  const MARGIN = 66, LARGER = 3.4, CELL = 110;
+  const MARGIN = 66, NAMED = 160, LARGER = 3.4, CELL = 110;
   const distinct = (datasets, name) => new Set(Object.values(datasets).flat().map((row) => row[name])).size;
   const fitted = (spec, datasets, width) => {
     const found = width < 500 ? narrowed(spec, width) : spec;
     if (found.columns) {
       const { spec: panel, facet } = found;
-      const fitting = Math.floor(width / (panel.width + MARGIN));
+      const margin = typeof panel.height === "number" ? MARGIN : NAMED;
+      const fitting = Math.floor(width / (panel.width + margin));
       const columns = Math.max(1, Math.min(found.columns, fitting, distinct(datasets, "panel")));
       const square = panel.width === panel.height;
-      const larger = Math.max(0.5, Math.min(square ? 1.4 : LARGER, (width / columns - MARGIN) / panel.width));
+      const larger = Math.max(margin === NAMED ? 0.3 : 0.5, Math.min(square ? 1.4 : LARGER, (width / columns - margin) / panel.width));
       const taller = square ? larger : Math.min(1.5, Math.max(1, larger));
       const size = { width: panel.width * larger, height: typeof panel.height === "number" ? panel.height * taller : panel.height };
       return { ...found, columns, spec: { ...panel, ...size }, facet: { ...facet, header: { ...facet.header, labelLimit: size.width + 25 } } };

@@ -15,7 +15,7 @@ from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.theory.results import Side, label_of
 from howsmooth.wording import at_most, interval, number
 
-TEXT_LANE, ANY_LANE = "At this text", "Any input, tokens no longer"
+TEXT_LANE, ANY_LANE = "At these inputs", "Any input"
 TYPICAL, MEASURED, CERTIFIED = "random perturbations", "worst perturbation, measured", "proven at these windows"
 ATTAINED, AT_MOST = "an explicit input attains it", "no input exceeds it"
 # The marks of the table on top of the page: an open circle for what is typical, a bar for what nothing exceeds.
@@ -67,14 +67,16 @@ def draw(section: Section, layer: int | None) -> Chart:
     numbers = base.mark_text(
         fontSize=12, align=alt.expr("datum.right ? 'right' : 'left'"), dx=alt.expr("datum.right ? -10 : 10")
     )
-    title = "What this text attains, and what any input could"
+    title = "What these inputs attain, and what any input could"
     if layer is not None:
         summary, room = chosen[0], chosen[0].headroom
         title = f"Layer {layer}: {number(summary.constant)} at this text; no theorem covers this map"
         if room is not None:
             title = f"Layer {layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
     # rows without a number stay in the data of the marks: they name the lanes
-    drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers.encode(text="number:N"))
+    numbers = numbers.encode(x=base.encoding.x.copy(), text="number:N")
+    numbers.encoding.x.shorthand = "beside:Q"
+    drawn = (spread.transform_filter("isValid(datum.from)"), marks, numbers)
     return alt.layer(*drawn).properties(width=WIDTH, height=alt.Step(28), title=titled(title, WIDTH + NAMES))
 
 
@@ -116,7 +118,10 @@ def _lanes(summary: LayerSummary) -> Rows:
     rows: Rows = []
     for lane in dict.fromkeys(row["lane"] for row in found):
         rows.append({"name": lane, "right": None})
-        rows += [row | {"right": row["log10"] > middle} for row in found if row["lane"] == lane]
+        for row in (row for row in found if row["lane"] == lane):
+            right = row["log10"] > middle
+            # a number stands beside the range that it is the mean of
+            rows.append(row | {"right": right, "beside": row.get("from" if right else "to", row["log10"])})
     return [row | {"order": order, "layer": summary.layer} for order, row in enumerate(rows)]
 
 

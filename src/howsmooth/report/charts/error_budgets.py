@@ -46,7 +46,7 @@ def draw_depths(section: Section) -> Chart:
     span = span_of([row[name] for row in rows for name in ("low", "high")])
     up: dict[str, Any] = {"title": f"cost alone, {_cost(section)}", "scale": log_scale(span), "axis": log_axis(span)}
     base = alt.Chart().encode(
-        x=alt.X("layer:Q", title="layer", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
         color=alt.Color("kind:N", title=None, legend=alt.Legend(orient="top", columns=4, labelLimit=260)),
         tooltip=[alt.Tooltip(f"{name}:N") for name in ("name", "cost")],
     )

@@ -1,9 +1,9 @@
 """How far a sweep is: a bar on a terminal and in a notebook, and a line now and then where there is neither."""
 
-import importlib
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,7 +13,6 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from howsmooth.markup import progress
 from howsmooth.studies.sweep.sweep import Progress, Tally
 from howsmooth.wording import duration
 
@@ -21,8 +20,6 @@ from howsmooth.wording import duration
 WIDE, MEDIUM = 100, 70
 # How many seconds lie between two lines, where there is no terminal.
 EVERY = 30.0
-# How many seconds lie between two drawings in a notebook.
-OFTEN = 0.2
 
 
 @contextmanager
@@ -122,22 +119,19 @@ def line(clock: _Clock) -> str:
 
 @contextmanager
 def _in_a_notebook() -> Iterator[Progress]:
-    """Draw a bar where the cell prints; rich would need a package of widgets for that."""
-    # by its name: only notebooks have it
-    shown: Any = importlib.import_module("IPython.display")
-    clock, place = _Clock(), None
-    drawn = 0.0
+    """Draw a bar where the cell prints: a widget, or text where there are none; rich draws widgets alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are no widgets
+        from tqdm.auto import tqdm
+    clock = _Clock()
+    with tqdm(total=1.0, bar_format="{percentage:3.0f} %{bar}{desc}") as bar:
 
-    def show(tally: Tally) -> None:
-        nonlocal place, drawn
-        clock.note(tally)
-        if place is None:
-            place = shown.display(shown.HTML(progress(tally.share, "")), display_id=True)
-        if time.monotonic() - drawn >= OFTEN or not tally.left:
-            drawn = time.monotonic()
-            place.update(shown.HTML(progress(tally.share, line(clock).removeprefix("howsmooth: "))))
+        def show(tally: Tally) -> None:
+            clock.note(tally)
+            bar.set_description_str(line(clock).removeprefix("howsmooth: "), refresh=not tally.left)
+            bar.update(tally.share - bar.n)
 
-    yield show
+        yield show
 
 
 def shown_by(given: Progress | bool | None) -> Any:
