@@ -408,6 +408,8 @@ class BudgetSummary:
         numbers = sum(error.numbers for error in errors.values())
         more = sum((16 - errors[name].bits) * errors[name].numbers for name in kept) / (16 * numbers)
         leaves = f"keeping these in 16 bits takes {percent(more)} of the full size more and leaves {number(rest.kl)}"
+        if rest.kl > whole.kl:  # errors have signs: what is kept may have made up for others
+            leaves += f" ({number(rest.low)} to {number(rest.high)}): errors offset each other here"
         return f"{said}; {leaves}."
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
