@@ -1,4 +1,4 @@
-"""Records as one flat table: every record a row, every digit kept; runs of howsmooth 0.1 too."""
+"""Records as one flat table: every record a row, every digit kept."""
 
 import csv
 import json
@@ -122,63 +122,3 @@ def test_the_view_of_a_kind_has_the_numbers_of_every_record(kind, mixed):
     # tables say the kind and the machine besides
     assert rows == [{name: row[name] for name in rows[0]} for row in stored]
     assert {name for row in stored for name in row if not name.startswith("with_")} == rows[0].keys() | {"kind"}
-
-
-# What howsmooth 0.1 wrote: tables, view and one record with an infinite bound.
-OLD = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE records (key TEXT PRIMARY KEY, task TEXT NOT NULL, result TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE failures (key TEXT PRIMARY KEY, task TEXT NOT NULL, error TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE windows (key TEXT PRIMARY KEY, pieces TEXT NOT NULL) WITHOUT ROWID;
-CREATE VIEW measurements AS SELECT
-    json_extract(task, '$.kind') AS kind, coalesce(json_extract(task, '$.model'), '') AS model,
-    coalesce(json_extract(task, '$.layer'), 0) AS layer, json_extract(task, '$.length') AS length,
-    json_extract(result, '$.lower') AS lower, json_extract(result, '$.upper') AS upper,
-    json_extract(result, '$.status') AS status
-    FROM records;
-INSERT INTO records VALUES
-    ('a', '{"kind": "local", "model": "m", "length": 8, "layer": 2}',
-        '{"lower": 0.30000000000000004, "upper": 1e999, "status": "max_steps"}'),
-    ('b', '{"kind": "local", "model": "m", "length": 16}', '{"lower": 4.5, "upper": 4.6, "status": "converged"}');
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.fixture
-def old(tmp_path):
-    (tmp_path / "old").mkdir()
-    database = sqlite3.connect(tmp_path / "old" / FILE)
-    database.executescript(OLD)
-    database.close()
-    return tmp_path / "old"
-
-
-def test_a_run_of_the_first_version_is_refused_in_one_sentence_that_says_how_to_get_its_records_out(old):
-    before = (old / FILE).read_bytes()
-    for look in (Store, read_run):
-        with pytest.raises(FileError, match=r"written by howsmooth 0\.1") as refusal:
-            look(old)
-        assert f"howsmooth export {str(old)!r} --to csv" in str(refusal.value)
-        assert len(str(refusal.value).splitlines()) == 1
-    assert (old / FILE).read_bytes() == before
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_run_of_the_first_version_is_exported(to, old, tmp_path):
-    before = (old / FILE).read_bytes()
-    assert write_table(str(old), tmp_path / f"table.{to}", to) == 2
-    first, second = read(tmp_path / f"table.{to}")
-    assert (first["model"], int(first["layer"]), int(first["length"])) == ("m", 2, 8)
-    assert float(first["lower"]) == 0.1 + 0.2
-    assert first["upper"] in ("inf", None, float("inf"))
-    assert (float(second["upper"]), second["status"]) == (4.6, "converged")
-    assert (old / FILE).read_bytes() == before
-
-
-def test_a_run_of_the_first_version_that_is_damaged_is_refused_in_one_sentence(old, tmp_path):
-    with sqlite3.connect(old / FILE) as database:
-        database.execute("UPDATE records SET result = '{'")
-    database.close()
-    with pytest.raises(FileError, match="cannot be read") as refusal:
-        write_table(str(old), tmp_path / "table.csv", "csv")
-    assert len(str(refusal.value).splitlines()) == 1

@@ -215,11 +215,7 @@ class Database:
         if tables and version == 0:
             raise FileError(f"{where!r} is a database, but holds no run of ours; give another folder.")
         if version == 1:
-            raise FileError(
-                f"the run in {where!r} was written by howsmooth 0.1, whose records this version does not read; "
-                f"howsmooth export {str(self.folder)!r} --to csv writes them as a table. For new work give another "
-                "folder."
-            )
+            raise FileError(f"the run in {where!r} was written by an older howsmooth; give another folder.")
         if version > VERSION:
             raise FileError(
                 f"the run in {where!r} was written by a newer howsmooth (version {version} of the file, we know "

@@ -5,7 +5,6 @@ Other tools read them as views of the database, or as one flat table.
 
 import csv
 import os
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -203,14 +202,9 @@ def open_run(folder: str | os.PathLike[str]) -> Store:
 
 
 def write_table(folder: str, target: Path, to: str) -> int:
-    """Write every record of a run as one row: what was asked, what was found, and with what; return how many.
-
-    Runs of howsmooth 0.1 are written as the table that they hold themselves.
-    """
-    rows = _old_rows(Path(folder))
-    if rows is None:
-        with open_run(folder) as store:
-            rows = [flat(record) for record in store.records()]
+    """Write every record of a run as one row: what was asked, what was found, and with what; return how many."""
+    with open_run(folder) as store:
+        rows = [flat(record) for record in store.records()]
     if not target.parent.is_dir():
         raise FileError(f"there is no folder {str(target.parent)!r} to write the table to.", field="out")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -227,28 +221,6 @@ def flat(record: Record) -> dict[str, Any]:
     asked = {"key": record.ask.key, "kind": record.ask.kind} | columns(record.ask)
     machine = {f"with_{name}": value for name, value in columns(record.machine).items()}
     return asked | columns(record.answer) | {"seconds": record.seconds} | machine
-
-
-def _old_rows(folder: Path) -> list[dict[str, Any]] | None:
-    """Return the rows of a run of howsmooth 0.1, or nothing if it is none."""
-    if not (folder / FILE).is_file():
-        return None
-    try:
-        database = sqlite3.connect(f"{(folder / FILE).absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            try:
-                (version,) = database.execute("PRAGMA user_version").fetchone()
-            except sqlite3.OperationalError:  # on a read-only medium, which a store of ours knows how to read
-                return None
-            if version != 1:
-                return None
-            found = database.execute("SELECT * FROM measurements")
-            names = [column[0] for column in found.description]
-            return [dict(zip(names, row, strict=True)) for row in found]
-        finally:
-            database.close()
-    except sqlite3.Error as error:
-        raise FileError(f"the records in {str(folder)!r} cannot be read: {error}.") from error
 
 
 def _csv(target: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
