@@ -22,10 +22,8 @@ def attained(n, R):
     }
 
 
-cases = {
-    "n, with R = 2": [(n, n, 2.0) for n in (4, 16, 64, 256)],
-    "R, with n = 64": [(R, 64, R) for R in (0.5, 1, 2, 3)],
-}
+cases = {"n, with R = 2": [(n, n, 2.0) for n in (4, 16, 64, 256)]}
+cases["R, with n = 64"] = [(R, 64, R) for R in (0.5, 1, 2, 3)]
 rows = [
     {"x": x, "panel": panel, "metric": metric, "value": value}
     for panel, places in cases.items()
@@ -33,7 +31,6 @@ rows = [
     for metric, value in attained(n, R).items()
 ]
 print([round(row["value"], 2) for row in rows if row["metric"] == "largest token"])
-
 chart = (
     alt.Chart(alt.Data(values=rows), width=250, height=250)
     .mark_line(point=True)

@@ -263,7 +263,9 @@ class _TiledSum(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: "_Rule", *tensors: Tensor) -> tuple[Tensor, ...]:
-        return rule.evaluate(tensors)
+        # autocast would round single products of a tile, and not others
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return rule.evaluate(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

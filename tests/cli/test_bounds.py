@@ -59,7 +59,7 @@ def test_bounds_as_json_is_json_and_nothing_else(howsmooth, head):
     result = howsmooth("bounds", *head, "--n", "4", "--radius", "2", "--causal", "--json")
     assert (result.code, result.err) == (0, "")
     data = json.loads(result.out, parse_constant=pytest.fail)
-    assert set(data) == {"bracket", "bounds", "refused", "n", "radius", "causal"}
+    assert set(data) == {"bracket", "bounds", "refused", "n", "radius", "causal", "metric"}
     assert (data["n"], data["radius"], data["causal"]) == (4, 2.0, True)
     assert data["bracket"]["lower"]["value"] <= data["bracket"]["upper"]["value"]
     uppers = [bound["log_value"] for bound in data["bounds"] if bound["side"] == "upper"]

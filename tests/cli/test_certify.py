@@ -187,12 +187,14 @@ def test_a_classifier_of_one_class_is_refused(certify, one_class, tmp_path):
 def test_a_study_file_can_ask_for_certificates(howsmooth, small_classifier, tmp_path):
     (tmp_path / "study.toml").write_text(
         f'kind = "certificate"\nmodel = "{small_classifier}"\nsentences = ["{TEXT}", "not funny"]\n'
-        'norms = ["1", "2"]\n',
+        'metrics = ["sum", "total"]\n',
         encoding="utf-8",
     )
     done = howsmooth("sweep", "study.toml", "--out", "run")
     assert (done.code, done.err) == (0, "")
     records = read_run(tmp_path / "run").records
-    assert {(r.ask.sentence, r.ask.p, r.answer.places) for r in records} == {
-        (text, p, places) for text, places in ((TEXT, (1, 2, 3)), ("not funny", (1, 2))) for p in ("1", "2")
+    assert {(r.ask.sentence, r.ask.metric, r.answer.places) for r in records} == {
+        (text, metric, places)
+        for text, places in ((TEXT, (1, 2, 3)), ("not funny", (1, 2)))
+        for metric in ("sum", "total")
     }

@@ -69,8 +69,10 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
     lines = done.out.splitlines()
     assert lines[0].startswith("At 16 tokens the worst small perturbation of what enters layer 5 grows")
     assert "minilm on alice: 'attention' at 2 windows of n = 16 tokens" in lines[:5]
-    columns = ["layer", "typical", "typical 95 %", "worst", "range", "exponent", "95 %", "R", "longest", "any input"]
-    ((layer, typical, around, worst, spread, exponent, interval, radius, longest, bound),) = table_of(lines, columns)
+    columns = ["layer", "typical", "typical 95 %", "worst", "relative", "range", "exponent", "95 %", "R", "longest"]
+    (row,) = table_of(lines, [*columns, "any input"])
+    layer, typical, around, worst, relative, spread, exponent, interval, radius, longest, bound = row
+    assert float(relative) > 0
     assert layer == "5"
     least, most = (float(end) for end in spread.split("–"))
     assert least * 0.995 <= float(worst) <= most * 1.005

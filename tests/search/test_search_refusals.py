@@ -46,7 +46,7 @@ ARGUMENTS = [
     ({"domain": hs.domains.Neighbourhood(torch.ones(4, 3), 0.1)}, ShapeError, "inputs of 4 tokens, got n = 5"),
     ({"domain": hs.domains.Neighbourhood(torch.ones(5, 2), 0.1)}, ShapeError, "the domain: 2"),
     ({"domain": hs.domains.LayerNormImage(hs.maps.RMSNorm(gain=torch.ones(2)))}, ShapeError, "the domain: 2"),
-    ({"generator": 0}, DtypeError, "generator must be a torch.Generator, got int"),
+    ({"seed": "0"}, DtypeError, "seed must be a whole number or a torch.Generator, got str"),
     ({"progress": True}, DtypeError, "progress must be callable"),
     ({"f": 3.0}, DtypeError, "f must be a map, a module or a callable on tensors, got float"),
     ({"f": lambda X: X}, ShapeError, r"cannot be told from this map and this domain; give it as d="),

@@ -70,6 +70,7 @@ def test_every_setting_has_its_own_name_and_a_description():
 CHANGED = {
     "layers": (0, 2),
     "map": "head:3",
+    "metric": "token",
     "per_head": True,
     "whole": True,
     "text": "my book.txt",

@@ -1,5 +1,6 @@
 """A probe: what it reads of every head, against the dense weights; when it warns, where it writes."""
 
+import copy
 import json
 import math
 import warnings
@@ -29,6 +30,13 @@ CONFIGS = {
         **GROUPED, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
     ),
 }
+
+
+def bert():
+    """A configuration with fused attention; those above are changed by tests that ask for another."""
+    config = copy.deepcopy(CONFIGS["bert"])
+    config._attn_implementation = "sdpa"
+    return config
 
 
 def random_model(config):
@@ -181,7 +189,7 @@ def test_looks_go_to_every_sink_and_alarms_say_which_head(tmp_path):
 
 def test_a_run_keeps_monitor_and_probe_and_its_report_has_one_section(tmp_path):
     torch.manual_seed(0)
-    model = transformers.BertModel(CONFIGS["bert"]).train()
+    model = transformers.BertModel(bert()).train()
     ids = torch.randint(5, 40, (2, 7))
     with hs.training.RunLog(tmp_path / "run") as log, warnings.catch_warnings():
         warnings.simplefilter("ignore", SmoothnessWarning)
@@ -210,7 +218,7 @@ def test_a_run_keeps_monitor_and_probe_and_its_report_has_one_section(tmp_path):
 def test_trainers_open_a_probe_and_log_what_it_reads(library, tmp_path):
     pytest.importorskip("accelerate" if library == "transformers" else library)
     torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(CONFIGS["bert"]).train()
+    model = transformers.BertForSequenceClassification(bert()).train()
     rows = [{"input_ids": ids, "labels": ids[0] % 2} for ids in torch.randint(5, 40, (8, 6))]
     probe, notes = hs.probe(model, every=2, sinks=[sink := Notes()]), []
     if library == "transformers":

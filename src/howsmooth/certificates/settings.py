@@ -1,4 +1,4 @@
-"""What a certificate can be asked for; checked without torch."""
+"""What a certificate (Theorem 11) can be asked for; checked without torch."""
 
 import math
 

@@ -212,7 +212,7 @@ class Neighbourhood:
             or value of ``hs.metrics``; a relative one is that at X.
 
     Example:
-        >>> Neighbourhood(torch.zeros(2, 1), eps=5.0).nearest(torch.tensor([[6.0], [8.0]]))
+        >>> Neighbourhood(torch.zeros(2, 1), eps=5.0).nearest(torch.tensor([[6.0], [8.0]])).round(decimals=4)
         tensor([[3.],
                 [4.]])
     """
