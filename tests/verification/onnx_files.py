@@ -25,7 +25,7 @@ class Writer:
         self.nodes.append(helper.make_node(kind, names, [name], name=f"{kind}_{len(self.nodes)}", **options))
         return name
 
-    def save(self, path, shape, output, classes):
+    def save(self, path, shape, output, classes, opset):
         graph = helper.make_graph(
             self.nodes,
             "network",
@@ -33,13 +33,13 @@ class Writer:
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, [1, classes])],
             self.constants,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
         onnx.checker.check_model(model)
         onnx.save(model, path)
         return path
 
 
-def write_vit(path, rng, *, activation="Relu", change=None):
+def write_vit(path, rng, *, activation="Relu", change=None, opset=13):
     """Write a small vision transformer on images of 1 × 4 × 4 with patches of 2 × 2, a class token and batch norms."""
     n, d, h, k, hidden, classes = 5, 6, 2, 3, 7, 3
 
@@ -49,7 +49,9 @@ def write_vit(path, rng, *, activation="Relu", change=None):
     w = Writer()
     patches = w.add("Conv", "input", gauss(d, 1, 2, 2), gauss(d), strides=[2, 2], kernel_shape=[2, 2])
     tokens = w.add("Transpose", w.add("Reshape", patches, np.array([1, d, n - 1])), perm=[0, 2, 1])
-    z = w.add("Add", w.add("Concat", gauss(1, 1, d), tokens, axis=1), gauss(n, d))
+    # in older files axes are no inputs
+    first = gauss(1, 1, d) if opset >= 13 else w.add("Unsqueeze", gauss(1, d), axes=[0])
+    z = w.add("Add", w.add("Concat", first, tokens, axis=1), gauss(n, d))
     for _layer in range(2):
         turned = w.add("Transpose", z, perm=[0, 2, 1])
         normed = w.add("BatchNormalization", turned, gauss(d), gauss(d), gauss(d), np.abs(gauss(d)) + 0.5)
@@ -71,4 +73,4 @@ def write_vit(path, rng, *, activation="Relu", change=None):
         z = w.add("Add", w.add("MatMul", w.add(activation, up), gauss(hidden, d)), z)
     pooled = w.add("ReduceMean", z, axes=[1], keepdims=0)
     output = w.add("Gemm", pooled, gauss(classes, d), gauss(classes), transB=1)
-    return w.save(path, (1, 4, 4), output, classes)
+    return w.save(path, (1, 4, 4), output, classes, opset)

@@ -17,8 +17,9 @@ from howsmooth.verification.onnx_network import read_module, read_onnx, session_
 from howsmooth.verification.properties import Property
 
 
-def test_a_network_is_read_as_onnxruntime_runs_it(tmp_path, rng):
-    path = write_vit(tmp_path / "vit.onnx", rng)
+@pytest.mark.parametrize("opset", [11, 13])
+def test_a_network_is_read_as_onnxruntime_runs_it(tmp_path, rng, opset):
+    path = write_vit(tmp_path / "vit.onnx", rng, opset=opset)
     f, run = read_onnx(path), session_of(path)
     kinds = [type(g.map if isinstance(g, hs.maps.Residual) else g).__name__ for g in f.maps]
     assert kinds == ["Affine", "Attention", "MLP", "Attention", "MLP", "Affine"]

@@ -112,12 +112,20 @@ class _Reader:
 
     def constant(self, node: Any, inputs: list[Any]) -> Any:
         """Run a node that does not depend on the inputs."""
+        from onnx import helper
         from onnx.reference import ReferenceEvaluator
 
         if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
             return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
         given: dict[str, Any] = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
-        found: Any = ReferenceEvaluator(node, opsets={"": self.opset}).run(None, given)
+        # a model of one node: by itself a node is taken for one of the newest opset
+        kinds = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+            for name, x in given.items()
+        ]
+        graph = helper.make_graph([node], "constant", kinds, [helper.make_empty_tensor_value_info(node.output[0])])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
+        found: Any = ReferenceEvaluator(model).run(None, given)
         return found[0]
 
     def all_of(self, base: int) -> _AffineForm:
