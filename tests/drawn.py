@@ -168,18 +168,11 @@ def watched(*, layers=2, steps=(10, 20, 30), lower=2.0, alarm=""):
     ]
 
 
+PROBED = ("entropy", "first_token", "sensitivity", "largest_query", "mean_query", "largest_key", "mean_key", "peaked")
+
+
 def probed(*, steps=(10, 20), logit=3.0):
     """Return what a probe read of two heads of two layers."""
-    others = (
-        "entropy",
-        "first_token",
-        "sensitivity",
-        "largest_query",
-        "mean_query",
-        "largest_key",
-        "mean_key",
-        "peaked",
-    )
     return [
         _record(
             ProbeAsk(training="mine", step=step, layer=k, map=f"head:{head}"),
@@ -187,7 +180,7 @@ def probed(*, steps=(10, 20), logit=3.0):
                 largest_logit=logit and logit * step * (1 + head),
                 alarm="doubled" if step == 20 else "",
                 overhead=0.01,
-                **dict.fromkeys(others, 0.5),
+                **dict.fromkeys(PROBED, 0.5),
             ),
         )
         for k in range(2)

@@ -140,8 +140,7 @@ def of_models(folder: Path) -> Iterator[Number]:
         f, X = at.at(1)
         yield f"{model}: neighbourhood", partial(value, "neighbourhood_upper", f, X[0], eps=0.1)
         yield f"{model}: bracket", partial(bracket, f, n=16, radius=10.0)
-    for p in (1, 2, float("inf")):
-        metric = {1: "sum", 2: "total"}.get(p, "entries")
+    for p, metric in (("1", "sum"), ("2", "total"), ("inf", "entries")):
         yield f"reviews: certify {p}", partial(radii, "a gripping film", metric=metric)
     yield "reviews: certify attention", partial(radii, "a dull film", at="attention")
     found = hs.measure("reviews", layers=[0, 1], lengths=[8, 12], sequences=2, out=str(folder / "run"))

@@ -131,6 +131,34 @@ def test_modules_are_read_as_they_compute(name, rng):
         assert_close(f(x.double().reshape(1, -1))[0].float(), module(x[None])[0].detach(), rtol=1e-5, atol=1e-5)
 
 
+class Masked(nn.Module):
+    """Attention of which later tokens are hidden by a constant, added to scores or in their place."""
+
+    def __init__(self, hide):
+        super().__init__()
+        self.query, self.out, self.hide = nn.Linear(8, 8), nn.Linear(8, 3), hide
+
+    def forward(self, X):
+        scores = self.hide(self.query(X) @ X.transpose(1, 2), torch.ones(4, 4).triu(1))
+        return self.out((X + torch.softmax(scores, -1) @ X).mean(1))
+
+
+@pytest.mark.parametrize("low", [-1e4, -3e38, -torch.inf])
+def test_what_is_added_to_scores_is_hidden_or_kept_as_it_is(low, rng):
+    torch.manual_seed(0)
+    lows = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, low)
+    f, _run = read_module(Masked(lambda scores, later: scores + lows).eval(), (4, 8))
+    positions = f.maps[1].map.positions
+    assert positions.causal == (low < -1e30)
+    assert low < -1e30 or positions.mask.min() == low
+    in_place = Masked(lambda scores, later: scores.masked_fill(later > 0, low)).eval()
+    if low < -1e30:
+        assert read_module(in_place, (4, 8))[0].maps[1].map.positions.causal
+    else:  # a constant in place of a score is not far enough below all others to be called hidden
+        with pytest.raises(hs.errors.UnsupportedModelError, match="scores"):
+            read_module(in_place, (4, 8))
+
+
 def test_a_module_is_verified_and_attacked_itself(rng):
     torch.manual_seed(1)
     module = MODULES["gelu, norm before, first"]().eval()
@@ -200,7 +228,19 @@ def test_nodes_of_files_are_refused_by_name(tmp_path, rng, options, said):
         read_onnx(path)
 
 
+def test_weights_beside_the_file_are_read(tmp_path, rng):
+    import onnx
+
+    path, beside = write_vit(tmp_path / "vit.onnx", rng), tmp_path / "beside.onnx"
+    onnx.save(onnx.load(path), beside, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    assert (tmp_path / "weights.bin").is_file()
+    x = torch.randn(1, 16, generator=rng).double()
+    assert_close(read_onnx(beside)(x), read_onnx(path)(x))
+
+
 def test_a_file_that_is_no_network_is_refused(tmp_path):
+    with pytest.raises(hs.errors.FileError, match="not an ONNX file"):
+        read_onnx(tmp_path / "none.onnx")
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"\x00\x01 nothing")
     with pytest.raises(hs.errors.FileError, match="not an ONNX file"):

@@ -25,12 +25,13 @@ from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.protocols import Map
+from howsmooth.verification.onnx_operations import OPERATIONS, Array, NotReadError, axes_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 # How far a map may be from the file's own values, and parts of a matrix from each other.
 TOLERANCE = 1e-5
-# Scores that get at most this are hidden: a softmax in float32 makes them zero.
-HIDDEN = -1e4
+# What gets so little instead of its score, or added to it, is hidden: no score comes near. Other numbers are added as
+# they are, however small they make a weight.
+HIDDEN = -1e30
 _POWERS = {
     ("mean square", 0.5): "root",
     ("mean square", -0.5): "reciprocal root",
@@ -147,7 +148,7 @@ def read_onnx(path: str | Path) -> Chain:
 
 def read_and_run(path: str | Path) -> tuple[Chain, Callable[[Tensor], Tensor]]:
     """Read a file as a chain of maps, and return it with the network as onnxruntime runs it; they are compared."""
-    network, shape = _read(str(path), Path(path).read_bytes())
+    network, shape = _read(str(path), str(path))
     run = session_of(path)
     _compare(network, run, int(np.prod(shape)))
     return network, run
@@ -178,7 +179,8 @@ def read_module(module: nn.Module, shape: Sequence[int]) -> tuple[Chain, Callabl
         with torch.no_grad():
             return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
 
-    network, _shape = _read(name, written.getvalue())
+    written.seek(0)
+    network, _shape = _read(name, written)
     _compare(network, run, example.numel())
     return network, run
 
@@ -191,11 +193,11 @@ def _require_onnx() -> Any:
     return onnx
 
 
-def _read(name: str, written: bytes) -> tuple[Chain, list[int]]:
+def _read(name: str, source: str | io.BytesIO) -> tuple[Chain, list[int]]:
     """Read a network, and the shape of its inputs."""
     onnx = _require_onnx()
     try:
-        model = onnx.load_from_string(written)
+        model = onnx.load(source)
     except Exception as error:  # protobuf has an exception of its own for every fault
         raise FileError(f"{name} is not an ONNX file that can be read: {error}") from error
     graph = model.graph
@@ -256,12 +258,8 @@ def _streams(nodes: Sequence[Any], source: str) -> set[str]:
 def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
     inputs = [reader.values[name] if name else None for name in node.input]
     try:
-        if node.op_type == "Constant":
-            import onnx
-
-            value = onnx.numpy_helper.to_array(options["value"]) if "value" in options else next(iter(options.values()))
-            found: Any = _wide(np.asarray(value))
-        elif node.op_type == "Shape":
+        found: Any
+        if node.op_type == "Shape":
             x: Any = inputs[0]
             found = np.array((x.offset if isinstance(x, _AffineForm) else x).shape, dtype=np.int64)
         elif not any(isinstance(x, _AffineForm | _Scores | _Unfinished) for x in inputs):
@@ -270,15 +268,11 @@ def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
             found = _symbolic(reader, node.op_type, options, inputs)
     except KeyError as error:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} is {node.op_type}, {_READS}") from error
-    except _NotReadError as error:
+    except NotReadError as error:
         raise UnsupportedModelError(f"the node {node.name or node.output[0]} ({node.op_type}) {error}.") from error
     if node.output[0] in reader.streams and isinstance(found, _AffineForm):
         found = _next_tokens(reader, found)
     reader.values[node.output[0]] = found
-
-
-class _NotReadError(Exception):
-    """A node does something that no map here does."""
 
 
 _READS = (
@@ -325,14 +319,14 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
     if kind in ("Mul", "Div"):
         form, other = (first, second) if isinstance(first, _AffineForm) else (second, first)
         if isinstance(other, _AffineForm) or (kind == "Div" and form is second):
-            raise _NotReadError("multiplies or divides two tensors that depend on the input")
+            raise NotReadError("multiplies or divides two tensors that depend on the input")
         return form.mapped(lambda x: x * other if kind == "Mul" else x / other)
     if kind == "BatchNormalization":
         scale, shift, mean, variance = (x.reshape(-1, *(1,) * (first.offset.ndim - 2)) for x in rest[:4])
         factor = scale / np.sqrt(variance + options.get("epsilon", 1e-5))
         return _AffineForm(first.base, first.offset * factor + (shift - mean * factor), first.columns * factor)
     if kind in ("Conv", "Gemm"):
-        found = first.mapped(lambda x: _OPERATIONS[kind](options, x, rest[0]))
+        found = first.mapped(lambda x: OPERATIONS[kind](options, x, rest[0]))
         if len(rest) == 1 or rest[1] is None:
             return found
         bias = rest[1].reshape(-1, *(1,) * (found.offset.ndim - 2)) if kind == "Conv" else rest[1]
@@ -341,7 +335,7 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
         return _joined(options, inputs)
     if kind == "MatMul" and isinstance(first, np.ndarray):
         return second.mapped(lambda x: first @ x)
-    return first.mapped(lambda x: _OPERATIONS[kind](options, x, *rest))
+    return first.mapped(lambda x: OPERATIONS[kind](options, x, *rest))
 
 
 def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _Scores:
@@ -351,7 +345,7 @@ def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _S
     if kind in ("Cast", "Identity", "Dropout"):
         return scores
     if scores.softmax:
-        raise _NotReadError("does more with the weights of attention than to multiply values")
+        raise NotReadError("does more with the weights of attention than to multiply values")
     if kind == "Softmax" and options.get("axis", -1) in (-1, scores.query.offset.ndim - 1):
         return replace(scores, softmax=True)
     if (
@@ -369,7 +363,7 @@ def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _S
         hidden, low = (~first, rest[1]) if scores is second else (first, rest[0])
         if isinstance(low, np.ndarray) and low.size == 1 and low.item() <= HIDDEN:
             return replace(scores, added=np.where(hidden, -np.inf, 0.0))
-    raise _NotReadError("does more with scores than to scale and mask them and to take their softmax")
+    raise NotReadError("does more with scores than to scale and mask them and to take their softmax")
 
 
 def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, second: Any = None) -> Any:
@@ -377,8 +371,8 @@ def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, 
     part, other = (first, second) if isinstance(first, _Unfinished) else (second, first)
     form = part.form
     if kind == "ReduceMean" and part.kind == "square":
-        if _axes(options, second, form.offset.ndim) != (form.offset.ndim,) or not options.get("keepdims", 1):
-            raise _NotReadError("takes the mean of squares over something else than the last axis")
+        if axes_of(options, second, form.offset.ndim) != (form.offset.ndim,) or not options.get("keepdims", 1):
+            raise NotReadError("takes the mean of squares over something else than the last axis")
         return replace(part, kind="mean square")
     if kind in ("Sqrt", "Reciprocal", "Pow"):
         power = {"Sqrt": 0.5, "Reciprocal": -1.0}.get(kind) or float(np.asarray(other).item())
@@ -409,7 +403,7 @@ def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, 
             return _multiple(reader, form.mapped(lambda x: 2**0.5 * x), "gelu", other, 2 * part.factor)
         if kind == "Mul" and part.kind == "sigmoid" and part.offset == 0:
             return _multiple(reader, form, "silu", other, part.factor)
-    raise _NotReadError("is a part of no norm and no activation that is read")
+    raise NotReadError("is a part of no norm and no activation that is read")
 
 
 def _multiple(
@@ -418,7 +412,7 @@ def _multiple(
     """Return an activation of a form of which a multiple was multiplied."""
     ratio = float((multiplied.columns * form.columns).sum() / max((form.columns**2).sum(), 1e-300))
     if not _close(multiplied, form.mapped(lambda x: ratio * x)):
-        raise _NotReadError("is a part of no norm and no activation that is read")
+        raise NotReadError("is a part of no norm and no activation that is read")
     found = reader.identity(form.offset.shape, _Activated(form, activation))
     return found.mapped(lambda x: ratio * factor * x)
 
@@ -427,7 +421,7 @@ def _layer_norm(
     reader: _Reader, options: dict[str, Any], form: _AffineForm, gain: Array, bias: Array | None = None
 ) -> _AffineForm:
     if options.get("axis", -1) not in (-1, form.offset.ndim - 1):
-        raise _NotReadError("normalises over more than the last axis")
+        raise NotReadError("normalises over more than the last axis")
     centred = form.mapped(lambda x: x - x.mean(-1, keepdims=True))
     found = _normalised(reader, centred, centred, options.get("epsilon", 1e-5)).mapped(lambda x: x * gain)
     return found if bias is None else replace(found, offset=found.offset + bias)
@@ -435,7 +429,7 @@ def _layer_norm(
 
 def _normalised(reader: _Reader, form: _AffineForm, squared: _AffineForm, eps: float) -> _AffineForm:
     if not _close(form, squared):
-        raise _NotReadError("divides by the root of the mean square of something else")
+        raise NotReadError("divides by the root of the mean square of something else")
     return reader.identity(form.offset.shape, _Normalised(form, eps))
 
 
@@ -448,9 +442,9 @@ def _close(one: _AffineForm, two: _AffineForm) -> bool:
 
 def _attended(reader: _Reader, scores: _Scores, value: _AffineForm) -> _AffineForm:
     if not scores.softmax:
-        raise _NotReadError("multiplies scores by values without a softmax")
+        raise NotReadError("multiplies scores by values without a softmax")
     if not scores.query.base == scores.key.base == value.base:
-        raise _NotReadError("attends from some tokens to others")
+        raise NotReadError("attends from some tokens to others")
     shape = (*scores.query.offset.shape[:-1], value.offset.shape[-1])
     return reader.identity(shape, _Attended(scores, value))
 
@@ -461,7 +455,7 @@ def _added(reader: _Reader, first: _AffineForm, second: _AffineForm) -> _AffineF
     stream, inner = (first, second) if first.base < second.base else (second, first)
     source, maps = _maps(reader, inner)
     if source != stream.base or not _is_identity(stream):
-        raise _NotReadError("adds tensors that are not the tokens before a block and what the block makes of them")
+        raise NotReadError("adds tensors that are not the tokens before a block and what the block makes of them")
     reader.maps.append(Residual(maps[0] if len(maps) == 1 else Chain(*maps)))
     # tokens may be written with their axes in another order: they keep it
     return reader.identity(stream.offset.shape, None)
@@ -481,7 +475,7 @@ def _finish(reader: _Reader, output: str) -> Chain:
         raise UnsupportedModelError(f"the output {output} ends within attention, a norm or an activation.")
     try:
         maps = [*reader.maps, *_maps(reader, found, readout=True)[1]]
-    except _NotReadError as error:
+    except NotReadError as error:
         raise UnsupportedModelError(f"what leads to the output {output} {error}.") from error
     return Chain(*maps)
 
@@ -501,7 +495,7 @@ def _maps(reader: _Reader, form: _AffineForm, *, readout: bool = False) -> tuple
     if made_by is None:
         last = len(reader.bases) - 1 - [made is None for made, _shape in reversed(reader.bases)].index(True)
         if form.base != last:
-            raise _NotReadError("goes back to tokens before the last block")
+            raise NotReadError("goes back to tokens before the last block")
         if not form.base:  # the inputs are one token
             return 0, _affine(form, (1, len(form.columns)), whole=True)
         return form.base, _affine(form, shape, whole=readout)
@@ -540,7 +534,7 @@ def _affine(form: _AffineForm, shape: tuple[int, ...], *, whole: bool) -> list[M
         try:
             weight, bias = _diagonal(columns, 0, 2).T, _common(form.offset.reshape(n, out), 0)
             return [Dense(_tensor(weight), _tensor(bias))]
-        except _NotReadError:
+        except NotReadError:
             pass
     weight = np.moveaxis(columns, (0, 1), (2, 3))
     return [Affine(weight=_tensor(weight), bias=_tensor(form.offset.reshape(m, out)))]
@@ -573,10 +567,9 @@ def _attention(made_by: _Attended, inner: _AffineForm) -> Attention:
 
 
 def _positions(added: Array, n: int) -> Positions:
-    """Return what is added to scores as a mask; numbers that no softmax of float32 sees are what hides a token."""
-    full = np.broadcast_to(added, (*added.shape[:-2], n, n)) if added.ndim > 1 else np.broadcast_to(added, (n, n))
-    if full.ndim > 2:
-        full = full.reshape(-1, n, n)
+    """Return what is added to scores as a mask."""
+    full = np.broadcast_to(added, (*added.shape[:-2], n, n)).reshape(-1, n, n)
+    full = full[0] if len(full) == 1 else full
     hidden = full <= HIDDEN
     if not np.where(hidden, 0.0, full).any() and full.ndim == 2 and np.array_equal(hidden, ~np.tri(n, dtype=bool)):
         return Positions(causal=True)
@@ -596,11 +589,11 @@ def _diagonal(columns: Array, first: int, second: int) -> Array:
     """Return what every token does with itself, if all do the same and nothing with each other."""
     n = columns.shape[first]
     if columns.shape[second] != n:
-        raise _NotReadError("belongs to a block that changes the number of tokens")
+        raise NotReadError("belongs to a block that changes the number of tokens")
     same = np.moveaxis(np.diagonal(columns, axis1=first, axis2=second), -1, 0)
     apart = np.linalg.norm(columns) ** 2 - np.linalg.norm(same) ** 2
     if apart > TOLERANCE**2 * np.linalg.norm(columns) ** 2 and n > 1:
-        raise _NotReadError("belongs to a block whose projections mix tokens")
+        raise NotReadError("belongs to a block whose projections mix tokens")
     return _common(same, 0)
 
 
@@ -608,7 +601,7 @@ def _common(x: Array, axis: int) -> Array:
     """Return what is the same along an axis."""
     first = np.take(x, [0], axis)
     if np.abs(x - first).max() > TOLERANCE * max(np.abs(x).max(), 1e-30):
-        raise _NotReadError("belongs to a block that treats tokens differently by their position")
+        raise NotReadError("belongs to a block that treats tokens differently by their position")
     return np.squeeze(first, axis)
 
 
@@ -616,7 +609,7 @@ def _joined(options: dict[str, Any], parts: list[Any]) -> _AffineForm:
     form = next(part for part in parts if isinstance(part, _AffineForm))
     axis = options["axis"] % form.offset.ndim
     if any(isinstance(part, _AffineForm) and part.base != form.base for part in parts):
-        raise _NotReadError("joins tensors of different blocks")
+        raise NotReadError("joins tensors of different blocks")
     offsets = [part.offset if isinstance(part, _AffineForm) else part for part in parts]
     size = len(form.columns)
     columns = [p.columns if isinstance(p, _AffineForm) else np.zeros((size, *p.shape)) for p in parts]
@@ -634,92 +627,3 @@ def _compare(network: Chain, run: Callable[[Tensor], Tensor], size: int) -> None
 
 def _tensor(x: Array) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).double()
-
-
-# ---- operations that are linear in their first argument, on arrays with one axis more in front
-
-
-def _reshape(options: dict[str, Any], x: Array, shape: Array) -> Array:
-    wanted = [x.shape[k + 1] if size == 0 else int(size) for k, size in enumerate(shape)]
-    return x.reshape(len(x), *wanted)
-
-
-def _transpose(options: dict[str, Any], x: Array) -> Array:
-    order = options.get("perm") or range(x.ndim - 1)[::-1]
-    return x.transpose(0, *(axis + 1 for axis in order))
-
-
-def _axes(options: dict[str, Any], given: Array | None, dimensions: int) -> tuple[int, ...]:
-    axes = options.get("axes") if given is None else given
-    return tuple(sorted(int(axis) % dimensions + 1 for axis in (range(dimensions) if axes is None else axes)))
-
-
-def _unsqueeze(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
-    given = options.get("axes") if axes is None else axes
-    assert given is not None
-    return np.expand_dims(x, _axes(options, axes, x.ndim - 1 + len(given)))
-
-
-def _squeeze(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
-    return np.squeeze(x, _axes(options, axes, x.ndim - 1))
-
-
-def _gather(options: dict[str, Any], x: Array, index: Array) -> Array:
-    return np.take(x, index.astype(np.int64), options.get("axis", 0) % (x.ndim - 1) + 1)
-
-
-def _slice(options: dict[str, Any], x: Array, *given: Array) -> Array:
-    starts, ends = (options["starts"], options["ends"]) if not given else given[:2]
-    axes = given[2] if len(given) > 2 else options.get("axes", range(len(starts)))
-    steps = given[3] if len(given) > 3 else [1] * len(starts)
-    cut = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[int(axis) % (x.ndim - 1) + 1] = slice(int(start), int(end), int(step))
-    return x[tuple(cut)]
-
-
-def _mean(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
-    return x.mean(_axes(options, axes, x.ndim - 1), keepdims=bool(options.get("keepdims", 1)))
-
-
-def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
-    pads = options.get("pads") or [0] * (2 * (weight.ndim - 2))
-    if any(pads) or any(step != 1 for step in options.get("dilations") or [1]) or options.get("group", 1) != 1:
-        raise _NotReadError("is a convolution with padding, dilation or groups")
-    flat = torch.from_numpy(x.reshape(-1, *x.shape[2:]))
-    found = torch.nn.functional.conv2d(flat, torch.from_numpy(weight), stride=tuple(options.get("strides") or (1, 1)))
-    return found.numpy().reshape(len(x), -1, *found.shape[1:])
-
-
-def _gemm(options: dict[str, Any], x: Array, weight: Array) -> Array:
-    if options.get("transA"):
-        raise _NotReadError("transposes its input")
-    return options.get("alpha", 1.0) * x @ (weight.T if options.get("transB") else weight)
-
-
-def _flatten(options: dict[str, Any], x: Array) -> Array:
-    axis = options.get("axis", 1)
-    return x.reshape(len(x), int(np.prod(x.shape[1 : axis + 1])), -1)
-
-
-def _cast(options: dict[str, Any], x: Array) -> Array:
-    return x
-
-
-_OPERATIONS: dict[str, Callable[..., Array]] = {
-    "Reshape": _reshape,
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Gather": _gather,
-    "Slice": _slice,
-    "ReduceMean": _mean,
-    "Conv": _conv,
-    "Gemm": _gemm,
-    "Flatten": _flatten,
-    "Identity": _cast,
-    "Cast": _cast,
-    "Dropout": _cast,
-    "MatMul": lambda options, x, y: x @ y,
-    "Expand": lambda options, x, shape: np.broadcast_to(x, (len(x), *np.broadcast_shapes(x.shape[1:], tuple(shape)))),
-}

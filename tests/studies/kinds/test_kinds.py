@@ -2,6 +2,7 @@
 
 import pytest
 from asked import ONE, TWO
+from drawn import PROBED
 
 import howsmooth as hs
 from howsmooth.studies.json_values import settings_of
@@ -32,16 +33,7 @@ ESTIMATES = {
     *("entropy", "overhead", "accuracy", "network", "attention", "flipped", "swapped"),
     *("table_seconds", "word_seconds"),
     *("bits", "share", "fresh", "fresh_low", "fresh_high", "measured"),
-    *(
-        "largest_logit",
-        "first_token",
-        "sensitivity",
-        "largest_query",
-        "mean_query",
-        "largest_key",
-        "mean_key",
-        "peaked",
-    ),
+    *("largest_logit", *PROBED),
 }
 
 
