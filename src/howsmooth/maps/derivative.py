@@ -264,8 +264,8 @@ class AttentionRows:
     c: Float[Tensor, "rows heads n v"]  # how the means move with the scores
     r: Float[Tensor, "rows heads columns k"]  # queries as seen by each key; one column if all keys see the same
     C: Float[Tensor, "rows heads v k"]  # the factors of the query term
-    queries: Float[Tensor, "hk d+hk"]  # [Q, QKᵀ]: the query projections, and what all key projections see of them
-    values: Float[Tensor, "heads v d+hk"]  # [V, VKᵀ]: the same for values
+    queries: Float[Tensor, "hk joined"]  # [Q, QKᵀ]: the query projections, and what all key projections see of them
+    values: Float[Tensor, "heads v joined"]  # [V, VKᵀ]: the same for values
     output: Float[Tensor, "out hv"] | None  # the output projection, or none
     key_grams: Float[Tensor, "rows heads heads columns"]  # the products of keys with keys, as each row sees them
 
