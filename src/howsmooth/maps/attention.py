@@ -14,9 +14,9 @@ from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
-from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention, GaussianJacobian
+from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
-from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian
+from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
@@ -314,7 +314,7 @@ class Attention(ScoreAttention):
             return GaussianAttention.of(self, self.score_scale, measure)
         return super().on(measure)
 
-    def jacobian_on(self, measure: Atoms | Gaussian) -> WeightedJacobian | GaussianJacobian:
+    def jacobian_on(self, measure: Atoms | Gaussian) -> Any:
         """Differentiate at a measure: when atoms move without splitting, or among Gaussian measures."""
         return self.on(measure).jacobian() if isinstance(measure, Gaussian) else super().jacobian_on(measure)
 

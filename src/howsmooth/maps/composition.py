@@ -149,6 +149,7 @@ class Residual(ComposedMap):
         moved = self.on(measure)
         if isinstance(moved, GaussianAttention):
             return moved.jacobian()
+        assert isinstance(self.map, MultiHead)  # which `on` requires
         return ResidualJacobian(self.map.jacobian_on(measure))  # masses weigh the identity by one
 
 
