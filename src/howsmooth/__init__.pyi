@@ -19,6 +19,7 @@ from howsmooth.attention_calls import use_sdpa as use_sdpa
 from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
+from howsmooth.check import check_proof as check_proof
 from howsmooth.maps import Attention as Attention
 from howsmooth.metrics import Metric as Metric
 from howsmooth.metrics import Metrics as Metrics
