@@ -44,8 +44,25 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
     if not hasattr(model, "layers"):
         yield steps_of(model)
         return
+    words = [shape for step in _described(about) for shape in step.get("shapes", {}).get("weights", [])]
+    if words:  # what pools tokens says how many there are
+        yield _classifier(model, words[0])
+        return
     for layer in model.layers:
         yield from _attention_of(layer)
+
+
+def _described(about: dict[str, Any]) -> list[dict[str, Any]]:
+    found = about.get("steps")
+    return [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
+
+
+def _classifier(model: Any, n: int) -> list[Step]:
+    """Return a classifier on sentences of so many tokens, from their embeddings on."""
+    import torch
+
+    f, _X = model.activations(torch.ones(1, n, dtype=torch.long)).at(0, "classes")
+    return steps_of(f)
 
 
 def _attention_of(layer: Any) -> Iterator[list[Step]]:
