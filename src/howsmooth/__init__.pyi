@@ -52,6 +52,7 @@ from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
 from howsmooth.training.head_probe import probe as probe
+from howsmooth.transport import GaussianMeasure as GaussianMeasure
 from howsmooth.verification import verify as verify
 
 __version__: str
