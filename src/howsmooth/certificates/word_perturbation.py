@@ -71,7 +71,8 @@ class WordPerturbation:
         for place, stage in self._table.stages.items():
             before = torch.cat(found) if found else self._table.X.new_zeros(0)
             bounds = self._remainder(place, stage, eps, before)
-            found.append((1 + room) * bounds + room**2 * bounds.max())
+            # where there is no remainder, rounding leaves one
+            found.append((1 + room) * bounds + room**2 * bounds.max().clamp_min(1e-3))
         return found
 
     def unit_ranges(self, eps: float) -> dict[int, Tensor]:

@@ -12,6 +12,7 @@ it is at most the numbers of this stage (docs, :ref:`theorem-11`).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,7 +299,7 @@ class AttentionStage(Stage):
         return np.minimum(lengths, (ball(self.D) * (ball(self.P) * x * x).sum().sqrt()).upper)
 
 
-STAGES = {"norm": NormStage, "attention": AttentionStage, "mlp": MLPStage}
+STAGES: dict[str, Callable[[Any, Ball], Stage]] = {"norm": NormStage, "attention": AttentionStage, "mlp": MLPStage}
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,13 +342,14 @@ class Network:
             self.links.append(Link(stage, residual))
             x = x + stage.value if residual else stage.value
         self.logits = x
-        self.sources = [self._propagated(place) for place, link in enumerate(self.links) if link.stage is not None]
+        self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
+        self.sources = [self._propagated(place) for place in self.stages]
 
     def _propagated(self, place: int) -> tuple[dict[int, Array], Ball]:
         """Return the norms of the remainder of one stage at every later one, and its columns at the output."""
         norms: dict[int, list[Array]] = {}
         outputs = []
-        for columns in self.links[place].stage.directions():
+        for columns in self.stages[place].directions():
             for later in range(place + 1, len(self.links)):
                 columns = self.step(later, columns, norms.setdefault(later, []))
             outputs.append(columns)
@@ -377,12 +379,12 @@ class Network:
         first = self.links[0].stage
         if not isinstance(first, NormStage) or self.links[0].residual:
             raise CannotCheck("the first step must be a norm")
-        tables = [k for k, link in enumerate(self.links) if link.stage is not None]
+        tables = list(self.stages)
         if len(stages) != len(tables):
             raise Refuted(0, f"there are {len(tables)} stages, and the file has {len(stages)}")
         columns, bounds = first.turned(moving), list[Array]()
         for k, place in enumerate(tables):
-            stage, claimed = self.links[place].stage, numbers(stages[k], "remainders")
+            stage, claimed = self.stages[place], numbers(stages[k], "remainders")
             if k == 0:
                 found = first.turning_remainder(moving, eps)
             else:
