@@ -1,8 +1,10 @@
 """Measured runs of models: their settings, records and summaries."""
 
+from howsmooth.studies.kinds.certified_radii import certified_accuracy as certified_accuracy
 from howsmooth.studies.plans.measurement_plan import measure as measure
 from howsmooth.studies.records import Failure as Failure
 from howsmooth.studies.records import Record as Record
+from howsmooth.studies.runs.certified_accuracy import CertifiedAccuracy as CertifiedAccuracy
 from howsmooth.studies.runs.compare import compare as compare
 from howsmooth.studies.runs.comparison import Comparison as Comparison
 from howsmooth.studies.runs.growth import Growth as Growth
