@@ -49,7 +49,7 @@ CHECKED = 3
 # A weight is at least this share of the largest one in its row: blocks that vanish at y may not vanish elsewhere.
 LEAST_WEIGHT = 1e-5
 # Rows are left alone once so many times their last gain does not reach the largest; that one, below this share of rtol.
-GAIN_FACTOR, STILL = 10.0, 0.01
+GAIN_FACTOR, STILL = 4.0, 0.02
 # Rows leave the alternating iteration when so many are left: copying them costs about a step.
 LEAVING_SHARE = 0.75
 # Both ends are widened by so many units in the last place: conversions and sums of squares.
