@@ -64,7 +64,7 @@ PROTOCOLS = {
         passes=16,
         budget_windows=2,
         budget_length=64,
-        sentences=("a warm and funny film", "the story is dull and far too long"),
+        sentences=("a warm and funny film",),
     )
 }
 
@@ -138,8 +138,12 @@ class Card(ResultTable):
         if "whole worst" in found:
             typical = f", a random one {grows(found['whole typical'].value)}" if "whole typical" in found else ""
             said.append(
-                f"Through all of {self.model} the worst perturbation {grows(found['whole worst'].value)}{typical}; "
-                f"{number(found['whole relative'].value)} percent of the output for each percent of the input."
+                f"Through all of {self.model} the worst perturbation {grows(found['whole worst'].value)}{typical}"
+                + (
+                    f"; one percent of the input moves the output by up to {number(relative.value)} percent."
+                    if (relative := found.get("whole relative"))
+                    else "."
+                )
             )
         worst = found["worst layer"]
         said.append(
@@ -154,7 +158,7 @@ class Card(ResultTable):
         )
         costs = [f"{name.removeprefix('cost ')} {each}" for name, each in found.items() if name.startswith("cost ")]
         if costs:
-            said.append(f"Rounding all matrices costs {self._unit}: {', '.join(costs)}.")
+            said.append(f"Rounding all matrices costs, in {self._unit}: {', '.join(costs)}.")
         if "certified radius" in found:
             said.append(f"Words of its sentences may move by {found['certified radius']} (median) without a flip.")
         return tuple(said)
@@ -223,39 +227,43 @@ class Card(ResultTable):
 
     def to_markdown(self) -> str:
         """Return a section for a model card, behind metadata that its YAML takes as ``model-index``."""
-        results = [
-            line
-            for name, each in self.numbers.items()
-            for line in (
-                "      - task: {type: other, name: smoothness of attention}",
-                f"        dataset: {{type: text, name: {json.dumps(self.protocol.text)}}}",
-                f"        metrics: [{{type: howsmooth, name: {json.dumps(name)}, value: {each.value!r}}}]",
-            )
-            if math.isfinite(each.value)
-        ]
-        index = ["---", "model-index:", f"  - name: {json.dumps(self.model)}", "    results:", *results, "---", ""]
-        rows = [self.columns, *self._rows]
-        table = ["| " + " | ".join(row) + " |" for row in rows]
+        metrics = [{"type": "howsmooth", "name": name, "value": value} for name, value in self._finite.items()]
+        result = {
+            "task": {"type": "other", "name": "smoothness of attention"},
+            "dataset": {"type": "text", "name": self.protocol.text},
+            "metrics": metrics,
+        }
+        index = {"name": self.model, "results": [result]}
+        table = ["| " + " | ".join(row) + " |" for row in (self.columns, *self._rows)]
         table.insert(1, "|" + "---|" * len(self.columns))
-        notes = [f"- {note}." for note in self.notes]
-        how = f"`howsmooth card {self.model}` ({self.protocol.name}, howsmooth {self.version}, weights {self.digest[:12]})"
-        return "\n".join(
-            (
-                *index,
-                "## Smoothness",
-                "",
-                *self.lead,
-                "",
-                *table,
-                "",
-                self.legend,
-                "",
-                *notes,
-                "",
-                f"Measured by {how}.",
-                "",
-            )
+        by = f"{self.protocol.name}, howsmooth {self.version}, weights {self.digest[:12]}"
+        parts = (
+            # what JSON writes is YAML
+            f"---\nmodel-index:\n- {json.dumps(index, ensure_ascii=False)}\n---",
+            "## Smoothness",
+            "\n".join(self.lead),
+            "\n".join(table),
+            self.legend,
+            "\n".join(f"- {note}." for note in self.notes),
+            f"Measured by `howsmooth card {self.model}` ({by}).",
         )
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def to_evaluation_results(self) -> str:
+        """Return what the hub reads from ``.eval_results/howsmooth.yaml``."""
+        entries = (
+            {
+                "dataset": {"id": f"howsmooth/{self.protocol.name}", "task_id": name.replace(" ", "_")},
+                "value": value,
+                "notes": self.numbers[name].what,
+            }
+            for name, value in self._finite.items()
+        )
+        return "".join(f"- {json.dumps(entry, ensure_ascii=False)}\n" for entry in entries)
+
+    @property
+    def _finite(self) -> dict[str, float]:
+        return {name: each.value for name, each in self.numbers.items() if math.isfinite(each.value)}
 
 
 def card(
@@ -334,10 +342,14 @@ def read_card(path: str | os.PathLike[str]) -> Card:
 
 
 def write_card(found: Card, folder: str | os.PathLike[str]) -> Path:
-    """Write ``howsmooth.json`` and ``smoothness.md`` into a folder; return the folder."""
-    home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    for name, text in ((FILE, found.to_json()), ("smoothness.md", found.to_markdown())):
+    """Write ``howsmooth.json``, ``smoothness.md`` and ``.eval_results/howsmooth.yaml`` into a folder; return it."""
+    home, results = Path(folder), Path(".eval_results")
+    (home / results).mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        (FILE, found.to_json()),
+        ("smoothness.md", found.to_markdown()),
+        (results / "howsmooth.yaml", found.to_evaluation_results()),
+    ):
         with whole(home / name) as partial:
             Path(partial).write_text(text, encoding="utf-8")
     return home
