@@ -1,6 +1,7 @@
 """The card of a model, and several side by side, as pages."""
 
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 
@@ -54,7 +55,7 @@ def write_cards_page(found: CardComparison, paths: list[str], path: Path) -> Pat
 
 def layers_chart(found: Card) -> Chart:
     """Draw the worst and the typical gain of each layer with their ends."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "panel": "",
             "layer": at,

@@ -208,8 +208,8 @@ class Card(ResultTable):
             found = json.loads(text)
             if found.get("format") != FORMAT:
                 raise FileError(f"this is no card of howsmooth: format is {found.get('format')!r}, not {FORMAT!r}.")
-            given = dict(found["protocol"])
-            protocol = Protocol(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+            given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found["protocol"].items()}
+            protocol = Protocol(**given)
             model = dict(found["model"])
             return cls(
                 model=str(model.pop("name")),
@@ -381,7 +381,9 @@ def _layer(found: LayerSummary) -> dict[str, CardNumber]:
     }
     if found.typical is not None:
         row["typical"] = CardNumber(
-            **{"value": found.typical.value, "low": found.typical.low, "high": found.typical.high},
+            value=found.typical.value,
+            low=found.typical.low,
+            high=found.typical.high,
             evidence="interval",
             what=f"what random perturbations are multiplied by at {n} tokens",
         )
