@@ -1,5 +1,6 @@
 """Theorem 14: between largest tokens one bound holds for every number of tokens."""
 
+import dataclasses
 import math
 
 import pytest
@@ -166,6 +167,14 @@ def test_normalised_values_stand_between_the_heads_and_their_output(rng):
     apart = other(rng, hs.maps.CosineAttention, heads=2, eps=0.04, normalise_values=True, mixed=False)
     expected = math.hypot(*(cosine(apart, h, apart.value[h], 1.5) for h in range(2)))
     assert mechanism_upper(apart, 1.5) == pytest.approx(expected, rel=2e-15, abs=0)
+
+
+def test_of_several_heads_the_largest_share_that_is_subtracted_counts(rng):
+    shares = torch.tensor([0.2, -0.9], dtype=torch.float64)
+    f = other(rng, hs.maps.DifferentialAttention, heads=2, k=4, mixed=False, subtracted=shares)
+    most = dataclasses.replace(f, subtracted=shares[1:].expand(2))
+    expected = math.hypot(*(differential(most, h, f.value[h], 1.5) for h in range(2)))
+    assert mechanism_upper(f, 1.5) == pytest.approx(expected, rel=2e-15, abs=0)
 
 
 def test_cosines_without_a_floor_have_no_bound(rng):
