@@ -92,6 +92,7 @@ CHANGED = {
     "device": "cuda:1",
     "dtype": "float64",
     "threads": 2,
+    "streamed": True,
     "certificate": True,
     "released": True,
 }

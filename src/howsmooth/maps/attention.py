@@ -18,6 +18,7 @@ from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
+from howsmooth.ring_attention import TokenRing
 from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter
 
 S = TypeVar("S", bound="Attention")
@@ -305,6 +306,12 @@ class Attention(ScoreAttention):
             rotary = dataclasses.replace(rotary, positions=places)
         q, k, v, _derivative = self._project(X, NO_TRANSFORMS, self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
+
+    def sharded(self, ring: TokenRing) -> Any:
+        """Return the map on the tokens of this process, which sees those of all processes of a ring."""
+        from howsmooth.maps.sharded_attention import sharded  # which imports this file
+
+        return sharded(self, ring)
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         sink = self.sink

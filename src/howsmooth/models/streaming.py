@@ -6,6 +6,7 @@ emptied when another is: maps that were read of it keep their weights as long as
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -206,9 +207,9 @@ class Walk:
             layer = self.stream.layer(index)
             return block(layer, layer.padded(self.padding))
 
-        parts = [lambda index=index: read(index) for index in range(first, last + 1)]
-        parts = [lambda: Chain(*before)] * bool(before) + parts + [lambda: Chain(*behind)] * bool(behind)
-        return StreamedBlocks(parts, self.stream.files.dtype)
+        parts: list[Callable[[], Chain]] = [functools.partial(read, index) for index in range(first, last + 1)]
+        parts = [functools.partial(Chain, *before)] * bool(before) + parts
+        return StreamedBlocks(parts + [functools.partial(Chain, *behind)] * bool(behind), self.stream.files.dtype)
 
     def call(self, paths: Sequence[str], before: int = 0) -> ModuleCall:
         """Run the module, whose blocks put out what the last one did, and return a call of one of the parts at paths.

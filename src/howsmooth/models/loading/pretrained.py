@@ -225,7 +225,7 @@ def _parameters_on_meta() -> Iterator[None]:
         meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, meta)
 
-    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_memory  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
