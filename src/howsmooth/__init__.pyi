@@ -19,6 +19,7 @@ from howsmooth.attention_calls import use_sdpa as use_sdpa
 from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
+from howsmooth.check import check_proof as check_proof
 from howsmooth.maps import Attention as Attention
 from howsmooth.metrics import Metric as Metric
 from howsmooth.metrics import Metrics as Metrics
@@ -41,6 +42,7 @@ from howsmooth.spectral import singular_values as singular_values
 from howsmooth.spectral import spectral_norm as spectral_norm
 from howsmooth.spectral import typical_gain as typical_gain
 from howsmooth.studies import Measurement as Measurement
+from howsmooth.studies import certified_accuracy as certified_accuracy
 from howsmooth.studies import growth as growth
 from howsmooth.theory import bounds as bounds
 from howsmooth.theory import inputs as inputs
@@ -51,6 +53,7 @@ from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
 from howsmooth.training.head_probe import probe as probe
+from howsmooth.transport import GaussianMeasure as GaussianMeasure
 from howsmooth.verification import verify as verify
 
 __version__: str

@@ -21,7 +21,8 @@ from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 QUESTIONS = {
     "How smooth is a model?": {
         "measure": "Measure how smooth each attention layer of a model is on a text.",
-        "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
+        "card": "Write the card of a model: its smoothness by a fixed protocol.",
+        "compare": "Compare two runs, or cards: what differs, by how much, and what of it is real.",
         "budget": "Tell where a model tolerates an error: rounded weights, a rounded cache.",
         "models": "List what can be measured here.",
     },
@@ -37,6 +38,7 @@ QUESTIONS = {
         "swap": "Find the words to replace, and by which, that move the output of a model most.",
         "certify": "Certify a classifier: how far words may move before its prediction could change.",
         "verify": "Prove a property of a network on a box of inputs, or find an input that violates it.",
+        "check": "Check a proof file in ball arithmetic, without trusting what wrote it.",
     },
     "Many questions at once": {
         "sweep": "Run a study file: a grid of measurements, here or on a cluster.",
