@@ -139,7 +139,7 @@ class RingAttention:
         self = cls(**settings, o=empty[0], log_sum_exp=empty[1])
         o, total = self.o, self.log_sum_exp
         if sink is not None:
-            total += sink[..., None, None]
+            total.copy_(sink[..., None, None].expand(total.shape))
         for peer, (k, v), _home in self._visits(self.k, self.v):
             for rows, columns in self._tiles(peer):
                 S, _slope = self._scores(peer, k, rows, columns)

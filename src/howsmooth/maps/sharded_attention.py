@@ -51,7 +51,7 @@ class ShardedAttention:
 
     def __post_init__(self) -> None:
         order = self.attention.positions
-        parts = {"padding": order.padding, "mask": order.mask, "distances": order.distances}
+        parts: dict[str, Any] = {"padding": order.padding, "mask": order.mask, "distances": order.distances}
         parts |= {"weights": self.attention.weights, "rotary positions": order.rotary and order.rotary.positions}
         if refused := [name for name, part in parts.items() if part is not None]:
             raise AssumptionError(
