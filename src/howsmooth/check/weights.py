@@ -53,7 +53,7 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx":
         from howsmooth.verification.onnx_network import read_onnx
 
-        model = read_onnx(model)
+        model = read_onnx(Path(model))
     elif isinstance(model, str | os.PathLike):
         from howsmooth.models.load import load
 
