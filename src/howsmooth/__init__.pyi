@@ -19,6 +19,7 @@ from howsmooth.attention_calls import use_sdpa as use_sdpa
 from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
+from howsmooth.check import check_proof as check_proof
 from howsmooth.maps import Attention as Attention
 from howsmooth.metrics import Metric as Metric
 from howsmooth.metrics import Metrics as Metrics
@@ -51,6 +52,7 @@ from howsmooth.tokens import swap as swap
 from howsmooth.training import Monitor as Monitor
 from howsmooth.training import penalty as penalty
 from howsmooth.training.head_probe import probe as probe
+from howsmooth.transport import GaussianMeasure as GaussianMeasure
 from howsmooth.verification import verify as verify
 
 __version__: str

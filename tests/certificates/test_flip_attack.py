@@ -8,7 +8,15 @@ from draws import gaussian
 
 import howsmooth as hs
 from howsmooth.certificates import flip_attack
-from howsmooth.certificates.flip_attack import SHARES, STARTS, STEPS, random_sphere, smallest_flip
+from howsmooth.certificates.flip_attack import (
+    SHARES,
+    STARTS,
+    STEPS,
+    FlipSearch,
+    random_sphere,
+    smallest_flip,
+    smallest_flips,
+)
 
 
 @pytest.fixture
@@ -126,3 +134,27 @@ def test_the_flip_of_a_linear_classifier_is_found_at_its_plane(rng):
         else:
             assert found == math.inf
             assert margin == pytest.approx(0.5 * float(m @ X[0]), rel=1e-2)
+
+
+@pytest.mark.parametrize("numbers", [1, 2**20])
+def test_searches_that_run_at_once_find_what_each_finds_by_itself(numbers, rng, monkeypatch):
+    monkeypatch.setattr(flip_attack, "NUMBERS", numbers)
+    f = hs.maps.Chain(hs.maps.MLP(up=gaussian(rng, 4, 3), down=gaussian(rng, 3, 4), activation="tanh"),
+                 hs.maps.Pooling.mean(n=3, like=gaussian(rng, 1)), hs.maps.Dense(gaussian(rng, 2, 3)))  # fmt: skip
+    X, groups = gaussian(rng, 3, 3), [torch.tensor(group) for group in ([0], [2, 1], [1], [0, 1, 2], [2])]
+    logits = f(X)[0]
+    m = (1.0 if logits[0] > logits[1] else -1.0) * torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    given = [((0.1, 10.0), 4.0 if i % 2 else 1e-9, i) for i in range(len(groups))]
+    searches = [
+        FlipSearch(tokens=tokens, between=ends, within=within, generator=torch.Generator().manual_seed(seed))
+        for tokens, (ends, within, seed) in zip(groups, given, strict=True)
+    ]
+    alone = [
+        smallest_flip(f, X, m, tokens, p=2.0, between=ends, within=within,
+                      generator=torch.Generator().manual_seed(seed))
+        for tokens, (ends, within, seed) in zip(groups, given, strict=True)
+    ]  # fmt: skip
+    for found, expected in zip(smallest_flips(f, X, m, searches, p=2.0), alone, strict=True):
+        assert found == pytest.approx(expected, rel=1e-9)
+    assert any(size < math.inf for size, _margin in alone)
+    assert alone[0][0] == math.inf

@@ -7,7 +7,7 @@ from draws import gaussian, uniform
 import howsmooth as hs
 from howsmooth.certificates import propagation, remainder_table
 from howsmooth.certificates.image_norms import EUCLIDEAN
-from howsmooth.certificates.propagation import Apply, Link, StackMove, advance, move, program
+from howsmooth.certificates.propagation import Apply, Link, StackMove, advance, move, pick_early, program
 from howsmooth.certificates.relu_stage import SMALLEST_AXIS, ReLUStage, _axes, line_error, relaxation_lines
 from howsmooth.certificates.remainder_table import (
     ERROR_FACTOR,
@@ -238,3 +238,26 @@ def test_units_off_a_line_are_given_back_what_rounding_makes_of_differences():
         expected = offset * (1 + 1e-12) + 1e-15 * (y + s + offset)
         numbers = (torch.tensor([x], dtype=torch.float64) for x in (y, 1.0, offset, s))
         assert float(line_error(*numbers)) - offset == pytest.approx(expected - offset, rel=1e-4, abs=0)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_token_is_picked_before_what_acts_on_single_tokens_and_slack_keeps_its_place(place, rng):
+    weights = torch.zeros(3, dtype=torch.float64)
+    weights[place] = 1.0
+    attention = hs.maps.Attention.single_head(A=gaussian(rng, 3, 3), V=gaussian(rng, 3, 3))
+    norm = hs.maps.LayerNorm(gain=gaussian(rng, 3))
+    tail = (hs.maps.Residual(mlp(rng)), norm, hs.maps.Pooling(weights=weights), mlp(rng))
+    f, X = hs.maps.Chain(mlp(rng), hs.maps.Residual(attention), *tail), gaussian(rng, 3, 3)
+    early = pick_early(f)
+    assert [type(part).__name__ for part in early.maps] == [
+        "MLP", "Residual", "Pooling", "Residual", "LayerNorm", "MLP"
+    ]  # fmt: skip
+    torch.testing.assert_close(early(X), f(X))
+    late = hs.maps.Chain(*f.maps[:4], hs.maps.Pooling.mean(n=3, like=X), mlp(rng))
+    assert pick_early(late).maps == late.maps
+    functionals, before, after = gaussian(rng, 2, 3), RemainderTable(f, X), RemainderTable(early, X)
+    # remainders of other tokens behind the attention do not arrive
+    rows = [row for row, group in enumerate(before.groups) if group in after.groups]
+    assert [before.groups[row] for row in rows] == after.groups
+    torch.testing.assert_close(before.transfer_to(functionals)[rows], after.transfer_to(functionals))
+    assert len(rows) < len(before.groups)

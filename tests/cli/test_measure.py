@@ -100,6 +100,7 @@ def test_a_narrow_terminal_loses_columns_and_no_digits(measure, monkeypatch):
     asked = ("--lengths", "4,6,8", "--sequences", "2", "--per-head")
     monkeypatch.setenv("COLUMNS", "200")
     wide = measure(*asked).out.splitlines()
+    assert "R: the mean norm" in " ".join(wide)
     long = {cell for row in table_of(wide, ["layer", "typical"]) for cell in row}
     for width in (60, 80):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -108,6 +109,7 @@ def test_a_narrow_terminal_loses_columns_and_no_digits(measure, monkeypatch):
         assert len(rows) == 2
         assert all(cell in long for row in rows for cell in row)
         assert all(len(line) <= width for line in narrow[:-1])
+        assert "R: the mean norm" not in " ".join(narrow)  # the legend explains what is shown
         assert any(line.startswith("Worst by head at 8 tokens") for line in narrow)
 
 

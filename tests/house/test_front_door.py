@@ -37,7 +37,7 @@ def test_no_module_hides_a_name_of_its_package(stub):
 
 
 def test_the_front_door_is_small():
-    assert len(hs.__all__) < 58  # some forty, and a dozen namespaces
+    assert len(hs.__all__) <= 58  # some forty, and a dozen namespaces
 
 
 @pytest.mark.parametrize("index", [hs.bounds, hs.inputs], ids=["bounds", "inputs"])

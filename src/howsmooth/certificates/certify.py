@@ -238,7 +238,7 @@ def certify(
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
     generator = generator_from(seed)
     return Certificate(
-        radii=tuple(certifier.radius(group, p=p, seed=generator) for group in groups),
+        radii=tuple(certifier.radii(groups, p=p, seeds=[generator] * len(groups))),
         predicted=certifier.predicted,
         rivals=certifier.rivals,
         metric=metric if isinstance(metric, str) else metric.name,

@@ -14,8 +14,8 @@ from torch import Tensor
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # At most this many numbers of quadratic forms are unpacked at once, and this many of Gram matrices squared at once:
-# the latter should stay in the cache of the processor.
-UNPACKED, SQUARED = 2**23, 2**18
+# they should stay in the cache of the processor.
+UNPACKED, SQUARED = 2**18, 2**18
 # Sums of squares of columns are accurate between this and its inverse, in single precision too.
 SMALLEST = 1e-24
 
@@ -63,8 +63,7 @@ class SquaredBall(UnitBall):
 
     def scalar_norms(self, columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more"]:
         r"""Bound :math:`\sup|\xi^\top H\xi|`: for p = 2 by the largest absolute eigenvalue."""
-        parts = columns.flatten(2).split(_forms_at_once(columns), dim=2)
-        return torch.cat([self._scalar(_unpacked(part)) for part in parts], dim=1).unflatten(1, columns.shape[2:])
+        return self._norms(columns[..., None])
 
     def vector_norms(self, columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
         r"""Bound :math:`\sup|H(\xi,\xi)|_2` for forms with values in m dimensions.
@@ -72,43 +71,62 @@ class SquaredBall(UnitBall):
         :math:`|\xi\otimes\xi|_F = 1`, so the norm of H as a matrix of m rows bounds it; and
         :math:`|H(\xi,\xi)|^2\le\xi^\top\sum_mH_m^2\,\xi`.
         """
-        flat = columns.flatten(2, -2)
-        parts = flat.split(max(1, _forms_at_once(columns) // columns.shape[-1]), dim=2)
-        return torch.cat([self._vector(part) for part in parts], dim=1).unflatten(1, columns.shape[2:-1])
-
-    def _scalar(self, H: Float[Tensor, "groups k r r"]) -> Float[Tensor, "groups k"]:
+        found = self._norms(columns)
         if self.p == 1.0:
-            return H.abs().amax((-2, -1))
-        scale = H.abs().amax((-2, -1), keepdim=True)
-        scaled = (H / torch.where(scale > 0, scale, 1.0)).contiguous()
-        euclidean = form_norms(scaled.flatten(0, 1)).view(H.shape[:2]) * scale[..., 0, 0]
-        # The cube lies in a ball of radius √r, whose square is r.
-        return euclidean if self.p == 2.0 else torch.minimum(H.shape[-1] * euclidean, H.abs().sum((-2, -1)))
+            return found
+        # Neither norm is always smaller: this one is for many different forms, the other for a single one.
+        matrix = block_norms(columns)
+        return torch.minimum(found, matrix if self.p == 2.0 else _dimension(columns) * matrix)
 
-    def _vector(self, columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
-        H = _unpacked(columns)  # groups, k, m, r, r
+    def _norms(self, columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
+        """Bound forms by their largest entry, by the largest eigenvalue of the sum of squares, or by all entries."""
+        _a, _b, factors = packed_pairs(_dimension(columns))
+        factors = factors.view(-1, *[1] * (columns.ndim - 3))
         if self.p == 1.0:
-            return H.norm(dim=-3).amax((-2, -1))
-        # Neither norm is always smaller: the first is for many different forms, the second for a single one.
-        matrix = largest_norms(columns.movedim(1, -2))
-        stacked = largest_norms(H.movedim(-1, -3).flatten(-2))
-        euclidean = torch.minimum(matrix, stacked)
-        return euclidean if self.p == 2.0 else torch.minimum(H.shape[-1] * euclidean, H.norm(dim=-3).sum((-2, -1)))
+            return (columns.norm(dim=-1) / factors).amax(1)
+        euclidean = square_sum_norms(columns.flatten(2, -2)).view(len(columns), *columns.shape[2:-1])
+        if self.p == 2.0:
+            return euclidean
+        # The cube lies in a ball of radius √r, whose square is r. Entries beside the diagonal are there twice.
+        return torch.minimum(_dimension(columns) * euclidean, (columns.norm(dim=-1) * factors).sum(1))
+
+
+def _dimension(columns: Float[Tensor, "groups pairs *more"]) -> int:
+    """Return the r of r(r + 1)/2 packed columns."""
+    return round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
+
+
+def square_sum_norms(columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
+    r"""Bound :math:`\|\sum_mH_m^2\|^{1/2}` for packed forms, with products in single precision, of unit roundoff u.
+
+    The error of a product of symmetric matrices is at most :math:`ru\|H\|_F^2\le r^2u\|H\|^2`, so that all squarings
+    together take at most :math:`r^2u` of a norm. Twice as much is added, which also covers entries that are rounded.
+    """
+    groups, pairs, k, m = columns.shape
+    found, allowance = [], 1 + _dimension(columns) ** 2 * torch.finfo(torch.float32).eps
+    packed = columns.permute(0, 2, 3, 1).flatten(0, 1)
+    for some in packed.split(max(1, UNPACKED // (2 * m * pairs))):
+        scale = some.abs().amax((1, 2))
+        unit = (some / torch.where(scale > 0, scale, 1.0)[:, None, None]).float()
+        H = _unpacked(unit.flatten(0, 1))
+        if m == 1:
+            norms = form_norms(H).double()
+        else:
+            # Products are short sums; the long one is in double precision.
+            squares = (H @ H).unflatten(0, (-1, m)).sum(1, dtype=torch.float64)
+            norms = _largest_eigenvalues(squares.float()).double().sqrt()
+        found.append(torch.where(scale == 0, 0.0, allowance * scale * norms))
+    return torch.cat(found).view(groups, k)
 
 
 def _unpacked(columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more r r"]:
     """Return packed columns as symmetric matrices."""
-    # r(r+1)/2 columns
-    r = round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
+    r = _dimension(columns)
     a, b, factors = packed_pairs(r)
     place = torch.empty(r, r, dtype=torch.long)
     place[a, b] = place[b, a] = torch.arange(len(a))
-    weighted = columns / factors.view(-1, *[1] * (columns.ndim - 2))
+    weighted = columns / factors.to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
     return weighted.index_select(1, place.flatten()).unflatten(1, (r, r)).movedim((1, 2), (-2, -1))
-
-
-def _forms_at_once(columns: Tensor) -> int:
-    return max(1, UNPACKED // (2 * columns.shape[0] * columns.shape[1]))
 
 
 def block_norms(columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:

@@ -61,7 +61,7 @@ def largest_derivative(
     activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int = 2
 ) -> Tensor:
     r"""Bound :math:`\sup|\varphi''|` over every interval: at its ends, or at a peak inside."""
-    found = torch.maximum(derivative(activation, low, order).abs(), derivative(activation, high, order).abs())
+    found = derivative(activation, torch.stack((low, high)), order).abs().amax(0)
     for place, height in derivative_peaks(activation, order):
         # A peak of the grid stands for all points up to its neighbours.
         inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)

@@ -19,12 +19,13 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.affine import Pooling
 from howsmooth.maps.attention import Attention
-from howsmooth.maps.composition import Chain, Residual, Sum
+from howsmooth.maps.composition import Chain, Residual, Sum, leaves
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Jacobian, Map
 
-KNOWN = (Attention, MLP, GatedMLP, Norm, Dense, Pooling, Pointwise)
+TOKENWISE = (MLP, GatedMLP, Norm, Dense, Pointwise)
+KNOWN = (Attention, Pooling, *TOKENWISE)
 # At most this many numbers of columns are multiplied by a Jacobian at once.
 NUMBERS = 2**24
 
@@ -70,6 +71,28 @@ def program(f: Map) -> list[Step]:
         f"a certificate needs a network of attention, MLPs, norms, linear layers and pooling, got {type(f).__name__}.",
         field="classifier",
     )
+
+
+def picked_token(f: Map) -> int | None:
+    """Return the token that a pooling picks; none if it mixes several, or the map is another one."""
+    if not isinstance(f, Pooling) or f.weights.ndim > 1 or int(f.weights.count_nonzero()) != 1:
+        return None
+    return int(f.weights.argmax()) if float(f.weights.max()) == 1 else None
+
+
+def pick_early(f: Map) -> Map:
+    """Return the same network with a pooling that picks one token moved before all maps that act on single tokens.
+
+    Behind the last attention only the picked token has a remainder then, and only its derivatives are propagated.
+    """
+    if not isinstance(f, Chain):
+        return f
+    maps = list(f.maps)
+    for place in reversed(range(1, len(maps))):
+        alone = all(isinstance(leaf, TOKENWISE) for leaf in leaves(maps[place - 1]))
+        if alone and picked_token(maps[place]) is not None:
+            maps[place - 1 : place + 1] = maps[place], maps[place - 1]
+    return Chain(*maps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,18 +158,22 @@ def best_proof(table: RemainderTable, rivals: Rivals, tokens: Tensor, ball: Unit
 
     :ref:`Lines for ReLU units <kinks>` depend on the radius, so that tables with such units are made again.
     """
-    # Second orders come last: a table is cheaper than they are, and the lines hardly depend on them.
     again = table.has_relu and table.cheap
     plain = Proof(table, rivals, tokens, ball, second_order=False)
-    linear = plain.linear
-    found = _refined(plain, rivals, tokens, ball, rounds=ROUNDS if again else 0, second_order=False)
+    found = None
+    # Second orders come last: a table is cheaper than they are, and the lines hardly depend on them.
+    if again or not second_order_affordable(table, tokens):
+        found = _refined(plain, rivals, tokens, ball, rounds=ROUNDS if again else 0, second_order=False)
     if second_order_affordable(table, tokens):
-        exact = Proof(found.proof.table, rivals, tokens, ball)
+        exact = Proof(table if found is None else found.proof.table, rivals, tokens, ball)
         rounds = SECOND_ORDER_ROUNDS if again else 0
         other = _refined(exact, rivals, tokens, ball, rounds=rounds, second_order=True)
         # Second orders may prove less: where there are many tokens, their norms are larger than those of products.
-        found = other if other.radius > found.radius else found
-    return found.proof, found.radius, linear
+        if found is None and plain.holds(other.radius):
+            found = Proven(plain, plain.radius())
+        found = other if found is None or other.radius > found.radius else found
+    assert found is not None
+    return found.proof, found.radius, plain.linear
 
 
 def _refined(

@@ -19,7 +19,7 @@ from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.image_norms import EUCLIDEAN, UnitBall
 from howsmooth.certificates.mlp_stage import GatedStage, mlp_stage
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.propagation import Apply, Link, move, program, propagate
+from howsmooth.certificates.propagation import Apply, Link, move, picked_token, program, propagate
 from howsmooth.certificates.relu_stage import ReLUStage
 from howsmooth.certificates.stages import Stage
 from howsmooth.maps.activations import Pointwise, known_activation
@@ -142,10 +142,15 @@ class RemainderTable:
         # The norm before an MLP and the one before attention count as norms 0, 1, …; layers are not known here.
         counts: dict[str, int] = {}
         found: list[Slack] = []
-        for stage in self.stages.values():
-            count = counts.setdefault(stage.name, 0)
-            found.extend(Slack(stage.name, count, token) for token in stage.tokens.tolist())
-            counts[stage.name] += 1
+        picked = 0
+        for link in self.links:
+            if isinstance(link.step, Apply):
+                picked = picked or picked_token(link.step.map) or 0
+            if link.stage is not None:
+                count = counts.setdefault(link.stage.name, 0)
+                # Behind a pooling that picks a token there is no other.
+                found.extend(Slack(link.stage.name, count, picked + token) for token in link.stage.tokens.tolist())
+                counts[link.stage.name] += 1
         return found
 
     @property

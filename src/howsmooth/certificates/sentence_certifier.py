@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.flip_attack import smallest_flip
+from howsmooth.certificates.flip_attack import FlipSearch, smallest_flips
 from howsmooth.certificates.image_norms import UnitBall
+from howsmooth.certificates.propagation import pick_early
 from howsmooth.certificates.radius_search import Rivals, best_proof
 from howsmooth.certificates.remainder_table import RemainderTable, Slack
 from howsmooth.errors import AssumptionError, ShapeError
@@ -33,7 +34,7 @@ class Radius:
         linear: Where the first order alone would use the margin up; neither proven nor found.
         slack: The stage and the token whose remainder takes most of the margin at the certified radius; none where
             nothing is certified, or no stage has a remainder.
-        seconds: How long this took, without the table that all words share.
+        seconds: How long this took, without the table that all words share; of attacks that run at once, a share.
     """
 
     tokens: tuple[int, ...]
@@ -76,7 +77,7 @@ class SentenceCertifier:
         """
         if X.ndim != 2:
             raise ShapeError(f"a certificate is about one sentence (n, d), got {tuple(X.shape)}.", field="X")
-        self.classifier = classifier.to(torch.float64, "cpu")
+        self.classifier = pick_early(classifier.to(torch.float64, "cpu"))
         self.embeddings = X.detach().to("cpu", torch.float64)
         logits = _logits(self.classifier, self.embeddings)
         self.predicted = int(logits.argmax())
@@ -107,28 +108,40 @@ class SentenceCertifier:
             AssumptionError: If ``p`` is not 1, 2 or infinity, or the classifier holds a map without a known remainder.
             ShapeError: If a token is not there, or none is named.
         """
-        ball, moving = UnitBall(p), self._checked(tokens)
+        (found,) = self.radii([tokens], p=p, seeds=[seed])
+        return found
+
+    def radii(self, groups: Sequence[Sequence[int]], *, p: float, seeds: Sequence[Seed]) -> list[Radius]:
+        """Prove how far each of several groups of tokens may move, and attack all of them at once, as :meth:`radius`.
+
+        Searches of many groups share passes of the network.
+        """
+        ball, moving = UnitBall(p), [self._checked(tokens) for tokens in groups]
         table, began = self.table, time.perf_counter()
-        proof, certified, linear = best_proof(table, self.rivals, moving, ball)
-        # The attack begins where the proof ends: a flip below would refute it.
-        far = LARGEST_FLIP * float(torch.linalg.vector_norm(self.embeddings[moving], ball.p).clamp_min(1e-6))
-        attacked, _margin = smallest_flip(
-            self.classifier,
-            self.embeddings,
-            self.rivals.functionals,
-            moving,
-            p=ball.p,
-            between=(min(max(certified, 1e-3 * far), far), far),
-            generator=generator_from(seed),
-        )
-        return Radius(
-            tokens=tuple(tokens),
-            certified=certified,
-            attacked=attacked,
-            linear=linear,
-            slack=proof.slack(certified) if certified > 0 else None,
-            seconds=time.perf_counter() - began,
-        )
+        proven, searches, ends = [], [], [began]
+        for tokens, seed in zip(moving, seeds, strict=True):
+            proof, certified, linear = best_proof(table, self.rivals, tokens, ball)
+            proven.append((certified, linear, proof.slack(certified) if certified > 0 else None))
+            # The attack begins where the proof ends: a flip below would refute it.
+            far = LARGEST_FLIP * float(torch.linalg.vector_norm(self.embeddings[tokens], ball.p).clamp_min(1e-6))
+            between = (min(max(certified, 1e-3 * far), far), far)
+            searches.append(FlipSearch(tokens=tokens, between=between, generator=generator_from(seed)))
+            ends.append(time.perf_counter())
+        flips = smallest_flips(self.classifier, self.embeddings, self.rivals.functionals, searches, p=ball.p)
+        share = (time.perf_counter() - ends[-1]) / len(groups)
+        return [
+            Radius(
+                tokens=tuple(tokens),
+                certified=certified,
+                attacked=attacked,
+                linear=linear,
+                slack=slack,
+                seconds=end - begin + share,
+            )
+            for tokens, (certified, linear, slack), (attacked, _margin), begin, end in zip(
+                groups, proven, flips, ends, ends[1:], strict=False
+            )
+        ]
 
     def _checked(self, tokens: Sequence[int]) -> Tensor:
         if not tokens or len(set(tokens)) < len(tokens):

@@ -37,6 +37,7 @@ QUESTIONS = {
         "swap": "Find the words to replace, and by which, that move the output of a model most.",
         "certify": "Certify a classifier: how far words may move before its prediction could change.",
         "verify": "Prove a property of a network on a box of inputs, or find an input that violates it.",
+        "check": "Check a proof file in ball arithmetic, without trusting what wrote it.",
     },
     "Many questions at once": {
         "sweep": "Run a study file: a grid of measurements, here or on a cluster.",

@@ -14,7 +14,9 @@ from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
+from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
+from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
@@ -305,6 +307,16 @@ class Attention(ScoreAttention):
             rotary = dataclasses.replace(rotary, positions=places)
         q, k, v, _derivative = self._project(X, NO_TRANSFORMS, self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
+
+    def on(self: S, measure: object) -> Any:
+        """Return the map that moves the tokens of a measure; those of a Gaussian one it moves by an affine map."""
+        if isinstance(measure, Gaussian):
+            return GaussianAttention.of(self, self.score_scale, measure)
+        return super().on(measure)
+
+    def jacobian_on(self, measure: Atoms | Gaussian) -> Any:
+        """Differentiate at a measure: when atoms move without splitting, or among Gaussian measures."""
+        return self.on(measure).jacobian() if isinstance(measure, Gaussian) else super().jacobian_on(measure)
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         sink = self.sink

@@ -135,7 +135,7 @@ class MultiHead(TensorDataclass, ABC):
         X = self._admit(X)
         return self._put_out(self._means(X), self._joined_output(), tuple(X.shape[:-2]))
 
-    def on(self: H, measure: Atoms) -> H:
+    def on(self: H, measure: object) -> H:
         r"""Return the map that moves the atoms of a measure: its masses are token weights, its positions the mask.
 
         Under a causal mask an atom sees those at its own position or before.
@@ -145,6 +145,12 @@ class MultiHead(TensorDataclass, ABC):
                 :class:`howsmooth.transport.DiscreteMeasure`.
         """
         order, positions = self.positions, Positions()
+        if not isinstance(measure, Atoms):
+            raise AssumptionError(
+                f"{type(self).__name__} moves measures with atoms, hs.transport.DiscreteMeasure, got a "
+                f"{type(measure).__name__}; hs.Attention moves Gaussian ones too.",
+                field="measure",
+            )
         if self.weights is not None:
             raise AssumptionError(
                 "this attention has token weights of its own; a measure brings its masses along.", field="attention"

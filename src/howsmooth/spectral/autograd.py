@@ -44,7 +44,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
 
     A derivative by autograd is compared with a difference of outputs unless ``compare`` is off: two evaluations more.
     """
-    if isinstance(f, DifferentiableOnMeasures) and hasattr(X, "points"):
+    if isinstance(f, DifferentiableOnMeasures) and hasattr(X, "push_forward"):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
     require_floating(X, "tokens")

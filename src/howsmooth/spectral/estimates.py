@@ -3,6 +3,7 @@
 import enum
 import functools
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError
 from howsmooth.markup import frame, paragraph, shaded, strict_json, table
+from howsmooth.proof_files import ROOM, lower_claim, write_proof
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -181,6 +183,21 @@ class NormEstimate:
                 "token_response": self.token_response.tolist(),
             }
         )
+
+    def save(self, path: str | os.PathLike[str], f: Any, X: Float[Tensor, "n d"]) -> None:
+        """Write a proof file: the direction of the lower end; the upper end is measured again by whoever checks it.
+
+        Args:
+            path: A ``.json`` file.
+            f: The attention layer that was measured, in the metric ``total``.
+            X: The tokens.
+        """
+        if self.lower.ndim or X.ndim != 2 or self.direction.shape != X.shape:
+            raise AssumptionError("a proof file is about one input, (n, d), and directions of its shape.", field="X")
+        lower = lower_claim(f, X, self.direction, float(self.lower), None)
+        upper = float(self.upper) * (1 + ROOM)
+        claim = {"kind": "local upper", "value": upper, "confidence": self.confidence, "tokens": lower["tokens"]}
+        write_proof(path, f, [lower, claim])
 
     def to_frame(self) -> Any:
         """Return the two ends at each input as a DataFrame of pandas."""

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from rich.table import Table
@@ -21,6 +21,9 @@ from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.stopping import slack
 from howsmooth.transport.measures import DiscreteMeasure
 from howsmooth.wording import at_least, at_most, power_of_ten
+
+if TYPE_CHECKING:
+    from howsmooth.maps.attention import Attention
 
 # The logarithm of the largest float.
 LARGEST = math.log(sys.float_info.max)
@@ -161,6 +164,19 @@ class Bound(_InOneLine):
         """Return one JSON object."""
         return strict_json(self.as_dict())
 
+    def save(self, path: str | os.PathLike[str], attention: "Attention", *, n: int, radius: float) -> None:
+        """Write a proof file: the bound, and the norms or the input that a second program checks it by.
+
+        Args:
+            path: A ``.json`` file.
+            attention: The map that the bound is about.
+            n: The number of tokens that it is about.
+            radius: The radius of their ball.
+        """
+        from howsmooth.theory.proofs import save_bounds
+
+        save_bounds(path, [self], attention, n, radius)
+
 
 def upper_bound(log_value: float, name: str, domain: str, source: str, confidence: float = 1.0) -> Bound:
     """Build an upper bound from its logarithm."""
@@ -248,14 +264,31 @@ class Witness(_InOneLine):
         """Return one JSON object; :meth:`save` keeps the tokens too."""
         return strict_json(self.as_dict())
 
-    def save(self, path: str | os.PathLike[str], *, about: dict[str, str] | None = None) -> None:
-        """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        attention: "Attention | None" = None,
+        *,
+        radius: float | None = None,
+        about: dict[str, str] | None = None,
+    ) -> None:
+        """Write tokens, direction and response to a ``.safetensors`` file, with the JSON as metadata; or a proof file.
 
-        The strings of ``about`` (which model, which layer) are stored with it.
+        Args:
+            path: A ``.safetensors`` file, or with ``attention`` a ``.json`` file.
+            attention: The map, for a proof file.
+            radius: The radius of the ball that tokens lie in, for a proof file; if none is given, it is about these
+                tokens alone.
+            about: Strings to store with the tensors: which model, which layer.
         """
         from safetensors.torch import save_file
 
         target = Path(path)
+        if attention is not None:
+            from howsmooth.theory.proofs import save_witness
+
+            save_witness(path, self, attention, radius)
+            return
         if target.suffix != ".safetensors":
             raise AssumptionError(
                 f"a witness is saved as .safetensors, got {target.name!r}; change the ending.", field="path"
@@ -310,6 +343,12 @@ class Bracket(_InOneLine):
     def to_json(self) -> str:
         """Return one JSON object."""
         return strict_json({"lower": self.lower.as_dict(), "upper": self.upper.as_dict(), "ratio": self.ratio})
+
+    def save(self, path: str | os.PathLike[str], attention: "Attention", *, n: int, radius: float) -> None:
+        """Write a proof file of both ends; the arguments are those of :meth:`Bound.save`."""
+        from howsmooth.theory.proofs import save_bracket
+
+        save_bracket(path, self, attention, n, radius)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +405,12 @@ class BoundsTable:
     def to_frame(self) -> Any:
         """Return the bounds as a DataFrame of pandas."""
         return frame(b.as_dict() for b in self.bounds)
+
+    def save(self, path: str | os.PathLike[str], attention: "Attention", *, n: int, radius: float) -> None:
+        """Write a proof file of all bounds that are finite; the arguments are those of :meth:`Bound.save`."""
+        from howsmooth.theory.proofs import save_bounds
+
+        save_bounds(path, [bound for bound in self.bounds if math.isfinite(bound.value)], attention, n, radius)
 
     @classmethod
     def from_json(cls, text: str) -> "BoundsTable":

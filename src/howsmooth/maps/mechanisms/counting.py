@@ -10,7 +10,6 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Mechanism, ScoreAttention
-from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.projections import TokenScaling, Transforms
 from howsmooth.maps.weighting import Tile, Weighting, Weights, softmax_magnitudes
 from howsmooth.torch_internals import in_place, sigmoid_backward, softmax_derivative
@@ -52,7 +51,7 @@ class CountingAttention(ScoreAttention):
 
     count: float | None = None  # the number of tokens that the total mass represents; none means as many as there are
 
-    def on(self: C, measure: Atoms) -> C:
+    def on(self: C, measure: object) -> C:
         """Return the map that moves the atoms of a measure; ``count`` has to be given."""
         require_count_on_measures(self.count)
         return super().on(measure)

@@ -14,7 +14,6 @@ from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import on_tokens, take
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.heads_derivative import HeadsJacobian
-from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.mechanisms.counting import require_count, require_count_on_measures, token_counts
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.projections import Layout, Transform, Transforms
@@ -63,7 +62,7 @@ class LinearAttention(MultiHead):
     kinds: ClassVar[dict[str, dict[str, Any]]] = {"linear": {}, "linear-plain": {"normalised": False}}
     counting_kinds: ClassVar[tuple[str, ...]] = ("linear-plain",)
 
-    def on(self, measure: Atoms) -> "LinearAttention":
+    def on(self, measure: object) -> "LinearAttention":
         """Return the map that moves the atoms of a measure; without a denominator ``count`` has to be given."""
         if not self.normalised:
             require_count_on_measures(self.count)

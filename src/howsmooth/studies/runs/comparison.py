@@ -278,9 +278,8 @@ class Comparison(ResultTable):
             said += [f"{what}: layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}{extent}"] if rows else []
         return f"{'; '.join(said)}.".capitalize() if self.real else ""
 
-    @property
-    def legend(self) -> str:
-        """What the columns mean and what they are worth."""
+    def meaning(self, columns: Sequence[str]) -> str:
+        """Say what the columns mean and what they are worth."""
         pairs = "each window with itself" if self.paired else "windows as independent samples"
         return (
             f"Ratio: geometric mean of the second over that of the first, {pairs}. Intervals are of t on logarithms; "

@@ -78,10 +78,9 @@ class Composition(ResultTable):
         """One row for each layer."""
         return [depth.cells for depth in self.depths]
 
-    @property
-    def legend(self) -> str:
-        """What the columns that are there mean."""
-        there = " ".join(self.columns)
+    def meaning(self, columns: Sequence[str]) -> str:
+        """Say what the columns that are shown mean."""
+        there = " ".join(columns)
         said = " ".join(meaning for column, meaning in LEGEND.items() if column in there)
         return f"{said} Geometric means over the windows."
 

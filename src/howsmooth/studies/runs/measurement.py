@@ -102,9 +102,8 @@ class Measurement(ResultTable):
             return "window"
         return {"sentence": "sentence", "sentences": "sentence", "images": "picture"}.get(window.source, "sequence")
 
-    @property
-    def legend(self) -> str:
-        """What the columns mean and what the numbers are worth."""
+    def meaning(self, columns: Sequence[str]) -> str:
+        """Say what the columns that are shown mean and what the numbers are worth."""
         gains = [layer.typical for layer in self.layers if layer.typical is not None]
         at = f"this {self.thing}" if all(layer.windows == 1 for layer in self.layers) else f"these {self.thing}s"
         interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
@@ -118,7 +117,7 @@ class Measurement(ResultTable):
             "any input": "Any input: the smallest proven bound for as many tokens, none longer than the longest here.",
             "exponent": "The worst grows like n^exponent; a question mark says that no power law describes it.",
         }
-        return " ".join(meaning for column, meaning in said.items() if column in self.columns)
+        return " ".join(meaning for column, meaning in said.items() if column in columns)
 
     @property
     def _mean(self) -> str:

@@ -44,10 +44,14 @@ class ResultTable(abc.ABC):
     def cells(self) -> list[dict[str, str]]:
         """The rows: what stands in each column."""
 
-    @property
     @abc.abstractmethod
+    def meaning(self, columns: Sequence[str]) -> str:
+        """Say what the columns that are shown mean and what the numbers are worth."""
+
+    @property
     def legend(self) -> str:
-        """What the columns mean and what the numbers are worth."""
+        """What all columns mean."""
+        return self.meaning(self.columns)
 
     @property
     def lead(self) -> tuple[str, ...]:
@@ -77,8 +81,9 @@ class ResultTable(abc.ABC):
         """Render in a rich console; names may hold brackets, which are no markup."""
         yield from map(Text, self.lead)
         yield Text(self.title, style="bold")
-        yield fitted(self.cells, self.columns, self.EXPENDABLE, console, options)
-        yield Text(self.legend, style="dim")
+        table = fitted(self.cells, self.columns, self.EXPENDABLE, console, options)
+        yield table
+        yield Text(self.meaning([str(column.header) for column in table.columns]), style="dim")
         yield from (Text(f"Note: {remark}.", style="yellow") for remark in self.remarks)
 
     def _repr_html_(self) -> str:

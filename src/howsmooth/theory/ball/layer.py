@@ -132,6 +132,48 @@ def layer_bound(
     return min(problems, key=_key_term_at(s)).bound(s)
 
 
+def layer_terms(attention: Attention, heads: tuple[Head, ...], n: int, radius: float) -> "LayerTerms | None":
+    """Return what :func:`layer_bound` is made of, for plain scores; none where there is no such bound."""
+    gradients, sizes = [_key_gradient(head, radius) for head in heads], [head.norm_WV for head in heads]
+    if attention.sink is not None or len(heads) < 2 or not 0 < max(gradients) < 1e100 or not 0 < min(sizes) < 1e100:
+        return None
+    gradient = torch.tensor(gradients, dtype=torch.float64).clamp_min(1e-9 * max(gradients))
+    s = (torch.tensor(sizes, dtype=torch.float64) / gradient).sqrt()
+    problems = {tau: _problem(attention, heads, None, n, radius, tau) for tau in _bias_lengths(heads, s, radius)}
+    tau = min(problems, key=lambda tau: _key_term_at(s)(problems[tau]))
+    matrices, differences = problems[tau], problems[tau].value_differences
+    keys = [balance_scales(differences, stacks, s) for stacks in matrices.key_forms]
+    return LayerTerms(
+        tau=tau,
+        matrices=matrices,
+        value_scales=balance_scales(matrices.values, (matrices.ones,), s)[1],
+        query_scales=balance_scales(differences, matrices.query_forms, s)[1],
+        key_scales=min(keys, key=lambda found: found[0])[1],
+        stack=min(range(len(keys)), key=lambda k: keys[k][0]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerTerms:
+    """The scales of every term of a layer's bound.
+
+    Attributes:
+        tau: The additional coordinate of a token.
+        matrices: What the scales are for.
+        value_scales: Those of the value term.
+        query_scales: Those of the query term.
+        key_scales: Those of the key term.
+        stack: Which stack of the key forms has the smaller norm under them: under each other, or side by side.
+    """
+
+    tau: float
+    matrices: LayerBound
+    value_scales: Float[Tensor, " heads"]
+    query_scales: Float[Tensor, " heads"]
+    key_scales: Float[Tensor, " heads"]
+    stack: int
+
+
 def _key_gradient(head: Head, radius: float) -> float:
     return head.norm_A * radius + float((head.query_bias @ head.K).norm())
 

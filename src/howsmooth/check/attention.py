@@ -1,0 +1,136 @@
+r"""Softmax attention at given tokens, in balls: its value and its derivative, from the definition.
+
+.. math:: dS = s(dq\,k^\top + q\,dk^\top),\quad dP = P\circ(dS - \textstyle\sum_jP\circ dS),\quad dO = dP\,v + P\,dv
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from howsmooth.check.balls import Ball, ball, length
+from howsmooth.check.outcomes import CannotCheck, Refuted, number, numbers
+
+Array = Any  # arrays of numpy, and its scalars
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionAt:
+    """A layer at tokens: heads come before tokens.
+
+    Attributes:
+        projections: The matrices of queries, scaled, of keys, and of values, ``(h, d, k)``.
+        q: Queries, scaled.
+        k: Keys.
+        v: Values.
+        P: Weights.
+        output: The output projection of all heads side by side, ``(h·v, out)``.
+        output_bias: Its bias.
+    """
+
+    projections: tuple[Ball, Ball, Ball]
+    q: Ball
+    k: Ball
+    v: Ball
+    P: Ball
+    output: Ball
+    output_bias: Ball
+
+    @classmethod
+    def of(cls, step: Any, X: Ball) -> "AttentionAt":
+        """Evaluate an attention step."""
+        x, scale = step.arrays, step.settings["scale"]
+        count, shared = len(x["query"]), len(x["query"]) // len(x["key"])
+        width = x["value"].shape[1]
+        by_head = {name: np.repeat(a, shared, 0) for name, a in x.items() if name.startswith(("key", "value"))}
+        matrices = {"query": x["query"], "key": by_head["key"], "value": by_head["value"]}
+        biases = {name: by_head.get(f"{name}_bias", x.get(f"{name}_bias")) for name in matrices}
+        parts = []
+        for name, matrix in matrices.items():
+            part, bias = X @ np.swapaxes(matrix, -1, -2), biases[name]
+            parts.append(part if bias is None else part + bias[:, None, :])
+        q, k, v = parts[0] * scale, parts[1], parts[2]
+        n = X.shape[0]
+        seen = np.tril(np.ones((n, n), bool)) if step.settings["causal"] else np.ones((n, n), bool)
+        output = x.get("output", np.eye(count * width).reshape(-1, count, width).transpose(1, 0, 2))
+        return cls(
+            (
+                ball(np.swapaxes(x["query"], -1, -2)) * scale,
+                *(ball(np.swapaxes(matrices[m], -1, -2)) for m in ("key", "value")),
+            ),
+            q,
+            k,
+            v,
+            softmax(q @ k.T, seen),
+            ball(output.transpose(0, 2, 1).reshape(count * width, -1)),
+            ball(x.get("output_bias", np.zeros(output.shape[1]))),
+        )
+
+    def value(self) -> Ball:
+        """Return the output tokens."""
+        return side_by_side(self.P @ self.v) @ self.output + self.output_bias
+
+    def score_change(self, dq: Ball, dk: Ball) -> Ball:
+        """Return the first-order change of scores, of weighted mean zero in every row."""
+        dS = dq @ self.k.T + self.q @ dk.T
+        return dS - (self.P * dS).sum(keepdims=True)
+
+    def jvp(self, E: Ball) -> Ball:
+        """Return the derivative in directions ``(…, n, d)``."""
+        dq, dk, dv = self.moved(E)
+        return side_by_side((self.P * self.score_change(dq, dk)) @ self.v + self.P @ dv) @ self.output
+
+    def moved(self, E: Ball) -> tuple[Ball, Ball, Ball]:
+        """Return how queries, keys and values move, heads before tokens."""
+        E = Ball(E.mid[..., None, :, :], E.rad[..., None, :, :])
+        dq, dk, dv = (E @ matrix for matrix in self.projections)
+        return dq, dk, dv
+
+
+def softmax(S: Ball, seen: Array) -> Ball:
+    """Return the weights of every row, zero for tokens that are not seen."""
+    top = np.where(seen, S.mid, -np.inf).max(-1, keepdims=True)
+    shown = np.broadcast_to(seen, S.shape)
+    mid, rad = np.zeros(S.shape), np.zeros(S.shape)
+    found = (S - top)[shown].map(arb.exp)
+    mid[shown], rad[shown] = found.mid, found.rad
+    grown = Ball(mid, rad)
+    return grown * grown.sum(keepdims=True).inverse()
+
+
+def side_by_side(heads: Ball) -> Ball:
+    """Put the heads of every token side by side."""
+    mid, rad = (np.swapaxes(x, -3, -2).reshape(*x.shape[:-3], x.shape[-2], -1) for x in (heads.mid, heads.rad))
+    return Ball(mid, rad)
+
+
+def check_lower(step: Any, claim: dict[str, Any]) -> None:
+    r"""Check that a direction E at tokens X of the ball, if there is one, has :math:`|J_XE|\ge\text{value}\,|E|`.
+
+    Raises:
+        Refuted: If tokens leave the ball, or the direction is stretched by less.
+        CannotCheck: If shapes do not fit.
+    """
+    X, E = tokens_of(step, claim), numbers(claim, "direction")
+    if X.shape != E.shape:
+        raise CannotCheck("the direction has another shape than the tokens")
+    if "radius" in claim:
+        square = Fraction(number(claim, "radius")) ** 2
+        for i, token in enumerate(X.tolist()):
+            if sum(Fraction(x) ** 2 for x in token) > square:
+                raise Refuted(0, f"token {i} lies outside of the ball")
+    moved = AttentionAt.of(step, ball(X)).jvp(ball(E))
+    response, size = length(moved.reshape(-1)), length(ball(E.ravel()))
+    attained = arb(float(response.lower)) / arb(float(size.upper))
+    if not attained >= arb(number(claim, "value")):
+        raise Refuted(1, f"the direction is stretched by {attained.str(12)}, less than {claim['value']!r}")
+
+
+def tokens_of(step: Any, claim: dict[str, Any]) -> Array:
+    """Return the tokens of a claim, one row each."""
+    X = numbers(claim, "tokens")
+    if X.ndim != 2 or X.shape[1] != step.arrays["query"].shape[2]:
+        raise CannotCheck("tokens must be one row each, as wide as the map takes them")
+    return X

@@ -1,0 +1,197 @@
+r"""Ball arithmetic: arrays of float64 whose true values lie within a known radius, and functions of them by arb.
+
+A :class:`Ball` stands for every array :math:`x` with :math:`|x - \text{mid}|\le\text{rad}`, entry by entry. With
+:math:`u = 2^{-53}` and :math:`\gamma_k = ku/(1-ku)`, sums and products of floats obey
+
+.. math:: |\mathrm{fl}(a\circ b) - a\circ b|\le u\,|\mathrm{fl}(a\circ b)|,\qquad
+          |\mathrm{fl}(AB) - AB|\le\gamma_k\,|A||B|
+
+for matrices with k products in every entry, summed in any order, fused or not (Higham, *Accuracy and Stability of
+Numerical Algorithms*, Section 3.5). Radii are sums of numbers that are not negative, so that they are off by
+:math:`\gamma_k` of themselves and are raised by more; ``TINY`` covers underflow. A radius that is no number or infinite
+proves nothing: every comparison with it fails.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flint
+import numpy as np
+
+Array = Any  # arrays of numpy, and its scalars
+UNIT = 2.0**-53
+TINY = 2.0**-1000
+# Radii are raised by this and by two units for every summand, more than their own rounding errors.
+RAISED = 1 + 2.0**-48
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """An array that is known up to a radius for every entry."""
+
+    mid: Array
+    rad: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.mid.shape
+
+    @property
+    def T(self) -> "Ball":
+        """The last two axes exchanged."""
+        return Ball(np.swapaxes(self.mid, -1, -2), np.swapaxes(self.rad, -1, -2))
+
+    @property
+    def upper(self) -> Array:
+        """An upper bound of every entry."""
+        return _up(self.mid + self.rad)
+
+    @property
+    def lower(self) -> Array:
+        """A lower bound of every entry."""
+        return -_up(-self.mid + self.rad)
+
+    @property
+    def size(self) -> Array:
+        """An upper bound of every absolute value."""
+        return _up(np.abs(self.mid) + self.rad)
+
+    def __getitem__(self, index: Any) -> "Ball":
+        return Ball(self.mid[index], self.rad[index])
+
+    def reshape(self, *shape: int) -> "Ball":
+        """Return the entries in another shape."""
+        return Ball(self.mid.reshape(*shape), self.rad.reshape(*shape))
+
+    def __neg__(self) -> "Ball":
+        return Ball(-self.mid, self.rad)
+
+    def __add__(self, other: "Ball | Array | float") -> "Ball":
+        other = ball(other)
+        mid = self.mid + other.mid
+        return Ball(mid, _raised(self.rad + other.rad + UNIT * np.abs(mid)))
+
+    def __sub__(self, other: "Ball | Array | float") -> "Ball":
+        return self + -ball(other)
+
+    def __mul__(self, other: "Ball | Array | float") -> "Ball":
+        other = ball(other)
+        mid = self.mid * other.mid
+        rad = np.abs(self.mid) * other.rad + self.rad * (np.abs(other.mid) + other.rad) + UNIT * np.abs(mid)
+        return Ball(mid, _raised(rad))
+
+    def __matmul__(self, other: "Ball | Array") -> "Ball":
+        other, k = ball(other), self.shape[-1]
+        gamma = k * UNIT / (1 - k * UNIT) * RAISED
+        rad = np.abs(self.mid) @ (other.rad + gamma * np.abs(other.mid))
+        if self.rad.any():
+            rad = rad + self.rad @ (np.abs(other.mid) + other.rad)
+        return Ball(self.mid @ other.mid, _raised(rad, k))
+
+    def sum(self, axis: int = -1, *, keepdims: bool = False) -> "Ball":
+        """Add up along an axis."""
+        k = self.shape[axis]
+        rad = (self.rad + k * UNIT * RAISED * np.abs(self.mid)).sum(axis, keepdims=keepdims)
+        return Ball(self.mid.sum(axis, keepdims=keepdims), _raised(rad, k))
+
+    def sqrt(self) -> "Ball":
+        """Return square roots; no number where an entry may be negative."""
+        low = np.where(self.lower >= 0, self.lower, np.nan)
+        return between(-_up(-np.sqrt(low)), _up(np.sqrt(self.upper)))
+
+    def inverse(self) -> "Ball":
+        """Return reciprocals; no number where an entry may be zero or negative."""
+        low = np.where(self.lower > 0, self.lower, np.nan)
+        return between(-_up(-1 / self.upper), _up(1 / low))
+
+    def map(self, function: Callable[[Any], Any]) -> "Ball":
+        """Apply a function of arb's balls to every entry."""
+        pairs = zip(self.mid.ravel().tolist(), self.rad.ravel().tolist(), strict=True)
+        found = [_floats(function(flint.arb(mid, rad))) for mid, rad in pairs]
+        mid, rad = np.array(found, dtype=np.float64).reshape(*self.shape, 2).transpose(-1, *range(self.mid.ndim))
+        return Ball(mid, rad)
+
+
+def ball(x: "Ball | Array | float") -> Ball:
+    """Return numbers as balls of radius zero, and balls as they are."""
+    if isinstance(x, Ball):
+        return x
+    mid = np.asarray(x, dtype=np.float64)
+    return Ball(mid, np.zeros_like(mid))
+
+
+def between(low: Array, high: Array) -> Ball:
+    """Return balls that hold the numbers between two."""
+    mid = low + (high - low) / 2
+    return Ball(mid, _raised(np.maximum(high - mid, mid - low) + 2 * UNIT * np.abs(mid)))
+
+
+def concatenated(parts: list[Ball], axis: int) -> Ball:
+    """Join arrays along an axis."""
+    return Ball(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
+
+
+def length(x: Ball, axis: int = -1) -> Ball:
+    """Return Euclidean lengths along an axis."""
+    squares = (x * x).sum(axis)
+    return between(-_up(-np.sqrt(np.maximum(squares.lower, 0))), _up(np.sqrt(squares.upper)))
+
+
+def norm_at_most(x: Ball, bound: float) -> bool:
+    r"""Tell whether it is proven that a matrix has a norm of at most ``bound``.
+
+    By a Cholesky factor of :math:`t^2I - XX^\top - cI`, X turned so that it has no more rows than columns. If the
+    factorisation of an m × m matrix M runs to its end in floats, then :math:`M + \Delta\succeq0` with
+    :math:`\|\Delta\|\le\frac{\gamma_{m+1}}{1-\gamma_{m+1}}\mathrm{tr}\,M` (Higham, Theorem 10.3); c is at least that,
+    and the radii of :math:`XX^\top`.
+    """
+    if not 0 <= bound < np.inf or not np.isfinite(x.size).all():
+        return False
+    largest = float(x.size.max(initial=0.0))
+    if largest == 0:
+        return True
+    if bound < largest:  # no entry exceeds the norm
+        return False
+    x = x * ball(2.0 ** -np.floor(np.log2(largest)))  # a power of two, so that squares stay in the range of floats
+    bound = bound * float(2.0 ** -np.floor(np.log2(largest)))
+    x = x.T if x.shape[0] > x.shape[1] else x
+    return semidefinite(-(x @ x.T), bound)
+
+
+def semidefinite(negative: Ball, root: float) -> bool:
+    r"""Tell whether it is proven that :math:`t^2I + N` has no negative eigenvalue, N symmetric and t the ``root``."""
+    if not 0 <= root < np.inf or not np.isfinite(negative.size).all():
+        return False
+    m = len(negative.mid)
+    square = float(-_up(np.float64(-root * root)))  # at most t²
+    trace = float(_up(m * np.float64(square) + np.maximum(np.diagonal(negative.mid), 0).sum()))
+    gamma = (m + 2) * UNIT / (1 - (m + 2) * UNIT)
+    moved = 4 * UNIT * float(square + np.abs(np.diagonal(negative.mid)).max())  # rounding of the diagonal below
+    radii = np.sqrt((negative.rad**2).sum()) + m * 2.0**-500  # squares below that underflow
+    shift = float(_raised(radii + gamma / (1 - gamma) * trace + moved, m * m))
+    matrix = negative.mid.copy()
+    matrix[np.diag_indices(m)] += square - shift
+    try:
+        return bool(np.isfinite(np.linalg.cholesky(matrix)).all())
+    except np.linalg.LinAlgError:
+        return False
+
+
+def _up(x: Array) -> Array:
+    """Return the next float above."""
+    return np.nextafter(x, np.inf)
+
+
+def _raised(x: Array, summands: int = 0) -> Array:
+    """Raise a radius above its own rounding errors."""
+    return x * (RAISED + 4 * (summands + 2) * UNIT) + (summands + 1) * TINY
+
+
+def _floats(x: Any) -> tuple[float, float]:
+    """Return a ball of arb as a float and a radius."""
+    if not x.is_finite():
+        return float("nan"), float("nan")
+    mid = float(x.mid())
+    return mid, float((x - flint.arb(mid)).abs_upper()) * (1 + 2.0**-40) + TINY

@@ -1,0 +1,86 @@
+"""``check_proof``: every claim of a file, checked against the weights that it is about."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from howsmooth.check.attention import check_lower
+from howsmooth.check.outcomes import CannotCheck, Outcome, Refuted, listed
+from howsmooth.check.replay import check_local_upper
+from howsmooth.check.upper_bounds import check_upper
+from howsmooth.check.weights import steps_with
+
+FORMAT = "howsmooth proof 1"
+# What remains assumed of every claim.
+REAL = "real arithmetic: the claim is about the function that the weights define, not about its rounded execution"
+FLOATS = "floats: IEEE 754 double precision, and matrix products that add up in any order"
+START = "chance: the upper end holds with the stated probability over the random start of this check"
+CHECKS = {"upper": check_upper, "lower": check_lower, "local upper": check_local_upper}
+
+
+def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
+    """Check every claim of a proof file in ball arithmetic.
+
+    Args:
+        path: The file.
+        model: What it is about: the name of a model, a file of weights, or a map.
+
+    Returns:
+        An outcome for each claim: *checked*, *replayed*, *refuted* at a stage, or *cannot check*.
+    """
+    try:
+        claims, steps = _read(path, model)
+    except CannotCheck as reason:
+        return [Outcome("cannot check", str(path), str(reason))]
+    return [_checked(steps, claim) for claim in claims]
+
+
+def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CannotCheck(f"it cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise CannotCheck(f"its format is not {FORMAT!r}")
+    about = found.get("map")
+    if not isinstance(about, dict) or not isinstance(about.get("sha256"), str):
+        raise CannotCheck("it does not say which weights it is about")
+    return listed(found, "claims"), steps_with(model, about)
+
+
+def _checked(steps: list[Any], claim: dict[str, Any]) -> Outcome:
+    kind, said = claim.get("kind"), in_words(claim)
+    try:
+        if not isinstance(kind, str) or kind not in CHECKS:
+            raise CannotCheck(f"claims of the kind {kind!r} are not known here")
+        if [step.kind for step in steps] != ["attention"]:
+            raise CannotCheck("the claim is about one attention layer")
+        with np.errstate(all="ignore"):  # what is no number fails every comparison
+            CHECKS[kind](steps[0], claim)
+    except Refuted as reason:
+        return Outcome("refuted", said, str(reason), reason.stage)
+    except CannotCheck as reason:
+        return Outcome("cannot check", said, str(reason))
+    except (LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        return Outcome("cannot check", said, f"{type(error).__name__}: {error}")
+    if kind == "local upper":
+        return Outcome("replayed", said, assumed=(REAL, START))
+    return Outcome("checked", said, assumed=(REAL, FLOATS))
+
+
+def in_words(claim: dict[str, Any]) -> str:
+    """Return a claim in words."""
+    value, kind = claim.get("value"), claim.get("kind")
+    tokens = claim.get("tokens")
+    n = claim.get("n", len(tokens) if isinstance(tokens, list) else None)
+    ball = "" if claim.get("radius") is None else f" in the ball of radius {claim['radius']}"
+    many = "every number of" if n is None else n
+    where = f"{many} tokens{ball}" if ball else f"the {n} given tokens"
+    if kind == "local upper":
+        return f"Lip ≤ {value} at {where}, with confidence {claim.get('confidence')}"
+    side = "≥" if kind == "lower" else "≤"
+    metric = ", largest token" if claim.get("metric") == "token" else ""
+    return f"Lip {side} {value} on {where}{metric}" + (f" ({claim['theorem']})" if "theorem" in claim else "")

@@ -1,0 +1,68 @@
+"""The reader of weights: the map with a given fingerprint, in a model, in a file of arrays, or as it is."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from howsmooth.check.outcomes import CannotCheck
+from howsmooth.errors import AssumptionError
+from howsmooth.proof_files import Step, fingerprint, steps_of
+
+ARRAY_FILES = (".npz", ".safetensors")
+
+
+def steps_with(model: Any, about: dict[str, Any]) -> list[Step]:
+    """Return the map that a proof is about, as steps.
+
+    Args:
+        model: The name of a model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, or a map.
+        about: What the file says of the map: its fingerprint, and its steps without their weights.
+
+    Raises:
+        CannotCheck: If none of the maps has the fingerprint.
+    """
+    for steps in _candidates(model, about):
+        if fingerprint(steps) == about["sha256"]:
+            return steps
+    raise CannotCheck("the weights are others than those of the proof: no map here has its fingerprint")
+
+
+def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
+    if isinstance(model, str | os.PathLike) and Path(model).suffix in ARRAY_FILES:
+        described = about.get("steps")
+        if isinstance(described, list) and len(described) == 1 and isinstance(described[0], dict):
+            settings = described[0].get("settings")
+            yield [Step(str(described[0].get("kind")), settings if isinstance(settings, dict) else {}, _arrays(model))]
+        return
+    if isinstance(model, str | os.PathLike):
+        from howsmooth.models.load import load
+
+        model = load(os.fspath(model))
+    if not hasattr(model, "layers"):
+        yield steps_of(model)
+        return
+    for layer in model.layers:
+        yield from _attention_of(layer)
+
+
+def _attention_of(layer: Any) -> Iterator[list[Step]]:
+    """Yield the attention of a layer, and each of its heads."""
+    try:
+        attention = layer.map("attention")
+        yield steps_of(attention)
+        for h in range(attention.layout.heads):
+            yield steps_of(attention.head(h))
+    except AssumptionError:
+        return
+
+
+def _arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    if Path(path).suffix == ".npz":
+        with np.load(path) as file:
+            return {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
+    from safetensors.numpy import load_file
+
+    return {name: np.asarray(x, dtype=np.float64) for name, x in load_file(path).items()}

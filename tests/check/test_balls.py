@@ -1,0 +1,88 @@
+"""Ball arithmetic holds what it says: compared with exact rational numbers."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from flint import arb
+
+from howsmooth.check.balls import Ball, ball, length, norm_at_most, semidefinite
+
+rng = np.random.default_rng(0)
+
+
+def exact(x):
+    return np.vectorize(Fraction, otypes=[object])(x)
+
+
+def holds(found, truth):
+    """Whether every true value lies in its ball."""
+    pairs = zip(found.mid.ravel(), found.rad.ravel(), truth.ravel(), strict=True)
+    return all(abs(Fraction(float(mid)) - value) <= Fraction(float(rad)) for mid, rad, value in pairs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-200, 1e150])
+def test_sums_and_products_hold_the_exact_result(scale):
+    a, b = rng.standard_normal((4, 7)) * scale, rng.standard_normal((7, 3))
+    b[2] *= 1e9  # cancellation
+    b[3] = -b[2]
+    assert holds(ball(a) @ b, exact(a) @ exact(b))
+    assert holds(ball(a) * b.T[:, :1].T[0, 0], exact(a) * Fraction(b[0, 0]))
+    assert holds(ball(a).sum(), exact(a).sum(-1))
+    assert holds(ball(a) - a[::-1] * 1e-9, exact(a) - exact(a[::-1] * 1e-9))
+
+
+def test_radii_of_both_factors_are_carried_on():
+    a, b = rng.standard_normal((3, 5)), rng.standard_normal((5, 2))
+    moved_a, moved_b = a + 1e-3, b - 1e-3
+    A, B = Ball(a, np.full(a.shape, 1.1e-3)), Ball(b, np.full(b.shape, 1.1e-3))
+    for found, truth in ((A @ B, exact(moved_a) @ exact(moved_b)), (A * 2.0 + 1.0, exact(moved_a) * 2 + 1)):
+        assert holds(found, truth)
+
+
+def test_roots_and_reciprocals():
+    x = Ball(np.array([2.0, 1e-3]), np.array([1e-3, 1e-4]))
+    for point in (x.lower, x.mid, x.upper):
+        root, inverse = x.sqrt(), x.inverse()
+        assert (root.lower**2 <= point).all()
+        assert (root.upper**2 >= point).all()
+        assert (inverse.lower * point <= 1).all()
+        assert (inverse.upper * point >= 1).all()
+    assert float(length(ball(np.array([3.0, 4.0]))).lower) <= 5 <= float(length(ball(np.array([3.0, 4.0]))).upper)
+
+
+def test_what_may_vanish_has_no_reciprocal_and_no_root():
+    x = Ball(np.zeros(1), np.ones(1))
+    assert np.isnan(x.inverse().mid).all()
+    assert np.isnan(x.sqrt().mid).all()
+    assert np.isnan(ball(np.array([np.nan])).map(arb.exp).mid).all()
+
+
+def test_functions_hold_the_image_of_a_ball():
+    x = Ball(np.array([0.3, -2.0]), np.array([0.1, 0.0]))
+    found = x.map(arb.exp)
+    assert (found.lower <= np.exp(x.lower)).all()
+    assert (found.upper >= np.exp(x.upper)).all()
+    assert found.rad[1] < 1e-15
+
+
+@pytest.mark.parametrize("shape", [(3, 9), (9, 3), (40, 40)])
+def test_norms_are_proven_closely_and_never_below(shape):
+    x = rng.standard_normal(shape)
+    norm = np.linalg.norm(x, 2)
+    assert norm_at_most(ball(x), norm * (1 + 1e-10))
+    assert not norm_at_most(ball(x), norm * (1 - 1e-10))
+    assert not norm_at_most(Ball(x, np.full(shape, 1e-3)), norm * (1 + 1e-10))
+    assert norm_at_most(ball(x * 1e-250), norm * 1e-250 * (1 + 1e-10))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_proves_nothing(bad):
+    x = rng.standard_normal((3, 3))
+    broken = x.copy()
+    broken[1, 1] = bad
+    assert not norm_at_most(ball(broken), 1e6)
+    assert not norm_at_most(Ball(x, np.abs(broken)), 1e6)
+    assert not norm_at_most(ball(x), bad)
+    assert not semidefinite(ball(broken), 1e6)
+    assert not semidefinite(ball(x @ x.T), bad)

@@ -1,0 +1,36 @@
+"""``howsmooth check``: words and exit codes."""
+
+import json
+
+import pytest
+
+import howsmooth as hs
+
+
+@pytest.fixture
+def proof(tmp_path):
+    f, path = hs.load("reviews").layer(0).map("attention"), tmp_path / "proof.json"
+    hs.bounds.sharp_upper(f, n=4, radius=2.0).save(path, f, n=4, radius=2.0)
+    return path
+
+
+def test_exit_codes_say_what_came_of_it(proof, howsmooth):
+    done = howsmooth("check", str(proof), "--model", "reviews")
+    assert done.code == 0
+    assert done.out.startswith("checked: Lip ≤ ")
+    assert "Assumed: real arithmetic" in done.out
+    found = json.loads(proof.read_text())
+    found["claims"][0]["value"] *= 0.999
+    proof.write_text(json.dumps(found))
+    done = howsmooth("check", str(proof), "--model", "reviews", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)[0]["status"] == "refuted"
+    done = howsmooth("check", str(proof), "--model", "minilm")
+    assert done.code == 3
+    assert "the weights are others" in done.out
+
+
+def test_a_file_that_is_not_there(howsmooth):
+    done = howsmooth("check", "nowhere.json", "--model", "reviews")
+    assert done.code == 2
+    assert "nowhere.json" in done.err
