@@ -10,7 +10,7 @@ import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 
 LAYERS, WIDTH, HEADS, LENGTH, LETTERS = 6, 96, 4, 128, 256
-BATCH, RATE, STEPS = 16, 3e-3, 500
+BATCH, RATE, STEPS = 8, 3e-3, 400
 # The last tenth of the text is not learned from.
 LEARNED = 0.9
 END = {"bos_token_id": 0, "eos_token_id": 0}

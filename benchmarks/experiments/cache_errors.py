@@ -20,7 +20,7 @@ from howsmooth.maps.weighting import unstack
 from howsmooth.models.inputs.text import read_text
 
 sys.path.append(str(Path(__file__).parents[1]))
-from decoders import held_out, trained
+from decoders import STEPS, held_out, trained
 
 SCHEMES = ("kv:int4", "kv-channel:int4")
 FINER = tuple(f"kv:int{bits}" for bits in (2, 3, 4, 5, 6))
@@ -62,18 +62,24 @@ def place(name: str) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def keys_and_values(model: hs.Transformer, tokens: torch.Tensor, passes: int) -> None:
-    """Round keys and values of each head alone; print who costs more, where, and how entropies rank heads."""
+def keys_and_values(model: hs.Transformer, tokens: torch.Tensor, passes: int, every: int) -> None:
+    """Round keys and values of each head alone; print who costs more, where, and how entropies rank heads.
+
+    Single heads are run truly in every third layer, say; shares of layers are estimates, and so have intervals.
+    """
     found = hs.budget(model, tokens, schemes=SCHEMES, passes=passes)
     for scheme in SCHEMES:
         names = found.names(scheme)
         columns = found.columns(dict.fromkeys(names, scheme))
         draws = found.products.values[..., columns].flatten(0, 1).square()
-        truth = found.measured(*({name: scheme} for name in names))
-        print(f"{scheme}: estimates rank {len(names)} errors like the truth: {rank(draws.mean(0), truth)}")
-        cost = {name: float(value) for name, value in zip(names, truth, strict=True)}
-        keys = [name for name in names if ".key." in name]
-        worse = sum(cost[name] > cost[name.replace("key", "value")] for name in keys)
+        estimates = dict(zip(names, draws.mean(0).tolist(), strict=True))
+        run = [name for name in names if place(name)[0] % every == 0]
+        truth = found.measured(*({name: scheme} for name in run))
+        estimated = torch.tensor([estimates[name] for name in run])
+        print(f"{scheme}: estimates rank {len(run)} errors like the truth: {rank(estimated, truth)}")
+        cost = {name: float(value) for name, value in zip(run, truth, strict=True)}
+        keys = [name for name in run if ".key." in name]
+        worse = sum(cost[name] > cost[_values(name)] for name in keys)
         print(f"  keys cost more in {worse} of {len(keys)} heads")
         for kind in ("key", "value"):
             part = [i for i, name in enumerate(names) if f".{kind}." in name]
@@ -85,27 +91,32 @@ def keys_and_values(model: hs.Transformer, tokens: torch.Tensor, passes: int) ->
             each = draws[:, part][resampled].mean(1)
             said = []
             for where, inside in (("first", layers < 2), ("last", layers >= depth - 2)):
-                share = float(truth[part][inside].sum() / truth[part].sum())
+                share = float(draws[:, part][:, inside].sum() / draws[:, part].sum())
                 said.append(f"{where} two layers {share:.2f} ({quantiles(each[:, inside].sum(1) / each.sum(1))})")
             print(
                 f"  {kind}s together: predicted {whole.kl:.3g} ({whole.low:.3g} to {whole.high:.3g}), true {true:.3g}; "
                 f"{', '.join(said)}; {2 / depth:.2f} if layers were alike",
                 flush=True,
             )
-        entropy = renyi_entropies(model, tokens, 1 + max(place(name)[1] for name in keys))
-        low = torch.tensor([-entropy[place(name)] for name in keys])
-        both = torch.tensor([cost[name] + cost[name.replace("key", "value")] for name in keys])
-        spared = [keys[i] for i in low.argsort(descending=True)[: max(1, round(0.02 * len(keys)))].tolist()]
-        print(f"  low entropy against true cost: {rank(low, both)}")
-        estimates = dict(zip(names, draws.mean(0).tolist(), strict=True))
-        ours = sorted(keys, key=lambda name: -estimates[name] - estimates[name.replace("key", "value")])
-        recipes = [_without(names, some, scheme) for some in ([], spared, ours[: len(spared)])]
+        heads = [name for name in names if ".key." in name]
+        entropy = renyi_entropies(model, tokens, 1 + max(place(name)[1] for name in heads))
+        both = torch.tensor([cost[name] + cost[_values(name)] for name in keys])
+        print(f"  low entropy against true cost: {rank(torch.tensor([-entropy[place(name)] for name in keys]), both)}")
+        few = max(1, round(0.02 * len(heads)))
+        spared = sorted(heads, key=lambda name: entropy[place(name)])[:few]
+        ours = sorted(heads, key=lambda name: -estimates[name] - estimates[_values(name)])[:few]
+        recipes = [_without(names, some, scheme) for some in ([], spared, ours)]
         everything, without_lowest, without_ours = found.measured(*recipes).tolist()
         print(
-            f"  all: {everything:.3g}; {len(spared)} of {len(keys)} heads kept: of the lowest entropy "
+            f"  all: {everything:.3g}; {few} of {len(heads)} heads kept: of the lowest entropy "
             f"{without_lowest:.3g}, of the largest estimate {without_ours:.3g}",
             flush=True,
         )
+
+
+def _values(name: str) -> str:
+    """Return the values that belong to keys."""
+    return name.replace("key", "value")
 
 
 def _without(names: tuple[str, ...], heads: list[str], scheme: str) -> dict[str, str]:
@@ -123,7 +134,7 @@ def allocations(model: hs.Transformer, tokens: torch.Tensor, others: torch.Tenso
     H = torch.tensor([entropy[place(name)] for name in choice.names], dtype=torch.float64)[:, None]
     # a number of b bits costs w 4⁻ᵇ; the least sum has b = ½ log₂ w + a constant, which is the rule's −H/4
     costs = numbers * 4.0 ** -(choice.bits / numbers) * 2.0 ** -(H / 2)
-    rule = dataclasses.replace(choice, values=costs.sqrt()[None], shrinkage=0.0)
+    rule = dataclasses.replace(choice, costs=costs)
     for scheme in ("kv:int3", "kv:int4"):
         uniform = dict.fromkeys(choice.names, scheme)
         bits = sum(error.bits * error.numbers for error in products.errors if error.scheme == scheme) * (1 + 1e-9)
@@ -140,7 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["gpt2", "llama", "smollm2"])
     parser.add_argument("--passes", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=500, help="training steps of the small ones")
+    parser.add_argument("--every", type=int, default=1, help="run single heads of SmolLM2 in every so manieth layer")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a window of SmolLM2")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of the small ones")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name in given.models:
@@ -149,10 +162,10 @@ def main() -> None:
             model, tokens = trained(name, given.steps), held_out(8, 128)
         else:
             model = hs.load(name)
-            tokens = model.windows(read_text(), length=64, count=4)
+            tokens = model.windows(read_text(), length=given.length, count=4)
         tokens, others = tokens.chunk(2)
         print(f"{name}: {len(tokens)} windows of {tokens.shape[1]} tokens, {given.passes} passes")
-        keys_and_values(model, tokens, given.passes)
+        keys_and_values(model, tokens, given.passes, 1 if name in ("gpt2", "llama") else given.every)
         allocations(model, tokens, others, given.passes)
         print(f"{time.process_time() - start:.0f} s of processor time", flush=True)
 

@@ -71,7 +71,7 @@ def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folde
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
     assert "4 errors run truly, rank correlation" in said
-    assert "from half of it" in said
+    assert "by half" in said
     assert "the worst of its size would cost" in said
     found = json.loads(budget("--verify", "2", "--against", folder_model, "--scheme", "int3", "--json").out)["budgets"]
     schemes, same = found[:2], found[3]

@@ -206,7 +206,10 @@ class Budget:
         recipes = [{each.name: label} for each in chosen]
         whole, half = (self.measured(*recipes, factor=factor).tolist() for factor in (1.0, 0.5))
         subject, squares = self._places().subject, {error.key: error.squared for error in self.products.errors}
-        most = [worst_cost(subject, e.name, squares[e.name, label], seed=self.seed) if worst else None for e in chosen]
+        most = [  # what has no effect, such as an unused pooler, has no worst error
+            worst_cost(subject, e.name, squares[e.name, label], seed=self.seed) if worst and e.kl > 0 else None
+            for e in chosen
+        ]
         return tuple(
             Verified(predicted=each, measured=one, at_half=4 * other, worst=limit)
             for each, one, other, limit in zip(chosen, whole, half, most, strict=True)

@@ -65,7 +65,8 @@ class Verified:
         predicted: The estimate.
         measured: The true cost.
         at_half: Four times the true cost of half of the error, which is the same as long as second order holds.
-        worst: What the worst error of its size would cost, to second order; none for what is no parameter, or unknown.
+        worst: What the worst error of its size would cost, to second order; none if it was not asked for, for what is
+            no matrix, and for what has no effect.
     """
 
     predicted: Effect

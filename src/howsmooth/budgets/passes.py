@@ -100,7 +100,7 @@ def _at_window(
 
 def _no_backward(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the output of {name!r} cannot be differentiated: its weights are integers, or its forward pass leaves autograd; "
-        "load it dequantised.",
+        f"the output of {name!r} cannot be differentiated: its weights are integers, or its forward pass leaves "
+        "autograd; load it dequantised.",
         field="model",
     )

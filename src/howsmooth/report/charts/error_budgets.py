@@ -80,11 +80,10 @@ def frontier(budget: Budget) -> dict[str, list[tuple[float, float]]]:
     """Return sizes and costs of recipes by rule; recipes are chosen by the even passes and judged by the odd ones."""
     errors, positions = budget.products.errors, budget.products.positions
     even, odd = (RecipeChoice.of(errors, budget.products.values[:, start::2], positions) for start in (0, 1))
-    every = torch.arange(len(even.names))
     whole, least = float(even.bits[:, -1].sum()), float(even.bits.amin(1).sum())
 
     def judged(chosen: torch.Tensor) -> tuple[float, float]:
-        return even.total_bits(chosen) / whole, float(odd.values[:, every, chosen].sum(1).square().sum())
+        return even.total_bits(chosen) / whole, odd.cost(chosen)
 
     sizes = [least * (whole / least) ** (step / SIZES) * (1 + 1e-9) for step in range(SIZES)]
     found = {rule: [judged(even.by_rule(rule, bits=bits)) for bits in sizes] for rule in RULES}
@@ -121,21 +120,17 @@ def draw_tokens(section: Section) -> Chart:
         for panel, positions in _positions(section).items()
         for t, each in enumerate(positions)
     ]
-    bars = (
-        alt.Chart()
-        .mark_bar(color=BLUE)
-        .encode(
-            x=alt.X("position:Q", title="position, window behind window"),
-            y=alt.Y("cost:Q", title=_cost(section)),
-            tooltip=[alt.Tooltip("context:N", title="behind"), alt.Tooltip("told:N", title="cost")],
-        )
+    bars = alt.Chart().mark_bar(color=BLUE)
+    bars = bars.encode(
+        x=alt.X("position:Q", title="position, window behind window"),
+        y=alt.Y("cost:Q", title=_cost(section)),
+        tooltip=[alt.Tooltip("context:N", title="behind"), alt.Tooltip("told:N", title="cost")],
     )
     first, *_others = _positions(section).values()
     ranked = sorted((each.cost for each in first), reverse=True)
     share = percent(sum(ranked[: max(1, len(ranked) // 10)]) / (sum(ranked) or 1.0))
-    return panels(
-        bars.properties(**PANEL), rows, title=f"A tenth of the positions bears {share} of the cost", columns=1
-    )
+    title = f"A tenth of the positions bears {share} of the cost"
+    return panels(alt.LayerChart(layer=[bars]).properties(**PANEL), rows, title=title, columns=1)
 
 
 def _positions(section: Section) -> dict[str, list[Suffering]]:

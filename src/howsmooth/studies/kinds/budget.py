@@ -233,8 +233,8 @@ class BudgetSummary:
         for answer in self.answers:
             if len(answer.truth) == len(answer.tokens):
                 for t, cost in enumerate(answer.truth):
-                    context = "".join(answer.tokens[max(0, t - CONTEXT + 1) : t + 1])
-                    found.append(Suffering(cost=cost, context=visible(context.replace("Ġ", " ").replace("Ċ", "⏎"))))
+                    before = answer.tokens[max(0, t - CONTEXT + 1) : t + 1]
+                    found.append(Suffering(cost=cost, context=_as_text(before)))
         return found
 
     @property
@@ -318,6 +318,14 @@ class BudgetSummary:
         margins = [{"before": answer.before, "after": answer.after} for answer in self.answers]
         truly = {"measured": self.measured, "tokens": tokens, "margins": margins}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence} | truly)
+
+
+def _as_text(pieces: Sequence[str]) -> str:
+    """Join tokens as they are read: a mark in front of a word is a space, ## in front of a part joins it."""
+    joined = "".join(piece.removeprefix("##") if piece.startswith("##") else f" {piece}" for piece in pieces)
+    if any(mark in joined for mark in "Ġ▁"):
+        joined = "".join(pieces).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "⏎")
+    return visible(joined.strip())
 
 
 def schemes_in(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> list[BudgetSummary]:

@@ -108,9 +108,9 @@ class VerifySummary:
         a = self.answer
         worst = ["" if x is None else number(x) for x in a.worst] or [""] * len(a.names)
         numbers = zip(a.names, a.predicted, a.low, a.high, a.measured, a.at_half, strict=True)
-        columns = ("run truly", "predicted", "from", "to", "measured", "from half of it")
+        columns = ("run truly", "predicted", "from", "to", "measured", "by half")
         rows = [dict(zip(columns, (name, *map(number, values)), strict=True)) for name, *values in numbers]
-        rows = [row | {"worst of its size": most} for row, most in zip(rows, worst, strict=True)]
+        rows = [row | {"worst": most} for row, most in zip(rows, worst, strict=True)]
         yield fitted(rows, list(rows[0]), ["from", "to"], console, options)
 
     def to_json(self) -> str:
