@@ -42,6 +42,7 @@ from howsmooth.spectral import singular_values as singular_values
 from howsmooth.spectral import spectral_norm as spectral_norm
 from howsmooth.spectral import typical_gain as typical_gain
 from howsmooth.studies import Measurement as Measurement
+from howsmooth.studies import certified_accuracy as certified_accuracy
 from howsmooth.studies import growth as growth
 from howsmooth.theory import bounds as bounds
 from howsmooth.theory import inputs as inputs

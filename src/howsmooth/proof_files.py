@@ -53,7 +53,9 @@ def steps_of(f: Any) -> list[Step]:
     if name == "Chain":
         return [step for part in f.maps for step in steps_of(part)]
     if name == "Residual":
-        (step,) = steps_of(f.map)
+        step, *others = steps_of(f.map)
+        if others:
+            raise AssumptionError("proof files know residual connections around one map, and this is around several.")
         return [Step(step.kind, {**step.settings, "residual": True}, step.arrays)]
     if name not in READERS:
         raise AssumptionError(f"proof files know {', '.join(READERS)} and chains of these, got {name}.")

@@ -299,7 +299,10 @@ def test_forms_of_scores_that_meet_are_those_of_a_single_column(kind, rng):
     dq, dk = (torch.einsum("hkd,nd->hnk", W, columns[0, 0]) for W in (f.query, f.key))
     met = f.score_scale * dq @ dk.repeat_interleave(shared, 0).mT
     expected = (met - (P * met).sum(-1, keepdim=True)).abs()
-    torch.testing.assert_close(AttentionStage(f, X).score_forms(columns, SquaredBall()), expected, rtol=1e-9, atol=1e-9)
+    found = AttentionStage(f, X).score_forms(columns, SquaredBall())
+    # norms of forms are computed in single precision, and what that may take is added
+    assert bool((found >= expected * (1 - 1e-9)).all())
+    torch.testing.assert_close(found, expected, rtol=4e-6, atol=1e-9)
 
 
 def test_pairs_of_columns_that_meet_in_parts_are_all_there(rng, monkeypatch):

@@ -135,6 +135,24 @@ def test_worst_case_says_how_near_the_proven_maximum_it_comes(howsmooth, head):
     assert any(line.startswith("Most moved: ") for line in rest)
 
 
+def test_both_commands_answer_in_the_metric_that_is_asked_for(howsmooth, head, matrices):
+    attention = hs.Attention.single_head(**matrices)
+    proven = hs.bounds.token_upper(attention, radius=2.0).value
+    bounds, worst = (
+        json.loads(howsmooth(command, *head, *DOMAIN, "--metric", "token", "--json").out)
+        for command in ("bounds", "worst-case")
+    )
+    assert bounds["metric"] == worst["metric"] == "token"
+    assert bounds["bracket"]["upper"]["value"] == pytest.approx(proven)
+    assert 0 < worst["witness"]["value"] <= proven
+    assert "on 4 tokens in the ball of radius 2" in howsmooth("bounds", *head, *DOMAIN, "--metric", "token").out
+    for command in ("bounds", "worst-case"):
+        refused = howsmooth(command, *head, *DOMAIN, "--metric", "sum")
+        assert refused.code != 0
+        assert "theorems on balls are about the metrics total, token" in refused.err
+        assert "did you mean token" in howsmooth(command, *head, *DOMAIN, "--metric", "tokn").err
+
+
 @pytest.mark.slow
 def test_an_ascent_never_does_worse_and_repeats_with_its_seed(howsmooth, head):
     search = ["--search", "--steps", "3", "--starts", "1", "--seed", "3"]

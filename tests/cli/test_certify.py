@@ -70,11 +70,13 @@ def test_words_move_together_in_other_norms_and_between_layers(certify):
 @pytest.mark.slow
 def test_sentences_of_another_class_are_said_and_the_others_certified(certify, tmp_path):
     (tmp_path / "sentences.txt").write_text("dull film\n\ngripping film\n", encoding="utf-8")
-    done = certify("--sentences", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
+    done = certify("--file", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
     assert done.code == 0
     assert done.err == "'dull film' is classified as 'bad', not 'good': misclassified, so not certified.\n"
-    (record,) = read_run(tmp_path / "run").records
-    assert (record.ask.sentence, record.answer.spelled, record.answer.predicted) == ("gripping film", "film", "good")
+    wrong, right = sorted(read_run(tmp_path / "run").records, key=lambda record: record.ask.sentence)
+    assert (right.ask.sentence, right.answer.spelled, right.answer.predicted) == ("gripping film", "film", "good")
+    assert (wrong.ask.sentence, wrong.answer.predicted, wrong.answer.places) == ("dull film", "bad", ())
+    assert done.out.startswith("clean 50.0 %, certified 50.0 % and attacked 50.0 % at ε = 0.0")
 
 
 def test_synonyms_are_counted_and_a_combination_that_changes_the_prediction_is_told(certify, tmp_path):
@@ -101,8 +103,8 @@ def check_refusal(done, said, tmp_path):
     [
         ((), "give either --sentence"),
         (("--sentence", "  "), "--sentence must hold words, got nothing"),
-        (("--sentence", TEXT, "--sentences", "sentences.txt"), "give either --sentence"),
-        (("--sentences", "absent.txt"), "not there"),
+        (("--sentence", TEXT, "--file", "sentences.txt"), "give either --sentence"),
+        (("--file", "absent.txt"), "not there"),
         (("--sentence", TEXT, "--metric", "token"), "proven in the metrics total, entries, sum"),
         (("--sentence", TEXT, "--at", "mlp"), "embeddings or attention"),
         (("--sentence", TEXT, "--layer", "1"), "embeddings come before all layers"),
@@ -133,19 +135,22 @@ def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, pre
 
 def labelled(folder, *rows):
     (folder / "sentences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return "--sentences", "sentences.jsonl"
+    return "--file", "sentences.jsonl"
 
 
 @pytest.mark.slow
 def test_a_label_in_a_file_is_the_class_that_should_win(certify, predicted, tmp_path):
     winner, other = predicted
     one, two = TEXT.title(), TEXT.upper()  # the same to the tokenizer
-    rows = [{"text": TEXT, "label": other}, {"text": one, "label": int(winner.removeprefix("LABEL_"))}, two]
+    rows = [{"text": TEXT, "label": other}, {"text": one, "label": int(winner.removeprefix("LABEL_"))}]
+    rows += 2 * [{"text": two, "label": winner}]
     done = certify(*labelled(tmp_path, *rows), "--word", "1")
     assert done.code == 0
-    assert done.err == f"{TEXT!r} is classified as {winner!r}, not {other!r}: misclassified, so not certified.\n"
-    found = {(r.ask.sentence, r.answer.predicted) for r in read_run(tmp_path / "run").records}
-    assert found == {(one, winner), (two, winner)}
+    said = f"{TEXT!r} is classified as {winner!r}, not {other!r}: misclassified, so not certified.\n"
+    assert done.err == f"{said}1 line repeated: every sentence counts once.\n"
+    found = {(r.ask.sentence, r.ask.expected, r.answer.certified > 0) for r in read_run(tmp_path / "run").records}
+    assert found == {(TEXT, other, False), (one, winner, True), (two, winner, True)}
+    assert done.out.startswith("clean 66.7 %, certified ")
 
 
 def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
@@ -158,11 +163,60 @@ def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("--synonyms", "synonyms.json")], ids=["words", "synonyms"])
-def test_labels_that_no_class_has_are_refused_before_any_work(certify, tmp_path, options):
+def test_labels_that_no_class_has_are_refused_before_any_work(certify, small_classifier, tmp_path, options):
     (tmp_path / "synonyms.json").write_text('{"film": ["movie"]}', encoding="utf-8")
     for label, said in (("LABEL_7", "no class 'LABEL_7'; did you mean"), (2, "no class 2"), (-1, "no class -1")):
-        file = labelled(tmp_path, {"text": TEXT}, {"text": TEXT, "label": label})
-        check_refusal(certify(*file, *options), said, tmp_path)
+        file = labelled(tmp_path, {"text": TEXT, "label": 0}, {"text": TEXT, "label": label})
+        check_refusal(certify(*file, *options), f"'sentences.jsonl', line 2: {small_classifier!r} has {said}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("set.csv", "words,label\na fine film,0\n", "line 1: a table of sentences names its columns"),
+        ("set.csv", "", "line 1: a table of sentences names its columns"),
+        ("set.csv", "text,sentence\na,b\n", "line 1: a table of sentences names its columns"),
+        ("set.csv", "text,label\na fine, funny film,0\n", "line 2: there are 2 columns, got 3 cells"),
+        ("set.csv", 'id,text,label\n0,"a\nfilm",0\n1,,0\n', "line 4: we need a string that is not empty"),
+        ("set.csv", 'text\n"a film\n', "line 2: unexpected end of data"),
+        ("set.csv", "text,label\na fine film,none\n", "line 2: "),
+        ("set.tsv", "text\tlabel\n" + 30 * "film " + "\t0\n", "line 2: "),
+        ("set.jsonl", '{"text": "a film", "label": 0}\n"a fine film"\n', "line 2: there is no label, and other"),
+        ("set.jsonl", '{"text": "a film", "label": 0}\n{"text": \n', "line 2: a line must be JSON by itself"),
+    ],
+)
+def test_mistakes_in_a_test_set_are_told_with_their_line(certify, tmp_path, name, content, said):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    check_refusal(certify("--file", name), f"'{name}', {said}", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_table_is_a_test_set_in_its_order_with_other_columns_left_out(certify, predicted, small_classifier, tmp_path):
+    winner, other = predicted
+    rows = f'id,label,text\n7,{other},"fine, not dull"\n8,{winner},a film\n9,{winner},{TEXT}\n'
+    (tmp_path / "set.csv").write_text(rows, encoding="utf-8")
+    done = certify("--file", "set.csv", "--word", "1", "--json")
+    (found,) = json.loads(done.out)["certificates"]
+    texts = ["fine, not dull", "a film", TEXT]
+    assert [each["text"] for each in found["sentences"]] == texts
+    assert found["total"] == 3
+    assert found["clean"] == sum(each["expected"] == each["predicted"] for each in found["sentences"])
+    for at in found["curve"]:
+        right = [each["words"][0] for each in found["sentences"] if each["words"]]
+        assert at["certified"] == sum(word["certified"] >= at["eps"] for word in right)
+        assert at["attacked"] == sum(word["attacked"] is None or word["attacked"] > at["eps"] for word in right)
+    same = hs.certified_accuracy(small_classifier, texts[1:], labels=[winner, winner])
+    for mine, theirs in zip(same.sentences, found["sentences"][1:], strict=True):
+        assert (mine.text, mine.right) == (theirs["text"], bool(theirs["words"]))
+        assert [word.certified for word in mine.words][:1] == [word["certified"] for word in theirs["words"]]
+    with pytest.raises(hs.errors.AssumptionError, match="there are 2 sentences, got 1 label"):
+        hs.certified_accuracy(small_classifier, texts[1:], labels=[winner])
+    (word,) = found["sentences"][-1]["words"]
+    assert word["nearest"] > 0
+    assert word["nearest_word"] != word["spelled"] == "a"
+    assert word["norm"] == pytest.approx(
+        hs.certify(small_classifier, TEXT, word=1).embeddings[1].norm().item(), rel=1e-6
+    )
 
 
 def test_a_label_for_all_beside_labels_of_their_own_is_refused(certify, tmp_path):

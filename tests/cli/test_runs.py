@@ -18,9 +18,9 @@ from small import beginning, module, tokenizer
 import howsmooth as hs
 from howsmooth.studies import kinds
 from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk
-from howsmooth.studies.kinds.certified_radii import summarise_certificates
 from howsmooth.studies.kinds.tokens_in_ball import BoundsAnswer
 from howsmooth.studies.records import Failure, Record, RunPlan, this_machine
+from howsmooth.studies.runs.certified_accuracy import summarise_certificates
 from howsmooth.studies.runs.database import FILE, VERSION
 from howsmooth.studies.runs.store import Store
 

@@ -15,7 +15,8 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
 from howsmooth.maps.positions import Positions, Rotary
-from howsmooth.spectral.metric_norms import DenseRows, ProductRows, bracket_in
+from howsmooth.spectral.metric_norms import bracket_in
+from howsmooth.spectral.token_norm import DenseRows, ProductRows
 
 
 def head(rng, *, n, d, heads=2, k=2, size=1.0, **options):
@@ -138,8 +139,28 @@ def test_typical_gains_are_mean_squares_after_the_isometry(which, rng):
     J = left.double() @ dense_jacobian(f, X) @ right.double()
     found = hs.typical_gain(f, X, metric=metric, samples=12)  # as many as dimensions: exact
     torch.testing.assert_close(found.value, J.norm() / math.sqrt(12))
-    with pytest.raises(AssumptionError, match="Euclidean metric"):
-        hs.typical_gain(f, X, metric="token")
+    with pytest.raises(AssumptionError, match=r"Euclidean metric .* or in token, got entries"):
+        hs.typical_gain(f, X, metric="entries")
+
+
+def test_gains_of_tokens_that_move_by_unit_vectors_have_intervals(rng):
+    f, X = head(rng, n=3, d=12)
+    J = dense_jacobian(f, X)
+    to_total = metrics.Metrics(input=metrics.token, output=metrics.total)
+    truth = J.norm() / math.sqrt(12)  # unit vectors have the covariance I/d
+    largest = hs.local_lipschitz(f, X, metric=to_total, seed=rng).upper
+    for seed in range(4):
+        found = hs.typical_gain(f, X, metric=to_total, samples=50, confidence=0.9, seed=seed)
+        assert found.low <= truth <= found.high
+        assert found.high - found.low < 0.5 * largest
+    for metric in ("token", metrics.Metrics(input=metrics.total, output=metrics.token)):
+        draws = metrics.as_metrics(metric).input.draw(X.expand(4_000, *X.shape), rng)
+        sizes = metrics.token.size((draws.flatten(1) @ J.mT).unflatten(1, (3, -1)))
+        found = hs.typical_gain(f, X, metric=metric, samples=50, seed=0)
+        assert found.low <= sizes.square().mean().sqrt() <= found.high
+    line = hs.typical_gain(lambda X: 2 * X, X[:, :1], metric="token", samples=2, seed=0)  # spheres of two points
+    assert (float(line.low), float(line.value)) == (0.0, 2.0)
+    assert float(line.high) == pytest.approx(2.0, rel=0.1)
 
 
 def test_the_condition_number_is_the_norm_times_the_size_of_the_input_over_that_of_the_output(rng):

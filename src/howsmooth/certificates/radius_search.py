@@ -108,6 +108,13 @@ class Proof:
         left = left - self._word.remainders(eps) @ self._transfer
         return left.nan_to_num(-math.inf)
 
+    def chain(self, eps: float, room: float) -> tuple[list[Float[Tensor, " groups"]], Float[Tensor, " rivals"]]:
+        """Return the remainders of every stage with some room, and what they leave of the margins."""
+        with torch.no_grad():
+            stages = self._word.chain(eps, room)
+            left = self._margins - eps * self._first - times_square(eps, self._second)
+            return stages, (left - torch.cat(stages) @ self._transfer).nan_to_num(-math.inf)
+
     def holds(self, eps: float) -> bool:
         """Whether no class can overtake; what is not a number proves nothing."""
         with torch.no_grad():

@@ -95,7 +95,7 @@ def _check_length(model: Transformer, n: int) -> None:
 
 def ordinary_positions(model: Transformer, tokens: Sequence[int]) -> list[int]:
     """Return the positions of all tokens that are not special."""
-    special = _special(tokenizer_of(model))
+    special = special_tokens(tokenizer_of(model))
     return [i for i, token in enumerate(tokens) if token not in special]
 
 
@@ -128,7 +128,8 @@ def word_positions(model: Transformer, tokens: Sequence[int], word: str) -> list
     return sorted(found)
 
 
-def _special(tokenizer: Tokenizer) -> frozenset[int]:
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return all tokens that are no words."""
     # A word that the tokenizer does not know is a word too.
     unknown = set() if tokenizer.unknown is None else {tokenizer.unknown}
     if isinstance(tokenizer, HubTokenizer):

@@ -65,6 +65,16 @@ class WordPerturbation:
             found = torch.cat((found, SAFETY * self._remainder(place, stage, eps, found)))
         return found
 
+    def chain(self, eps: float, room: float) -> list[Float[Tensor, " groups"]]:
+        """Return what :meth:`remainders` does, stage by stage, each raised by a share before the next one follows."""
+        found: list[Tensor] = []
+        for place, stage in self._table.stages.items():
+            before = torch.cat(found) if found else self._table.X.new_zeros(0)
+            bounds = self._remainder(place, stage, eps, before)
+            # where there is no remainder, rounding leaves one
+            found.append((1 + room) * bounds + room**2 * bounds.max().clamp_min(1e-3))
+        return found
+
     def unit_ranges(self, eps: float) -> dict[int, Tensor]:
         """Return how far ReLU units may move at a radius, by the places of their stages."""
         bounds, begun, found = self.remainders(eps), 0, {}

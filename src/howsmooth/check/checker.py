@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from howsmooth.check.attention import check_lower
+from howsmooth.check.certificates import Network, check_certificate
 from howsmooth.check.outcomes import CannotCheck, Outcome, Refuted, listed
 from howsmooth.check.replay import check_local_upper
 from howsmooth.check.upper_bounds import check_upper
@@ -35,7 +36,8 @@ def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
         claims, steps = _read(path, model)
     except CannotCheck as reason:
         return [Outcome("cannot check", str(path), str(reason))]
-    return [_checked(steps, claim) for claim in claims]
+    networks: dict[bytes, Network] = {}  # of one sentence for all of its words
+    return [_checked(steps, claim, networks) for claim in claims]
 
 
 def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -51,15 +53,18 @@ def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]
     return listed(found, "claims"), steps_with(model, about)
 
 
-def _checked(steps: list[Any], claim: dict[str, Any]) -> Outcome:
+def _checked(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Network]) -> Outcome:
     kind, said = claim.get("kind"), in_words(claim)
     try:
-        if not isinstance(kind, str) or kind not in CHECKS:
-            raise CannotCheck(f"claims of the kind {kind!r} are not known here")
-        if [step.kind for step in steps] != ["attention"]:
-            raise CannotCheck("the claim is about one attention layer")
         with np.errstate(all="ignore"):  # what is no number fails every comparison
-            CHECKS[kind](steps[0], claim)
+            if kind == "certificate":
+                check_certificate(steps, claim, networks)
+            elif not isinstance(kind, str) or kind not in CHECKS:
+                raise CannotCheck(f"claims of the kind {kind!r} are not known here")
+            elif [step.kind for step in steps] != ["attention"]:
+                raise CannotCheck("the claim is about one attention layer")
+            else:
+                CHECKS[kind](steps[0], claim)
     except Refuted as reason:
         return Outcome("refuted", said, str(reason), reason.stage)
     except CannotCheck as reason:
@@ -74,6 +79,9 @@ def _checked(steps: list[Any], claim: dict[str, Any]) -> Outcome:
 def in_words(claim: dict[str, Any]) -> str:
     """Return a claim in words."""
     value, kind = claim.get("value"), claim.get("kind")
+    if kind == "certificate":
+        rivals, moved = claim.get("rivals"), claim.get("moved")
+        return f"class {claim.get('predicted')} wins over {rivals} while tokens {moved} move by {claim.get('radius')}"
     tokens = claim.get("tokens")
     n = claim.get("n", len(tokens) if isinstance(tokens, list) else None)
     ball = "" if claim.get("radius") is None else f" in the ball of radius {claim['radius']}"

@@ -21,7 +21,8 @@ from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 QUESTIONS = {
     "How smooth is a model?": {
         "measure": "Measure how smooth each attention layer of a model is on a text.",
-        "compare": "Compare two runs: which layers differ, by how much, and what of it is real.",
+        "card": "Write the card of a model: its smoothness by a fixed protocol.",
+        "compare": "Compare two runs, or cards: what differs, by how much, and what of it is real.",
         "budget": "Tell where a model tolerates an error: rounded weights, a rounded cache.",
         "models": "List what can be measured here.",
     },

@@ -177,9 +177,10 @@ def certify(
     ] = None,
     options: RunOptions,
 ) -> None:
-    """Certify a classifier at a sentence: how far each word may move before the prediction could change, proven.
+    """Certify a classifier at sentences: how far each word may move before the prediction could change, proven.
 
-    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+    Of a test set, the clean, certified and attacked accuracy. Stopped with Ctrl-C, it keeps what is done, and the same
+    command goes on from there.
 
     Example: howsmooth certify reviews --sentence "a gripping film"
     """
@@ -209,7 +210,7 @@ def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
     for said in wrong:
         say(said, err=True)
     rows, changed = [], False
-    for sentence in sentences:
+    for sentence in dict.fromkeys(each.text for each in sentences):
         found = hs.certify_synonyms(model, sentence, candidates)
         changed |= found.changed is not None
         rows.append(_synonyms_row(model, sentence, found))

@@ -100,8 +100,11 @@ def _require_confidence(confidence: float) -> None:
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN1", help="The folder of a run: what ratios are relative to.")],
-    second: Annotated[str, typer.Argument(metavar="RUN2", help="The folder of the run to compare with it.")],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN1", help="The folder of a run: what ratios are relative to; or a card.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="RUN2", help="The folder of the run to compare with it; or a card.")],
+    others: Annotated[list[str] | None, typer.Argument(metavar="CARD", help="More cards.")] = None,
     part: Annotated[
         str | None, typer.Option("--map", help="Which part of the layers, where runs hold several; all by default.")
     ] = None,
@@ -125,10 +128,17 @@ def compare(
 ) -> None:
     """Compare two runs: how many times larger the constants of each layer are in the second, and what of it is real.
 
-    Windows of the same tokens are compared each with itself; other texts as two independent samples.
+    Windows of the same tokens are compared each with itself; other texts as two independent samples. Cards of models
+    (`howsmooth card`) stand side by side, as many as are given.
 
     Example: howsmooth compare runs/original runs/quantised --figure ratios.svg
     """
+    paths = [first, second, *(others or [])]
+    if all(_is_card(Path(path)) for path in paths):
+        _compare_cards(paths, out, as_json)
+        return
+    if others:
+        raise AssumptionError(f"runs are compared in twos, got {len(paths)}; cards can be more.", field="others")
     found = hs.compare(first, second, map=part, per_head=per_head, confidence=confidence)
     if figure is not None:
         save_chart(found.chart(), figure)
@@ -147,6 +157,23 @@ def compare(
     words += ["--confidence", str(confidence)] if confidence != 0.95 else []
     target = Path(second) / f"compared-with-{Path(first).resolve().name}.html" if out is None else Path(out)
     say(f"The report is {write_comparison(found, command('compare', first, second, *words), target)}.", err=as_json)
+
+
+def _is_card(path: Path) -> bool:
+    return (path / "howsmooth.json").is_file() or (path.is_file() and path.suffix == ".json")
+
+
+def _compare_cards(paths: list[str], out: str | None, as_json: bool) -> None:
+    from howsmooth.report.card_page import write_cards_page
+    from howsmooth.studies.cards import compare_cards
+
+    found = compare_cards(paths)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        visible_console().print(found)
+    if out is not None:
+        say(f"The report is {write_cards_page(found, paths, Path(out))}.", err=as_json)
 
 
 def report(

@@ -264,12 +264,10 @@ class AttentionRows:
     c: Float[Tensor, "rows heads n v"]  # how the means move with the scores
     r: Float[Tensor, "rows heads columns k"]  # queries as seen by each key; one column if all keys see the same
     C: Float[Tensor, "rows heads v k"]  # the factors of the query term
-    Q: Float[Tensor, "heads k d"]  # the query projections of every head
-    K: Float[Tensor, "heads k d"]  # the key projections
-    V: Float[Tensor, "heads v d"]  # the value projections
+    queries: Float[Tensor, "hk joined"]  # [Q, QKᵀ]: the query projections, and what all key projections see of them
+    values: Float[Tensor, "heads v joined"]  # [V, VKᵀ]: the same for values
     output: Float[Tensor, "out hv"] | None  # the output projection, or none
     key_grams: Float[Tensor, "rows heads heads columns"]  # the products of keys with keys, as each row sees them
-    values_by_keys: Float[Tensor, "heads v hk"]  # the products of values with keys
 
     @property
     def out(self) -> int:
@@ -288,40 +286,52 @@ class AttentionRows:
 
         Without weights these are the norms themselves. For all rows it costs about three products.
         """
-        P, c, r, C, rows = self.P, self.c, self.r, self.C, self.at
-        place, column = torch.arange(len(rows), device=rows.device), rows if r.shape[2] > 1 else torch.zeros_like(rows)
-        heads, r_own = P.shape[1], r[place, :, column]
+        P, c, r, C, heads = self.P, self.c, self.r, self.C, self.P.shape[1]
+        split = self.values.shape[-1] - len(self.queries), len(self.queries)
+        same = r.shape[2] == 1  # every key sees the same query
+        r_own = r.squeeze(2) if same else r[torch.arange(len(r), device=r.device), :, self.at]
+        own_column = self.at.unsqueeze(1)
+        own_columns = own_column.unsqueeze(1).expand(-1, heads, -1)
         u = (Y if self.output is None else Y @ self.output).unflatten(-1, (heads, -1))
         # rows times matrices throughout: batched products with columns take a slow path
         t = (u.unsqueeze(2) @ c.mT).squeeze(2)
-        by_head = u.transpose(0, 1)
-        z = (by_head @ self.V).transpose(0, 1)
-        own = (u.unsqueeze(2) @ C).flatten(1) @ self.Q.flatten(0, 1)
-        vk = (by_head @ self.values_by_keys).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) @ r.mT
-        own_keys = ((own @ self.K.flatten(0, 1).mT).unflatten(-1, (heads, -1)) * r_own).sum(-1)
+        z, z_keys = (u.transpose(0, 1) @ self.values).transpose(0, 1).split(split, -1)
+        own, own_keys = ((u.unsqueeze(2) @ C).flatten(1) @ self.queries).split(split, -1)
+        z_keys = _seen(z_keys.unflatten(-1, (heads, -1)), r)
+        own_keys = (own_keys.unflatten(-1, (heads, -1)) * r_own).sum(-1, keepdim=True)
+        own_values = (own.unsqueeze(1) @ z.mT).mT
         # the products of J_ij^T y with the values of each head, and with the keys
-        on_values = (z @ z.mT) @ P + _contract(vk, t)
-        on_keys = _contract(vk.transpose(1, 2), P) + _contract(self.key_grams, t)
-        P_own, t_own = P[place, :, rows], t[place, :, rows]
-        on_keys[place, :, rows] += own_keys
-        own_values = (own.unsqueeze(1) @ z.mT).squeeze(1)
-        on_values[place, :, rows] += own_values
+        on_values = (z @ z.mT) @ P + _contract(z_keys.transpose(1, 2), t)
+        on_keys = _contract(z_keys, P) + _contract(self.key_grams, t)
+        on_values.scatter_add_(2, own_columns, own_values)
+        on_keys.scatter_add_(2, own_columns, own_keys)
+        P_own, t_own = P.gather(2, own_columns), t.gather(2, own_columns)
         squares = (P * on_values).sum(1) + (t * on_keys).sum(1)
-        squares[place, rows] += (P_own * own_values + t_own * own_keys).sum(-1)
-        squares[place, rows] += own.square().sum(-1)
-        sizes = squares.clamp_min(0).sqrt()
+        own_squares = (P_own * own_values + t_own * own_keys).sum(1) + own.square().sum(-1, keepdim=True)
+        sizes = squares.scatter_add_(1, own_column, own_squares).clamp_min(0).sqrt()
         a = 1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)
         weighted = P * a.unsqueeze(1)
-        values = (weighted @ P.mT) @ z + weighted[place, :, rows].unsqueeze(-1) * own.unsqueeze(1)
-        same = r.shape[2] == 1  # every key sees the same query
-        keys = (t @ weighted.mT).unsqueeze(-1) * r if same else (t.unsqueeze(2) * weighted.unsqueeze(1)) @ r
-        moved = values.transpose(0, 1) @ self.V.mT + keys.permute(2, 0, 1, 3).flatten(2) @ self.values_by_keys.mT
+        a_own = a.gather(1, own_column)
+        values = (weighted @ P.mT) @ z + (P_own * a_own.unsqueeze(-1)) * own.unsqueeze(1)
+        if same:
+            keys = (weighted @ t.mT).unsqueeze(-1) * r.transpose(1, 2)
+        else:
+            keys = ((t.unsqueeze(2) * weighted.unsqueeze(1)) @ r).transpose(1, 2)
+        moved = torch.cat((values, keys.flatten(2)), -1).transpose(0, 1) @ self.values.mT
         moved = moved.transpose(0, 1) + ((a.unsqueeze(1) * on_keys).unsqueeze(2) @ c).squeeze(2)
-        pulled = (P_own.unsqueeze(1) @ z).squeeze(1) + own
-        pulled += (t_own.unsqueeze(-1) * r_own).flatten(1) @ self.K.flatten(0, 1)
-        queries = ((a[place, rows].unsqueeze(-1) * pulled) @ self.Q.flatten(0, 1).mT).unflatten(-1, (heads, -1))
+        pulled = torch.cat(((P_own.mT @ z).squeeze(1) + own, (t_own * r_own).flatten(1)), -1)
+        queries = ((a_own * pulled) @ self.queries.mT).unflatten(-1, (heads, -1))
         moved = (moved + (queries.unsqueeze(2) @ C.mT).squeeze(2)).flatten(1)
         return (moved if self.output is None else moved @ self.output.mT), sizes
+
+
+def _seen(
+    x: Float[Tensor, "rows heads heads k"], r: Float[Tensor, "rows heads columns k"]
+) -> Float[Tensor, "rows heads heads columns"]:
+    """Return the products with the queries that each key of the second head sees."""
+    if r.shape[2] == 1:
+        return (x * r.transpose(1, 2)).sum(-1, keepdim=True)
+    return (x.transpose(1, 2) @ r.mT).transpose(1, 2)
 
 
 def _contract(
@@ -355,20 +365,18 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
     Q, K, V = W.split([heads * layout.k, layout.groups * layout.k, layout.groups * layout.v])
     K, V = (x.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0) for x in (K, V))
     C = (c.mT @ J.scaled_k.repeat_interleave(shared, 0)).transpose(0, 1)
-    r = _seen_queries(J, pattern.q.flatten(0, 1)).transpose(0, 1).contiguous()
-    pulled = (r @ (K @ K.flatten(0, 1).mT)).unflatten(-1, (len(K), -1))  # row, head, column, head, k
+    r, keys = _seen_queries(J, pattern.q.flatten(0, 1)), K.flatten(0, 1).mT
+    pulled = (r.flatten(1, 2) @ (K @ keys)).unflatten(-1, (heads, -1)).unflatten(1, r.shape[1:3])
     return AttentionRows(
         at=torch.arange(n, device=J.device),
         P=P,
         c=c,
-        r=r,
+        r=r.transpose(0, 1).contiguous(),
         C=_pulled_queries(J, C).transpose(0, 1).contiguous(),
-        Q=Q.unflatten(0, (heads, -1)),
-        K=K,
-        V=V,
+        queries=torch.cat((Q, Q @ keys), -1),
+        values=torch.cat((V, V @ keys), -1),
         output=None if J.output is None else J.output.reshape(J.output.shape[-2:]),
-        key_grams=torch.einsum("ihjgk,igjk->ighj", pulled, r),
-        values_by_keys=V @ K.flatten(0, 1).mT,
+        key_grams=torch.einsum("hijgk,gijk->ighj", pulled, r),
     )
 
 

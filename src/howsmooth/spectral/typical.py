@@ -15,10 +15,10 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.markup import paragraph, strict_json, table
-from howsmooth.metrics import Euclidean, Metric, Metrics, Relative, as_metrics, total
+from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, Relative, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.metric_norms import isometric
+from howsmooth.spectral.metric_norms import bracket_in, isometric
 from howsmooth.spectral.operators import (
     Constrained,
     basis_vector,
@@ -117,13 +117,14 @@ def typical_gain(
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
         X: The tokens, or for attention a measure.
-        metric: How noise and changes are measured: a Euclidean metric, on whose unit sphere the noise is uniform.
+        metric: How noise and changes are measured. The noise is uniform on the unit sphere of a Euclidean metric, or
+            moves every token by a random unit vector (``token``); changes may be measured in any metric.
         samples: How many random directions to take.
         confidence: The probability with which the interval holds, see ``mean_square_interval``.
         seed: Seeds the directions; torch's global generator by default.
 
     Raises:
-        AssumptionError: If the metric is not Euclidean: the mean square has no closed form there.
+        AssumptionError: If the noise is measured in another metric: its gains have no interval there.
 
     Example:
         >>> f = lambda X: 2 * X
@@ -132,17 +133,56 @@ def typical_gain(
     """
     _check(samples, confidence)  # before f is evaluated, which may take long
     metrics, X = as_metrics(metric), tokens_for(X, f)
-    if not all(isinstance(each, Euclidean | Relative) for each in (metrics.input, metrics.output)):
+    if not isinstance(metrics.input, Euclidean | Relative | LargestToken):
         raise AssumptionError(
-            f"typical_gain needs a Euclidean metric (total, relative, condition, weighted or covariance), got "
-            f"{metrics.name}; attack with method='random' tries noise in any metric.",
+            f"typical_gain needs noise in a Euclidean metric (total, relative, condition, weighted, covariance) or in "
+            f"token, got {metrics.input.name}; attack with method='random' tries noise in any metric.",
             field="metric",
         )
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))
-    op = isometric(op, metrics.input, metrics.output)
-    return typical_gain_of(op, samples=samples, confidence=confidence, seed=seed)
+    if isinstance(metrics.input, Euclidean) and isinstance(metrics.output, Euclidean):
+        op = isometric(op, metrics.input, metrics.output)
+        return typical_gain_of(op, samples=samples, confidence=confidence, seed=seed)
+    return _gain_on_spheres(op, metrics, samples, confidence, generator_from(seed))
+
+
+@torch.no_grad()
+def _gain_on_spheres(
+    op: LinearOperator, metrics: Metrics, samples: int, confidence: float, generator: torch.Generator | None
+) -> TypicalGain:
+    r"""Estimate the root mean square size F of the change, where tokens, or all together, move on unit spheres.
+
+    With the largest gain :math:`\Lambda`, :math:`|F(E)-F(E')|\le\Lambda\|E-E'\|_F`, since no token is longer than all
+    together. By the logarithmic Sobolev inequality of spheres of dimension m, which their products share
+    :cite:`ledoux2001`, for the mean :math:`\bar F` of K samples
+
+    .. math:: \mathrm{Var}\,F \le \Lambda^2/m,\qquad
+              P\bigl(|\bar F-\mathbb EF| \ge t\bigr) \le 2e^{-mKt^2/2\Lambda^2}.
+    """
+    if isinstance(metrics.input, Euclidean):
+        op, metrics = isometric(op, metrics.input, total), Metrics(input=total, output=metrics.output)
+    dimension = (op.domain[-1] if isinstance(metrics.input, LargestToken) else math.prod(op.domain)) - 1
+    trusted = 1 - 0.1 * (1 - confidence)  # a tenth of the doubt is that of the largest gain
+    found = bracket_in(
+        op,
+        metrics,
+        lambda J: bracket_norm(J, BRACKET_RTOL, trusted, True, MAX_STEPS, generator, warn=False),
+        BRACKET_RTOL,
+        trusted,
+        generator,
+    )
+    like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
+    gains = torch.stack(
+        [metrics.output.size(op.jvp(metrics.input.draw(like, generator))) for _sample in range(samples)]
+    )
+    require_finite_products(gains)
+    largest, mean, value = found.upper.double(), gains.mean(0), gains.square().mean(0).sqrt()
+    spread = largest / math.sqrt(dimension) if dimension else torch.full_like(largest, math.inf)
+    away = spread * math.sqrt(2 * math.log(2 / (0.9 * (1 - confidence))) / samples)
+    low, high = (mean - away).clamp_min(0), torch.minimum(torch.hypot(mean + away, spread), largest)
+    return _gain(op, (value, low, torch.maximum(high, value)), confidence, samples, found.products + samples)
 
 
 @torch.no_grad()

@@ -427,3 +427,30 @@ def test_what_is_measured_starts_elsewhere_for_every_question(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
     seeds = {neighbourhood._start(f, x).initial_seed() for x in (X, X, 2 * X)}
     assert len(seeds) == 2
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_of_heads_apart_and_the_whole_layer_the_smaller_bound_counts(rng, per_token, monkeypatch):
+    unit, t = Rescaled.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
+    length = 2.0 if per_token else 1.0  # √n
+    for size in (1e-6, 1e6):
+        monkeypatch.setattr(SecondDerivative, "upper", lambda *_, size=size: size)
+        monkeypatch.setattr(FirstDerivative, "upper", lambda *_, size=size: 3 * size)
+        stated = torch.tensor([[length * size], [3 * size]], dtype=torch.float64).expand(2, 2)
+        found = neighbourhood._derivatives(unit, t, per_token)
+        assert_close(found, torch.minimum(by_heads, stated), rtol=1e-12, atol=0)
+
+
+def test_heads_are_joined_by_the_norm_of_the_output_or_added_up():
+    class Head:
+        def __init__(self, second, first):
+            self.second_derivative, self.first_derivative = lambda _per_token: second, lambda: first
+
+    values = [Head(3.0, 6.0), Head(4.0, 8.0)]
+    for outputs, norm_W, stated in (
+        ([Head(20.0, 1.0), Head(30.0, 2.0)], 2.0, [10.0, 3.0]),
+        ([Head(1.0, 50.0), Head(2.0, 60.0)], 0.5, [2.5, 5.0]),
+        ([], None, [5.0, 10.0]),
+    ):
+        assert neighbourhood._by_heads(values, outputs, norm_W, True).tolist() == stated

@@ -591,7 +591,7 @@ def test_steep_sigmoids_are_widened_by_the_rounding_of_their_scores():
     assert found == pytest.approx(3 * (0.5 + 0.25 * 2e6) * widened, rel=1e-12)
     flat = dataclasses.replace(part, Q=0 * part.Q)
     assert sigmoid_head(flat, 3, 1.0, 0.0, 3.0) == pytest.approx(
-        1.5 * coarse_norm(one) * (1 + 64 * 2.0**-52), rel=1e-15
+        1.5 * coarse_norm(one) * (1 + 64 * 2.0**-52), rel=1e-15, abs=0
     )
 
 

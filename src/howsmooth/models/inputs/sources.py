@@ -1,5 +1,6 @@
 """Files of inputs: token ids, sentences, pictures, and one reader for each kind of source; without torch."""
 
+import csv
 import hashlib
 import importlib.util
 import io
@@ -174,6 +175,7 @@ class Sentences:
     name: str  # the file
     lines: tuple[str, ...]  # the sentences, in its order
     labels: tuple[str | int | None, ...]  # the expected class of each, by name or number; none if it is not given
+    places: tuple[str, ...]  # where each stands: the file and the line
 
     @property
     def digest(self) -> str:
@@ -187,23 +189,58 @@ class Sentences:
 def read_sentences(path: str | os.PathLike[str]) -> Sentences:
     """Read sentences, one on each line; in ``.jsonl`` a string, or an object with ``text`` or ``sentence``.
 
-    Such an object may have a ``label``.
+    Such an object may have a ``label``. In ``.csv`` and ``.tsv`` the first line names the columns, of which others than
+    these are left out.
     """
     name = os.fspath(path)
-    if not name.endswith(".jsonl"):
-        lines = tuple(line.strip() for line in read_text(name).content.splitlines() if line.strip())
-        return Sentences(name=name, lines=lines, labels=(None,) * len(lines))
+    if not name.endswith((".jsonl", ".csv", ".tsv")):
+        every = enumerate(read_text(name).content.splitlines(), start=1)
+        return _listed(name, [(f"{name!r}, line {n}", line.strip(), None) for n, line in every if line.strip()])
     content = read_bytes(name, "a file of sentences", field=SENTENCES)
-    found = [_sentence(value, f"{name!r}, line {n}") for n, value in _json_lines(content, name, field=SENTENCES)]
+    values = _json_lines(content, name, field=SENTENCES) if name.endswith(".jsonl") else _table_lines(content, name)
+    places = ((f"{name!r}, line {n}", value) for n, value in values)
+    found = [(place, *_sentence(value, place)) for place, value in places]
     if not found:
-        raise FileError(f"{name!r} holds no sentence; we need one on each line, as JSON.", field=SENTENCES)
-    lines, labels = zip(*found, strict=True)
-    return Sentences(name=name, lines=lines, labels=labels)
+        raise FileError(f"{name!r} holds no sentence; we need one on each line.", field=SENTENCES)
+    return _listed(name, found)
+
+
+def _listed(name: str, found: list[tuple[str, str, str | int | None]]) -> Sentences:
+    places, lines, labels = zip(*found, strict=True) if found else ((), (), ())
+    return Sentences(name=name, lines=lines, labels=labels, places=places)
+
+
+def _table_lines(content: bytes, name: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the sentence and the label of each row of a table, with the number of its line."""
+    rows = csv.reader(
+        io.StringIO(_decoded(content, name, SENTENCES)), strict=True, delimiter="\t" if name.endswith(".tsv") else ","
+    )
+    try:
+        head = [column.strip() for column in next(rows, [])]
+        wanted = [column for column in (*TEXT_KEYS, LABEL) if column in head]
+        if len([column for column in wanted if column in TEXT_KEYS]) != 1 or len(set(head)) < len(head):
+            raise FileError(
+                f"{name!r}, line 1: a table of sentences names its columns, 'text' or 'sentence' once, and 'label' if "
+                f"at all, got {', '.join(map(repr, head))[:80] or 'nothing'}.",
+                field=SENTENCES,
+            )
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(head):
+                raise FileError(
+                    f"{name!r}, line {rows.line_num}: there are {len(head)} columns, got {len(row)} cells; a cell with "
+                    "a separator in it stands between quotes.",
+                    field=SENTENCES,
+                )
+            yield rows.line_num, {column: row[head.index(column)] for column in wanted}
+    except csv.Error as error:
+        raise FileError(f"{name!r}, line {rows.line_num}: {error}.", field=SENTENCES) from error
 
 
 def one_sentence(text: str) -> Sentences:
     """Return a sentence as a source of its own, which has no file."""
-    return Sentences(name=text, lines=(text,), labels=(None,))
+    return Sentences(name=text, lines=(text,), labels=(None,), places=("",))
 
 
 def _sentence(value: Any, place: str) -> tuple[str, str | int | None]:
@@ -260,15 +297,15 @@ def held(kind: str, given: Any) -> Iterator[str]:
     if kind == TEXT:
         source: Source = Text(name="", content=given)
     elif kind == SENTENCES:
-        pairs = [_sentence(value, f"sentence {i}") for i, value in enumerate(given)]
-        if not pairs:
+        found = [(f"sentence {i}", *_sentence(value, f"sentence {i}")) for i, value in enumerate(given)]
+        if not found:
             raise FileError("sentences must hold one at least, got none.", field=SENTENCES)
-        source = Sentences(name="", lines=tuple(a for a, _b in pairs), labels=tuple(b for _a, b in pairs))
+        source = _listed("", found)
     else:
         rows = given.tolist() if hasattr(given, "tolist") else list(given)
         whole = bool(rows) and not isinstance(rows[0], int)
-        found = tuple(_row(list(row), f"row {i} of token_ids") for i, row in enumerate(rows if whole else [rows]))
-        source = TokenIds(name="", rows=found, whole=whole)
+        ids = tuple(_row(list(row), f"row {i} of token_ids") for i, row in enumerate(rows if whole else [rows]))
+        source = TokenIds(name="", rows=ids, whole=whole)
     words = {TEXT: "a text", SENTENCES: "sentences", TOKEN_IDS: "token ids"}
     name = f"{words[kind]} in memory, {source.digest[:6]}"
     _HELD[name] = replace(source, name=name)
@@ -280,12 +317,8 @@ def held(kind: str, given: Any) -> Iterator[str]:
 
 def _json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int, Any]]:
     """Yield the value on each line that is not empty, with the number of the line."""
-    try:
-        # not splitlines: JSON strings may hold other separators
-        lines = content.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise FileError(f"{name!r} must be UTF-8, but byte {error.start} is not.", field=field) from error
-    for number, line in enumerate(lines, start=1):
+    # not splitlines: JSON strings may hold other separators
+    for number, line in enumerate(_decoded(content, name, field).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -294,3 +327,10 @@ def _json_lines(content: bytes, name: str, *, field: str) -> Iterator[tuple[int,
             raise FileError(
                 f"{name!r}, line {number}: a line must be JSON by itself, got {line.strip()[:40]!r}.", field=field
             ) from error
+
+
+def _decoded(content: bytes, name: str, field: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{name!r} must be UTF-8, but byte {error.start} is not.", field=field) from error

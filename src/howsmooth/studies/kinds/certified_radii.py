@@ -1,35 +1,42 @@
-"""How far words of a sentence may move: what is asked, how it is proven and attacked, and what it sums up to."""
+"""How far words of sentences may move: what is asked, and how it is proven and attacked."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
-from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_in
-from howsmooth.errors import AssumptionError
-from howsmooth.models.inputs.sources import read_sentences
+from howsmooth.errors import AssumptionError, FileError, HowsmoothError
+from howsmooth.models.inputs.sources import Sentences, held, one_sentence, read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
-from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite, to_json
+from howsmooth.studies.json_values import NOT_IN_KEY, ROUND_DOWN, ROUND_UP, described, finite
 from howsmooth.studies.kinds import Kind, RunCommand
-from howsmooth.studies.records import Record, grouped
-from howsmooth.studies.runs.result_table import fitted
+from howsmooth.studies.records import Record
+from howsmooth.studies.runs.certified_accuracy import (
+    CertifiedAccuracy,
+    certified_sets,
+    summarise,
+    summarise_certificates,
+)
 from howsmooth.studies.settings import CommandSettings, Compute, ModelReading, Solver
-from howsmooth.wording import at_least, at_most, number
+from howsmooth.wording import count
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from howsmooth.certificates.sentence_certifier import SentenceCertifier
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.resources import Resources
+    from howsmooth.studies.sweep.sweep import Progress
 
 Places = tuple[int, ...]
-# A word is fragile where so many times the smallest attacked radius of its sentence is enough.
-FRAGILE = 1.25
-# Columns that leave a narrow terminal, the first ones first.
-EXPENDABLE = ("seconds", "linear", "loosest stage")
+# So many misclassified sentences are told one by one.
+MANY = 5
 
 
 class Certifying(CommandSettings, frozen=True, kw_only=True):
@@ -38,10 +45,12 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
     NAME = "certify"
     model: str = "reviews"
     sentence: Annotated[str, described("A sentence.", metavar="SENTENCE")] = ""
-    sentences: Annotated[
+    file: Annotated[
         str,
         described(
-            'Sentences: one on each line; or .jsonl, a string or {"text": …, "label": …} a line.', metavar="FILE"
+            'A test set: .jsonl with {"text": …, "label": …} or a string on each line, .csv with the columns text and '
+            "label, or a sentence on each line.",
+            metavar="FILE",
         ),
     ] = ""
     word: Annotated[
@@ -66,18 +75,18 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Refuse names and numbers that lead nowhere, before anything is loaded."""
-        if bool(self.sentence.strip()) == bool(self.sentences):
+        if bool(self.sentence.strip()) == bool(self.file):
             raise AssumptionError(
-                'give either sentence=, as in sentence="a gripping film", or sentences=, a file of them.',
+                'give either sentence=, as in sentence="a gripping film", or file=, a file of sentences.',
                 field="sentence",
             )
         norm_in(self.metric)
         check_place(self.at, self.layer)
         Solver(seed=self.seed)
         self.where.check()
-        if any(label is not None for _sentence, label in self._read) and self.label:  # and refuses a missing file
+        if self.label and any(label is not None for label in self.read.labels):  # and refuses a missing file
             raise AssumptionError(
-                f"{self.sentences!r} has labels of its own, and label={self.label} is given besides; leave out one.",
+                f"{self.file!r} has labels of its own, and label={self.label} is given besides; leave out one.",
                 field="label",
             )
         check_model(self.model)
@@ -89,22 +98,34 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
         return Compute(threads=self.threads)
 
     @property
-    def labelled(self) -> tuple[tuple[str, str | int | None], ...]:
-        """The sentences, each once, with the class that each should be of, if that is given."""
-        return tuple((sentence, self.label or None if own is None else own) for sentence, own in self._read)
+    def read(self) -> Sentences:
+        """The sentences as they are given, with labels where a file has some."""
+        if not self.file:
+            return one_sentence(self.sentence.strip())
+        found = read_source("sentences", self.file)
+        assert isinstance(found, Sentences)
+        return found
 
     @property
-    def _read(self) -> tuple[tuple[str, str | int | None], ...]:
-        """The sentences as they are given, with labels where a file has some."""
-        if not self.sentences:
-            return ((self.sentence.strip(), None),)
-        found = read_sentences(self.sentences)
-        return tuple(dict.fromkeys(zip(map(str.strip, found.lines), found.labels, strict=True)))
+    def labelled(self) -> "tuple[Labelled, ...]":
+        """The sentences in their order, each once, with the class that each should be of, if that is given."""
+        read = self.read
+        found: dict[tuple[str, str | int | None], Labelled] = {}
+        for text, own, place in zip(read.lines, read.labels, read.places, strict=True):
+            label = self.label or None if own is None else own
+            found.setdefault((text.strip(), label), Labelled(text=text.strip(), label=label, place=place))
+        without = [each for each in found.values() if each.label is None]
+        if 0 < len(without) < len(found):
+            raise FileError(
+                f"{without[0].place}: there is no label, and other sentences have one; give one to each, or to none.",
+                field="file",
+            )
+        return tuple(found.values())
 
     @property
     def each(self) -> tuple[str, ...]:
         """The sentences, each once."""
-        return tuple(dict.fromkeys(sentence for sentence, _label in self.labelled))
+        return tuple(dict.fromkeys(each.text for each in self.labelled))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -115,6 +136,15 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
     def question(self) -> Any:
         """The sentences themselves, wherever they come from."""
         return [self, self.each]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """A sentence of a test set."""
+
+    text: str
+    label: str | int | None  # the class that it should be of, by its name or number
+    place: str  # where it stands: the file and the line
 
 
 class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
@@ -130,6 +160,8 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
     layer: int = 0
     seed: int = 0  # where attacks start
     reading: ModelReading = ModelReading()  # how the model is read, where its folder does not say
+    # the class that the sentence should be of; nothing if that is not known
+    expected: Annotated[str, described(plural="expected_classes")] = ""
 
     def __post_init__(self) -> None:
         """Refuse what no certificate is about."""
@@ -156,8 +188,8 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
 
     @property
     def cell(self) -> Hashable:
-        """Every word is done by itself."""
-        return self.word, self.metric, self.seed
+        """Attacks of all words of a sentence run at once."""
+        return self.metric, self.seed
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -166,7 +198,7 @@ class CertificateAsk(Ask, frozen=True, kw_only=True, tag="certificate"):
 
 
 class CertificateAnswer(Answer, frozen=True, kw_only=True):
-    """What is proven and what is found."""
+    """What is proven and what is found; no places and no radius for a sentence that is misclassified."""
 
     spelled: str  # the words that move
     places: Places  # which tokens of the sentence they are
@@ -179,39 +211,73 @@ class CertificateAnswer(Answer, frozen=True, kw_only=True):
     tokens: int = 0  # how many tokens the sentence has
     table_seconds: float = 0.0  # how long the table took that all words of the sentence share
     word_seconds: float = 0.0  # how long this word took
+    norm: float | None = None  # the size of what moves: of the embedding, or of the input of a layer
+    nearest: float | None = None  # how far the embedding of the nearest other word is; none where several words move
+    nearest_word: str = ""  # which word that is
 
 
 CertificateRecord = Record[CertificateAsk, CertificateAnswer]
 
 
 def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resources: "Resources") -> list[Answer]:
-    """Certify one word after the other."""
-    transformer = resources.transformer(cell[0].model, reading=cell[0].reading)
-    return [_certified(ask, transformer, resources) for ask in cell]
+    """Certify the words of one sentence."""
+    import torch
 
-
-def _certified(ask: CertificateAsk, transformer: "Transformer", resources: "Resources") -> CertificateAnswer:
     from howsmooth.certificates.sentences import class_head, ordinary_positions, tokenizer_of
     from howsmooth.studies.resources import seeded
 
-    certifier, numbers = resources.latest(_certifier, transformer, ask.sentence, ask.at, ask.layer)
-    places = ask.word or tuple(ordinary_positions(transformer, numbers))
-    radius = certifier.radius(places, p=norm_in(ask.metric), seed=seeded([ask]))
-    words = tokenizer_of(transformer).pieces(numbers)
-    left = len(transformer.layers) - ask.layer
-    return CertificateAnswer(
-        spelled=" ".join(words[i] for i in places),
-        places=places,
-        certified=radius.certified,
-        attacked=finite(radius.attacked),
-        linear=finite(radius.linear),
-        slack="" if radius.slack is None else radius.slack.in_words(words, layers=left, first=ask.layer),
-        predicted=class_head(transformer).labels[certifier.predicted],
-        margin=float(certifier.rivals.margins.min()),
-        tokens=len(numbers),
-        table_seconds=certifier.seconds,
-        word_seconds=radius.seconds,
-    )
+    first = cell[0]
+    transformer = resources.transformer(first.model, reading=first.reading)
+    certifier, numbers = resources.latest(_certifier, transformer, first.sentence, first.at, first.layer)
+    predicted = class_head(transformer).labels[certifier.predicted]
+    shared: dict[str, Any] = {
+        "predicted": predicted,
+        "margin": float(certifier.rivals.margins.min()),
+        "tokens": len(numbers),
+    }
+    if first.expected not in ("", predicted):
+        return [CertificateAnswer(spelled="", places=(), certified=0.0, **shared) for _ask in cell]
+    every, p = tuple(ordinary_positions(transformer, numbers)), norm_in(first.metric)
+    groups = [ask.word or every for ask in cell]
+    radii = certifier.radii(groups, p=p, seeds=[seeded([ask]) for ask in cell])
+    words, left = tokenizer_of(transformer).pieces(numbers), len(transformer.layers) - first.layer
+    return [
+        CertificateAnswer(
+            spelled=" ".join(words[i] for i in radius.tokens),
+            places=radius.tokens,
+            certified=radius.certified,
+            attacked=finite(radius.attacked),
+            linear=finite(radius.linear),
+            slack="" if radius.slack is None else radius.slack.in_words(words, layers=left, first=first.layer),
+            table_seconds=certifier.seconds,
+            word_seconds=radius.seconds,
+            norm=float(torch.linalg.vector_norm(certifier.embeddings[list(radius.tokens)], p)),
+            **(_nearest(transformer, numbers[radius.tokens[0]], p) if _one_word(first, radius.tokens) else {}),
+            **shared,
+        )
+        for radius in radii
+    ]
+
+
+def _one_word(ask: CertificateAsk, places: Places) -> bool:
+    return ask.at == PLACES[0] and len(places) == 1
+
+
+def _nearest(transformer: "Transformer", token: int, p: float) -> dict[str, Any]:
+    """Return how far the nearest embedding of another word is, and which word that is."""
+    import torch
+
+    from howsmooth.certificates.sentences import special_tokens, tokenizer_of
+    from howsmooth.models.families.parameters import token_table
+
+    embeddings = token_table(transformer.module)
+    if embeddings is None:
+        return {}
+    table = embeddings.weight.detach().double()
+    apart = torch.linalg.vector_norm(table - table[token], p, dim=1)
+    apart[[token, *(i for i in special_tokens(tokenizer_of(transformer)) if i < len(table))]] = torch.inf
+    nearest = int(apart.argmin())
+    return {"nearest": finite(float(apart[nearest])), "nearest_word": tokenizer_of(transformer).pieces([nearest])[0]}
 
 
 def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[SentenceCertifier, list[int]]":
@@ -234,38 +300,68 @@ def planned_certificates(certifying: Certifying, resources: "Resources") -> "Pla
     class_head(model)
     if certifying.at == "attention":
         model.layer(certifying.layer)
-    right, wrong = by_their_labels(model, certifying.labelled)
+    labelled = certifying.labelled
+    right, wrong = by_their_labels(model, labelled)
     shared = {name: getattr(certifying, name) for name in ("model", "metric", "at", "layer", "seed", "reading")}
-    asks = tuple(
-        CertificateAsk(sentence=sentence, word=places, **shared)
-        for sentence in right
-        for places in _moving(certifying, model, read_sentence(model, sentence))
-    )
-    return PlannedAsks(asks=asks, transformer=model, command=certifying.command, remarks=tuple(wrong))
+    asks, certifiable = list[CertificateAsk](), set(right)
+    for each in labelled:
+        about = shared | {"sentence": each.text, "expected": _name(model, each.label)}
+        if each in certifiable:
+            tokens = read_sentence(model, each.text)
+            with _at(each):
+                moving = _moving(certifying, model, tokens)
+            asks += [CertificateAsk(word=places, **about) for places in moving]
+        else:
+            asks.append(CertificateAsk(**about))
+    repeated = len(certifying.read.lines) - len(labelled)
+    remarks = wrong if len(wrong) <= MANY else [f"{count(len(wrong), 'sentence')} misclassified, so not certified."]
+    if repeated:
+        remarks.append(f"{count(repeated, 'line')} repeated: every sentence counts once.")
+    return PlannedAsks(asks=tuple(asks), transformer=model, command=certifying.command, remarks=tuple(remarks))
 
 
-def by_their_labels(
-    model: "Transformer", labelled: Sequence[tuple[str, str | int | None]]
-) -> tuple[list[str], list[str]]:
+@contextmanager
+def _at(each: Labelled) -> Iterator[None]:
+    """Say where a sentence stands that cannot be certified."""
+    try:
+        yield
+    except HowsmoothError as error:
+        if each.place:
+            error.args = (f"{each.place}: {error}", *error.args[1:])
+        raise
+
+
+def _name(model: "Transformer", label: str | int | None) -> str:
+    from howsmooth.certificates.sentences import class_head, label_number
+
+    return "" if label is None else class_head(model).labels[label_number(model, label)]
+
+
+def by_their_labels(model: "Transformer", labelled: Sequence[Labelled]) -> tuple[list[Labelled], list[str]]:
     """Return the sentences that are classified as they are labelled, or have none; and what to say of the others."""
     import torch
 
     from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
 
-    wanted = [None if label is None else label_number(model, label) for _sentence, label in labelled]
-    labels, right, wrong = class_head(model).labels, list[str](), list[str]()
-    for (sentence, _label), expected in zip(labelled, wanted, strict=True):
+    # Labels and lengths first, all of them: running the model takes longer.
+    tokens, wanted = [], list[int | None]()
+    for each in labelled:
+        with _at(each):
+            wanted.append(None if each.label is None else label_number(model, each.label))
+            tokens.append(read_sentence(model, each.text))
+    labels, right, wrong = class_head(model).labels, list[Labelled](), list[str]()
+    for each, numbers, expected in zip(labelled, tokens, wanted, strict=True):
         if expected is not None:
-            f, X = classifier_at(model, torch.tensor(read_sentence(model, sentence)))
+            f, X = classifier_at(model, torch.tensor(numbers))
             predicted = int(f(X)[0].argmax())
             if predicted != expected:
-                said = f"{sentence[:60]!r} is classified as {labels[predicted]!r}, not {labels[expected]!r}"
+                said = f"{each.text[:60]!r} is classified as {labels[predicted]!r}, not {labels[expected]!r}"
                 wrong.append(f"{said}: misclassified, so not certified.")
                 continue
-        right.append(sentence)
+        right.append(each)
     if not right:
-        raise AssumptionError(" ".join(wrong), field="label")
-    return list(dict.fromkeys(right)), wrong
+        raise AssumptionError(" ".join(wrong[:MANY]), field="label")
+    return right, wrong
 
 
 def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -281,114 +377,73 @@ def _moving(certifying: Certifying, model: "Transformer", tokens: Sequence[int])
     return [tuple(sorted({place for group in groups for place in group}))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordRadius:
-    """What is known of one word, or of words that move together."""
+def certified_accuracy(
+    classifier: "Transformer | nn.Module | str",
+    sentences: "Sequence[str | Mapping[str, Any]] | str | os.PathLike[str]",
+    *,
+    labels: Sequence[str | int] | None = None,
+    metric: str = "total",
+    at: str = PLACES[0],
+    layer: int = 0,
+    seed: int = 0,
+    out: "str | os.PathLike[str] | None" = None,
+    progress: "Progress | bool | None" = None,
+) -> CertifiedAccuracy:
+    r"""Certify every word of every sentence of a test set, and attack it: clean, certified and attacked accuracy.
 
-    places: tuple[int, ...]  # which tokens of the sentence they are
-    spelled: str  # how they are written
-    certified: float  # no perturbation of at most this size changes the prediction
-    attacked: float | None  # the size of one that does; none if none was found
-    linear: float | None  # where the first order alone would use the margin up; none if it never does
-    slack: str  # the sub-layer and the token that take most of the margin
-    seconds: float  # how long it took, without the table that all words share
-    fragile: bool = False  # whether a perturbation hardly larger than the smallest of all words is enough
+    .. math:: \frac1N\#\{\text{right, every word's radius}\ge\epsilon\text{: proven}\} \le
+              \text{accuracy under }\epsilon \le \frac1N\#\{\text{right, no word's flip found within }\epsilon\}
 
-    @property
-    def cells(self) -> dict[str, str]:
-        """What a table says of it."""
-        return {
-            "token": ", ".join(map(str, self.places)),
-            "word": self.spelled,
-            "certified": at_least(self.certified, 3),
-            "attacked": "none found" if self.attacked is None else at_most(self.attacked, 3),
-            "linear": "—" if self.linear is None else number(self.linear),
-            "fragile": "fragile" if self.fragile else "",
-            "loosest stage": self.slack,
-            "seconds": number(self.seconds, 2),
-        }
+    Sentences that are misclassified are counted and not certified.
 
+    Args:
+        classifier: What :func:`load` takes, or what it returned: a model with a classification head and a tokenizer.
+        sentences: Strings, objects with ``text`` and ``label``, or a file of them: ``.jsonl``, ``.csv``, ``.tsv``, or
+            one on each line.
+        labels: The classes that strings should be of, by their names or numbers.
+        metric: How perturbations are measured, as for :func:`certify`.
+        at: Where words move.
+        layer: Which layer that is.
+        seed: Seeds attacks.
+        out: The folder that keeps the records; what is there already is not certified again.
+        progress: True for a bar; or what is called after each step with how far the work is.
 
-@dataclass(frozen=True, kw_only=True)
-class CertifiedSentence:
-    """What is certified of one sentence, in one metric and at one place."""
+    Raises:
+        HowsmoothError: If anything asked for cannot be had; before any long work.
+        StudyError: If everything failed.
+    """
+    from howsmooth.models.load import load
+    from howsmooth.models.transformer import Transformer
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.store import Store
+    from howsmooth.studies.sweep.progress import shown_by
+    from howsmooth.studies.sweep.sweep import sweep
+    from howsmooth.studies.sweep.workers import executor
 
-    model: str  # the classifier
-    text: str  # the sentence
-    predicted: str  # the class that wins
-    margin: float  # by how much it wins over the next
-    metric: str  # how perturbations are measured
-    at: str
-    layer: int
-    table_seconds: float  # how long the table took
-    words: tuple[WordRadius, ...]  # what is known of each word
-
-    @property
-    def place(self) -> str:
-        """Where words move, in words."""
-        return "embeddings" if self.at == "embeddings" else f"what enters layer {self.layer}"
-
-    @property
-    def norm(self) -> str:
-        """The norm, as it is written."""
-        return {"sum": "ℓ₁", "total": "ℓ₂", "entries": "ℓ∞"}[self.metric]
-
-    @property
-    def sentence(self) -> str:
-        """What is proven of all words, and which is the most fragile."""
-        said = f"{self.text!r} is classified as {self.predicted!r} by {self.model}"
-        # words that move together are another question
-        words = [word for word in self.words if len(word.places) == 1] or self.words[-1:]
-        least = at_least(min(word.certified for word in words), 3)
-        if len(words) == 1:
-            said += f": moving {_quoted(words[0])} by less than {least} cannot change that"
-        else:
-            said += f": moving one word by less than {least} cannot change that, whichever it is"
-        found = [word for word in words if word.attacked is not None]
-        if not found:
-            return f"{said}; nothing that does was found."
-        worst = min(found, key=lambda word: word.attacked or 0.0)
-        return f"{said}; moving {_quoted(worst)} by {at_most(worst.attacked or 0.0, 3)} does."
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
-        """Render one line for each word."""
-        rows = [word.cells for word in self.words]
-        yield self.sentence
-        yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
-        took = f"table in {number(self.table_seconds, 2)} s"
-        yield f"Radii in {self.norm} of {self.place}; margin {at_least(self.margin, 3)}; {took}."
-
-    def to_json(self) -> str:
-        """Return one JSON object."""
-        return to_json(asdict(self) | {"sentence": self.sentence})
-
-
-def summarise_certificates(records: Iterable[CertificateRecord]) -> list[CertifiedSentence]:
-    """Sum up records, one result for each sentence, metric and place."""
-    groups = grouped(records, lambda r: (r.ask.model, r.ask.sentence, r.ask.metric, r.ask.at, r.ask.layer))
-    results = []
-    for (model, text, metric, at, layer), found in groups.items():
-        shared = {name: getattr(found[0].answer, name) for name in ("predicted", "margin", "table_seconds")}
-        place: dict[str, Any] = {"model": model, "text": text, "metric": metric, "at": at, "layer": layer}
-        results.append(CertifiedSentence(**place, **shared, words=_words(found)))
-    return results
-
-
-def _words(records: list[CertificateRecord]) -> tuple[WordRadius, ...]:
-    # words that move together are no fragile word
-    sizes = [r.answer.attacked for r in records if r.answer.attacked is not None and len(r.ask.word) == 1]
-    limit = FRAGILE * min(sizes) if len(sizes) > 1 else 0.0
-    found = []
-    for answer in (r.answer for r in records):
-        same = ("places", "spelled", "certified", "attacked", "linear", "slack")
-        shared = {name: getattr(answer, name) for name in same}
-        fragile = len(answer.places) == 1 and answer.attacked is not None and answer.attacked <= limit
-        found.append(WordRadius(**shared, seconds=answer.word_seconds, fragile=fragile))
-    return tuple(sorted(found, key=lambda word: (len(word.places) > 1, word.places)))
-
-
-def _quoted(word: WordRadius) -> str:
-    return f"{word.spelled!r}" if len(word.places) == 1 else f"{word.spelled!r} together"
+    model = classifier if isinstance(classifier, Transformer) else load(classifier)
+    given: Any = sentences
+    file = isinstance(sentences, str | os.PathLike)
+    if labels is not None:
+        if file or len(labels) != len(given):
+            need = "a file has labels of its own" if file else f"there are {count(len(given), 'sentence')}"
+            raise AssumptionError(f"{need}, got {count(len(labels), 'label')}.", field="labels")
+        given = [{"text": text, "label": label} for text, label in zip(given, labels, strict=True)]
+    resources = Resources([model])
+    with ExitStack() as stack:
+        name = os.fspath(given) if file else stack.enter_context(held("sentences", given))
+        settings = Certifying(model=model.name, file=name, metric=metric, at=at, layer=layer, seed=seed)
+        norm_in(metric)
+        check_place(at, layer)
+        Solver(seed=seed)
+        made = planned_certificates(settings, resources)
+        execute = stack.enter_context(executor(resources=resources))
+        store = stack.enter_context(Store(out))
+        with shown_by(progress) as shown:
+            made.begin(store)
+            sweep(made.asks, store, execute=execute, progress=shown)
+        found = store.find(ask.key for ask in made.asks)
+    (whole,) = certified_sets(summarise_certificates(found[ask.key] for ask in made.asks if ask.key in found))
+    return whole
 
 
 KINDS = (
@@ -396,13 +451,11 @@ KINDS = (
         ask=CertificateAsk,
         answer=CertificateAnswer,
         run=run,
-        summarise=summarise_certificates,
+        summarise=summarise,
         command=RunCommand(
             settings=Certifying,
             plan=planned_certificates,
-            help="""Certify a classifier at a sentence: how far each word may move before the prediction could change.
-
-            Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+            help="""Certify a classifier at sentences: how far each word may move before the prediction could change.
 
             Example: howsmooth certify reviews --sentence "a gripping film"
             """,

@@ -49,7 +49,7 @@ def local_upper(
 
     Between largest tokens (``metric="token"``) the bound is that of Theorem 14 at this input,
     :math:`\max_i\lambda_{\max}(\sum_jJ_{ij}J_{ij}^\top/w_{ij})^{1/2}` with the weights of the worst perturbation,
-    within a percent of what is attained; see :mod:`howsmooth.spectral.metric_norms`.
+    within a percent of what is attained; see :mod:`howsmooth.spectral.token_norm`.
 
     Raises:
         AssumptionError: If the metric is neither ``total`` nor ``token``.

@@ -1,0 +1,58 @@
+"""Certificates as claims of a proof file: the remainders of Theorem 11, stage by stage."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from howsmooth.certificates.image_norms import EUCLIDEAN
+from howsmooth.certificates.radius_search import Proof
+from howsmooth.certificates.remainder_table import RemainderTable
+from howsmooth.errors import AssumptionError
+from howsmooth.proof_files import write_proof
+
+if TYPE_CHECKING:
+    from howsmooth.certificates.certify import Certificate
+
+# Remainders of a file are larger by this share, from stage to stage: room for the balls of a checker, whose radii grow
+# with every layer. Radii are lowered in turn until the margin suffices.
+CHAIN_ROOM = 3e-4
+SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.95, 0.9)
+
+
+def save_certificate(path: str | os.PathLike[str], certificate: "Certificate") -> None:
+    """Write the radii of all words of a certificate that can be proven without exact second orders."""
+    if certificate.metric != "total":
+        raise AssumptionError(f"proof files know the metric total, got {certificate.metric!r}.", field="metric")
+    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
+    if table.has_relu:
+        raise AssumptionError("proof files know smooth activations, and this classifier has ReLUs.")
+    claims = [
+        claim for radius in certificate.radii if (claim := _claim(certificate, table, radius.tokens, radius.certified))
+    ]
+    if not claims:
+        raise AssumptionError("no word of this certificate has a radius that can be saved.")
+    write_proof(path, certificate.classifier, claims)
+
+
+def _claim(
+    certificate: "Certificate", table: RemainderTable, tokens: tuple[int, ...], certified: float
+) -> dict[str, Any] | None:
+    """Return the claim of some words; none if nothing is proven of them."""
+    rivals = certificate.rivals
+    proof = Proof(table, rivals, torch.tensor(tokens), EUCLIDEAN, second_order=False)
+    largest = min(proof.radius(), certified)
+    for share in SHARES:
+        eps = share * largest
+        stages, left = proof.chain(eps, CHAIN_ROOM)
+        if eps > 0 and bool((left > CHAIN_ROOM * rivals.margins).all()):
+            return {
+                "kind": "certificate",
+                "radius": eps,
+                "moved": list(tokens),
+                "predicted": certificate.predicted,
+                "rivals": (rivals.functionals < 0).int().argmax(1).tolist(),
+                "tokens": certificate.embeddings.tolist(),
+                "stages": [{"remainders": bounds.tolist()} for bounds in stages],
+            }
+    return None

@@ -1,0 +1,185 @@
+"""Certificates: small classifiers, whose chains are checked, and remainders that samples never exceed."""
+
+import copy
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import howsmooth as hs
+from howsmooth.check import check_proof
+from howsmooth.check.balls import ball
+from howsmooth.check.certificates import STAGES, Network, Word, check_certificate
+from howsmooth.check.outcomes import CannotCheck, Refuted
+from howsmooth.errors import AssumptionError
+from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual
+from howsmooth.proof_files import steps_of
+
+N, D = 3, 4
+
+
+def classifier(*, causal=False, activation="gelu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64) / 2
+
+    norms = [LayerNorm(gain=1 + drawn(D), bias=drawn(D), eps=1e-5) for _ in range(3)]
+    attention = Attention.random(heads=2, d=D, k=2, causal=causal, dtype=torch.float64, seed=generator)
+    mlp = MLP(up=drawn(6, D), up_bias=drawn(6), down=drawn(D, 6), down_bias=drawn(D), activation=activation)
+    head = MLP(up=drawn(D, D), up_bias=drawn(D), down=3 * drawn(2, D), down_bias=drawn(2), activation="tanh")
+    blocks = (norms[0], Residual(attention), norms[1], Residual(mlp), norms[2])
+    X = drawn(N, D) * 4
+    return Chain(*blocks, Pooling.first(n=N, like=X), head), X
+
+
+@cache
+def saved(causal=False):
+    """A certificate of one word, and its proof file."""
+    f, X = classifier(causal=causal)
+    certificate = hs.certify(f, X, word=int(causal))
+    with tempfile.TemporaryDirectory() as folder:
+        certificate.save(Path(folder) / "proof.json")
+        return certificate, json.loads((Path(folder) / "proof.json").read_text())
+
+
+def outcomes(proof, f, folder):
+    path = folder / "proof.json"
+    path.write_text(json.dumps(proof))
+    return check_proof(path, f)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_certificate_is_checked(causal, tmp_path):
+    certificate, proof = saved(causal)
+    (outcome,) = outcomes(proof, certificate.classifier, tmp_path)
+    assert outcome.status == "checked"
+    (claim,), (radius,) = proof["claims"], certificate.radii
+    assert 0.5 * radius.certified < claim["radius"] <= radius.certified
+
+
+def test_several_words_together(tmp_path):
+    f, X = classifier()
+    certificate = hs.certify(f, X, word=(0, 2))
+    certificate.save(tmp_path / "proof.json")
+    assert [outcome.status for outcome in check_proof(tmp_path / "proof.json", f)] == ["checked"]
+
+
+@pytest.mark.slow
+def test_a_word_of_the_reviews(tmp_path):
+    path = tmp_path / "proof.json"
+    hs.certify("reviews", "a fine film", word="fine").save(path)
+    (outcome,) = check_proof(path, "reviews")
+    assert outcome.status == "checked"
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 6])
+def test_remainders_are_never_exceeded(place):
+    # the stage alone, moved along three random columns by a radius: a slow oracle of its formula
+    f, _X = classifier(causal=True)
+    step = steps_of(f)[place]
+    generator, rows = torch.Generator().manual_seed(1), 1 if place == 6 else N
+    X = torch.randn(rows, D, generator=generator, dtype=torch.float64)
+    columns = torch.randn(3, rows, D, generator=generator, dtype=torch.float64)
+    stage = STAGES[step.kind](step, ball(X.numpy()))
+    alone = f.maps[place].map if isinstance(f.maps[place], Residual) else f.maps[place]
+    directions = [x.mid for x in stage.directions()]
+    for eps in (1e-2, 0.1, 0.5):
+        entering = ball(columns[None].numpy())
+        norms, leaving = stage.images(entering)
+        bounds = stage.remainder((ball(norms[0]) * eps).upper, Word(entering, norms[0], eps))
+        xi = torch.nn.functional.normalize(torch.randn(200, 3, generator=generator, dtype=torch.float64), dim=1) * eps
+        moved = torch.stack([alone(X + torch.einsum("r,rnd->nd", x, columns)) for x in xi]) - alone(X)
+        first = torch.einsum("br,rnd->bnd", xi, torch.from_numpy(leaving.mid[0]))
+        remainder = (moved - first).numpy()
+        # the support of every remainder in random directions is at most that of the claimed set
+        for test in np.random.default_rng(0).standard_normal((20, *remainder.shape[1:])):
+            reach, begun = 0.0, 0
+            for group in directions:
+                along = np.linalg.norm(np.tensordot(group, test, 2), axis=1)
+                reach += float(along @ bounds[begun : begun + len(group)])
+                begun += len(group)
+            assert np.abs(np.tensordot(remainder, test, 2)).max() <= reach * (1 + 1e-9)
+
+
+def test_predictions_do_not_change_inside_a_checked_ball():
+    certificate, proof = saved()
+    generator = torch.Generator().manual_seed(0)
+    for claim in proof["claims"]:
+        E = torch.nn.functional.normalize(torch.randn(100, D, generator=generator, dtype=torch.float64), dim=1)
+        Z = certificate.embeddings.repeat(100, 1, 1)
+        Z[:, claim["moved"][0]] += claim["radius"] * E
+        assert (certificate.classifier(Z)[:, 0].argmax(1) == claim["predicted"]).all()
+
+
+def test_tampered_chains_do_not_claim_more():
+    certificate, proof = saved()
+    (original,), rng, passed = proof["claims"], np.random.default_rng(0), 0
+    steps, networks = steps_of(certificate.classifier), {}
+    for k in range(100):
+        claim, share = copy.deepcopy(original), 10.0 ** rng.uniform(-6, -1)
+        stages, way = claim["stages"], k % 4
+        if way == 1:
+            a, b = rng.choice(len(stages), 2, replace=False)
+            stages[a], stages[b] = stages[b], stages[a]
+        elif way == 2:
+            bounds = stages[rng.integers(len(stages))]["remainders"]
+            bounds[:] = [x * (1 - share) for x in bounds]
+        elif way == 3:
+            claim["predicted"], claim["rivals"] = claim["rivals"][0], [claim["predicted"]]
+        claim["radius"] *= 1 + (share if way == 0 else 1e-3)
+        try:
+            check_certificate(steps, claim, networks)
+        except (Refuted, CannotCheck):
+            continue
+        # a file leaves room for rounding: a radius that is larger by less than that is proven all the same
+        passed += 1
+        assert way == 0
+        assert share < 1e-3
+    assert passed < 20
+    other = copy.deepcopy(original)
+    other["tokens"][0] = [-x for x in other["tokens"][0]]
+    with pytest.raises(Refuted):
+        check_certificate(steps, other, networks)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, [], "1"])
+def test_what_is_no_number_is_never_a_proof(bad, tmp_path):
+    certificate, proof = saved()
+    for change in (
+        lambda claim: claim.update(radius=bad),
+        lambda claim: claim.update(moved=bad),
+        lambda claim: claim.update(rivals=bad),
+        lambda claim: claim.update(predicted=bad),
+        lambda claim: claim.update(stages=bad),
+        lambda claim: claim["stages"][2].update(remainders=bad),
+        lambda claim: claim["stages"][2]["remainders"].__setitem__(0, bad),
+        lambda claim: claim["tokens"][1].__setitem__(0, bad),
+    ):
+        claim = copy.deepcopy(proof["claims"][0])
+        change(claim)
+        (outcome,) = outcomes({**proof, "claims": [claim]}, certificate.classifier, tmp_path)
+        assert outcome.status in ("cannot check", "refuted")
+
+
+def test_weights_that_are_no_numbers_prove_nothing():
+    f, X = classifier()
+    _certificate, proof = saved()
+    for step, name in ((0, "gain"), (1, "key"), (1, "output"), (3, "up"), (6, "down")):
+        steps = steps_of(f)
+        steps[step].arrays[name] = np.full_like(steps[step].arrays[name], np.nan)
+        with np.errstate(all="ignore"), pytest.raises(Exception):  # noqa: B017, PT011
+            Network(steps, X.numpy()).check(proof["claims"][0])
+
+
+def test_what_files_do_not_know_is_refused(tmp_path):
+    f, X = classifier(activation="relu")
+    with pytest.raises(AssumptionError, match="ReLU"):
+        hs.certify(f, X, word=0).save(tmp_path / "proof.json")
+    g, _X = classifier()
+    with pytest.raises(AssumptionError, match="metric total"):
+        hs.certify(g, X, word=0, metric="entries").save(tmp_path / "proof.json")

@@ -1,0 +1,110 @@
+"""The card of a model: a fixed protocol, every number with what it is worth, and files that others read."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from howsmooth.errors import AssumptionError, FileError
+from howsmooth.studies import cards
+from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
+
+SMALL = dataclasses.replace(
+    cards.PROTOCOLS["protocol-1"],
+    name="small",
+    lengths=(4, 6, 8),
+    windows=2,
+    whole_length=4,
+    passes=2,
+    budget_windows=1,
+    budget_length=6,
+)
+
+
+@pytest.fixture(scope="module")
+def found(request):
+    from howsmooth.models.load import load
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cards.PROTOCOLS, "small", SMALL)
+        said = []
+        made = card(load("reviews"), protocol="small", progress=said.append)
+    assert said[0].startswith("reviews: small takes about")
+    return made
+
+
+def test_every_number_has_ends_and_words(found):
+    assert {
+        "worst layer",
+        "whole worst",
+        "whole typical",
+        "growth exponent",
+        "cost int8",
+        "certified radius",
+        "θ",
+    } <= set(found.numbers)
+    assert len(found.layers) == 3
+    for each in (*found.numbers.values(), *(x for row in found.layers for x in row.values())):
+        assert each.what
+        assert each.evidence in {"bracket", "interval", "range", "proven", "computed"}
+        if each.low is not None and each.high is not None:
+            assert each.low <= each.value * (1 + 1e-12)
+            assert each.value <= each.high * (1 + 1e-12)
+    worst = [row["worst"].value for row in found.layers]
+    assert found.numbers["worst layer"].value == max(worst)
+    assert worst[int(found.numbers["weakest layer"].value)] == max(worst)
+    assert all(row["worst"].high <= row["any input"].value for row in found.layers)
+
+
+def test_the_answer_comes_first_and_a_narrow_terminal_loses_columns(found):
+    shown = repr(found).splitlines()
+    assert shown[1].startswith("Through all of reviews the worst perturbation grows")
+    assert "Rounding all matrices costs, in nats an input: int8" in repr(found)
+
+
+def test_a_card_comes_back_from_its_file_and_others_read_theirs(found, tmp_path):
+    folder = write_card(found, tmp_path / "card")
+    again = read_card(folder)
+    assert again == found
+    assert read_card(folder / "howsmooth.json").to_json() == found.to_json()
+    markdown = (folder / "smoothness.md").read_text(encoding="utf-8")
+    index = yaml.safe_load(markdown.split("---")[1])["model-index"]
+    metrics = index[0]["results"][0]["metrics"]
+    assert {each["name"]: each["value"] for each in metrics}["worst layer"] == found.numbers["worst layer"].value
+    results = yaml.safe_load((folder / ".eval_results" / "howsmooth.yaml").read_text(encoding="utf-8"))
+    assert results[0]["dataset"] == {"id": "howsmooth/small", "task_id": "weakest_layer"}
+    hub = pytest.importorskip("huggingface_hub._eval_results")
+    assert len(hub.parse_eval_result_entries(results)) == len(results)
+
+
+def test_cards_stand_side_by_side_and_other_protocols_are_told(found, tmp_path):
+    first, second = (write_card(found, tmp_path / name) for name in ("a", "b"))
+    both = compare_cards([first, second])
+    assert both.columns == ["number", "reviews", "reviews (2)"]
+    assert both.remarks == ()
+    other = dataclasses.replace(found, protocol=dataclasses.replace(SMALL, name="other"), version="9.9")
+    write_card(other, second)
+    assert [note.split(";")[0] for note in compare_cards([first, second]).remarks] == [
+        "these cards were made with other protocols",
+        "these cards were made with other versions of howsmooth",
+    ]
+
+
+def test_what_a_model_has_no_place_for_is_left_out_with_the_reason(tiny, monkeypatch):
+    monkeypatch.setitem(cards.PROTOCOLS, "small", SMALL)
+    made = card(tiny, protocol="small")
+    assert "certified radius" not in made.numbers
+    assert any(note.startswith("without certificates:") for note in made.notes)
+
+
+def test_bad_cards_and_protocols_are_refused(tmp_path, found):
+    with pytest.raises(AssumptionError, match="no 'protocol-2'; did you mean protocol-1"):
+        card("reviews", protocol="protocol-2")
+    with pytest.raises(FileError, match="holds no card"):
+        read_card(tmp_path)
+    for text in ("{}", "[1]", json.dumps(json.loads(found.to_json()) | {"numbers": {"x": {}}})):
+        with pytest.raises(FileError, match="no card of howsmooth"):
+            Card.from_json(text)
+    with pytest.raises(AssumptionError, match="at least two"):
+        compare_cards([tmp_path])
