@@ -91,3 +91,10 @@ def test_a_study_file_can_ask_for_attacks(howsmooth, folder_model, beginning, tm
     assert {(r.ask.eps, r.ask.method) for r in read_run(tmp_path / "run").records} == {
         (eps, method) for eps in (0.1, 1.0) for method in ("random", "fgsm")
     }
+
+
+def test_on_a_classifier_it_is_told_from_which_radius_on_the_class_changes(howsmooth, blank_page):
+    options = ("--sentence", "a gripping film", "--map", "classes", "--eps", "0.001,3", "--method", "pgd")
+    done = howsmooth("attack", "reviews", *options, "--budget", "12", "--no-bounded", "--out", "run")
+    assert done.code == 0, done.err
+    assert done.out.startswith("Attacks change the predicted class in 1 of 1 windows at ε = 3. ")

@@ -74,3 +74,21 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(howsmooth, arguments, words
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not done.out
+
+
+def test_on_a_classifier_the_class_before_and_after_is_told(howsmooth, tmp_path):
+    (tmp_path / "words.json").write_text('{"gripping": ["dull"]}', encoding="utf-8")
+    options = (
+        "--sentence",
+        "a gripping film",
+        "--map",
+        "classes",
+        "--candidates",
+        "words.json",
+        "--method",
+        "exhaustive",
+    )
+    done = howsmooth("swap", "reviews", *options)
+    assert done.code == 0, done.err
+    assert "The class changes from 'good' to 'bad'; " in done.out
+    assert json.loads(howsmooth("swap", "reviews", *options, "--json").out)["flipped"]

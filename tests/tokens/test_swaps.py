@@ -147,3 +147,29 @@ def test_what_cannot_be_swapped_is_refused():
     padded[1] = 1
     with pytest.raises(AssumptionError, match="padding"):
         hs.swap(tiny("roberta")[0], padded)
+
+
+def test_on_a_classifier_it_is_said_whether_the_class_changes_and_how_many_sequences_change_it():
+    model = hs.load("reviews")
+    words = ["dull", "boring", "mess", "good", "great", "the", "funny"]
+    tokens = torch.tensor([2, *model.tokenizer.encode("a gripping film"), 3])
+    places = (1, 2, 3)
+    found = hs.swap(model, tokens, map="classes", method="exhaustive", candidates=words, seed=0)
+    # every sequence by hand
+    rows = torch.cat([tokens[None].repeat(len(words), 1) for _place in places])
+    for row, (place, word) in zip(rows, ((p, w) for p in places for w in words), strict=True):
+        row[place] = model.tokenizer.encode(word)[0]
+    with torch.no_grad():
+        f, X = model.activations(torch.cat((tokens[None], rows))).at(0, "classes")
+        classes = f(X)[:, 0].argmax(-1)
+    labels = model.ends.class_head.labels
+    place = found.positions[0]
+    tried = classes[1:].view(3, -1)[place - 1]
+    assert found.tried == len(words)
+    assert found.flips == int((tried != classes[0]).sum()) > 0
+    after = tried[words.index(model.tokenizer.pieces([int(found.swapped[place])])[0])]
+    assert found.classes == (labels[int(classes[0])], labels[int(after)])
+    assert found.as_dict()["flipped"] == found.flipped == (after != classes[0])
+    elsewhere = hs.swap(model, tokens, map="attention", candidates=["dull"])
+    assert elsewhere.flips is None
+    assert elsewhere.classes[0] == found.classes[0]

@@ -228,6 +228,33 @@ def test_nodes_of_files_are_refused_by_name(tmp_path, rng, options, said):
         read_onnx(path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "others"), [("Reshape", [3, 5]), ("NoSuchNode", [2]), ("GatherElements", [9]), ("Concat", [1])]
+)
+def test_a_constant_that_cannot_be_computed_is_refused_by_its_node(tmp_path, kind, others):
+    import onnx
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node(kind, ["weights", "others"], ["folded"], name="folding"),
+        helper.make_node("Add", ["x", "folded"], ["y"], name="sum"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [
+            helper.make_tensor("weights", TensorProto.FLOAT, [4], [0.0] * 4),
+            helper.make_tensor("others", TensorProto.INT64, [len(others)], others),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]), tmp_path / "x.onnx")
+    with pytest.raises(hs.errors.UnsupportedModelError, match=rf"^the node folding .*{kind}") as refused:
+        read_onnx(tmp_path / "x.onnx")
+    assert "\n" not in str(refused.value)
+
+
 def test_weights_beside_the_file_are_read(tmp_path, rng):
     import onnx
 

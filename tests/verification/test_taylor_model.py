@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from torch.testing import assert_close
+from verification.fuzz import ROUNDING, attack
 from verification.small_networks import entered, gaussian, network, outputs, smooth_network
 
 import howsmooth as hs
@@ -40,6 +41,13 @@ def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
         margins = _Margins.of(model, rows, torch.zeros(len(rows), dtype=torch.float64))
         found = -(outputs(f, points) @ rows.mT)
         assert (margins.lower <= found.amin(0)).all()
+
+
+@pytest.mark.parametrize("seed", [3, 4, 8, 19])
+def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
+    found = attack(seed, points=40)
+    assert found.worst >= -ROUNDING, found.what
+    assert 0 < found.used <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("eps", [1e-4, 0.02, 0.1, 0.5])

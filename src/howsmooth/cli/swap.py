@@ -154,6 +154,15 @@ def marked(tokenizer: "HubTokenizer", tokens: "Tensor", places: tuple[int, ...])
     return shown.strip()
 
 
+def _flip(found: "Swap") -> str:
+    """Say whether the predicted class changes, and in how many of the sequences that were tried."""
+    if found.classes is None:
+        return ""
+    before, after = found.classes
+    said = f" The class stays {before!r}" if before == after else f" The class changes from {before!r} to {after!r}"
+    return f"{said}." if found.flips is None else f"{said}; {found.flips:,} of those that were run change it."
+
+
 def _print(transformer: "Transformer", found: "Swap", as_json: bool, out: str | None) -> None:
     """Print the words before and after, and what they do; write them as a page, if that was asked for."""
     tokenizer = cast("HubTokenizer", transformer.tokenizer)  # or there would be no text
@@ -162,7 +171,7 @@ def _print(transformer: "Transformer", found: "Swap", as_json: bool, out: str | 
     swaps = [{"position": i, "from": old[i], "to": new[i]} for i in found.positions]
     angle = "" if found.cosine is None else f", cosine {number(found.cosine, 4)}"
     of = f"{'the worst of all' if found.proven else 'the best of'} {count(found.tried, 'sequence')}"
-    answer = f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method})."
+    answer = f"The output moves by {at_least(found.displacement, 4)}{angle}: {of} ({found.method}).{_flip(found)}"
     if as_json:
         said = {"model": transformer.name, "before": before, "after": after, "swaps": swaps}
         print_json(found.as_dict() | said)

@@ -232,7 +232,7 @@ def _attacks(records: Records) -> str:
         if ends == 0:
             predicted = "already at the smallest ε the derivative is off by more than 10 %"
         moved = f"the best perturbations move the output {attained} times as far as the input{random}"
-        said.append(f"{each.name}: {moved}; {predicted}.")
+        said.append(f"{each.class_changes}{each.name}: {moved}; {predicted}.")
     return " ".join(said)
 
 

@@ -19,6 +19,8 @@ from howsmooth.models.transformer import Transformer
 from howsmooth.spectral.solvers import singular_values
 from howsmooth.tokens.replacements import Replacements
 
+# The map whose output is a score for each class.
+CLASSES = "classes"
 # So many tokens go through the model together.
 TOKENS = 2048
 # So many sequences are tried between two looks at the gradient, drawn from so many candidates for each position.
@@ -110,6 +112,8 @@ class Trials:
         (self.at_text,) = outputs(tokens[None])
         # the sequence that moves the output furthest so far, how far, and how far after each batch of trials
         self.best, self.displacement, self.trace = tokens, 0.0, [0.0]
+        # how many sequences change the class that is predicted; none if the output is no score of classes
+        self.flips = 0 if outputs.map == CLASSES else None
 
     @property
     def left(self) -> int:
@@ -126,7 +130,10 @@ class Trials:
         self.tried += len(rows)
         if len(rows) == 0:
             return self.at_text.new_zeros(0)
-        moved = (self.outputs(rows) - self.at_text).flatten(1).norm(dim=1)
+        found = self.outputs(rows)
+        moved = (found - self.at_text).flatten(1).norm(dim=1)
+        if self.flips is not None:
+            self.flips += int((found[:, 0].argmax(-1) != self.at_text[0].argmax()).sum())
         self.passes += len(rows)
         most = int(moved.argmax())
         if float(moved[most]) > self.displacement:

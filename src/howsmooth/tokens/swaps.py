@@ -13,7 +13,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.parts.ends import entrance
 from howsmooth.models.transformer import Transformer
-from howsmooth.tokens.methods import METHODS, Outputs, Trials, swapped
+from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
@@ -42,6 +42,8 @@ class Swap:
         tried: The number of compared sequences.
         passes: Its cost: forward passes of one sequence, and products with its Jacobian.
         trace: The largest displacement after each batch of trials.
+        classes: The predicted class before and after, for a model that is a classifier.
+        flips: How many of the compared sequences change the predicted class, for the map ``classes``.
     """
 
     tokens: Int[Tensor, " n"]
@@ -55,6 +57,13 @@ class Swap:
     tried: int
     passes: int
     trace: tuple[float, ...]
+    classes: tuple[str, str] | None = None
+    flips: int | None = None
+
+    @property
+    def flipped(self) -> bool | None:
+        """Whether the predicted class changes; none for a model that is no classifier."""
+        return None if self.classes is None else self.classes[0] != self.classes[1]
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -71,7 +80,7 @@ class Swap:
         """Return everything as plain values."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lists = {name: plain[name].tolist() for name in ("tokens", "swapped")}
-        return plain | lists | {"positions": list(self.positions), "trace": list(self.trace)}
+        return plain | lists | {"positions": list(self.positions), "trace": list(self.trace), "flipped": self.flipped}
 
 
 @torch.no_grad()
@@ -165,7 +174,22 @@ def _found(trials: Trials, method: str, *, proven: bool) -> Swap:
         tried=trials.tried,
         passes=trials.passes,
         trace=tuple(trials.trace),
+        classes=_classes(trials),
+        flips=trials.flips,
     )
+
+
+def _classes(trials: Trials) -> tuple[str, str] | None:
+    """Return the predicted class before and after the best swap; none for a model that is no classifier."""
+    model, rows = trials.outputs.model, torch.stack((trials.tokens, trials.best))
+    head = model.ends.class_head
+    if isinstance(head, str) or len(head.labels) < 2:
+        return None
+    scores = (
+        trials.outputs if trials.outputs.map == CLASSES else Outputs.of(model, trials.tokens, name=CLASSES, layer=0)
+    )
+    before, after = scores(rows)[:, 0].argmax(-1).tolist()
+    return head.labels[before], head.labels[after]
 
 
 def enumerate_swaps(trials: Trials) -> int:

@@ -113,11 +113,18 @@ class _Reader:
 
     def constant(self, node: Any, inputs: list[Any]) -> Any:
         """Run a node that does not depend on the inputs."""
+        try:
+            if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
+                return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
+            return self._evaluated(node, inputs)
+        except Exception as error:  # numpy and onnx raise whatever they stumble over
+            reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+            raise NotReadError(f"does not depend on the input, and cannot be computed: {reason}") from error
+
+    def _evaluated(self, node: Any, inputs: list[Any]) -> Any:
         from onnx import helper
         from onnx.reference import ReferenceEvaluator
 
-        if node.op_type == "GatherElements":  # onnx's own stumbles over more than 64 elements
-            return np.take_along_axis(inputs[0], inputs[1], node.attribute[0].i if node.attribute else 0)
         given: dict[str, Any] = {name: x for name, x in zip(node.input, inputs, strict=True) if name}
         # a model of one node: by itself a node is taken for one of the newest opset
         kinds = [

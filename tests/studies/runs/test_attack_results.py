@@ -1,6 +1,10 @@
 """Where linearity ends, from records that were never measured."""
 
+import json
+
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from howsmooth.studies.kinds.attack import AttackAnswer, AttackAsk, summarise_attacks
 from howsmooth.studies.records import Record, this_machine
@@ -44,3 +48,30 @@ def test_a_map_that_predicts_nothing_is_summed_up_too():
     (found,) = summarise_attacks(records({0.1: 0.0}, predicted=0.0))
     assert found.lines[0].ratio is None
     assert '"linear_until":0' in found.to_json()
+
+
+def flipping(at):
+    """Return attacks on a classifier; by ascent the class of so many windows changes, at these radii."""
+    for r in records(dict.fromkeys(at, 2.0)):
+        flipped = r.ask.method == "ascent" and r.ask.window.index < at[r.ask.eps]
+        yield replace(r, ask=replace(r.ask, map="classes"), answer=replace(r.answer, flipped=flipped))
+
+
+def test_on_a_classifier_it_is_said_how_many_classes_change_and_from_which_radius_on():
+    (found,) = summarise_attacks(flipping({0.1: 0, 1.0: 1, 10.0: 2}))
+    assert found.flips == ((0.1, 0), (1.0, 1), (10.0, 2))
+    said = "Attacks change the predicted class in 1 of 2 windows at ε = 1, in 2 of 2 windows at ε = 10. "
+    assert found.sentence.startswith(said)
+    assert [line.cells["flips"] for line in found.best] == ["0 of 2", "1 of 2", "2 of 2"]
+    assert json.loads(found.to_json())["flips"] == [[0.1, 0], [1, 1], [10, 2]]
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(found)
+    assert "flips" in shown.get()
+    (none,) = summarise_attacks(flipping({0.1: 0, 10.0: 0}))
+    assert none.sentence.startswith("No attack changes the predicted class up to ε = 10. ")
+    (no_classifier,) = summarise_attacks(records({0.1: 2.0}))
+    with console.capture() as shown:
+        console.print(no_classifier)
+    assert "flips" not in shown.get()
+    assert "class" not in no_classifier.sentence

@@ -133,6 +133,7 @@ class AttackAnswer(Answer, frozen=True, kw_only=True):
     products: int = 0  # how many forward passes and products were spent
     mean_radius: float = 0.0  # the root mean square norm of the tokens that enter
     reach: float = 0.0  # the largest norm of a token
+    flipped: bool | None = None  # whether the predicted class changes; none for maps that are no scores of classes
 
 
 AttackRecord = Record[AttackAsk, AttackAnswer]
@@ -157,11 +158,17 @@ def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resou
 
 
 def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tensor | None") -> list[AttackAnswer]:
+    import torch
+
     from howsmooth.studies.resources import seeded
 
     first = here[0]
     attack = scene.attack(eps=first.eps, method=first.method, budget=first.budget, generator=seeded(here))
-    norms = scene.X.double().norm(dim=-1)
+    norms, flipped = scene.X.double().norm(dim=-1), None
+    if first.map == "classes":
+        with torch.no_grad():
+            moved = scene.f(scene.X + attack.perturbation)
+        flipped = (moved.argmax(-1) != scene.there.argmax(-1)).flatten(1).any(1)
     return [
         AttackAnswer(
             attained=float(attack.gain[row]),
@@ -170,6 +177,7 @@ def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tens
             products=attack.products,
             mean_radius=float(norms[row].square().mean().sqrt()),
             reach=float(norms[row].max()),
+            flipped=None if flipped is None else bool(flipped[row]),
         )
         for row in range(len(here))
     ]
@@ -203,6 +211,7 @@ class AttackRow:
     ceiling: float | None  # what the theory allows; none if it says nothing
     products: int  # the most passes that were spent
     windows: int
+    flips: int | None = None  # in how many windows the predicted class changed; none for maps that are no classifier
 
     @property
     def ratio(self) -> float | None:
@@ -219,6 +228,7 @@ class AttackRow:
             "predicted": number(self.predicted, 4),
             "attained / predicted": "—" if self.ratio is None else number(self.ratio, 3),
             "ceiling": "—" if self.ceiling is None else at_most(self.ceiling, 3),
+            "flips": "—" if self.flips is None else f"{self.flips} of {self.windows}",
             "passes": number(self.products),
             "windows": number(self.windows),
         }
@@ -234,6 +244,8 @@ class AttackSummary:
     length: int  # how many tokens a window has
     metric: str  # the metric of perturbations and displacements
     lines: tuple[AttackRow, ...]  # what was attained, by radius and method
+    # in how many windows some method changed the predicted class, by radius; none for maps that are no classifier
+    flips: tuple[tuple[float, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -263,7 +275,23 @@ class AttackSummary:
 
     @property
     def sentence(self) -> str:
-        """Where linearity ends, in words."""
+        """From which radius on the predicted class changes, and where linearity ends, in words."""
+        return f"{self.class_changes}{self._linearity}"
+
+    @property
+    def class_changes(self) -> str:
+        """From which radius on the predicted class changes, in words; nothing for maps that are no classifier."""
+        if not self.flips:
+            return ""
+        windows = max(line.windows for line in self.lines)
+        found = [f"in {many} of {windows} windows at ε = {number(eps)}" for eps, many in self.flips if many]
+        if not found:
+            return f"No attack changes the predicted class up to ε = {number(self.flips[-1][0])}. "
+        said = found[0] if len(found) == 1 else f"{found[0]}, {found[-1]}"
+        return f"Attacks change the predicted class {said}. "
+
+    @property
+    def _linearity(self) -> str:
         ends, radii = self.linear_until, [line.eps for line in self.best]
         if ends is None:
             return (
@@ -277,7 +305,8 @@ class AttackSummary:
         """Render one line for each radius and method, and where linearity ends."""
         rows = [line.cells for line in self.lines]
         yield self.sentence
-        yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
+        names = [name for name in rows[0] if name != "flips" or self.flips]
+        yield fitted(rows, names, list(EXPENDABLE), console, options)
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -288,9 +317,20 @@ def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
     """Sum up records, one result for each map, length and metric."""
     groups = grouped(records, lambda r: (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric))
     return [
-        AttackSummary(model=model, map=part, layer=layer, length=length, metric=metric, lines=_lines(found))
+        AttackSummary(
+            model=model, map=part, layer=layer, length=length, metric=metric, lines=_lines(found), flips=_flips(found)
+        )
         for (model, part, layer, length, metric), found in sorted(groups.items())
     ]
+
+
+def _flips(records: Sequence[AttackRecord]) -> tuple[tuple[float, int], ...]:
+    """Count the windows in which some method changed the predicted class, for every radius."""
+    known = [r for r in records if r.answer.flipped is not None]
+    return tuple(
+        (eps, len({r.ask.window for r in found if r.answer.flipped}))
+        for eps, found in sorted(grouped(known, lambda r: r.ask.eps).items())
+    )
 
 
 def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:
@@ -305,6 +345,7 @@ def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:
             ceiling=None if None in ceilings else fmean(x for x in ceilings if x is not None),
             products=max(r.answer.products for r in found),
             windows=len(found),
+            flips=None if found[0].answer.flipped is None else sum(bool(r.answer.flipped) for r in found),
         )
         lines.append(line)
     return tuple(sorted(lines, key=lambda line: (line.eps, line.attained)))
