@@ -53,7 +53,9 @@ def other_scores(model: hs.Transformer, tokens: torch.Tensor, label: str) -> dic
     return scores
 
 
-def ranked(model: hs.Transformer, tokens: torch.Tensor, many: int, *, rules: bool = True) -> dict[str, bool]:
+def ranked(
+    called: str, model: hs.Transformer, tokens: torch.Tensor, many: int, *, rules: bool = True
+) -> dict[str, bool]:
     """Print how estimates rank matrices, and return what is claimed of it."""
     claims = {}
     start = time.process_time()
@@ -84,9 +86,9 @@ def ranked(model: hs.Transformer, tokens: torch.Tensor, many: int, *, rules: boo
             scores = other_scores(model, tokens, label)
             ranks = {rule: spearmanr([of[name] for name in names], truth).statistic for rule, of in scores.items()}
             print("  " + ", ".join(f"{rule}: {rank:.2f}" for rule, rank in ranks.items()), flush=True)
-            claims[f"{model.name} {label}: ahead of every other rule"] = rank_many > max(ranks.values())
-        claims[f"{model.name} {label}: {FEW} passes rank like the truth, at least 0.85"] = rank_few >= 0.85
-        claims[f"{model.name} {label}: {many} passes at least 0.97"] = rank_many >= 0.97
+            claims[f"{called} {label}: ahead of every other rule"] = rank_many > max(ranks.values())
+        claims[f"{called} {label}: {FEW} passes rank like the truth, at least 0.85"] = rank_few >= 0.85
+        claims[f"{called} {label}: {many} passes at least 0.97"] = rank_many >= 0.97
     return claims
 
 
@@ -102,7 +104,7 @@ def main() -> None:
         tokens = (
             held_out(2 * WINDOWS, 2 * LENGTH) if name == "llama" else model.windows(read_text(), length=short, count=2)
         )
-        claims |= ranked(model, tokens, 16 if given.quick else MANY, rules=not given.quick)
+        claims |= ranked(name, model, tokens, 16 if given.quick else MANY, rules=not given.quick)
     verdict(claims, quick=given.quick)
 
 
